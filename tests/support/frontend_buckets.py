@@ -47,8 +47,17 @@ class ModelBucket:
 
     def contents(self) -> dict[str, str]:
         """What the bucket holds, as key to content."""
+        return {key: top.content for key, top in self.listing().items()}
+
+    def listing(self) -> dict[str, Operation]:
+        """The newest version of each object, as the operation that made it."""
         tops = {key: stack[-1] for key, stack in self._stacks.items() if stack}
-        return {key: top.content for key, top in tops.items() if top.kind != "marker"}
+        return {key: top for key, top in tops.items() if top.kind != "marker"}
+
+    def wait(self, seconds: int) -> int:
+        """Nothing happens for a while; return the time in milliseconds since 1970."""
+        self._now += seconds * 10**9
+        return self._now // 10**6
 
     def next(self) -> Operation:
         """Something happens to some key."""
