@@ -80,7 +80,7 @@ def journal(recorded: DataFrame) -> DataFrame:
 
 
 def comparable(sequencer: Column) -> Column:
-    """Return the sequencer as `app.events.sequencer.comparable` does; null where that has none."""
+    """Return the sequencer as `app.events.order.comparable` does; null where that has none."""
     upper = F.upper(sequencer)
     return _text(F.when(upper.rlike(r"\A[0-9A-F]+\z"), F.regexp_replace(upper, "0+$", "")))
 
