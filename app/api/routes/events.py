@@ -107,13 +107,14 @@ def root() -> Response:
 def _parsed() -> Parsed:
     made = services()
     partial = parsed_flag("partial", request.args.get("partial")) if request.query_string else False
-    sender = _sender(request.args.get("frontend", "")) if request.query_string else None
+    name = request.args.get("frontend", "") if request.query_string else ""
+    sender = _sender(name or (g.token.frontend if g.token else ""))
     body = read_body(request, made.settings.body_limit)
     return parse(body, event_headers(request), now_ms=now_ms(), limits=made.limits, partial=partial, sender=sender)
 
 
 def _sender(name: str) -> Frontend | None:
-    """Return the frontend that the request names; None if each record says itself who sent it."""
+    """Return the frontend that the request or its token names; None if each record shows who sent it."""
     if name and name not in S3_FRONTENDS:
         raise bad_value("frontend", "is not the name of a frontend", did_you_mean(name[:64], sorted(S3_FRONTENDS)))
     return S3_FRONTENDS[name] if name else None

@@ -20,10 +20,8 @@ _MILLISECONDS = re.compile("[0-9a-f]{11}")  # from 2004 to 2527
 
 def matches(record: Mapping[str, Any]) -> bool:
     """Return whether a record comes from NooBaa, if its source is that of no other sender."""
-    source, name = record.get("eventSource"), record.get("eventName")
-    is_other_source = isinstance(source, str) and source.endswith(":s3")
-    has_its_name = isinstance(name, str) and not name.startswith("s3:")
-    return is_other_source and has_its_name and record.get("eventVersion") == _VERSION
+    source = record.get("eventSource")
+    return isinstance(source, str) and source.endswith(":s3") and record.get("eventVersion") == _VERSION
 
 
 def normalize(record: Record) -> Record:

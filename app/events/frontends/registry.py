@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import orjson
+
+from app.events.errors import BadRecord
 from app.events.frontends import aws, ceph, eventbridge, minio, noobaa, rustfs, seaweedfs, storagegrid, versity
 from app.events.frontends.frontend import Frontend, as_sent
+from app.events.order import comparable
 
 FRONTENDS: Mapping[str, Frontend] = {
     frontend.name: frontend
@@ -50,6 +54,15 @@ def recognize(record: Mapping[str, Any]) -> Frontend:
         return noobaa.NOOBAA
     name = record.get("eventName")
     return minio.MINIO if isinstance(name, str) and name.startswith("s3:") else aws.AWS
+
+
+def order_of(record: str) -> str:
+    """Return the comparable value that orders a recorded event, from its record's JSON; "" for none."""
+    members = orjson.loads(record)
+    try:
+        return comparable(recognize(members).order(members))
+    except BadRecord:
+        return ""
 
 
 def is_own(record: Mapping[str, Any]) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from app.events.effects import ContentChange, content_change
-from app.events.frontends.registry import FRONTENDS, recognize
+from app.events.frontends.registry import FRONTENDS, order_of, recognize
+from app.events.order import comparable
 from app.events.parsing import BadEvents, Parsed, parse
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "frontends"
@@ -308,3 +309,10 @@ def test_a_record_that_a_bucketwire_has_passed_on_keeps_its_key_and_order(file: 
 def test_a_repair_has_minios_form_whoever_sends() -> None:
     record = STORAGEGRID | {"eventSource": "bucketwire:reconcile", "eventName": "s3:ObjectCreated:Put"}
     assert taken({"Records": [record]}, "ceph").events[0].key == "a b+c/d.jpg"
+
+
+@pytest.mark.parametrize(("file", "one"), captured("ceph", "versity", "noobaa", "silo", "rustfs", "seaweedfs"))
+def test_the_order_of_a_recorded_event_can_be_read_from_its_record(file: str, one: dict[str, Any]) -> None:
+    if one["kind"] != KEYLESS:
+        for event in parse(one["body"].encode(), one["headers"], now_ms=NOW).events:
+            assert order_of(event.record) == comparable(event.sequencer)
