@@ -42,6 +42,7 @@ class ApiToken(NamedTuple):
 
     With `buckets` or `targets` (as type:name) it is limited to events of these buckets, and to these targets. `kind` is
     `openid` for a person who has signed in with OpenID Connect: such a session stands for a token that nobody has.
+    `frontend` is the sender of what is posted with it; "" where each record shows its sender.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ApiToken(NamedTuple):
     buckets: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     kind: str = "token"
+    frontend: str = ""
 
     @property
     def is_limited(self) -> bool:
