@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from app.outbox import audit, series
 from app.outbox.delivery import attempts, rate_limits
+from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.parked import HeadRepair
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.log.retention import PurgeProgress, purge
@@ -37,7 +38,7 @@ class Upkeep:
         self._notice_recorder: NoticeRecorder | None = None
 
     def continue_work(self) -> None:
-        """Go on with a purge that was interrupted, and repair parked objects, each when it is due.
+        """Go on with a purge that was interrupted, and repair parked objects and times, each when it is due.
 
         Raises `DatabaseUnavailable`.
         """
@@ -48,6 +49,7 @@ class Upkeep:
         if time.monotonic() - self._repaired > _REPAIR_INTERVAL:
             self._repaired = time.monotonic()
             self._repair_heads()
+            self._bring_back_future_times()
 
     def purge(self) -> int:
         """Remove settled events older than the retention; return how many, 0 while the database is unavailable.
@@ -134,4 +136,14 @@ class Upkeep:
                 arn,
                 objects,
                 extra={"target": arn, "objects": objects},
+            )
+
+    def _bring_back_future_times(self) -> None:
+        lease_ms = int(self._held.settings.lease_ttl * 1000)
+        if rows := bring_back_future_times(self._held.database, lease_ms, self._held.clock()):
+            log.warning(
+                "%d leases, retries and other times were too far in the future and were brought back: the database's "
+                "clock, or with SQLite this host's, was ahead",
+                rows,
+                extra={"rows": rows},
             )
