@@ -133,8 +133,8 @@ class DeadLetters:
     def replay(self, which: Filter) -> int:
         """Park dead letters again, due at once and in order per object; return their number.
 
-        They keep their ids and history, and their attempts are counted from 0 again. They do not count against the
-        target's `queue_limit`, so that no live event is discarded because of them.
+        They keep their ids and history, but their attempts and their time (`max_age`) are counted from 0 again. They
+        do not count against the target's `queue_limit`, so that no live event is discarded because of them.
         """
         d = tables.dead_letters.c
         progress = _operation("replay", "replayed", which)
@@ -255,7 +255,7 @@ def _parked(row: Any) -> dict[str, Any]:
         "key_hash": row.key_hash,
         "not_before": 0,
         "attempts": 0,
-        "first_tried": row.first_tried,
+        "first_tried": 0,
         "last_tried": row.last_tried,
         "history": row.history,
         "replayed": True,
