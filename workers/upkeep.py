@@ -32,6 +32,7 @@ class Upkeep:
         self._tables_tidied = -_TIDY_INTERVAL
         self._unused_progress = UnusedProgress()
         self._purge_progress = PurgeProgress()
+        self._audit_is_behind = False  # whether there are more old entries than a purge has removed
         self._next_purge = math.inf  # when a purge that was interrupted goes on, by time.monotonic()
         self._head_repair = HeadRepair(held.database)
         self._repaired = 0.0
@@ -67,7 +68,7 @@ class Upkeep:
         else:
             is_behind = self._purge_progress.is_behind
         self._tidy_tables()
-        if is_behind or not self._unused_progress.ended:
+        if is_behind or self._audit_is_behind or not self._unused_progress.ended:
             self._next_purge = time.monotonic() + _PURGE_PAUSE
             self._held.wakeups.request(_PURGE_PAUSE)
         return removed
@@ -99,6 +100,8 @@ class Upkeep:
             self._unused_progress = UnusedProgress(ended=False)
             for job in (self._purge_audit, self._forget_attempts, self._forget_rates):
                 self._run_alone(job)
+        elif self._audit_is_behind:
+            self._run_alone(self._purge_audit)
         if not self._unused_progress.ended and not self._run_alone(self._drop_unused):
             self._unused_progress = UnusedProgress()
 
@@ -115,7 +118,13 @@ class Upkeep:
         return True
 
     def _purge_audit(self) -> None:
-        audit.purge(self._held.database, self._held.clock() - int(self._held.settings.audit_retention * 1000))
+        self._audit_is_behind = False  # also if it fails, so that it is tried at the next interval
+        ends = time.monotonic() + _LONGEST_PURGE
+        older_than = self._held.clock() - int(self._held.settings.audit_retention * 1000)
+        while audit.purge(self._held.database, older_than):
+            if time.monotonic() > ends:
+                self._audit_is_behind = True
+                return
 
     def _forget_attempts(self) -> None:
         with self._held.database.writing() as connection:
