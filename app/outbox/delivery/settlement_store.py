@@ -1,8 +1,9 @@
 """Settle the batches of a lease's holder: the only code that writes delivery state.
 
 A settlement is one transaction, guarded by the lease's fencing token: a worker that has lost its lease writes nothing.
-So does one whose cursors do not stand where it has left them: the outbox is an older state of itself, after a failover
-to a lagging replica or a restore, which may have the token, but other events at the same positions.
+So does one whose cursors do not stand where it has left them, or whose log has another epoch by now: the outbox is an
+older state of itself, after a failover to a lagging replica or a restore, which may have the token, but other events at
+the same positions.
 """
 
 import logging
@@ -15,7 +16,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
 from app.outbox.delivery.log_ahead import chunked
 from app.outbox.delivery.logged_events import LogPosition
@@ -170,7 +171,8 @@ def _advance(
 ) -> None:
     """Advance the log's own cursors of some partitions.
 
-    Raises `LeaseLost` if one of them has another token or stands elsewhere than the lease.
+    Raises `LeaseLost` if one of them has another token or stands elsewhere than the lease, or if the log's epoch is not
+    that of the lease.
 
     One statement for many of them: where events come in all the time, a batch has a few of each partition. Its numbers
     are literals, because SQLAlchemy takes longer to bind so many than the database to run it.
@@ -205,8 +207,10 @@ def _advance(
     updated = connection.exec_driver_sql(
         f"UPDATE cursors SET {', '.join(f'{column} = {value}' for column, value in changes.items())}"  # noqa: S608 - numbers
         f" WHERE target_id = {lease.target_id:d} AND replay_id = {WHOLE_LOG:d} AND lease_token = {mark}"
-        f" AND {place} IN ({', '.join(map(str, progress))}) AND position = {known}",
-        (lease.token,),
+        f" AND {place} IN ({', '.join(map(str, progress))}) AND position = {known}"
+        f" AND EXISTS (SELECT 1 FROM log_head WHERE epoch = {mark} AND last_seq >= {max(moved.values(), default=0):d}"
+        f" AND {log_head.is_current(connection.dialect.name)})",
+        (lease.token, lease.epoch),
     )
     if updated.rowcount != len(progress):
         raise LeaseLost(f"partitions {', '.join(map(str, progress))} of target {lease.target_id}")
