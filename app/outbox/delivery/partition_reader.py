@@ -242,14 +242,17 @@ class PartitionReader:
         return has_work(self._connection, self._lease.target_id, self._lease.positions)
 
     def due_objects(self, now: int, limit: int) -> list[ObjectHash]:
-        """Return up to `limit` objects whose first parked event is due at `now` (ms), the longest due first."""
+        """Return up to `limit` objects whose first parked event is due at `now` (ms), the longest due first.
+
+        Those that are due since the same time come in the order of the index, which needs no sorting.
+        """
         p = tables.parked.c
         due: list[sa.Row[tuple[int, int, int]]] = []
         for partition, first in self._parked_partitions().items():
             if first <= now:
                 query = sa.select(p.partition, p.key_hash, p.not_before)
                 query = query.where(p.target_id == self._lease.target_id, p.partition == partition, p.not_before <= now)
-                due += self._connection.execute(query.order_by(p.not_before, p.seq).limit(limit))
+                due += self._connection.execute(query.order_by(p.not_before).limit(limit))
         due.sort(key=lambda row: row.not_before)
         objects = list(dict.fromkeys((row.partition, row.key_hash) for row in due[:limit]))
         heads = self._heads(objects)

@@ -237,6 +237,29 @@ def test_a_turn_does_not_grow_with_the_parked_objects_that_are_not_due(database:
     assert_counters_balance(database)
 
 
+def test_a_turn_does_not_grow_with_the_parked_objects_that_are_due(database: Database) -> None:
+    """Replayed dead letters are all due at once: they are not sorted before each batch."""
+    target, costs = add_target(database), []
+    row_id = _row_id(database, target)
+    for count in (_FEW, _MANY):
+        rows = [
+            {
+                "target_id": row_id, "partition": seq % PARTITIONS, "seq": seq, "key_hash": seq, "not_before": 0,
+                "attempts": 0,
+            }
+            for seq in _log_events(database, target, count)
+        ]  # fmt: skip
+        with database.writing() as connection:
+            connection.execute(tables.parked.insert(), rows)
+            if database.dialect == "postgresql":
+                connection.exec_driver_sql("ANALYZE parked")
+        lease = Lease(row_id, "", dict.fromkeys(range(PARTITIONS), 0))
+        with query_cost(database) as cost, database.reading() as connection:
+            assert len(PartitionReader(connection, lease).due_objects(now_ms(), 20)) == 20
+        costs.append(cost.rows)
+    assert costs[1] <= 2 * costs[0]
+
+
 def test_a_retry_does_not_grow_with_the_events_behind_it(database: Database) -> None:
     target, costs = add_target(database), []
     row_id = _row_id(database, target)
