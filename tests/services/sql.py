@@ -24,13 +24,15 @@ class Postgres(Server):
     """PostgreSQL with one superuser, by password over TCP with or without TLS.
 
     The role `client` is let in by the session's client certificate alone. A SIGKILL loses nothing that was committed;
-    only `durable` also waits for the disk, which is what a benchmark has to measure.
+    only `durable` also waits for the disk, which is what a benchmark has to measure. With `primary` it is a standby of
+    that running server, until it is promoted.
     """
 
     name: ClassVar[str] = "postgres"
     newest: ClassVar[Path | None] = provision.NEWEST
     stop_signal: ClassVar[signal.Signals] = signal.SIGINT
     durable: bool = False
+    primary: Postgres | None = None
 
     def prepare(self) -> None:
         root = self.tree or Path("/")
@@ -44,6 +46,11 @@ class Postgres(Server):
         if user:
             for path in (self.folder, *self.folder.iterdir()):
                 shutil.chown(path, user, user)
+        if self.primary is not None:
+            options = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync", f"--pgdata={self.folder}/data"]
+            dsn = self.primary.dsn().partition(" dbname")[0]
+            self.set_up([self.binaries / "pg_basebackup", f"--dbname={dsn}", *options])
+            return
         login = [f"--username={USER}", f"--pwfile={self.folder}/password", "--auth=scram-sha-256"]
         options = [f"--pgdata={self.folder}/data", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
         self.set_up([self.binaries / "initdb", *login, *options])
@@ -101,6 +108,12 @@ class Postgres(Server):
         with self.connection() as connection, connection.cursor() as cursor:
             cursor.execute(f'CREATE DATABASE "{name}"{locale}')
         return self.url(name)
+
+    def promote(self) -> None:
+        """Make a standby a primary; returns when it accepts writes."""
+        with self.connection() as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT pg_promote(true, 60)")
+            assert cursor.fetchone() == (True,)
 
     def drop_database(self, name: str) -> None:
         """Drop a database, ending its connections."""
