@@ -69,6 +69,18 @@ class Deliverer:
         except UnknownTarget:
             return "the target was removed"
         self._held.redeliveries.record()  # before a process that may have written too late claims anything else
+        with processes.serving(stored.row_id) as may_serve:
+            if not may_serve:
+                self._held.leases.postpone(stored.row_id, partitions, self._held.clock())
+                return "postponed: the last free process is kept for other targets"
+            try:
+                return self._serve(stored, partitions)
+            finally:
+                if processes.has_postponed():
+                    self._end_pause(stored.row_id)
+
+    def _serve(self, stored: StoredTarget, partitions: Sequence[int]) -> str:
+        target = stored.target
         claimed, now = elapsed(), self._held.clock.measure()
         running = stored.state == "running"
         # While the others are idle and the target is quick, one worker that waits for its next events costs least.
@@ -100,6 +112,12 @@ class Deliverer:
                 self._held.opener.answered(stored)
         return str(summary)
 
+    def _end_pause(self, row_id: int) -> None:
+        """Have the drain offer at once what the pool's other processes postponed in favour of other targets."""
+        with contextlib.suppress(*DatabaseUnavailable):  # the pause ends by itself
+            self._held.leases.end_pause(row_id, self._held.clock())
+            self._held.wakeups.request()
+
     def _wake_drain(self, lease: Lease) -> None:
         """Have the drain run if there is work that it did not see while the lease was held."""
         with contextlib.suppress(*DatabaseUnavailable):  # beat's next drain finds it
@@ -111,7 +129,7 @@ class Deliverer:
         work = self._held.pool.work(stored)
         partitions = PartitionWorker(self._store, work, lease, self._held.clock, guard, self._held.attempts)
         wait = EventWait(
-            lambda: processes.any_idle() and not lease.probing,
+            lambda: processes.any_idle() and not lease.probing and not processes.has_postponed(),
             lambda: self._is_unchanged(stored, work),
         )
         try:

@@ -1,11 +1,21 @@
-"""Know whether a worker's pool has an idle process, so that a busy one may wait: for more events, or for a server."""
+"""Know what the processes of a worker's pool do, so that a busy one may wait, and one target cannot hold them all."""
 
+import fcntl
 import mmap
+import os
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _MOST = 1023  # processes; those beyond are not counted
-_TURN = struct.Struct("d")  # after the states: until when a process that would be the last idle one opens no target
+# After the states: until when a process that would be the last idle one opens no target; the two targets that had work
+# last, each with the time, the later first; which target each process serves, and whether a wake-up was postponed.
+_TURN, _LAST, _SERVED = struct.Struct("d"), struct.Struct("qdqd"), struct.Struct("q?")
+_LAST_AT = _MOST + 1 + _TURN.size
+_SERVED_AT = _LAST_AT + _LAST.size
+_NOBODY = 0  # instead of a target's row id
+_LATELY = 30.0  # seconds for which a process is kept for other targets, after one of them had work
 # Seconds until a turn that its process did not end, because it died, is over; the factor by which openings pause for
 # deliveries after a turn, so that a pool without idle processes opens targets in a quarter of its time; and the longest
 # such pause.
@@ -22,14 +32,17 @@ class ProcessStates:
     def __init__(self) -> None:
         self._states: mmap.mmap | None = None
         self._own: int | None = None  # the index of this process
+        self._lock = -1  # a file whose lock the kernel releases if its process dies
 
     def share(self) -> None:
         """Allocate the memory; call this before the pool forks its processes."""
-        self._states = mmap.mmap(-1, _MOST + 1 + _TURN.size)
+        self._states = mmap.mmap(-1, _SERVED_AT + _MOST * _SERVED.size)
+        self._lock = os.memfd_create("bucketwire-processes")
 
     def begin(self, index: int) -> None:
         """Count this process as idle, under its index in the pool."""
         self._own = index
+        self._set_served(_NOBODY)
         self.set_busy(busy=False)
 
     def set_busy(self, *, busy: bool) -> None:
@@ -70,9 +83,72 @@ class ProcessStates:
             pause = min(_LONGEST_PAUSE, _SHARE * seconds)
             _TURN.pack_into(self._states, _MOST + 1, time.monotonic() + pause)
 
+    @contextmanager
+    def serving(self, target_id: int) -> Iterator[bool]:
+        """Yield whether this process may serve a target (by row id) now; it counts as serving it until the block ends.
+
+        It may not if it is the last one that serves no target, another one serves this target, and another target had
+        work lately: a target that takes long for each request would hold all processes of the pool.
+        """
+        may = self._serve(target_id)
+        try:
+            yield may
+        finally:
+            if may:
+                self._set_served(_NOBODY)
+
+    def has_postponed(self) -> bool:
+        """Return whether another process may not serve the target of this one, since this one has begun with it."""
+        if self._states is None or self._own is None or self._own >= _MOST:
+            return False
+        postponed: bool = _SERVED.unpack_from(self._states, _place(self._own))[1]
+        return postponed
+
+    def _serve(self, target_id: int) -> bool:
+        if self._states is None or self._own is None or self._own >= _MOST:
+            return True
+        fcntl.lockf(self._lock, fcntl.LOCK_EX)  # several get the wake-ups of one drain at the same time
+        try:
+            others_had_work = self._note_work(self._states, target_id)
+            served = self._served_by_others(self._states)
+            if others_had_work and _NOBODY not in served.values() and target_id in served.values():
+                for index, other_id in served.items():
+                    if other_id == target_id:
+                        _SERVED.pack_into(self._states, _place(index), target_id, True)
+                return False
+            self._set_served(target_id)
+        finally:
+            fcntl.lockf(self._lock, fcntl.LOCK_UN)
+        return True
+
+    def _note_work(self, states: mmap.mmap, target_id: int) -> bool:
+        """Note that a target has work; return whether another one had some lately."""
+        now = time.monotonic()
+        latest, at, other, other_at = _LAST.unpack_from(states, _LAST_AT)
+        if latest != target_id:
+            other, other_at = latest, at
+        _LAST.pack_into(states, _LAST_AT, target_id, now, other, other_at)
+        return bool(other != _NOBODY and now - other_at < _LATELY)
+
+    def _served_by_others(self, states: mmap.mmap) -> dict[int, int]:
+        """Return the target that each other process serves, by the process's index."""
+        return {
+            index: _SERVED.unpack_from(states, _place(index))[0]
+            for index, state in enumerate(states[:_MOST])
+            if state != _ABSENT[0] and index != self._own
+        }
+
+    def _set_served(self, target_id: int) -> None:
+        if self._states is not None and self._own is not None and self._own < _MOST:
+            _SERVED.pack_into(self._states, _place(self._own), target_id, False)
+
     def _set(self, state: bytes) -> None:
         if self._states is not None and self._own is not None and self._own < _MOST:
             self._states[self._own : self._own + 1] = state
+
+
+def _place(index: int) -> int:
+    return _SERVED_AT + index * _SERVED.size
 
 
 processes = ProcessStates()  # of the pool that this process belongs to

@@ -58,9 +58,13 @@ class TargetOpener:
         newest = (stored.revision, stored.opening_due_at) == (opening.revision, opening.next_at)
         if not newest or stored.opening == OPENED or stored.state not in _OPENABLE:
             return "nothing to open"
-        if not processes.take_turn():
-            postpone_opening(self._database, stored.row_id, opening, self._clock())
-            return "postponed: no process is free"
+        with processes.serving(stored.row_id) as may_serve:
+            if not may_serve or not processes.take_turn():
+                postpone_opening(self._database, stored.row_id, opening, self._clock())
+                return "postponed: no process is free"
+            return self._open(stored)
+
+    def _open(self, stored: StoredTarget) -> str:
         began = time.monotonic()
         try:
             settings = as_served(self._registry.settings(stored), self._settings)

@@ -37,6 +37,7 @@ log = logging.getLogger("bucketwire.outbox")
 
 _MOST_FREE = 64  # partitions that a claim may take beyond those of its wake-up; more cost more to search than they save
 _LIMITED_APART = 100  # ms between two wake-ups for a target whose rate limit is in use
+_POSTPONED = 1_000  # ms until partitions are offered again whose wake-up was postponed
 _LONGEST_HOST = 39  # characters; with the longest process id and the random part, the column has 64
 REVOKED = "revoked"  # instead of a token: no worker may claim or settle until the lease has expired
 
@@ -302,6 +303,28 @@ class Leases:
                 tables.cursors.update()
                 .where(_log_cursors(target_id), tables.cursors.c.lease_token == token)
                 .values(lease_token="", leased_until=0)
+            )
+
+    def postpone(self, row_id: int, partitions: Sequence[int], now: int) -> None:
+        """Have those of `partitions` that no worker has offered again after a pause: their wake-up is used up."""
+        c = tables.cursors.c
+        free = sa.or_(c.lease_token.in_(["", OFFERED]), c.leased_until < now)
+        with self._database.committing() as connection:
+            connection.execute(
+                tables.cursors.update()
+                .where(_log_cursors(row_id), c.partition.in_(partitions), free)
+                .values(lease_token=OFFERED, leased_until=now + _POSTPONED)
+            )
+
+    def end_pause(self, row_id: int, now: int) -> None:
+        """Have the target's partitions that were postponed offered by the next drain, in the same order."""
+        c = tables.cursors.c
+        paused = sa.and_(c.lease_token == OFFERED, c.leased_until >= now, c.leased_until <= now + _POSTPONED)
+        with self._database.committing() as connection:
+            connection.execute(
+                tables.cursors.update()
+                .where(_log_cursors(row_id), paused)
+                .values(leased_until=c.leased_until - _POSTPONED - 1)
             )
 
     def left(self, lease: Lease) -> bool:

@@ -111,6 +111,24 @@ def test_a_lost_wakeup_is_made_up_for_also_while_others_wait(database: Database,
     pytest.fail("the partition that lost its wake-up never got another")
 
 
+def test_a_postponed_wakeup_is_made_again_after_a_pause_or_at_its_end(database: Database, leases: Leases) -> None:
+    row_id, now = _row_id(database, add_target(database)), now_ms()
+    _record(database, 400)
+    offers = {offer.partitions for offer in leases.offer(now)}
+    assert offers == {(0,), (1,), (2,), (3,)}
+    assert leases.claim(row_id, [0], "first", now) is not None
+    leases.postpone(row_id, [1], now + 1)
+    leases.postpone(row_id, [2], now + 2)
+    leases.postpone(row_id, [0], now + 2)  # it has a worker
+    assert leases.offer(now + 900, lambda _: 1) == []
+    assert [offer.partitions for offer in leases.offer(now + 1_500, lambda _: 1)] == [(1,), (2,)]
+    leases.postpone(row_id, [2], now + 1_501)
+    leases.postpone(row_id, [1], now + 1_502)
+    leases.end_pause(row_id, now + 1_600)
+    assert [offer.partitions for offer in leases.offer(now + 1_600, lambda _: 1)] == [(2,), (1,)]
+    assert leases.claim(row_id, [0], "second", now + 1_600) is None, "its worker has it still"
+
+
 def test_two_drains_at_once_offer_each_partition_to_one_wakeup_only(database: Database) -> None:
     for name in ("a", "b", "c"):
         add_target(database, name)

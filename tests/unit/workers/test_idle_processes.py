@@ -1,7 +1,12 @@
 """What the processes of a pool know of each other."""
 
+import copy
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from tests.support.forking import in_a_child
 from workers.idle_processes import ProcessStates
@@ -63,3 +68,86 @@ def test_while_the_worker_shuts_down_nobody_waits(tmp_path: Path) -> None:
     states.stop()
     states.set_busy(busy=False)
     assert not states.any_idle()
+
+
+A, B, C = 1, 2, 3  # targets
+Pool = Callable[[int], ProcessStates]
+
+
+@pytest.fixture
+def pool() -> Pool:
+    """A pool of three processes, each by its index: what the process of that index sees."""
+    states = ProcessStates()
+    states.share()
+
+    def process(index: int) -> ProcessStates:
+        seen = copy.copy(states)
+        seen._own = index
+        return seen
+
+    for index in range(3):
+        copy.copy(states).begin(index)
+    return process
+
+
+def test_one_target_is_served_by_all_processes_while_no_other_has_work(pool: Pool) -> None:
+    with pool(0).serving(A) as first, pool(1).serving(A) as second, pool(2).serving(A) as third:
+        assert (first, second, third) == (True, True, True)
+
+
+def test_a_target_does_not_get_the_last_process_while_another_has_work(pool: Pool) -> None:
+    with pool(0).serving(B):
+        pass
+    with pool(0).serving(A) as first, pool(1).serving(A) as second:
+        with pool(2).serving(A) as third:
+            assert (first, second, third) == (True, True, False)
+        with pool(2).serving(B) as other:
+            assert other, "it was kept for this"
+        with pool(2).serving(C) as new:
+            assert new
+    with pool(2).serving(A) as later:
+        assert later
+
+
+def test_a_target_that_no_process_serves_gets_the_last_one(pool: Pool) -> None:
+    with pool(0).serving(A), pool(1).serving(A), pool(2).serving(B) as may_serve:
+        assert may_serve
+
+
+def test_a_process_that_has_ended_is_neither_free_nor_taken(pool: Pool) -> None:
+    with pool(0).serving(B):
+        pass
+    pool(2).end()
+    with pool(0).serving(A), pool(1).serving(A) as may_serve:
+        assert not may_serve
+    with pool(0).serving(A):
+        pool(0).begin(0)  # its successor
+        with pool(1).serving(A) as may_serve:
+            assert may_serve
+
+
+def test_another_target_s_work_of_long_ago_does_not_count(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pool(0).serving(B):
+        pass
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 31)
+    with pool(0).serving(A), pool(1).serving(A), pool(2).serving(A) as may_serve:
+        assert may_serve
+
+
+def test_a_process_knows_that_others_postponed_a_wake_up_of_its_target(pool: Pool) -> None:
+    with pool(0).serving(B):
+        pass
+    with pool(0).serving(A), pool(1).serving(A):
+        assert not pool(0).has_postponed()
+        with pool(2).serving(A):
+            assert [pool(index).has_postponed() for index in range(3)] == [True, True, False]
+    with pool(0).serving(A):
+        assert not pool(0).has_postponed(), "that was before"
+
+
+def test_outside_of_a_pool_each_target_is_served() -> None:
+    states = ProcessStates()
+    with states.serving(A) as may_serve:
+        assert may_serve
+        assert not states.has_postponed()
