@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 
 from app.config.arn import TargetId
@@ -127,7 +128,8 @@ class Deliverer:
 
     def _work_off(self, lease: Lease, guard: LeaseGuard, stored: StoredTarget) -> LeaseSummary:
         work = self._held.pool.work(stored)
-        partitions = PartitionWorker(self._store, work, lease, self._held.clock, guard, self._held.attempts)
+        request = partial(self._held.redeliveries.add, lease.target_id, work.name)
+        partitions = PartitionWorker(self._store, work, lease, self._held.clock, guard, self._held.attempts, request)
         wait = EventWait(
             lambda: processes.any_idle() and not lease.probing and not processes.has_postponed(),
             lambda: self._is_unchanged(stored, work),

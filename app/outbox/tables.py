@@ -202,8 +202,8 @@ parked = sa.Table(
     **MYSQL,
 )
 
-# Objects whose newest event the next holder of the partition's lease parks again, because a worker without a valid
-# lease may have written an older one.
+# Objects whose newest event the next holder of the partition's lease parks again once it is due, because an older one
+# may have been written late: by a worker without a valid lease, or by a request without an answer.
 redeliveries = sa.Table(
     "redeliveries",
     metadata,
@@ -211,7 +211,9 @@ redeliveries = sa.Table(
     sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
     sa.Column("key_hash", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("since", sa.BigInteger, nullable=False),  # seq of the oldest event that may have been written late
+    sa.Column("due", sa.BigInteger, nullable=False, server_default="0"),  # ms since 1970, when it can no longer arrive
     sa.Index(None, "partition", "key_hash"),  # for the purge, which keeps these events
+    sa.Index(None, "due"),  # for the drain, which runs when the next one is due
     **MYSQL,
 )
 

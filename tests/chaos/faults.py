@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from tests.chaos.plan import DRIP, HANG, HOLD, KILL, NETWORK, Fault
+from tests.chaos.plan import DRIP, HANG, KILL, NETWORK, Fault
 from tests.services import Server
 from tests.services.proxy import Proxy
 from tests.support.fault_injection import Servers
@@ -65,9 +65,9 @@ def _effect(fault: Fault, worker: Role, whole: System, servers: Servers) -> Effe
 
 
 def _network(action: str, wire: Proxy) -> Effect:
-    """Swallow everything, pass answers byte by byte, or keep one request back and pass it on when it is too late."""
-    begins = {HANG: wire.swallow, DRIP: lambda: wire.drip(SECONDS_PER_BYTE), HOLD: wire.hold_next}
-    return Effect(begins[action], _once(wire.release if action == HOLD else wire.heal))
+    """Swallow everything, or pass answers byte by byte."""
+    begins = {HANG: wire.swallow, DRIP: lambda: wire.drip(SECONDS_PER_BYTE)}
+    return Effect(begins[action], _once(wire.heal))
 
 
 def _servers(whole: System, servers: Servers, worker: Role) -> dict[str, Server | None]:

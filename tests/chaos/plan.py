@@ -12,8 +12,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 KILL, STOP = "kill", "stop"
-HANG, DRIP, HOLD = "hang", "drip", "hold"  # what the network before a target does, in place of the target
-NETWORK = (HANG, DRIP, HOLD)
+HANG, DRIP = "hang", "drip"  # what the network before a target does, in place of the target
+NETWORK = (HANG, DRIP)
 WORKER = ("worker", "worker's parent", "worker's child")
 API = ("API", "API's child")
 PARTS = (

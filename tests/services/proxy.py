@@ -23,6 +23,7 @@ class _Wire:
     far: socket.socket
     silent: threading.Event = field(default_factory=threading.Event)
     unanswered: threading.Event = field(default_factory=threading.Event)  # the next answer is lost
+    answered: threading.Event = field(default_factory=threading.Event)  # the server has answered, or is gone
 
     def reset(self) -> None:
         """End it as a machine does that knows nothing of it."""
@@ -57,6 +58,8 @@ class Proxy:
         self._swallowing, self._muting = threading.Event(), threading.Event()
         self._holding, self._released = threading.Event(), threading.Event()
         self.held = threading.Event()  # whether something is kept back by `hold_next()`
+        self._to_hold = b""
+        self._held_wire: _Wire | None = None
         self._wires: list[_Wire] = []
         self._threads: list[threading.Thread] = []
         self._listener = socket.create_server((LOOPBACK, 0), backlog=128)
@@ -111,8 +114,9 @@ class Proxy:
                     wire.silent.set()
             fault.clear()
 
-    def hold_next(self) -> None:
-        """Keep back what a client says next until `release()`; all that others say passes."""
+    def hold_next(self, containing: bytes = b"") -> None:
+        """Keep back what a client says next, with these bytes, until `release()`; all that others say passes."""
+        self._to_hold = containing
         self.held.clear()
         self._released.clear()
         self._holding.set()
@@ -121,6 +125,14 @@ class Proxy:
         """Pass on what was kept back."""
         self._holding.clear()
         self._released.set()
+
+    def let_arrive(self) -> None:
+        """Pass on what was kept back, and wait until the server has carried it out or given its connection up."""
+        wire = self._held_wire
+        assert wire is not None
+        wire.answered.clear()
+        self.release()
+        assert wire.answered.wait(30)
 
     def close(self) -> None:
         """End every connection."""
@@ -168,6 +180,13 @@ class Proxy:
             received = received[1:]
         return received
 
+    def _hold(self, wire: _Wire, said: bytes) -> None:
+        if self._holding.is_set() and self._to_hold in said:
+            self._holding.clear()
+            self._held_wire = wire
+            self.held.set()
+            self._released.wait()
+
     def _pump(self, wire: _Wire, source: socket.socket, sink: socket.socket) -> None:
         answers = source is wire.far
         with contextlib.suppress(OSError):
@@ -184,10 +203,10 @@ class Proxy:
                     return
                 if self._delay:
                     time.sleep(self._delay)
-                if not answers and self._holding.is_set():
-                    self._holding.clear()
-                    self.held.set()
-                    self._released.wait()
+                if answers:
+                    wire.answered.set()
+                else:
+                    self._hold(wire, received)
                 if self._swallowing.is_set() or (answers and self._muting.is_set()):
                     wire.silent.set()
                 if answers:
@@ -196,6 +215,8 @@ class Proxy:
                         received = self._dripped(sink, received)
                 if not wire.silent.is_set() or (not answers and self._muting.is_set()):
                     sink.sendall(received)
+        if answers:
+            wire.answered.set()
         if not wire.silent.is_set() and not self._swallowing.is_set():  # else not even the end is told
             with contextlib.suppress(OSError):
                 sink.shutdown(socket.SHUT_WR)

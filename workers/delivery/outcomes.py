@@ -9,7 +9,7 @@
 | `NotAttempted` | not sent, because of an earlier event's outcome   | stays, or waits behind that event     | no      |
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,15 @@ class Unavailable:
     The error may still concern only this event (`workers.delivery.second_opinion`), unless the remote is `unreachable`:
     name not resolved, not connected, or not logged in, so that every other event would fail as well. `retry_after`
     (seconds) is what the remote asks for. `pause` requests that the target be paused until an operator resumes it (a
-    webhook's 410 Gone).
+    webhook's 410 Gone). `may_arrive` means that the request was sent and not answered, so that a target that can be
+    overwritten may still be, by this event, after newer ones.
     """
 
     reason: str
     retry_after: float | None = None
     pause: bool = False
     unreachable: bool = False
+    may_arrive: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,18 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
 from app.events.model import Event
+from app.outbox.delivery import redelivery
 from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
 from app.outbox.delivery.logged_events import LoggedEvent, LogPosition
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import Batch, PartitionReader, Refusals
 from app.outbox.delivery.rate_limits import RateLimit
-from app.outbox.delivery.redelivery import park_redeliveries
 from app.outbox.delivery.settlement_store import Settlement, SettlementStore
 from app.outbox.delivery_times import histogram
 from app.outbox.engine.database import DatabaseUnavailable, now_ms
@@ -37,6 +37,8 @@ log = logging.getLogger("bucketwire.partitions")
 
 _ANY = 1000  # due objects to sample from while the target is in doubt
 _QUICK = 0.05  # seconds for a batch
+# Until then a request without an answer may arrive: Linux repeats unacknowledged bytes for 15.4 minutes (tcp_retries2).
+LATEST_ARRIVAL_MS = 16 * 60_000
 
 
 _FIRST_WAIT, _LONGEST_WAIT = 5_000, 300_000  # milliseconds, for a replay whose turn failed unexpectedly
@@ -95,7 +97,8 @@ class LeaseSummary:
 class PartitionWorker:
     """Works off one lease. `clock` returns milliseconds since 1970; `guard` checks that the lease still holds.
 
-    `recorder` gets the attempts, for the record.
+    `recorder` gets the attempts, for the record. `request_redelivery` is called with the objects of requests that may
+    arrive late and the time by which they have; see `app.outbox.delivery.redelivery.request`, which is the default.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class PartitionWorker:
         clock: Callable[[], int] = now_ms,
         guard: LeaseCheck = NO_LEASE,
         recorder: AttemptRecorder | None = None,
+        request_redelivery: Callable[[Mapping[ObjectHash, int], int], None] | None = None,
     ) -> None:
         self._store = store
         self._work = work
@@ -113,6 +117,8 @@ class PartitionWorker:
         self._clock = clock
         self._guard = guard
         self._recorder = recorder
+        self._request_redelivery = request_redelivery or partial(redelivery.request, store.database, lease.target_id)
+        self._late: set[str] = set()  # ids of the current batch's events that may arrive late
         self._unsettled: tuple[Sequence[LoggedEvent], Sequence[Decision]] = ((), ())
         self._rng = Random()  # noqa: S311 - jitter, not a secret
         self._metrics = metrics.of(work.name)
@@ -147,7 +153,8 @@ class PartitionWorker:
 
     def _work_off(self, wait: EventWait) -> None:
         with self._store.reading(self._lease, newest=self._work.policy is Policy.MIRROR) as reader:
-            park_redeliveries(self._store.database, reader, self._lease, partial(self._newest_sent, reader))
+            choose = partial(self._newest_sent, reader)
+            redelivery.park_redeliveries(self._store.database, reader, self._lease, choose, self._clock())
             while self._turn(reader) and self.summary.unavailable is None and not self._stop():
                 # Without tokens there may be events that were not sent; if none arise, the next turn ends the lease.
                 at_end = self._at_end and not self._retried and self._allowed > 0
@@ -319,9 +326,12 @@ class PartitionWorker:
             self._guard.check()
             self._unsettled = (events, decided)
         self._took = 0.0
-        answers = self._opinion.send(
-            [event for index in sent if isinstance(event := decided[index], Event)], self._stop
-        )
+        try:
+            answers = self._opinion.send(
+                [event for index in sent if isinstance(event := decided[index], Event)], self._stop
+            )
+        finally:
+            self._expect_late([(events[index], decided[index]) for index in sent])
         # Events that need no sending count too; otherwise batches of a mirror that is far behind would stay small.
         self._work.sizer.took(len(events), self._took)
         # Later than the previous batch by 2 ms, so that a time in between exists.
@@ -333,6 +343,16 @@ class PartitionWorker:
         for index, answer in zip(sent, answers, strict=True):
             results[index] = answer
         return results
+
+    def _expect_late(self, sent: Sequence[tuple[LoggedEvent, Decision]]) -> None:
+        """Request the redelivery of a mirror's objects that a request without an answer may overwrite later."""
+        late: dict[ObjectHash, int] = {}
+        for logged, verdict in sent if self._late else ():
+            if isinstance(verdict, Event) and verdict.id in self._late:
+                late[logged.object] = min(logged.seq, late.get(logged.object, logged.seq))
+        self._late.clear()
+        if late:  # before the settlement, or a crash in between would lose it
+            self._request_redelivery(late, self._clock() + LATEST_ARRIVAL_MS)
 
     def _with_decisions(
         self,
@@ -363,6 +383,7 @@ class PartitionWorker:
     def _call(self, events: Sequence[Event]) -> Sequence[Outcome]:
         work = self._work
         started = time.monotonic()
+        lost = False
         try:
             if not work.opened:
                 work.target.open()
@@ -380,8 +401,15 @@ class PartitionWorker:
             # makes it visible and bounds the number of attempts.
             log.exception("%s: unexpected", work.name)
             outcomes = [Failed(f"unexpected {type(error).__name__}")] * len(events)
+            lost = True
         took = time.monotonic() - started
         self._took += took
+        if work.policy is not Policy.LOG:
+            self._late |= {
+                event.id
+                for event, outcome in zip(events, outcomes, strict=True)
+                if lost or (isinstance(outcome, Unavailable) and outcome.may_arrive)
+            }
         if self._metrics is not None:
             self._metrics.called(outcomes, took)
         return outcomes

@@ -1,10 +1,11 @@
 """Keep requests for redelivery that a worker could not record, because the outbox database was unavailable.
 
-A worker that lost its lease may have overwritten newer events with older ones. It must request redelivery of the newest
-ones (`app.outbox.delivery.redelivery`), however long the database is unavailable and even if the process is killed
-meanwhile. So the worker first writes each request to its own file in the service's data directory, and removes the file
-once the request is recorded. Every process that shares the directory records all requests in it, before it claims a
-lease and once a second. Recording a request is idempotent, so no process owns a file.
+A worker that lost its lease may have overwritten newer events with older ones, and so may a request without an answer
+that arrives later. The worker must request redelivery of the newest ones (`app.outbox.delivery.redelivery`), however
+long the database is unavailable and even if the process is killed meanwhile. So the worker first writes each request to
+its own file in the service's data directory, and removes the file once the request is recorded. Every process that
+shares the directory records all requests in it, before it claims a lease and once a second. Recording a request is
+idempotent, so no process owns a file.
 """
 
 import contextlib
@@ -33,17 +34,18 @@ _PAUSE = 1.0  # seconds between two tries
 class _Request:
     target_id: int
     written: dict[ObjectHash, int]
+    due: int
 
     def encode(self) -> bytes:
         objects = [[*key, seq] for key, seq in self.written.items()]
-        return orjson.dumps({"target": self.target_id, "objects": objects})
+        return orjson.dumps({"target": self.target_id, "objects": objects, "due": self.due})
 
     @classmethod
     def decode(cls, text: bytes) -> "_Request":
         """Decode a request. Raises `ValueError`, `LookupError` or `TypeError` for any other content."""
         content = orjson.loads(text)
         written = {(int(partition), int(key_hash)): int(seq) for partition, key_hash, seq in content["objects"]}
-        return cls(int(content["target"]), written)
+        return cls(int(content["target"]), written, int(content["due"]))
 
 
 class RedeliveryRequests:
@@ -65,14 +67,14 @@ class RedeliveryRequests:
         if any(self._files()):
             self._keep_trying()
 
-    def add(self, target_id: int, arn: str, written: Mapping[ObjectHash, int]) -> None:
+    def add(self, target_id: int, arn: str, written: Mapping[ObjectHash, int], due: int = 0) -> None:
         """Request redelivery of the newest events of these objects: now, or once the database is available again.
 
-        `written` maps each object to the seq of the oldest event that may have been written too late.
+        `written` and `due` are those of `app.outbox.delivery.redelivery.request`.
         """
         if not written:
             return
-        request = _Request(target_id, dict(written))
+        request = _Request(target_id, dict(written), due)
         try:
             self._write(request)
         except OSError as error:
@@ -116,7 +118,7 @@ class RedeliveryRequests:
         self._closed.set()
 
     def _record(self, request: _Request) -> None:
-        redelivery.request(self._database, request.target_id, request.written)
+        redelivery.request(self._database, request.target_id, request.written, request.due)
         self._recorded()
 
     def _read(self, file: Path) -> _Request | None:

@@ -17,6 +17,9 @@ The rules of `deliver`, which the contract suite checks for each target:
   request, and unsent events are `NotAttempted`: a remote that takes long for each request must not hold up a partition,
   nor have its worker killed before anything is settled. It still waits for pending requests, but no longer than for
   one answer.
+* Writes to a namespace that got no answer and may still be carried out are `Unavailable` with `may_arrive`, unless they
+  cannot overwrite newer ones: a transaction whose COMMIT is sent after the answers to its statements holds its rows'
+  locks, so that newer writes come after it.
 * `workers.targets.batch` implements these rules for adapters that use it for bookkeeping.
 * Any other exception out of `deliver` counts as `Unavailable` or `Failed` for every event of the call: the former for
   `TargetUnavailable`, which means that the remote is `unreachable`, so that every other event would fail as well.
@@ -32,11 +35,14 @@ from workers.delivery.outcomes import Outcome
 class TargetUnavailable(Exception):
     """The remote cannot be reached, refuses the login, or cannot accept anything now."""
 
-    def __init__(self, reason: str, retry_after: float | None = None, *, pause: bool = False) -> None:
+    def __init__(
+        self, reason: str, retry_after: float | None = None, *, pause: bool = False, may_arrive: bool = False
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.retry_after = retry_after
         self.pause = pause
+        self.may_arrive = may_arrive  # as in `Unavailable`
 
 
 class LeaseExpired(Exception):

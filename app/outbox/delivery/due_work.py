@@ -127,9 +127,12 @@ def _due(row: Any, ahead: Sequence[int], head: int, now: int) -> DuePartition:
 
 
 def _head() -> sa.Select[Any]:
-    """Build the query for the log's head, the number of targets, and when next a breaker is probed or a limit ends."""
+    """Build the query for the log's head, the number of targets, and the next times.
+
+    These are when a breaker is probed, a rate limit ends, and a redelivery is due.
+    """
     t, h, now = tables.targets.c, tables.log_head.c, sa.bindparam("now", type_=sa.BigInteger)
-    limit = tables.rate_limits.c.ready_at
+    limit, due = tables.rate_limits.c.ready_at, tables.redeliveries.c.due
     probe = sa.select(sa.func.min(t.resume_at)).where(t.enabled, sa.not_(t.paused), t.problem == "")
     return sa.select(
         h.last_seq,
@@ -137,6 +140,7 @@ def _head() -> sa.Select[Any]:
         sa.select(sa.func.count(t.id)).scalar_subquery(),
         probe.where(t.breaker != "closed", t.resume_at > now).scalar_subquery(),
         sa.select(sa.func.min(limit)).where(limit > now, limit <= now + LONGEST_WAIT).scalar_subquery(),
+        sa.select(sa.func.min(due)).where(due > now).scalar_subquery(),
     )
 
 
@@ -196,7 +200,11 @@ def _free() -> sa.Select[Any]:
     c, t, r, limit = tables.cursors.c, tables.targets.c, tables.redeliveries.c, tables.rate_limits.c
     now = sa.bindparam("now", type_=sa.BigInteger)
     other = tables.cursors.alias()
-    redelivery = sa.exists().where(r.target_id == c.target_id, r.partition == c.partition).correlate(tables.cursors)
+    redelivery = (
+        sa.exists()
+        .where(r.target_id == c.target_id, r.partition == c.partition, r.due <= now)
+        .correlate(tables.cursors)
+    )
     # These are unfinished replays only, because the cursor of a finished one is removed.
     replay = (
         sa.exists()

@@ -350,11 +350,11 @@ class PartitionReader:
                 known.update((row.partition, row.seq) for row in self._connection.execute(query))
         return known
 
-    def redeliveries(self) -> list[Redelivery]:
-        """Return the redeliveries requested for the lease's partitions, sorted by partition."""
+    def redeliveries(self, now: int) -> list[Redelivery]:
+        """Return the due redeliveries requested for the lease's partitions, sorted by partition."""
         r = tables.redeliveries.c
         query = sa.select(r.partition, r.key_hash, r.since).where(
-            r.target_id == self._lease.target_id, r.partition.in_(list(self._lease.positions))
+            r.target_id == self._lease.target_id, r.partition.in_(list(self._lease.positions)), r.due <= now
         )
         rows = self._connection.execute(query.order_by(r.partition, r.key_hash))
         return [Redelivery(row.partition, row.key_hash, row.since) for row in rows]

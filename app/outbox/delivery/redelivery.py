@@ -1,9 +1,10 @@
-"""Deliver objects' newest state again after a worker may have written to a target without a valid lease.
+"""Deliver objects' newest state again after an older one may have been written to a target late.
 
 A worker that was suspended for longer than its lease may write an old event after another worker has written a newer
-one. When it detects that its lease is lost, it requests the redelivery of the objects of its current batch. The next
-holder of the partition's lease carries the request out before its first batch, when nothing is in flight: it parks the
-newest event of each object that is still valid, due at once, and counts it as recorded once more.
+one. When it detects that its lease is lost, it requests the redelivery of the objects of its current batch. A target
+may also carry out a request without an answer after newer ones; the redelivery is due when it can no longer arrive.
+The next holder of the partition's lease carries due redeliveries out before its first batch, when nothing is in flight:
+it parks the newest event of each object that is still valid, due at once, and counts it as recorded once more.
 """
 
 import logging
@@ -36,17 +37,18 @@ class _Changed(Exception):
     """A request has changed since it was read."""
 
 
-def request(database: Database, target_id: int, written: Mapping[ObjectHash, int]) -> None:
-    """Request the redelivery of a target's objects. Idempotent.
+def request(database: Database, target_id: int, written: Mapping[ObjectHash, int], due: int = 0) -> None:
+    """Request the redelivery of a target's objects from `due` (ms since 1970) on. Idempotent.
 
-    `written` has for each object the seq of the oldest event that may have been written too late. Raises
-    `DatabaseUnavailable`; then some requests may have been committed, and repeating the call is safe.
+    `written` has for each object the seq of the oldest event that may have been written too late. Of several requests
+    for an object the oldest event and the latest time apply, and it is delivered once. Raises `DatabaseUnavailable`;
+    then some requests may have been committed, and repeating the call is safe.
     """
     for some in chunks(sorted(written)):
         for attempt in range(1, _TRIES + 1):
             try:
                 with database.writing() as connection:
-                    _request(connection, target_id, {each: written[each] for each in some})
+                    _request(connection, target_id, {each: written[each] for each in some}, due)
                 break
             # A concurrent transaction requested the same or carried it out, or the target was removed.
             except (sa.exc.IntegrityError, _Changed):
@@ -54,15 +56,15 @@ def request(database: Database, target_id: int, written: Mapping[ObjectHash, int
                     raise
 
 
-def park_redeliveries(database: Database, reader: PartitionReader, lease: Lease, choose: Choose) -> int:
-    """Park the requested events of a lease's partitions, and return their number.
+def park_redeliveries(database: Database, reader: PartitionReader, lease: Lease, choose: Choose, now: int) -> int:
+    """Park the requested events of a lease's partitions that are due, and return their number.
 
     Call it while no event of the lease is in flight. Raises `LeaseLost`.
     """
     count = 0
     if not lease.has_redeliveries:
         return count
-    for partition, requested in groupby(reader.redeliveries(), key=lambda each: each.partition):
+    for partition, requested in groupby(reader.redeliveries(now), key=lambda each: each.partition):
         rows = list(requested)
         for start in range(0, len(rows), _AT_ONCE):
             some = rows[start : start + _AT_ONCE]
@@ -75,42 +77,46 @@ def park_redeliveries(database: Database, reader: PartitionReader, lease: Lease,
                 _count_free(connection, lease.target_id, partition, parked)
                 lease.has_parked |= bool(parked)
                 count += parked
-                _remove(connection, lease.target_id, some)
+                _remove(connection, lease.target_id, some, now)
             _warn(database, lease.target_id, [each for each, logged in zip(some, chosen, strict=True) if not logged])
     return count
 
 
-def _request(connection: sa.Connection, target_id: int, written: Mapping[ObjectHash, int]) -> None:
+def _request(connection: sa.Connection, target_id: int, written: Mapping[ObjectHash, int], due: int) -> None:
     r, t = tables.redeliveries.c, tables.targets.c
     if connection.execute(sa.select(t.id).where(t.id == target_id)).first() is None:
         return
     hashes = sorted({key_hash for _, key_hash in written})
     known = {
-        (row.partition, row.key_hash): row.since
+        (row.partition, row.key_hash): (row.since, row.due)
         for row in connection.execute(
-            sa.select(r.partition, r.key_hash, r.since).where(r.target_id == target_id, r.key_hash.in_(hashes))
+            sa.select(r.partition, r.key_hash, r.since, r.due).where(r.target_id == target_id, r.key_hash.in_(hashes))
         )
     }
     new = [
-        {"target_id": target_id, "partition": partition, "key_hash": key_hash, "since": seq}
+        {"target_id": target_id, "partition": partition, "key_hash": key_hash, "since": seq, "due": due}
         for (partition, key_hash), seq in written.items()
         if (partition, key_hash) not in known
     ]
     if new:
         connection.execute(tables.redeliveries.insert(), new)
-    for (partition, key_hash), seq in written.items():
-        if known.get((partition, key_hash), seq) > seq:
+    for (partition, key_hash), before in known.items():
+        if (partition, key_hash) not in written:
+            continue
+        since, later = min(before[0], written[partition, key_hash]), max(before[1], due)
+        if (since, later) != before:
             updated = connection.execute(
                 tables.redeliveries.update()
-                .where(r.target_id == target_id, r.partition == partition, r.key_hash == key_hash, r.since > seq)
-                .values(since=seq)
+                .where(r.target_id == target_id, r.partition == partition, r.key_hash == key_hash)
+                .where(r.since == before[0], r.due == before[1])
+                .values(since=since, due=later)
             )
             if updated.rowcount != 1:
                 raise _Changed
 
 
-def _remove(connection: sa.Connection, target_id: int, requests: Sequence[Redelivery]) -> None:
-    """Delete carried out requests; a request that was extended since stays, for the next holder of the lease."""
+def _remove(connection: sa.Connection, target_id: int, requests: Sequence[Redelivery], now: int) -> None:
+    """Delete carried out requests; one that was extended or postponed since stays, for the next holder of the lease."""
     r = tables.redeliveries.c
     connection.execute(
         tables.redeliveries.delete().where(
@@ -118,6 +124,7 @@ def _remove(connection: sa.Connection, target_id: int, requests: Sequence[Redeli
             r.partition == sa.bindparam("of_partition"),
             r.key_hash == sa.bindparam("of_object"),
             r.since == sa.bindparam("of_seq"),
+            r.due <= now,
         ),
         [
             {"of_target": target_id, "of_partition": one.partition, "of_object": one.key_hash, "of_seq": one.since}
@@ -136,9 +143,9 @@ def _warn(database: Database, target_id: int, requests: Sequence[Redelivery]) ->
             query = sa.select(e.seq).where(e.partition == one.partition, e.seq == one.since)
             if connection.execute(query).first() is None:
                 log.warning(
-                    "target %d may hold an old state of an object (hash %d, partition %d): a worker that had lost its "
-                    "lease wrote event %d late, and retention has removed it and what came after it. Reconcile the "
-                    "target if it is a namespace",
+                    "target %d may hold an old state of an object (hash %d, partition %d): event %d may have been "
+                    "written late, and retention has removed it and what came after it. Reconcile the target if it is "
+                    "a namespace",
                     target_id, one.key_hash, one.partition, one.since,
                 )  # fmt: skip
 

@@ -27,7 +27,7 @@ from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
-from workers.delivery.partition_worker import BatchSizer, OpenTarget
+from workers.delivery.partition_worker import LATEST_ARRIVAL_MS, BatchSizer, OpenTarget
 from workers.delivery.redelivery_requests import FOLDER
 from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
@@ -480,3 +480,21 @@ def test_a_file_that_the_disk_does_not_let_go_or_read_stops_nothing(
 def test_no_lease_is_the_guard_of_whoever_is_alone() -> None:
     guard: LeaseCheck = NO_LEASE
     guard.check()
+
+
+@mirrored
+def test_a_request_without_an_answer_is_kept_with_its_due_time_while_the_database_is_away(
+    two: Two, outage: Outage, tmp_path: Path
+) -> None:
+    record(two, event("k"))
+    two.scripted.script = lambda _: Unavailable("no answer in time", may_arrive=True)
+    two.work_off()
+    assert outage.asked
+    assert counted(two.database, tables.redeliveries) == 0
+    assert len(list((tmp_path / FOLDER).glob("*.json"))) == 1
+    outage.over = True
+    two.stopped.redeliveries.record()
+    assert list((tmp_path / FOLDER).glob("*.json")) == []
+    with two.database.reading() as connection:
+        due = connection.execute(sa.select(tables.redeliveries.c.due)).scalar_one()
+    assert due > now_ms() + LATEST_ARRIVAL_MS - LATER

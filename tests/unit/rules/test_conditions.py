@@ -196,7 +196,7 @@ some_filters = st.builds(
 affixes = st.sampled_from(["", "", "a", "ab", "b"])
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(
     rules=st.lists(st.tuples(st.builds(rule, some_filters, affixes, affixes), st.integers(1, 5)), max_size=12),
     key=st.text(alphabet="ab", max_size=4),

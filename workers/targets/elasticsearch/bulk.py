@@ -45,7 +45,8 @@ class Bulk:
             try:
                 outcomes += self._send(cluster, portion, batch)
             except TargetUnavailable as error:
-                outcomes += [Unavailable(error.reason, error.retry_after)] * len(portion)
+                lost = Unavailable(error.reason, error.retry_after, may_arrive=error.may_arrive)
+                outcomes += [lost] * len(portion)
             if any(isinstance(outcome, Unavailable) for outcome in outcomes[-len(portion) :]):
                 outcomes += [NOT_ATTEMPTED] * (len(operations) - len(outcomes))
                 break

@@ -27,6 +27,7 @@ _ANY_STATUS = range(100, 600)  # what a status means is decided here
 # Seconds for which a node that did not answer is left out, at first and at most: one that hangs costs a call its whole
 # timeout at each attempt. If none is left, all are tried at once.
 _LEFT_OUT, _MOST_LEFT_OUT = 10, 300
+_NO_ANSWER = (502, 504)  # from a proxy, which got none from the server
 
 
 class Cluster:
@@ -142,7 +143,8 @@ class Cluster:
             except TransportError as error:
                 unsent = isinstance(error.__cause__, NewConnectionError | ConnectTimeoutError)
                 if not unsent or not left or time.monotonic() >= ends:
-                    raise TargetUnavailable(f"{self.where}: {self._describe(error)}") from error
+                    reason = f"{self.where}: {self._describe(error)}"
+                    raise TargetUnavailable(reason, may_arrive=not unsent) from error
                 self.lease.check()
         if problem := answers.problem_of_answer(answer.meta.status, answer.body):
             raise TargetUnavailable(f"{self.where} {problem}")
@@ -153,7 +155,9 @@ class Cluster:
         status = answer.meta.status
         reason = f"{self.where} answered {status}: {answers.error_of_answer(status, answer.body)}"
         return TargetUnavailable(
-            reason + (f" ({hint})" if hint and status == 403 else ""), retry_after(answer.meta.headers)
+            reason + (f" ({hint})" if hint and status == 403 else ""),
+            retry_after(answer.meta.headers),
+            may_arrive=status in _NO_ANSWER,
         )
 
     def _opened(self, answer: Response, hint: str) -> Response:

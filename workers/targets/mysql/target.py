@@ -1,9 +1,11 @@
 """MySQL and MariaDB: a table that mirrors the buckets or one that records every event (reference §4.11).
 
-Delivered means: the server answered the COMMIT, or the one statement that is its own transaction. Whether the server
-waited for the disk depends on its `innodb_flush_log_at_trx_commit`, which no client can change for itself.
+Delivered means: the server answered the COMMIT. Whether the server waited for the disk depends on its
+`innodb_flush_log_at_trx_commit`, which no client can change for itself.
 
-A call is one transaction of a few statements with many rows, whatever the window. If the server refuses the data of a
+A call is one transaction of a few statements with many rows, whatever the window. COMMIT is sent after the answers to
+these: a statement that arrives late is rolled back, and a late COMMIT still holds the locks of its rows, so that newer
+writes come after it. If the server refuses the data of a
 batch, the batch is tried again in halves between savepoints, until the event at fault is alone and is rejected with the
 server's message.
 """
@@ -64,9 +66,7 @@ class MysqlTarget(SqlTarget[Session, pymysql.MySQLError]):
     def _write(self, session: Session, lease: LeaseCheck, events: Sequence[Event]) -> Sequence[Outcome]:
         statements = self._statements(session, events)
         try:
-            if len(statements) > 1:
-                statements = ["BEGIN", *statements, "COMMIT"]
-            for statement in statements:
+            for statement in ["BEGIN", *statements, "COMMIT"] if statements else ():
                 lease.check()  # the last one commits
                 session.server.run(statement)
         except pymysql.MySQLError as error:

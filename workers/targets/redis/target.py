@@ -175,7 +175,10 @@ class RedisTarget:
         return [self._outcome(answer) if isinstance(answer, Exception) else DELIVERED for answer in answers]
 
     def _outcome(self, error: Exception) -> Outcome:
-        return Unavailable(self._reason(error)) if _whole_server(error) else Failed(self._reason(error))
+        if not _whole_server(error):
+            return Failed(self._reason(error))
+        lost = isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
+        return Unavailable(self._reason(error), may_arrive=lost)
 
     def _no_answer(self) -> RedisTimeoutError:
         return RedisTimeoutError(f"no answer within {self._settings.timeout:g} s")

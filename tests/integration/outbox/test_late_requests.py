@@ -1,0 +1,124 @@
+"""A request to a mirror that got no answer: once it can no longer arrive, the object's newest event goes out again."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from app.outbox import tables
+from app.outbox.delivery import redelivery
+from app.outbox.delivery.leases import Leases
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
+from app.outbox.log.batch import key_hash
+from tests.support.builders import DELETE, add_target, event, registry
+from tests.support.scripted_target import Courier, assert_counters_balance
+from workers.delivery.namespace_policy import Policy
+from workers.delivery.outcomes import DELIVERED, Unavailable
+from workers.delivery.partition_worker import LATEST_ARRIVAL_MS
+
+pytestmark = pytest.mark.promise
+
+UNKNOWN = Unavailable("no answer in time", may_arrive=True)
+
+
+def courier_of(database: Database, policy: Policy = Policy.MIRROR) -> Courier:
+    return Courier(database, add_target(database), policy=policy, batch=100)
+
+
+def run_later(courier: Courier) -> None:
+    """Work off what is due when the late request has arrived at the latest."""
+    courier.clock = lambda: now_ms() + LATEST_ARRIVAL_MS + 1_000
+    courier.run(now=courier.clock())
+    courier.clock = now_ms
+
+
+def requested(database: Database) -> list[tuple[int, int]]:
+    r = tables.redeliveries.c
+    with database.reading() as connection:
+        return [(row.since, row.due) for row in connection.execute(sa.select(r.since, r.due))]
+
+
+@pytest.mark.parametrize("policy", [Policy.MIRROR, Policy.COMPATIBLE])
+@pytest.mark.parametrize("removed", [False, True], ids=["replaced", "removed"])
+def test_the_newest_event_goes_out_again_after_the_latest_arrival(
+    database: Database, policy: Policy, removed: bool
+) -> None:
+    courier = courier_of(database, policy)
+    sent = courier.scripted
+    old, new = event("k"), event("k", name=DELETE) if removed else event("k")
+    Log(database).append([[event("other")]])
+    courier.run()
+    Log(database).append([[old]])
+    sent.script = lambda _: UNKNOWN
+    began = now_ms()
+    courier.run(turns=1)
+    sent.script = lambda _: DELIVERED
+    Log(database).append([[new]])
+    courier.clock = lambda: now_ms() + 60_000  # after the back-off
+    courier.run()
+    first = [new.id] if policy is Policy.MIRROR else [old.id, new.id]  # a mirror's older event is superseded
+    assert [one.id for one in sent.got if one.key == "k"] == first
+    [(_, due)] = requested(database)
+    assert due >= began + LATEST_ARRIVAL_MS
+    sent.got.append(old)  # the late request
+    courier.run()
+    assert sent.got[-1].id == old.id, "not before it is due"
+
+    leases = Leases(database, 1000)
+    assert leases.offer(now_ms() + 1_000) == []
+    assert leases.next_at <= due, "the drain does not sleep past it"
+    assert [offer.target for offer in leases.offer(due)] == [courier.target]
+    courier.clock = lambda: due
+    courier.run(now=due + 60_000)
+    assert [one.id for one in sent.got if one.key == "k"] == [*first, old.id, new.id]
+    assert len([one for one in sent.got if one.key == "other"]) == 1
+    assert requested(database) == []
+    assert_counters_balance(database)
+
+
+def test_without_a_newer_event_nothing_goes_out_again(database: Database) -> None:
+    courier = courier_of(database)
+    Log(database).append([[event("k")]])
+    courier.scripted.script = lambda _: UNKNOWN
+    courier.run(turns=1)
+    courier.scripted.script = lambda _: DELIVERED
+    courier.run()
+    run_later(courier)
+    assert courier.scripted.keys() == ["k"]
+    assert requested(database) == []
+    assert_counters_balance(database)
+
+
+def test_a_call_that_fails_unexpectedly_may_arrive_late_too(database: Database) -> None:
+    courier = courier_of(database)
+    Log(database).append([[event("k")]])
+
+    def broken(_: object) -> Unavailable:
+        raise ZeroDivisionError
+
+    courier.scripted.script = broken
+    courier.run(turns=1)
+    assert len(requested(database)) == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "outcome"), [(Policy.MIRROR, Unavailable("refused")), (Policy.LOG, UNKNOWN)], ids=["refused", "log"]
+)
+def test_a_refusal_or_a_log_asks_for_nothing(database: Database, policy: Policy, outcome: Unavailable) -> None:
+    courier = courier_of(database, policy)
+    Log(database).append([[event("k")]])
+    courier.scripted.script = lambda _: outcome
+    courier.run(turns=1)
+    assert requested(database) == []
+
+
+def test_several_requests_for_an_object_keep_the_oldest_event_and_the_latest_time(database: Database) -> None:
+    courier = courier_of(database)
+    Log(database).append([[event("k")]])
+    with database.reading() as connection:
+        partition = connection.execute(sa.select(tables.events.c.partition)).scalar_one()
+    row, place = registry(database).target(courier.target).row_id, (partition, key_hash("images", "k"))
+    for since, due, expected in ((5, 10, (5, 10)), (7, 20, (5, 20)), (3, 0, (3, 20)), (3, 20, (3, 20))):
+        redelivery.request(database, row, {place: since}, due)
+        assert requested(database) == [expected]
