@@ -171,6 +171,8 @@ class Proxy:
 
     def _dripped(self, sink: socket.socket, received: bytes) -> bytes:
         """Pass on byte by byte, as long as it drips; return what is left."""
+        if not self._drip:
+            return received
         passed, self._at_once = received[: self._at_once], max(0, self._at_once - len(received))
         sink.sendall(passed)
         received = received[len(passed) :]
@@ -210,9 +212,7 @@ class Proxy:
                 if self._swallowing.is_set() or (answers and self._muting.is_set()):
                     wire.silent.set()
                 if answers:
-                    received = self._change(received)
-                    if self._drip:
-                        received = self._dripped(sink, received)
+                    received = self._dripped(sink, self._change(received))
                 if not wire.silent.is_set() or (not answers and self._muting.is_set()):
                     sink.sendall(received)
         if answers:

@@ -15,6 +15,7 @@ from app.outbox.delivery.logged_events import LoggedEvent, LogPosition
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import Batch, PartitionReader, Refusals
 from app.outbox.delivery.rate_limits import RateLimit
+from app.outbox.delivery.redelivery import LATEST_ARRIVAL_MS
 from app.outbox.delivery.settlement_store import Settlement, SettlementStore
 from app.outbox.delivery_times import histogram
 from app.outbox.engine.database import DatabaseUnavailable, now_ms
@@ -37,8 +38,6 @@ log = logging.getLogger("bucketwire.partitions")
 
 _ANY = 1000  # due objects to sample from while the target is in doubt
 _QUICK = 0.05  # seconds for a batch
-# Until then a request without an answer may arrive: Linux repeats unacknowledged bytes for 15.4 minutes (tcp_retries2).
-LATEST_ARRIVAL_MS = 16 * 60_000
 
 
 _FIRST_WAIT, _LONGEST_WAIT = 5_000, 300_000  # milliseconds, for a replay whose turn failed unexpectedly

@@ -2,9 +2,9 @@
 
 A lease, a back-off or a circuit breaker would otherwise last until that time: a partition for years, if the clock of
 the database's server was years ahead for a moment. The times are those that delay something: when a lease or a run's
-lease expires, when a parked event or the opening of a target is due, when a circuit breaker lets a probe pass, and by
-which the age of a heartbeat is measured. Rate limits and the schedules of reconciliations take such a time for what it
-is where they read it.
+lease expires, when a parked event, a redelivery or the opening of a target is due, when a circuit breaker lets a probe
+pass, and by which the age of a heartbeat is measured. Rate limits and the schedules of reconciliations take such a time
+for what it is where they read it.
 """
 
 from itertools import groupby
@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.delivery.log_ahead import chunked
+from app.outbox.delivery.redelivery import LATEST_ARRIVAL_MS
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.markers import NEVER, WHOLE_LOG
@@ -99,12 +100,16 @@ def _targets(database: Database, now: int) -> int:
 
 
 def _other_times(database: Database, now: int) -> int:
-    h, r = tables.heartbeats.c, tables.reconciliations.c
+    h, r, d = tables.heartbeats.c, tables.reconciliations.c, tables.redeliveries.c
     with database.reading() as connection:
         names = connection.execute(sa.select(h.name).where(h.at > now + _TOLERANCE)).scalars().all()
         alive = (r.state.in_((RUNNING, BACKFILLING)), r.alive_until > now + _RUN_LEASE + _TOLERANCE)
         runs = connection.execute(sa.select(r.id).where(*alive)).scalars().all()
-    count = 0
+    late = d.due > now + LATEST_ARRIVAL_MS + _TOLERANCE
+    with database.committing() as connection:
+        count = connection.execute(
+            tables.redeliveries.update().where(late).values(due=now + LATEST_ARRIVAL_MS)
+        ).rowcount
     for name in names:
         with database.committing() as connection:
             update = tables.heartbeats.update().where(h.name == name, h.at > now + _TOLERANCE)

@@ -28,6 +28,8 @@ log = logging.getLogger("bucketwire.outbox")
 # Chooses, from one object's events in log order, the one whose delivery makes the target correct; None for none.
 Choose = Callable[[Sequence[LoggedEvent]], LoggedEvent | None]
 
+# Until then a request without an answer may arrive: Linux repeats unacknowledged bytes for 15.4 minutes (tcp_retries2).
+LATEST_ARRIVAL_MS = 16 * 60_000
 _AT_ONCE = 100  # objects in one transaction, which blocks purges and new replays
 _PAGE = 200  # events of an object that are read together
 _TRIES = 3

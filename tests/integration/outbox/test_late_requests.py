@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.delivery import redelivery
 from app.outbox.delivery.leases import Leases
+from app.outbox.delivery.redelivery import LATEST_ARRIVAL_MS
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash
@@ -15,7 +16,6 @@ from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.scripted_target import Courier, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Unavailable
-from workers.delivery.partition_worker import LATEST_ARRIVAL_MS
 
 pytestmark = pytest.mark.promise
 

@@ -17,6 +17,7 @@ from app.outbox import tables
 from app.outbox.delivery import redelivery
 from app.outbox.delivery.dead_letters import DeadLetters, Filter
 from app.outbox.delivery.leases import Leases
+from app.outbox.delivery.redelivery import LATEST_ARRIVAL_MS
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
@@ -27,7 +28,7 @@ from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
-from workers.delivery.partition_worker import LATEST_ARRIVAL_MS, BatchSizer, OpenTarget
+from workers.delivery.partition_worker import BatchSizer, OpenTarget
 from workers.delivery.redelivery_requests import FOLDER
 from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
