@@ -151,12 +151,19 @@ def _expiry() -> sa.Select[Any]:
 
 
 def _behind_or_leased() -> sa.Select[Any]:
-    """Build the query for targets with a cursor behind or leased: the first free position, and the next expiry."""
-    c, now = tables.cursors.c, sa.bindparam("now", type_=sa.BigInteger)
-    position = sa.func.min(sa.case((c.leased_until < now, c.position)))
+    """Build the query for targets with a cursor behind or leased: the first free position, and the next expiry.
+
+    Cursors of targets that are unavailable, paused or disabled are not behind: nothing can be delivered there.
+    """
+    c, t, now = tables.cursors.c, tables.targets.c, sa.bindparam("now", type_=sa.BigInteger)
+    is_available = sa.and_(
+        t.enabled, sa.not_(t.paused), t.problem == "", sa.or_(t.breaker == "closed", t.resume_at <= now)
+    )
+    position = sa.func.min(sa.case((sa.and_(c.leased_until < now, is_available), c.position)))
     return (
         sa.select(c.target_id, position.label("position"))
         .add_columns(sa.func.min(sa.case((c.leased_until >= now, c.leased_until + 1))).label("expiry"))
+        .join_from(tables.cursors, tables.targets, c.target_id == t.id)
         .where(c.replay_id == WHOLE_LOG)
         .group_by(c.target_id)
         .having(sa.or_(position < sa.bindparam("near", type_=sa.BigInteger), sa.func.max(c.leased_until) >= now))

@@ -45,7 +45,8 @@ class Log:
     """Append to the log. Create one object for each process, and use it from one thread at a time.
 
     With `matched_before`, the callers match events themselves (`Routing.matching` of `routing`, which any thread may
-    read); if the rules or targets have changed meanwhile, `append` raises `RoutingChanged` and has the new ones.
+    read); if the rules or targets have changed meanwhile, `append` raises `RoutingChanged` and has the new ones. If
+    they change again and again, it matches under the lock, so that intake goes on.
     """
 
     def __init__(self, database: Database, *, matched_before: bool = False) -> None:
@@ -57,6 +58,7 @@ class Log:
         self._buckets = Remembered()
         self._settled: dict[int, int] = {}  # lower bounds by target, because `settled` only grows
         self._partitions = 0
+        self._changes = 0  # of targets or rules, in a row, each of which an append has met
         # Whether the last append recorded every event for every target: then the next one will most likely, too.
         self._usual = False
 
@@ -96,14 +98,17 @@ class Log:
             if self._append_at_once(batch, promised):
                 return answers
         append = partial(self._append_under_lock, requests, promised, routed, only_target, guard, action)
-        for _ in range(_MATCHED_AGAIN):
+        while True:
             try:
-                return append(reads_changes=False)
+                answers = append(reads_changes=self._changes >= _MATCHED_AGAIN)
             except RoutingChanged:
                 self._read_routing()
-                if self._matched_before:
+                self._changes += 1
+                if self._matched_before and self._changes < _MATCHED_AGAIN:
                     raise
-        return append(reads_changes=True)
+            else:
+                self._changes = 0
+                return answers
 
     def append_within(self, events: Sequence[Event], seconds: float) -> Receipt | QueueFull | None:
         """Record one request's events if one round trip is enough; it takes that many seconds, and one more, at most.
