@@ -394,7 +394,10 @@ class PartitionWorker:
             work.opened = False
             raise
         except TargetUnavailable as error:
-            outcomes = [Unavailable(error.reason, error.retry_after, error.pause, unreachable=True)] * len(events)
+            unavailable = Unavailable(
+                error.reason, error.retry_after, error.pause, unreachable=True, may_arrive=error.may_arrive
+            )
+            outcomes = [unavailable] * len(events)
         except Exception as error:
             # A defect of an adapter must not stop the partition: it counts as a failed attempt at the events, which
             # makes it visible and bounds the number of attempts.

@@ -45,7 +45,7 @@ class _Request:
         """Decode a request. Raises `ValueError`, `LookupError` or `TypeError` for any other content."""
         content = orjson.loads(text)
         written = {(int(partition), int(key_hash)): int(seq) for partition, key_hash, seq in content["objects"]}
-        return cls(int(content["target"]), written, int(content["due"]))
+        return cls(int(content["target"]), written, int(content.get("due", 0)))
 
 
 class RedeliveryRequests:

@@ -71,10 +71,12 @@ class Deadline:
         """Cut the connections."""
         self.expired = True
         for descriptor in self._wires:
-            wire = socket.socket(fileno=descriptor)
-            with contextlib.suppress(OSError):
-                wire.shutdown(socket.SHUT_RDWR)
-            wire.detach()
+            with contextlib.suppress(OSError):  # the watchdog goes on whatever the descriptor is
+                wire = socket.socket(fileno=descriptor)
+                try:
+                    wire.shutdown(socket.SHUT_RDWR)
+                finally:
+                    wire.detach()
 
 
 def watch(descriptor: int) -> None:
