@@ -39,5 +39,6 @@ def postgresql_url(host: str, port: int, database: str) -> str:
 
 
 def _place(host: str, port: int) -> str:
-    check_host(host)  # a driver does not decode it, so it cannot be encoded
+    # A driver does not decode it, so it cannot be encoded. Names of containers may have a `_`.
+    check_host(host.replace("_", "x"))
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

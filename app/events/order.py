@@ -16,7 +16,7 @@ from app.events.errors import BadRecord, excerpt
 
 _HEX = re.compile("[0-9A-F]+")
 _FRACTION = re.compile(r"\.([0-9]{1,9})")
-_LONGEST_SEQUENCER = 64  # characters, as the outbox's column
+LONGEST_SEQUENCER = 64  # characters, as the outbox's column
 _DIGITS = 16  # of nanoseconds since 1970, until the year 2554
 _NANOSECONDS = 10**9
 _WIDTHS = (20, 36, 64)  # of values that follow another one: a time, a time and a counter, anything
@@ -29,8 +29,11 @@ def comparable(sequencer: str) -> str:
 
 
 def from_time(nanoseconds: int, rest: str = "") -> str:
-    """Return the value of a time (since 1970); `rest`, in hexadecimal, orders what has the same time."""
-    return f"{nanoseconds:0{_DIGITS}X}{rest}"
+    """Return the value of a time (since 1970); `rest`, in hexadecimal, orders what has the same time.
+
+    A time after 2554 is the last of that year, and the value has at most 64 digits, which the outbox can store.
+    """
+    return f"{min(nanoseconds, 16**_DIGITS - 1):0{_DIGITS}X}{rest}"[:LONGEST_SEQUENCER]
 
 
 def following(value: str) -> str:
@@ -58,8 +61,8 @@ def sequencer_of(record: Mapping[str, Any]) -> str:
     sequencer = thing.get("sequencer") if isinstance(thing, dict) else None
     if sequencer is None:
         return ""
-    if type(sequencer) is not str or len(sequencer) > _LONGEST_SEQUENCER or "\0" in sequencer:
-        limit = f" of at most {_LONGEST_SEQUENCER} characters, none of them U+0000" if sequencer else ""
+    if type(sequencer) is not str or len(sequencer) > LONGEST_SEQUENCER or "\0" in sequencer:
+        limit = f" of at most {LONGEST_SEQUENCER} characters, none of them U+0000" if sequencer else ""
         raise BadRecord("s3.object.sequencer", f"is {excerpt(sequencer)}; it must be text, or left out{limit}")
     return sequencer
 

@@ -59,11 +59,13 @@ class Slots:
             self._waiting[connection] = None
             self._make_room()
         self._free.release()
-        self._add_threads(1)
         try:
-            yield
+            self._add_threads(1)
+            try:
+                yield
+            finally:
+                self._add_threads(-1)
         finally:
-            self._add_threads(-1)
             with self._lock:
                 self._waiting.pop(connection, None)
             self.__enter__()

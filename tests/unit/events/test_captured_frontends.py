@@ -316,3 +316,10 @@ def test_the_order_of_a_recorded_event_can_be_read_from_its_record(file: str, on
     if one["kind"] != KEYLESS:
         for event in parse(one["body"].encode(), one["headers"], now_ms=NOW).events:
             assert order_of(event.record) == comparable(event.sequencer)
+
+
+def test_the_order_of_a_tag_of_aws_can_be_read_from_its_record() -> None:
+    thing = {"key": "k", "sequencer": "0065AED6B1B2C3D4E5"}
+    sent = {"eventSource": "aws:s3", "eventName": "ObjectTagging:Put", "s3": {"bucket": {"name": "b"}, "object": thing}}
+    [event] = taken({"Records": [sent]}).events
+    assert order_of(event.record) == comparable(event.sequencer) == "17ACC6E41080E2EDB2C3D4E5"
