@@ -6,6 +6,7 @@ from app.api.errors import PROBLEM_TYPES
 from app.api.serialization import MAX_TEXT_LENGTH
 from app.config.settings import SCOPES
 from app.config.targets.registry import TYPES
+from app.events.frontends import S3_FRONTENDS
 from app.events.names import AGGREGATES, EVERY, KNOWN
 from app.manifest.document import schema as document_schema
 from app.outbox.audit import ACTIONS
@@ -382,14 +383,16 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "GivenUp": _object(given_up=_NUMBER),
     "Tokens": _object(
         tokens={"type": "array", "items": _object(
-            name=_TEXT, scopes=_SCOPES, **_LIMITS, origin={**_TEXT, "enum": ["environment", "stored"]},
+            name=_TEXT, scopes=_SCOPES, **_LIMITS, frontend=_TEXT, origin={**_TEXT, "enum": ["environment", "stored"]},
             created_at=_TIME,
         )},
     ),
-    "NewToken": _with("name scopes", _object(name=_TOKEN_NAME, scopes=_SCOPES, **_LIMITS))
+    "NewToken": _with("name scopes", _object(
+        name=_TOKEN_NAME, scopes=_SCOPES, **_LIMITS, frontend={**_TEXT, "enum": ["", *sorted(S3_FRONTENDS)]},
+    ))
     | {"additionalProperties": False},
     "CreatedToken": _object(
-        name=_TEXT, scopes=_SCOPES, **_LIMITS, token={**_TEXT, "description": "it is not stored"}
+        name=_TEXT, scopes=_SCOPES, **_LIMITS, frontend=_TEXT, token={**_TEXT, "description": "it is not stored"}
     ),
     "MatchedEvent": _with("bucket event", _object(
         bucket=_NAME, key={"$ref": "#/components/schemas/Text"},

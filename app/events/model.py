@@ -19,6 +19,8 @@ class Effect(enum.Enum):
 class Event(NamedTuple):
     """One record. `record` is its JSON as MinIO would encode it (§1.5); `time` is milliseconds since 1970.
 
+    `sequencer` orders the object's events (`app.events.order`); it need not be the one in the record.
+
     `trace` is the trace context that came with it, as `app.events.trace` writes it; "" without one. It describes how
     the event was sent, not what happened, so it is not part of the `id`.
 

@@ -56,9 +56,23 @@ MINIO: frozenset[str] = frozenset(
     )
 )
 
-_EXPIRATION = _family("s3:ObjectLifecycle:Expiration", "Current", "NonCurrent", "DeleteMarker", "AbortMultipartUpload")
-_LIFECYCLE_TRANSITION = _family("s3:ObjectLifecycle:Transition", "Current", "NonCurrent")
-_SYNCED = _family("s3:ObjectSynced", "Create", "Delete", "DeletionMarkerCreated")
+_LIFECYCLES = ("Expiration", "Transition")
+# Ceph's documentation and its code spell some names differently, and its notifications accept two names of a family.
+_EXPIRATION = _family(
+    "s3:ObjectLifecycle:Expiration",
+    "Current",
+    "NonCurrent",
+    "Noncurrent",
+    "DeleteMarker",
+    "AbortMultipartUpload",
+    "AbortMPU",
+)
+_LIFECYCLE_TRANSITION = _family("s3:ObjectLifecycle:Transition", "Current", "NonCurrent", "Noncurrent")
+_SYNCED = tuple(
+    name
+    for prefix in ("s3:ObjectSynced", "s3:Replication")
+    for name in _family(prefix, "Create", "Delete", "DeletionMarkerCreated")
+)
 CEPH: frozenset[str] = frozenset((*_EXPIRATION, *_LIFECYCLE_TRANSITION, *_SYNCED))
 
 _EXPIRED = _family("s3:LifecycleExpiration", "Delete", "DeleteMarkerCreated")
@@ -94,14 +108,14 @@ SERVICE: frozenset[str] = frozenset(
 
 KNOWN: frozenset[str] = MINIO | CEPH | AWS | SERVICE | {"s3:BucketCreated", "s3:BucketRemoved"}
 
-# As in MinIO (§1.2). In addition: the Scanner family, for which MinIO has no name, the families of Ceph and AWS, and
-# AWS's third restore name. `s3:LifecycleDelMarkerExpiration:Delete` belongs to none of them.
+# As in MinIO (§1.2). In addition: the Scanner family, for which MinIO has no name, the families of Ceph and AWS, Ceph's
+# replicated objects, and AWS's third restore name. `s3:LifecycleDelMarkerExpiration:Delete` belongs to none of them.
 AGGREGATES: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "s3:ObjectAccessed:*": frozenset(_ACCESSED),
         "s3:ObjectCreated:*": frozenset(_CREATED),
         "s3:ObjectRemoved:*": frozenset(_REMOVED),
-        "s3:Replication:*": frozenset(_REPLICATION),
+        "s3:Replication:*": frozenset((*_REPLICATION, *_SYNCED)),
         "s3:ObjectRestore:*": frozenset((*_RESTORE, "s3:ObjectRestore:Delete")),
         "s3:ObjectTransition:*": frozenset(_TRANSITION),
         "s3:Scanner:*": frozenset(_SCANNER),
@@ -117,11 +131,17 @@ AGGREGATES: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 
+# Names of one event: a rule for either gets both. The last one has a name that no event has once it is recorded.
 _BOTH_SPELLINGS = {
-    spelling: frozenset((name, f"{name}:*"))
-    for name in ("s3:BucketCreated", "s3:BucketRemoved")
-    for spelling in (name, f"{name}:*")
-}
+    spelling: frozenset(spellings)
+    for spellings in (
+        *((name, f"{name}:*") for name in ("s3:BucketCreated", "s3:BucketRemoved")),
+        *((f"s3:ObjectLifecycle:{kind}:NonCurrent", f"s3:ObjectLifecycle:{kind}:Noncurrent") for kind in _LIFECYCLES),
+        ("s3:ObjectLifecycle:Expiration:AbortMultipartUpload", "s3:ObjectLifecycle:Expiration:AbortMPU"),
+        *zip(_SYNCED[:3], _SYNCED[3:], strict=True),
+    )
+    for spelling in spellings
+} | {"s3:ObjectRemoved:DeleteObjects": frozenset(("s3:ObjectRemoved:Delete",))}
 
 # The words of `mc event add --event` (§1.2).
 SHORTHANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -154,8 +174,8 @@ def is_known(name: str) -> bool:
 def expand(name: str) -> frozenset[str]:
     """Return the event names that a rule's name includes: itself, or the members of an aggregate.
 
-    `EVERY` returns itself, because it includes unknown names. Either spelling of a bucket event returns both. `mc`'s
-    words are not names: see `shorthand`. Raises `UnknownEventName`.
+    `EVERY` returns itself, because it includes unknown names. Either spelling of an event returns both. `mc`'s words
+    are not names: see `shorthand`. Raises `UnknownEventName`.
     """
     if name == EVERY:
         return frozenset((EVERY,))

@@ -1,25 +1,28 @@
 """Make an event from a normalized record: read and check the members that the service uses."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from app.events import minio_json
 from app.events.errors import BadRecord, excerpt
 from app.events.model import Event
 from app.events.names import is_known
+from app.events.order import sequencer_of
 
 # The limits of the outbox's columns; all are above S3's own limits.
 _MAX_NAME = 255
 _MAX_BUCKET = 255
 _MAX_VERSION = 1024
-_MAX_SEQUENCER = 64
 MAX_KEY_BYTES = 4096
 
 _KEYLESS = ("s3:Bucket", "s3:Scanner:")  # events of a bucket, or of the root folder
 _NO_VERSION = "1"  # sent by MinIO until 2018 if there was no version (§1.9)
 
 
-def event_of(record: dict[str, Any], arrived: int, nesting: int) -> Event:
-    """Make an event from a record. Raises `BadRecord`.
+def event_of(
+    record: dict[str, Any], arrived: int, nesting: int, order: Callable[[Mapping[str, Any]], str] = sequencer_of
+) -> Event:
+    """Make an event from a record; `order` is that of its frontend. Raises `BadRecord`.
 
     Its time is the record's, or `arrived` (milliseconds since 1970) if the record has no valid time. The record is not
     changed. `nesting` is how deep objects and arrays may be nested.
@@ -40,7 +43,6 @@ def event_of(record: dict[str, Any], arrived: int, nesting: int) -> Event:
     if len(key) > MAX_KEY_BYTES // 4 and len(key.encode()) > MAX_KEY_BYTES:
         raise BadRecord("s3.object.key", f"has {len(key.encode())} bytes; at most {MAX_KEY_BYTES} are allowed")
     version = _optional(thing, "versionId", _MAX_VERSION) if "versionId" in thing else ""
-    sequencer = _optional(thing, "sequencer", _MAX_SEQUENCER) if "sequencer" in thing else ""
     moment = record.get("eventTime")
     time = minio_json.milliseconds(moment) if type(moment) is str else None
     text = _text(record, nesting)
@@ -50,7 +52,7 @@ def event_of(record: dict[str, Any], arrived: int, nesting: int) -> Event:
         bucket,
         key,
         "" if version == _NO_VERSION else version,
-        sequencer,
+        order(record),
         arrived if time is None else time,
         text,
     )

@@ -7,7 +7,18 @@ from urllib.parse import unquote
 
 from app.events import minio_json
 from app.events.errors import BadEvents, BadRecord
-from app.events.frontends import Item, Location, Normalized, SnsConfirmation, Traced, format_location, items
+from app.events.frontends import (
+    Frontend,
+    Item,
+    Location,
+    Normalized,
+    SnsConfirmation,
+    Traced,
+    format_location,
+    items,
+)
+from app.events.frontends.detect import REFUSED
+from app.events.frontends.envelopes import form_message
 from app.events.limits import Allowance, Limits
 from app.events.model import Event
 from app.events.normalize import event_of
@@ -21,6 +32,7 @@ _LINES = frozenset(f"application/{kind}" for kind in ("x-ndjson", "ndjson", "jso
 _DEFAULT = Limits()
 _NOT_BLANK = re.compile(rb"\S")
 _OBJECT = ord("{")
+_FORM = b"Action="  # a call of SNS's API in place of a message, which only begins with a brace or a bracket
 _TRACE = frozenset(("traceparent", "tracestate", "ce-traceparent", "ce-tracestate"))
 HEADERS = ("content-type", *sorted(_TRACE))  # those of a request that matter to `parse`
 
@@ -49,19 +61,26 @@ class Parsed:
 
 
 def parse(
-    body: bytes, headers: Mapping[str, str], *, now_ms: int, limits: Limits = _DEFAULT, partial: bool = False
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    now_ms: int,
+    limits: Limits = _DEFAULT,
+    partial: bool = False,
+    sender: Frontend | None = None,
 ) -> Parsed:
     """Return the events of a body, in order and including duplicates.
 
     The events have the trace context of the request, or of the CloudEvent that contains them, if it is valid. The body
     is one JSON value or several in lines, recognised by its content and by `Content-Type`; it must have been
-    decompressed. `now_ms` (milliseconds since 1970) is the time of events without a time. Raises `BadEvents`, and only
-    that. With `partial` an invalid record is left out and described in `refused`, but a body that is no JSON at all or
-    exceeds the limits (413) is still refused as a whole.
+    decompressed. Records of S3's form are those of `sender`; without it each record tells its sender. `now_ms`
+    (milliseconds since 1970) is the time of events without a time. Raises `BadEvents`, and only that. With `partial` an
+    invalid record is left out and described in `refused`, but a body that is no JSON at all or exceeds the limits (413)
+    is still refused as a whole.
     """
     parsed = Parsed()
     allowance = Allowance(limits)
-    for index, (line, item) in enumerate(_items(body, headers, allowance)):
+    for index, (line, item) in enumerate(_items(body, headers, allowance, sender)):
         allowance.take_record()
         first = len(parsed.events)
         try:
@@ -99,20 +118,20 @@ def _trace(headers: Mapping[str, str]) -> str:
 
 
 def _take(item: Item, parsed: Parsed, now_ms: int, nesting: int) -> None:
-    normalise, thing, where = item
-    made = normalise(thing)
+    sender, thing, where = item
+    made = sender.normalize(thing)
     if isinstance(made, dict):  # nearly every record
-        parsed.events.append(event_of(made, now_ms, nesting))
+        parsed.events.append(event_of(made, now_ms, nesting, sender.order))
     else:
-        _keep(made, where, parsed, now_ms, nesting)
+        _keep(made, sender, where, parsed, now_ms, nesting)
 
 
-def _keep(made: Normalized, where: Location, parsed: Parsed, now_ms: int, nesting: int) -> None:
+def _keep(made: Normalized, sender: Frontend, where: Location, parsed: Parsed, now_ms: int, nesting: int) -> None:
     if isinstance(made, dict):
-        parsed.events.append(event_of(made, now_ms, nesting))
+        parsed.events.append(event_of(made, now_ms, nesting, sender.order))
     elif isinstance(made, Traced):
         first = len(parsed.events)
-        _keep(made.made, where, parsed, now_ms, nesting)
+        _keep(made.made, sender, where, parsed, now_ms, nesting)
         parsed.events[first:] = _with_trace(parsed.events[first:], made.trace)
     elif isinstance(made, SnsConfirmation):
         if where is None:
@@ -121,7 +140,7 @@ def _keep(made: Normalized, where: Location, parsed: Parsed, now_ms: int, nestin
             parsed.ignored += 1
     elif made:
         # All or none: half of a rename would lose an object or add one.
-        parsed.events.extend([event_of(record, now_ms, nesting) for record in made])
+        parsed.events.extend([event_of(record, now_ms, nesting, sender.order) for record in made])
     else:
         parsed.ignored += 1
 
@@ -141,22 +160,33 @@ def _describe_problem(problem: BadRecord, index: int, line: int, item: Item) -> 
     return ".".join(filter(None, (outer, inner))), f"{at}: {problem.field} {problem.problem}."
 
 
-def _items(body: bytes, headers: Mapping[str, str], allowance: Allowance) -> Iterator[tuple[int, Item]]:
+def _items(
+    body: bytes, headers: Mapping[str, str], allowance: Allowance, sender: Frontend | None
+) -> Iterator[tuple[int, Item]]:
     """Yield the records of the body's JSON values, each with its line from 1; 0 in a body of one value."""
     begins = _NOT_BLANK.search(body)
     if begins is None:
         raise BadEvents("The body is empty; it must be JSON with at least one record.", offset=0)
     allowance.check_text(body)
+    if body.startswith(_FORM):
+        try:
+            message = form_message(body, allowance)
+        except BadRecord as problem:
+            yield 0, (REFUSED, problem, None)
+            return
+        for item in items(message, allowance, sender, (None, "Message")):
+            yield 0, item
+        return
     long_numbers = minio_json.holds_long_numbers(body)
     # Check for undeclared lines first: finding out that a long body is not one value costs more.
     if _content_type(headers) in _LINES or _looks_like_lines(body, begins.start()):
-        yield from _lines(body, allowance, long_numbers)
+        yield from _lines(body, allowance, sender, long_numbers)
         return
     try:
         value = minio_json.load(body, long_numbers=long_numbers)
     except minio_json.BadJson as problem:
         raise BadEvents(f"The body is not JSON: at byte {problem.offset}, {problem}.", offset=problem.offset) from None
-    for item in items(value, allowance):
+    for item in items(value, allowance, sender):
         yield 0, item
 
 
@@ -179,7 +209,9 @@ def _looks_like_lines(body: bytes, begins: int) -> bool:
     return True
 
 
-def _lines(body: bytes, allowance: Allowance, long_numbers: bool) -> Iterator[tuple[int, Item]]:
+def _lines(
+    body: bytes, allowance: Allowance, sender: Frontend | None, long_numbers: bool
+) -> Iterator[tuple[int, Item]]:
     """Parse line by line, so that only one line's objects exist at a time; skip runs of blank lines at once."""
     number, start = 1, 0
     while start < len(body):
@@ -196,13 +228,9 @@ def _lines(body: bytes, allowance: Allowance, long_numbers: bool) -> Iterator[tu
         except minio_json.BadJson as problem:
             offset = start + problem.offset
             said = f"is not JSON: at byte {offset} of the body, {problem}"
-            yield number, (_unreadable, BadRecord("it", said, offset), None)
+            yield number, (REFUSED, BadRecord("it", said, offset), None)
         else:
-            for item in items(value, allowance):
+            for item in items(value, allowance, sender):
                 yield number, item
             del value
         number, start = number + 1, ends + 1
-
-
-def _unreadable(problem: BadRecord) -> tuple[()]:
-    raise problem

@@ -9,17 +9,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from app.events.effects import NULL, ContentChange, content_change, is_concrete
-from app.events.sequencer import comparable
+from app.events.order import comparable
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One event of the key's history; `seq` is its position in the log, `sequencer` is as sent or comparable."""
+    """One event of the key's history; `seq` is its position in the log, `sequencer` is as sent or comparable.
+
+    `hides_older` is whether it removes a version that may have got a marker on top instead (`frontends.ceph.expires`).
+    """
 
     seq: int
     name: str
     version: str
     sequencer: str
+    hides_older: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,7 @@ class Fold:
     * A creation is a layer; creating a version again, or the null version, replaces its layer.
     * A marker is a layer without object. If its version is named again with a newer sequencer, the marker itself was
       removed (as MinIO: §1.1); with the same sequencer it is a repeat (§1.7).
+    * A version that Ceph's lifecycle expires hides everything older: it was removed, or got a marker on top.
     * A removal without version, the removal of all versions, and a marker without its own version (Ceph names the
       version beneath, §12.2) cover everything older.
     """
@@ -162,6 +167,8 @@ class Fold:
         after = before.after(change, place, sequencer)
         if is_concrete(version) and after.created is not None and after.marked_last is not None:
             key.cover = _later(key.cover, after.marked_last)
+        if entry.hides_older and is_concrete(version) and after.created is not None:
+            key.cover = _later(key.cover, after.created)
         key.created |= after.created is not None
         key.unexplained += after.unexplained(version) - before.unexplained(version)
         if after != before:

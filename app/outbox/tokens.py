@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 import sqlalchemy as sa
@@ -23,6 +24,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
 from app.config.settings import SCOPES, ApiToken, Settings, hash_token
+from app.events.frontends import S3_FRONTENDS
 from app.outbox import audit, sessions, tables
 from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.database import Database, now_ms
@@ -58,6 +60,7 @@ class StoredToken:
     created_at: int
     buckets: Sequence[str] = ()
     targets: Sequence[str] = ()
+    frontend: str = ""
 
 
 class Tokens:
@@ -78,11 +81,18 @@ class Tokens:
         )  # in a thread of its own: the request never waits for it
 
     def create(
-        self, name: str, scopes: Collection[str], *, buckets: Sequence[str] = (), targets: Sequence[TargetId] = ()
+        self,
+        name: str,
+        scopes: Collection[str],
+        *,
+        buckets: Sequence[str] = (),
+        targets: Sequence[TargetId] = (),
+        frontend: str = "",
     ) -> str:
         """Create a token and return it; it cannot be shown again. Raises `BadValue` or `TokenExists`.
 
-        With buckets or targets it is limited to these; neither has to exist.
+        With buckets or targets it is limited to these; neither has to exist. With a frontend, the records that are
+        posted with it are read as that one's.
         """
         if not _NAME.fullmatch(name):
             raise BadValue("is not a valid name of a token", "use 1 to 64 letters, digits, _ - or .")
@@ -97,11 +107,16 @@ class Tokens:
             raise BadValue(
                 "names a bucket that cannot be", f"give names of 1 to {_LONGEST_BUCKET} characters, and no *"
             )
+        if frontend and frontend not in S3_FRONTENDS:
+            raise BadValue(
+                f"names no frontend, but {frontend[:64]!r}", did_you_mean(frontend[:64], sorted(S3_FRONTENDS))
+            )
         if any(token.name == name for token in self._configured):
             raise TokenExists(f"BUCKETWIRE_API_TOKENS has a token {name!r}; choose another name")
         token = _PREFIX + secrets.token_urlsafe(32)
         limits = {"buckets": sorted(set(buckets)), "targets": sorted(set(map(str, targets)))}
-        limited = {kind: names for kind, names in limits.items() if names}
+        limited: dict[str, Any] = {kind: names for kind, names in limits.items() if names}
+        limited |= {"frontend": frontend} if frontend else {}
         row = {"name": name, "digest": hash_token(token), "scopes": " ".join(sorted(set(scopes)))}
         row["limits"] = json.dumps(limited) if limited else ""  # ASCII, which every database takes
         self._record()
@@ -123,7 +138,7 @@ class Tokens:
         with self._database.reading() as connection:
             rows = connection.execute(tokens).all()
         return configured + [
-            StoredToken(row.name, frozenset(row.scopes.split()), "stored", row.created_at, *_limits(row.limits))
+            StoredToken(row.name, frozenset(row.scopes.split()), "stored", row.created_at, **_limits(row.limits))
             for row in rows
         ]
 
@@ -178,14 +193,14 @@ class Tokens:
         if self._memory is None or not self._memory.exists():
             raise TokensUnknown("the tokens are in the database, which cannot be read") from result.error
         rows = orjson.loads(self._memory.read_bytes())
-        return [ApiToken(name, frozenset(scopes), digest, *_limits(limits)) for name, scopes, digest, limits in rows]
+        return [ApiToken(name, frozenset(scopes), digest, **_limits(limits)) for name, scopes, digest, limits in rows]
 
     def _read(self) -> Sequence[ApiToken]:
         with self._database.reading() as connection:
             rows = connection.execute(
                 sa.select(tables.tokens.c.name, tables.tokens.c.scopes, tables.tokens.c.digest, tables.tokens.c.limits)
             ).all()
-        tokens = [ApiToken(row.name, frozenset(row.scopes.split()), row.digest, *_limits(row.limits)) for row in rows]
+        tokens = [ApiToken(row.name, frozenset(row.scopes.split()), row.digest, **_limits(row.limits)) for row in rows]
         if tokens and all(token.name != _RECORD for token in tokens):
             self._recorded.get()  # an earlier version created them
         if self._memory is not None and tokens != self._remembered:
@@ -206,15 +221,21 @@ class Tokens:
             connection.execute(tables.tokens.insert().values(**row))
 
 
-def _limits(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the buckets and the targets to which a token is limited."""
+def _limits(text: str) -> dict[str, Any]:
+    """Return the buckets and the targets to which a token is limited, and the frontend that posts with it."""
     limits = orjson.loads(text or "{}")
-    return tuple(limits.get("buckets", ())), tuple(limits.get("targets", ()))
+    listed = {kind: tuple(limits.get(kind, ())) for kind in ("buckets", "targets")}
+    return {**listed, "frontend": limits.get("frontend", "")}
 
 
 def _remembered(tokens: Sequence[ApiToken]) -> Sequence[Sequence[object]]:
     return [
-        [one.name, sorted(one.scopes), one.digest, json.dumps({"buckets": one.buckets, "targets": one.targets})]
+        [
+            one.name,
+            sorted(one.scopes),
+            one.digest,
+            json.dumps({"buckets": one.buckets, "targets": one.targets, "frontend": one.frontend}),
+        ]
         for one in tokens
     ]
 

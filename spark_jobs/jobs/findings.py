@@ -17,18 +17,16 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.effects import ContentChange, names
 from app.rules.model import Rule
+from spark_jobs.jobs.repair_events import CLOCK_SKEW
 from spark_jobs.jobs.sizes import Sizes
 from spark_jobs.key_groups import KEY_HASH, by_key, one_per_key
 from spark_jobs.rule_predicates import rule_predicates
-from spark_jobs.schemas import DIFFERENCES, FINDINGS, LISTING, NAMESPACE, PATHS, integer, milliseconds, version
+from spark_jobs.schemas import DIFFERENCES, FINDINGS, LISTING, NAMESPACE, PATHS, etag, integer, milliseconds, version
 
 MISSING, STALE, ORPHANED, MALFORMED, UNMATCHED = "missing", "stale", "orphaned", "malformed", "unmatched"
 DRIFT = (MISSING, STALE, ORPHANED, MALFORMED)
 _NOOP_REMOVAL = "s3:ObjectRemoved:NoOP"
 REMOVALS = (ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED)
-
-# An event's time is when it was sent, an object's when it was written, and the clocks of several machines differ.
-CLOCK_SKEW = 60_000  # ms
 
 # An event's document, as far as ROWS need it: every text as it is written there.
 _DOCUMENT = (
@@ -60,13 +58,13 @@ def namespace_by_key(rows: DataFrame, bucket: str) -> DataFrame:
 
 
 def parsed(rows: DataFrame, bucket: str) -> DataFrame:
-    """Return each of the ROWS as a row of a NAMESPACE."""
+    """Return each of the ROWS as a row of a NAMESPACE. Some frontends quote ETags as S3's headers do."""
     sound = F.col("name").isNotNull() & (F.col("bucket") == bucket) & is_encoded(F.col("object"), F.col("key"))
     return rows.select(
         "key",
         F.coalesce(sound, F.lit(False)).alias("sound"),
         "name",
-        "etag",
+        etag(F.col("etag")).alias("etag"),
         integer(F.col("size")).alias("size"),
         version(F.col("version")).alias("version"),
         "sequencer",

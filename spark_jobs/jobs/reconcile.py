@@ -226,7 +226,7 @@ def _repair(
         after=after,
         listed_at=listed_at,
         limits=config.limits,
-        newest_sequencers=lambda keys: r.newest_sequencers(database, config.bucket, keys),
+        newest_sequencers=lambda keys: r.newest_sequencers(database, config.bucket, keys, mirror=config.target),
     )
     if too_many:
         return repaired, (

@@ -5,13 +5,14 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from app.events.frontends import order_of
 from app.outbox.engine.database import Database
 from app.outbox.log.log_reader import journal_rows
 
-# As the log stores them; times are milliseconds since 1970.
+# As the log stores them, each with its comparable sequencer; times are milliseconds since 1970.
 RECORDED = (
     "seq bigint, received_at bigint, id string, time bigint, name string, bucket string, key string, version string, "
-    "record string"
+    "sequencer string, record string"
 )
 _BATCH_SIZE = 5000  # events that a task has in memory at a time
 
@@ -34,6 +35,8 @@ def _events(url: str, partitions: int, windows: Iterable[tuple[int, int]]) -> It
     database = Database(url, pool_size=1, patience=None)
     try:
         for after, last in windows:
-            yield from map(tuple, journal_rows(database, partitions, after, last))
+            for *columns, sequencer, record in journal_rows(database, partitions, after, last):
+                # The log keeps it only of events that supersede others.
+                yield *columns, sequencer or order_of(record), record
     finally:
         database.close()

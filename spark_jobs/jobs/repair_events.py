@@ -1,9 +1,10 @@
 """Make events that repair drift, and events for objects that were never reported: ordinary records for one target.
 
-A repair must not undo what happens after the bucket was listed. So its sequencer is only just greater than the newest
-one that the log and the row have for the object; if neither has one, it is the object's modification time. Every later
-event of the bucket is newer. The record depends on nothing but the finding, so the same finding is the same event,
-whose id is recorded once.
+A repair must not undo what happens after the bucket was listed, whichever frontend reports it. So its place in the
+object's order (`app.events.order`) follows from what the bucket says: an object's modification time; for an object
+that is gone, a time before the listing by which the clocks of two hosts may differ. If the outbox or the row knows a
+newer place, it is just above that. Every later event of the bucket is newer. The record depends on nothing but the
+finding, so the same finding is the same event, whose id is recorded once.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,10 +13,11 @@ from typing import Any
 
 from app.config.arn import TargetId
 from app.events.minio_json import encode_key, timestamp
-from app.events.sequencer import comparable
+from app.events.order import comparable, following, from_time
 
 RECONCILE_SOURCE, BACKFILL_SOURCE = "bucketwire:reconcile", "bucketwire:backfill"
-_SEQUENCER_DIGITS = 16  # of a sequencer as MinIO writes it: nanoseconds since 1970
+CLOCK_SKEW = 60_000  # ms by which the clocks of this host and of the frontend may differ
+_SECOND = 1000  # ms; some frontends tell no fractions
 _NANOSECONDS = 1_000_000  # in a millisecond
 PUT, MULTIPART = "s3:ObjectCreated:Put", "s3:ObjectCreated:CompleteMultipartUpload"
 _DELETE = "s3:ObjectRemoved:Delete"
@@ -31,13 +33,17 @@ def repair_event(
 ) -> dict[str, Any]:
     """Return the event that repairs a finding.
 
-    `newest_sequencer` is the log's greatest sequencer of the object, "" for none; `listed_at` is when the bucket was
-    listed, in milliseconds since 1970.
+    `newest_sequencer` is the greatest of the object that the outbox knows, "" for none; `listed_at` is when the bucket
+    was listed, in milliseconds since 1970.
     """
     removal = is_removal(finding)
     event_time = listed_at if removal else finding["modified"]
     s3_object = {"key": encode_key(finding["key"])} if removal else _s3_object(finding)
-    s3_object["sequencer"] = sequencer(newest_sequencer, finding["row_sequencer"] or "", event_time)
+    row = comparable(finding["row_sequencer"] or "")
+    if row > _time(listed_at + CLOCK_SKEW):
+        row = ""  # that of a frontend whose sequencers are not in their order
+    time = (listed_at - CLOCK_SKEW) // _SECOND * _SECOND if removal else event_time
+    s3_object["sequencer"] = sequencer(newest_sequencer, row, time)
     name = _DELETE if removal else _creation_event(finding)
     extra = {"x-bucketwire-finding": finding["kind"]}
     return _record(name, bucket, s3_object, event_time, RECONCILE_SOURCE, target, extra)
@@ -90,12 +96,16 @@ def _record(
 
 
 def sequencer(log: str, row: str, modified: int) -> str:
-    """Return a sequencer just above those of the log and the row; without either, the modification time (ms)."""
-    known = max(comparable(log), comparable(row))
-    time = comparable(f"{modified * _NANOSECONDS:X}")
-    if not known or (known < time and len(known) <= _SEQUENCER_DIGITS and known[:1] == time[:1]):
-        return time.ljust(_SEQUENCER_DIGITS, "0")
-    return known.ljust(_SEQUENCER_DIGITS, "0") + "1"
+    """Return a sequencer just above those of the log and the row, and not before a time (ms)."""
+    known, time = comparable(log), _time(modified)
+    if known and known[:1] != time[:1]:
+        return following(known)  # of a sender whose sequencers are no times, so a time orders nothing
+    newest = max(known, comparable(row))
+    return following(newest) if newest >= time else from_time(modified * _NANOSECONDS)
+
+
+def _time(milliseconds: int) -> str:
+    return comparable(from_time(milliseconds * _NANOSECONDS))
 
 
 def request_body(records: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:

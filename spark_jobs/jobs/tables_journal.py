@@ -29,7 +29,7 @@ CREATE, UPDATE, DELETE, ACCESS, OTHER = "CREATE", "UPDATE_METADATA", "DELETE", "
 _RECORD = (
     "eventSource string, userIdentity struct<principalId: string>, requestParameters struct<sourceIPAddress: string>, "
     "responseElements struct<`x-amz-request-id`: string>, source struct<host: string>, "
-    "s3 struct<object: struct<size: string, eTag: string, contentType: string, sequencer: string, "
+    "s3 struct<object: struct<size: string, eTag: string, contentType: string, "
     "userMetadata: map<string,string>>>"
 )
 _CREATED = names(ContentChange.CREATED)
@@ -49,7 +49,7 @@ def journal(recorded: DataFrame) -> DataFrame:
     rows = parsed.select(
         "bucket",
         "key",
-        comparable(F.col(f"{s3_object}.sequencer")).alias("sequence_number"),
+        _text(F.col("sequencer")).alias("sequence_number"),
         record_type(F.col("name")).alias("record_type"),
         F.timestamp_millis("time").alias("record_timestamp"),
         _text(F.col("version")).alias("version_id"),
@@ -77,12 +77,6 @@ def journal(recorded: DataFrame) -> DataFrame:
         F.timestamp_millis("received_at").alias("recorded_at"),
     )
     return rows.select(*(name for name, _ in JOURNAL))
-
-
-def comparable(sequencer: Column) -> Column:
-    """Return the sequencer as `app.events.sequencer.comparable` does; null where that has none."""
-    upper = F.upper(sequencer)
-    return _text(F.when(upper.rlike(r"\A[0-9A-F]+\z"), F.regexp_replace(upper, "0+$", "")))
 
 
 def record_type(name: Column) -> Column:

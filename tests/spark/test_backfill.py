@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.events.minio_json import decode_key, milliseconds
-from app.events.sequencer import comparable
+from app.events.order import comparable
 from app.outbox import tables
 from app.outbox.engine.database import now_ms
 from app.outbox.reconcile.runs import Reconciliations

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from app.events.effects import NULL, ContentChange, content_change, is_concrete
-from app.events.sequencer import comparable
+from app.events.order import comparable
 from app.events.version_history import Absent, Entry, Holding, Present, Unknown
 
 _Place = tuple[str, int, int]

@@ -9,8 +9,8 @@ import pytest
 
 from app.config.arn import TargetId
 from app.events.model import Event
+from app.events.order import comparable
 from app.events.parsing import parse
-from app.events.sequencer import comparable
 from app.events.version_history import Absent, Entry, Present
 from spark_jobs.jobs.repair_events import repair_event, request_body, sequencer
 from tests.support.version_history import current

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import orjson
 
 from app.events.model import Event
-from app.events.sequencer import comparable
+from app.events.order import comparable
 from app.events.trace import fields
 from workers.targets.payloads import log, text, timestamp
 

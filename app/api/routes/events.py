@@ -12,12 +12,15 @@ from app.api.auth import INGEST, PUBLIC, may_see, needs, require_bucket
 from app.api.errors import ApiProblem, database_unavailable
 from app.api.request_body import event_headers, read_body
 from app.api.serialization import (
+    bad_value,
     json_response,
     parsed_flag,
 )
 from app.api.services import services
 from app.api.tracing import appending
 from app.config.arn import TargetId
+from app.config.errors import did_you_mean
+from app.events.frontends import S3_FRONTENDS, Frontend
 from app.events.model import Event
 from app.events.parsing import Parsed, SnsConfirmation, parse
 from app.events.stored_size import is_larger
@@ -51,11 +54,14 @@ def record() -> Response:
       parameters:
         - {name: partial, in: query, schema: {type: boolean, default: false},
            description: record the valid records of a body that also has invalid ones}
+        - {name: frontend, in: query,
+           schema: {type: string, enum: [aws, ceph, minio, noobaa, rustfs, storagegrid, versity]},
+           description: who sends records of S3's form, instead of recognising it}
       requestBody:
         required: true
         description: >
-          Notifications of MinIO, RustFS, Ceph, AWS (S3, SNS, EventBridge), CloudEvents or SeaweedFS, a bare record, an
-          array, or JSON lines; may be compressed with gzip
+          Notifications of MinIO, RustFS, Ceph, AWS (S3, SNS, EventBridge), Versity, NooBaa, StorageGRID, CloudEvents or
+          SeaweedFS, a bare record, an array, or JSON lines; may be compressed with gzip
         content: {application/json: {schema: {}}, application/x-ndjson: {schema: {}}}
       responses:
         202: {description: the events are recorded, content: {application/json: {schema: Receipt}}}
@@ -101,8 +107,17 @@ def root() -> Response:
 def _parsed() -> Parsed:
     made = services()
     partial = parsed_flag("partial", request.args.get("partial")) if request.query_string else False
+    name = request.args.get("frontend", "") if request.query_string else ""
+    sender = _sender(name or (g.token.frontend if g.token else ""))
     body = read_body(request, made.settings.body_limit)
-    return parse(body, event_headers(request), now_ms=now_ms(), limits=made.limits, partial=partial)
+    return parse(body, event_headers(request), now_ms=now_ms(), limits=made.limits, partial=partial, sender=sender)
+
+
+def _sender(name: str) -> Frontend | None:
+    """Return the frontend that the request or its token names; None if each record shows who sent it."""
+    if name and name not in S3_FRONTENDS:
+        raise bad_value("frontend", "is not the name of a frontend", did_you_mean(name[:64], sorted(S3_FRONTENDS)))
+    return S3_FRONTENDS[name] if name else None
 
 
 def _append(events: Sequence[Event], patience: float) -> Receipt | QueueFull:

@@ -34,6 +34,7 @@ def ls() -> Response:
             "scopes": sorted(stored.scopes),
             "buckets": list(stored.buckets),
             "targets": list(stored.targets),
+            "frontend": stored.frontend,
             "origin": stored.origin,
             "created_at": format_time(stored.created_at),
         }
@@ -51,7 +52,8 @@ def create() -> Response:
       summary: Create a token and return it; it cannot be shown again
       description: >
         Valid within a second. After the first token has been created, every request needs one. With `buckets` or
-        `targets` it is limited to what concerns only these.
+        `targets` it is limited to what concerns only these. `frontend` names the sender of the events that are posted
+        with it, where they do not show it.
       security: [{token: [admin]}]
       requestBody: {required: true, content: {application/json: {schema: NewToken}}}
       responses:
@@ -59,16 +61,18 @@ def create() -> Response:
         default: Problem
     """
     body = json_object(request)
-    refuse_unknown(body, ("name", "scopes", "buckets", "targets"))
-    name = parsed_text("name", body.get("name"))
+    refuse_unknown(body, ("name", "scopes", "buckets", "targets", "frontend"))
+    name, frontend = parsed_text("name", body.get("name")), parsed_text("frontend", body.get("frontend"))
     scopes, buckets = _texts(body, "scopes", '["read"]'), _texts(body, "buckets", '["images"]')
     targets = [parsed_target("targets", target) for target in _texts(body, "targets", '["webhook:audit"]')]
     try:
-        token = services().tokens.create(name, scopes, buckets=buckets, targets=targets)
+        token = services().tokens.create(name, scopes, buckets=buckets, targets=targets, frontend=frontend)
     except BadValue as error:
         raise ApiProblem("bad-value", f"the token {error.problem}; {error.hint}", {"field": "name"}) from None
     limits = {"buckets": sorted(set(buckets)), "targets": sorted(set(map(str, targets)))}
-    return json_response({"name": name, "scopes": sorted(set(scopes)), **limits, "token": token}, 201)
+    return json_response(
+        {"name": name, "scopes": sorted(set(scopes)), **limits, "frontend": frontend, "token": token}, 201
+    )
 
 
 def _texts(body: Mapping[str, Any], field: str, example: str) -> list[str]:

@@ -6,6 +6,7 @@ from app.cli.context import CommandContext, with_context
 from app.cli_common.param_types import TARGET, iso, split_words
 from app.config.arn import TargetId
 from app.config.settings import SCOPES
+from app.events.frontends import S3_FRONTENDS
 from app.outbox.tokens import Tokens
 
 
@@ -22,20 +23,25 @@ def token() -> None:
 )  # fmt: skip
 @click.option("--bucket", "buckets", multiple=True, help="Limit it to events of this bucket. Can be repeated.")
 @click.option("--target", "targets", type=TARGET, multiple=True, help="Limit it to this target. Can be repeated.")
+@click.option(
+    "--frontend", type=click.Choice(sorted(S3_FRONTENDS)), default="",
+    help="The sender of the events that are posted with it, where they do not show it.",
+)  # fmt: skip
 @with_context
 def create(
     context: CommandContext, name: str, scope_options: tuple[str, ...], buckets: tuple[str, ...],
-    targets: tuple[TargetId, ...],
+    targets: tuple[TargetId, ...], frontend: str,
 ) -> None:  # fmt: skip
     """Create a token and print it; it cannot be shown again, because only its digest is stored.
 
     With --bucket or --target it allows only what concerns the named buckets' events and the named targets.
     """
     scopes = split_words(",".join(scope_options))
-    created = _tokens(context).create(name, scopes, buckets=buckets, targets=targets)
+    created = _tokens(context).create(name, scopes, buckets=buckets, targets=targets, frontend=frontend)
     context.done(
-        created, name=name, scopes=scopes, buckets=list(buckets), targets=list(map(str, targets)), token=created
-    )
+        created, name=name, scopes=scopes, buckets=list(buckets), targets=list(map(str, targets)), frontend=frontend,
+        token=created,
+    )  # fmt: skip
 
 
 @token.command()
@@ -48,13 +54,15 @@ def ls(context: CommandContext) -> None:
             "scopes": sorted(stored.scopes),
             "buckets": list(stored.buckets),
             "targets": list(stored.targets),
+            "frontend": stored.frontend,
             "origin": stored.origin,
             "created_at": iso(stored.created_at),
         }
         for stored in _tokens(context).list()
     ]
     columns = {
-        "name": "name", "scopes": "scopes", "buckets": "buckets", "targets": "targets", "from": "origin",
+        "name": "name", "scopes": "scopes", "buckets": "buckets", "targets": "targets", "frontend": "frontend",
+        "from": "origin",
         "created": "created_at",
     }  # fmt: skip
     context.rows(rows, columns, _describe_no_tokens(context))

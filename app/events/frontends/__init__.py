@@ -1,10 +1,25 @@
-"""Split the messages of frontends into records: one module for each family of senders, and `detect` for all of them.
+"""Split the messages of frontends into records: a module for each kind of sender, `registry` and `detect` for all.
 
-Detection uses the shape (§14.1): the format of a record and the encoding of its key follow from its sender, never from
-the characters of the key. The result is always a record with MinIO's members (§1.4).
+A `Frontend` says how its records are normalised and what orders them; the module's docstring what is peculiar to it.
+Detection uses the shape (§14.1), unless the caller names the frontend: the encoding of a key and the order of events
+follow from the sender, never from the characters of a key. The result is always a record with MinIO's members (§1.4).
 """
 
-from app.events.frontends.detect import Item, Location, Normalized, format_location, items
+from app.events.frontends.detect import Item, Location, format_location, items
 from app.events.frontends.envelopes import SnsConfirmation, Traced
+from app.events.frontends.frontend import Frontend, Normalized
+from app.events.frontends.registry import FRONTENDS, S3_FRONTENDS, order_of
 
-__all__ = ["Item", "Location", "Normalized", "SnsConfirmation", "Traced", "format_location", "items"]
+__all__ = [
+    "FRONTENDS",
+    "S3_FRONTENDS",
+    "Frontend",
+    "Item",
+    "Location",
+    "Normalized",
+    "SnsConfirmation",
+    "Traced",
+    "format_location",
+    "items",
+    "order_of",
+]

@@ -1,17 +1,20 @@
 """Detect the format of each record in a body (§14.1), whatever messages it is wrapped in."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from app.events.errors import BadRecord, excerpt
 from app.events.frontends import envelopes, eventbridge, seaweedfs
-from app.events.frontends.envelopes import SnsConfirmation, Traced
-from app.events.frontends.s3 import form_of
+from app.events.frontends.envelopes import Traced
+from app.events.frontends.frontend import Frontend, Normalized
+from app.events.frontends.minio import MINIO
+from app.events.frontends.registry import RELAYED, is_own, recognize
 from app.events.limits import Allowance
 
-Normalized = dict[str, Any] | tuple[dict[str, Any], ...] | SnsConfirmation | Traced
 Location = tuple[Any, str | int] | None  # the path from the body to a value: (outer location, member or index)
-Item = tuple[Callable[[Any], Normalized], Any, Location]  # the function that normalises it, the value, its location
+Recognizer = Callable[[dict[str, Any]], Frontend]  # returns the sender of a record of S3's form
+Item = tuple[Frontend, Any, Location]  # the sender, the value, its location
 
 _MAX_NESTING = 8
 _SHAPES = (
@@ -21,25 +24,48 @@ _SHAPES = (
 
 
 def items(
-    value: Any, allowance: Allowance, location: Location = None, levels_left: int = _MAX_NESTING
+    value: Any, allowance: Allowance, sender: Frontend | None = None, location: Location = None
 ) -> Iterator[Item]:
-    """Yield every record in the value, in order, with the function that normalises it and may raise `BadRecord`.
+    """Yield every record in the value, in order, with its frontend, which normalises it and may raise `BadRecord`.
 
-    An unknown value becomes an item whose function raises, so that it does not affect its neighbours. The items are
-    produced one at a time. Raises `BadEvents` only if the `allowance` is exceeded.
+    Records of S3's form are those of `sender`, if the caller knows it. An unknown value becomes an item whose frontend
+    raises, so that it does not affect its neighbours. The items are produced one at a time. Raises `BadEvents` only if
+    the `allowance` is exceeded.
     """
+    recognizer = recognize if sender is None else _recognizer(sender)
+    yield from _values(value, _Context(allowance, recognizer), location, _MAX_NESTING)
+
+
+class _Context(NamedTuple):
+    """What is the same for all values of a body."""
+
+    allowance: Allowance
+    recognize: Recognizer
+
+
+def _recognizer(sender: Frontend) -> Recognizer:
+    return lambda record: MINIO if is_own(record) else sender
+
+
+def _relayed(record: dict[str, Any]) -> Frontend:
+    return RELAYED[recognize(record).name]
+
+
+def _values(value: Any, context: _Context, location: Location, levels_left: int) -> Iterator[Item]:
     if isinstance(value, list):
-        allowance.check_records(len(value))
+        context.allowance.check_records(len(value))
         for index, each in enumerate(value):
-            yield from _element(each, allowance, (location, index), levels_left)
+            yield from _element(each, context, (location, index), levels_left)
     elif not isinstance(value, dict):
         yield _refused(BadRecord("it", f"is {excerpt(value)}; it must be {_SHAPES}"), location)
     elif "Records" in value:
-        yield from _records(value["Records"], allowance, (location, "Records"), levels_left)
+        if "Key" in value and "EventName" in value and context.recognize is recognize:
+            context = context._replace(recognize=_relayed)  # MinIO's envelope: also the key in the record has its form
+        yield from _records(value["Records"], context, (location, "Records"), levels_left)
     elif "s3" in value:
-        yield form_of(value), value, location
+        yield context.recognize(value), value, location
     else:
-        yield from _message(value, allowance, location, levels_left)
+        yield from _message(value, context, location, levels_left)
 
 
 def format_location(location: Location) -> str:
@@ -54,95 +80,103 @@ def format_location(location: Location) -> str:
     return text
 
 
-def _element(value: Any, allowance: Allowance, location: Location, levels_left: int) -> Iterator[Item]:
+def _element(value: Any, context: _Context, location: Location, levels_left: int) -> Iterator[Item]:
     if isinstance(value, list):
         yield _refused(BadRecord("it", f"is an array in an array; it must be {_SHAPES}"), location)
     else:
-        yield from items(value, allowance, location, levels_left)
+        yield from _values(value, context, location, levels_left)
 
 
-def _records(found: Any, allowance: Allowance, location: Location, levels_left: int) -> Iterator[Item]:
+def _records(found: Any, context: _Context, location: Location, levels_left: int) -> Iterator[Item]:
     if not isinstance(found, list):
         yield _refused(BadRecord("it", f"is {excerpt(found)}; it must be an array of records"), location)
         return
-    allowance.check_records(len(found))
+    context.allowance.check_records(len(found))
     for index, record in enumerate(found):
         if not isinstance(record, dict):
             yield _refused(BadRecord("it", f"is {excerpt(record)}; it must be an object"), (location, index))
         elif "s3" in record:
-            yield form_of(record), record, (location, index)
+            yield context.recognize(record), record, (location, index)
+        elif envelopes.is_test(record):
+            yield _IGNORED, record, (location, index)
         else:
-            yield from _passed_on(record, allowance, (location, index), levels_left)
+            yield from _passed_on(record, context, (location, index), levels_left)
 
 
-def _passed_on(record: dict[str, Any], allowance: Allowance, location: Location, levels_left: int) -> Iterator[Item]:
+def _passed_on(record: dict[str, Any], context: _Context, location: Location, levels_left: int) -> Iterator[Item]:
     try:
-        carried = envelopes.passed_on(record, allowance)
+        carried = envelopes.passed_on(record, context.allowance)
     except BadRecord as problem:
         yield _refused(problem, location)
         return
     if carried is None:
         yield _refused(BadRecord("s3", "is missing; it must be an object with bucket and object"), location)
     else:
-        yield from _inner(carried, allowance, location, levels_left)
+        yield from _inner(carried, context, location, levels_left)
 
 
-def _message(value: dict[str, Any], allowance: Allowance, location: Location, levels_left: int) -> Iterator[Item]:
+def _message(value: dict[str, Any], context: _Context, location: Location, levels_left: int) -> Iterator[Item]:
     kind = envelopes.sns_type(value)
     carried: tuple[str, Any] | None = None
     trace = ""
     try:
         if kind == "Notification":
-            carried = "Message", envelopes.sns_message(value, allowance)
+            carried = "Message", envelopes.sns_message(value, context.allowance)
         elif envelopes.is_cloud_event(value):
-            carried = envelopes.cloud_event_data(value, allowance)
+            carried = envelopes.cloud_event_data(value, context.allowance)
             trace = envelopes.cloud_event_trace(value)
     except BadRecord as problem:
         yield _refused(problem, location)
         return
     if carried is not None:
-        inner = _inner(carried, allowance, location, levels_left)
+        inner = _inner(carried, context, location, levels_left)
         yield from _traced(inner, trace) if trace else inner
         return
-    form: Callable[[Any], Normalized]
+    sender: Frontend
     if kind == "SubscriptionConfirmation":
-        form = envelopes.sns_confirmation
+        sender = _CONFIRMATION
     elif kind is not None or envelopes.is_test(value):
-        form = _ignored
+        sender = _IGNORED
     elif eventbridge.matches(value):
-        form = eventbridge.record
+        sender = eventbridge.EVENTBRIDGE
     elif seaweedfs.matches(value):
-        form = seaweedfs.records
+        sender = seaweedfs.SEAWEEDFS
     else:
         yield _refused(BadRecord("it", f"is an object of unknown shape; it must be {_SHAPES}"), location)
         return
-    yield form, value, location
+    yield sender, value, location
 
 
-def _inner(carried: tuple[str, Any], allowance: Allowance, location: Location, levels_left: int) -> Iterator[Item]:
+def _inner(carried: tuple[str, Any], context: _Context, location: Location, levels_left: int) -> Iterator[Item]:
     member, value = carried
     if levels_left:
-        yield from items(value, allowance, (location, member), levels_left - 1)
+        yield from _values(value, context, (location, member), levels_left - 1)
     else:
         yield _refused(BadRecord("it", f"is wrapped more than {_MAX_NESTING} times"), (location, member))
 
 
 def _traced(found: Iterator[Item], trace: str) -> Iterator[Item]:
-    for normalize, thing, location in found:
-        yield _with_trace(normalize, trace), thing, location
+    for sender, thing, location in found:
+        yield _with_trace(sender, trace), thing, location
 
 
-def _with_trace(normalize: Callable[[Any], Normalized], trace: str) -> Callable[[Any], Normalized]:
-    return lambda thing: Traced(normalize(thing), trace)
+def _with_trace(sender: Frontend, trace: str) -> Frontend:
+    return replace(sender, normalize=lambda thing: Traced(sender.normalize(thing), trace))
 
 
-def _ignored(_: Any) -> Normalized:
+def _ignore(_: Any) -> Normalized:
     return ()
 
 
 def _refused(problem: BadRecord, location: Location) -> Item:
-    return _refuse, problem, location
+    return REFUSED, problem, location
 
 
 def _refuse(problem: BadRecord) -> Normalized:
     raise problem
+
+
+# Not senders, but what becomes of a value that is no record.
+REFUSED = Frontend("", _refuse)
+_IGNORED = Frontend("", _ignore)
+_CONFIRMATION = Frontend("", envelopes.sns_confirmation)

@@ -5,6 +5,7 @@ import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qsl
 
 from app.events import minio_json
 from app.events.errors import BadRecord, excerpt
@@ -12,6 +13,7 @@ from app.events.frontends.json_path import text
 from app.events.limits import Allowance
 from app.events.trace import trace_of
 
+_MOST_FORM_FIELDS = 50
 _SNS_TYPES = frozenset(("Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation"))
 
 
@@ -89,6 +91,17 @@ def passed_on(record: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any
 def sns_message(value: Mapping[str, Any], allowance: Allowance) -> Any:
     """Return the content of a `Notification`. Raises `BadRecord`."""
     return nested(text(value, "Message"), "Message", allowance)
+
+
+def form_message(body: bytes, allowance: Allowance) -> Any:
+    """Return the message of a call of SNS's action `Publish`, as StorageGRID sends it. Raises `BadRecord`."""
+    try:
+        members = dict(parse_qsl(body.decode("ascii"), max_num_fields=_MOST_FORM_FIELDS))
+    except ValueError:
+        raise BadRecord("it", "is no form; SNS's action Publish has Action, Message and TopicArn") from None
+    if members.get("Action") != "Publish":
+        raise BadRecord("Action", f'is {excerpt(members.get("Action"))}; it must be "Publish"')
+    return sns_message(members, allowance)
 
 
 def nested(inner: str | bytes, member: str, allowance: Allowance) -> Any:

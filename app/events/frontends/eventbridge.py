@@ -5,6 +5,8 @@ from typing import Any
 
 from app.events import minio_json
 from app.events.errors import BadRecord, excerpt
+from app.events.frontends import aws
+from app.events.frontends.frontend import Frontend
 from app.events.frontends.json_path import number, optional_text, text, without_empty
 
 # detail-type → reason or deletion-type → event name (§13)
@@ -89,3 +91,6 @@ def _name(event: Mapping[str, Any]) -> str:
 
 def _joined(words: str) -> str:
     return "".join(words.split())
+
+
+EVENTBRIDGE = Frontend("eventbridge", record, aws.order)

@@ -1,25 +1,50 @@
 """SeaweedFS's filer webhook (§14.2, §14.3): changes of a file tree, of which only files in buckets are S3 objects.
 
-`original` keeps the whole message. The filer does not report when a deletion or a rename happened, so an event's time
-and sequencer are the entry's modification time. But a renamed file keeps its modification time, which is not the time
-at which it got its new name; so the copy has no sequencer and is ordered by its arrival.
+`original` keeps the whole message. Paths are raw. An event's order is the time at which the filer committed the entry;
+a deletion does not tell its own time, so it comes just after what it deleted. Filers that report no such time give the
+entry's modification time, in seconds or nanoseconds, which a deletion shares with what it deleted.
+
+A version of `KEY` is the file `KEY.versions/v_ID`, a delete marker such a file without content. A key that ends with a
+slash is a folder with a content type; other folders are no objects.
 """
 
 import base64
 import binascii
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.events import minio_json
 from app.events.errors import BadRecord, excerpt
+from app.events.frontends.frontend import Frontend, Record
 from app.events.frontends.json_path import find, number, optional_text, text, without_empty
 
+SOURCE = "seaweedfs:s3"
 _BUCKETS = "/buckets/"
 _TEMPORARY = ".uploads"  # parts of unfinished multipart uploads, directly under the bucket
 _PUT = "s3:ObjectCreated:Put"
+_MULTIPART = "s3:ObjectCreated:CompleteMultipartUpload"
 _COPY = "s3:ObjectCreated:Copy"
 _DELETE = "s3:ObjectRemoved:Delete"
+_MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
+_TAGGED, _UNTAGGED = "s3:ObjectCreated:PutTagging", "s3:ObjectCreated:DeleteTagging"
+_ACL = "s3:ObjectAcl:Put"
+_SECOND = 10**9  # ns
 _LATEST = 253_402_300_800  # seconds: the year 10000
+
+_VERSIONS, _VERSION_FILE = ".versions", "v_"
+_VERSION_ID, _IS_MARKER = "Seaweed-X-Amz-Version-Id", "Seaweed-X-Amz-Delete-Marker"
+_SUPERSEDED = "Seaweed-X-Amz-Noncurrent-Since-Ns"  # added to a version when a newer one has been written
+_ETAG, _GRANTS = "Seaweed-X-Amz-ETag", "Seaweed-X-Amz-Acl"
+_METADATA, _TAG = "x-amz-meta-", "x-amz-tagging"  # what names begin with, in lower case
+
+
+class _Object(NamedTuple):
+    """The object, or the version of one, that a path and its entry are."""
+
+    bucket: str
+    key: str
+    version: str
+    is_marker: bool
 
 
 def matches(value: Mapping[str, Any]) -> bool:
@@ -27,42 +52,117 @@ def matches(value: Mapping[str, Any]) -> bool:
     return "event_type" in value and "key" in value and "message" in value
 
 
-def records(event: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+def records(event: Record) -> tuple[Record, ...]:
     """Return the change as MinIO's records: none if it concerns no object, two for a rename. Raises `BadRecord`."""
     kind, path = text(event, "event_type"), text(event, "key")
     old, new = find(event, "message", "old_entry"), find(event, "message", "new_entry")
-    records: tuple[dict[str, Any] | None, ...]
+    before, after = _object(path, old), _object(_new_path(event, path), new)
+    made: list[Record | None]
     match kind:
-        case "create" | "update":
-            records = (_record(event, _PUT, path, new),)
+        case "create":
+            made = [_created(event, after, new)]
+        case "update":
+            name = _update(old, new) if before == after else _PUT
+            # A folder whose key was deleted while there are objects below it is not an object any more.
+            made = [None if after else _removed(event, before, old), _created(event, after, new, name)]
         case "delete":
-            records = (_record(event, _DELETE, path, old),)
+            made = [_removed(event, before, old)]
         case "rename":
-            records = (_record(event, _DELETE, path, old or new), _record(event, _COPY, _renamed(event, path), new))
+            if old is None:
+                before = _object(path, new)
+            made = [_removed(event, before, old, _committed(new)), _created(event, after, new, _COPY)]
         case _:
             raise BadRecord("event_type", f"is {excerpt(kind)}; it must be create, update, delete or rename")
-    return tuple(record for record in records if record is not None)
+    return tuple(record for record in made if record is not None)
 
 
-def _renamed(event: Mapping[str, Any], path: str) -> str:
+def _new_path(event: Mapping[str, Any], path: str) -> str:
+    """Return the path of the new entry, which only a rename changes."""
+    if event.get("event_type") != "rename":
+        return path
     folder = optional_text(event, "message", "new_parent_path") or path.rpartition("/")[0]
     return f"{folder.rstrip('/')}/{text(event, 'message', 'new_entry', 'name')}"
 
 
-def _record(event: dict[str, Any], name: str, path: str, entry: Any) -> dict[str, Any] | None:
+def _object(path: str, entry: Any) -> _Object | None:
+    """Return the object at a path; None if it is not in a bucket, or if the entry is no object."""
     bucket, _, key = path.removeprefix(_BUCKETS).partition("/")
-    outside = not path.startswith(_BUCKETS) or not bucket or not key
-    if outside or key.split("/", 1)[0] == _TEMPORARY or find(entry, "is_directory") is True:
+    if not path.startswith(_BUCKETS) or not bucket or not key:
         return None
-    modified = _modified(entry)
-    thing: dict[str, Any] = {"key": minio_json.encode_key(key)}
-    if name != _DELETE:
-        thing |= without_empty(_content(entry))
-    if modified is not None and name != _COPY:
-        thing["sequencer"] = f"{modified:016X}"
+    if bucket.startswith(".") or key.split("/", 1)[0] == _TEMPORARY:  # the filer's own files
+        return None
+    if find(entry, "is_directory") is True:
+        is_key = bool(optional_text(entry, "attributes", "mime")) and not find(entry, "chunks")
+        return _Object(bucket, f"{key}/", "", False) if is_key else None
+    version = _extended_text(entry, _VERSION_ID)
+    folder, _, name = key.rpartition("/")
+    if version and folder.endswith(_VERSIONS) and name == f"{_VERSION_FILE}{version}":
+        key = folder.removesuffix(_VERSIONS)
+    return _Object(bucket, key, version, _extended_text(entry, _IS_MARKER) == "true") if key else None
+
+
+def _update(old: Any, new: Any) -> str | None:
+    """Return the name of what an update of an entry changed; None for nothing that S3 has an event for."""
+    if old is None or _bytes_of(old) != _bytes_of(new):
+        return _PUT
+    had, has = _extended(old), _extended(new)
+    mime = ("attributes", "mime")
+    if find(old, *mime) != find(new, *mime) or _starting(had, _METADATA) != _starting(has, _METADATA):
+        return _COPY  # of an object onto itself, with other metadata
+    if _starting(had, _TAG) != _starting(has, _TAG):
+        return _TAGGED if _starting(has, _TAG) else _UNTAGGED
+    if had.get(_GRANTS) != has.get(_GRANTS):
+        return _ACL
+    if had == has:
+        return _PUT  # nothing tells what was changed
+    return None if _without(had, _SUPERSEDED) == _without(has, _SUPERSEDED) else _TAGGED
+
+
+def _bytes_of(entry: Any) -> tuple[Any, ...]:
+    """Return what identifies the entry's bytes; an old and a new entry name the same chunk in different ways."""
+    chunks = find(entry, "chunks")
+    parts = [
+        tuple(find(chunk, name) for name in ("offset", "size", "modified_ts_ns", "e_tag"))
+        for chunk in (chunks if isinstance(chunks, list) else ())
+    ]
+    attributes = [find(entry, "attributes", name) for name in ("mtime", "mtime_ns", "md5", "file_size")]
+    return parts, find(entry, "content"), attributes
+
+
+def _created(event: Record, thing: _Object | None, entry: Any, name: str | None = _PUT) -> Record | None:
+    if thing is None or name is None:
+        return None
+    committed, modified = _committed(entry), _modified(entry)
+    if thing.is_marker:
+        return _record(event, _MARKER, thing, {}, modified, committed or modified)
+    content = _content(entry)
+    if name == _PUT and "-" in content["eTag"]:
+        name = _MULTIPART
+    # A renamed file keeps its modification time, which is not when it got its name.
+    order = committed if name == _COPY else committed or modified
+    return _record(event, name, thing, without_empty(content), modified, order)
+
+
+def _removed(event: Record, thing: _Object | None, entry: Any, time: int | None = None) -> Record | None:
+    """Return the removal of an object; without a `time` of its own it comes just after what it removes."""
+    if thing is None:
+        return None
+    committed, modified = _committed(entry), _modified(entry)
+    order = time or (committed + 1 if committed else modified)
+    return _record(event, _DELETE, thing, {}, modified, order)
+
+
+def _record(
+    event: Record, name: str, thing: _Object, content: Record, modified: int | None, order: int | None
+) -> Record:
+    members = {"key": minio_json.encode_key(thing.key), **content}
+    if thing.version:
+        members["versionId"] = thing.version
+    if order is not None:
+        members["sequencer"] = f"{order:016X}"
     return {
         "eventVersion": "2.0",
-        "eventSource": "seaweedfs:s3",
+        "eventSource": SOURCE,
         "awsRegion": "",
         "eventTime": "" if modified is None else minio_json.timestamp(modified // 1_000_000),
         "eventName": name,
@@ -72,34 +172,42 @@ def _record(event: dict[str, Any], name: str, path: str, entry: Any) -> dict[str
         "s3": {
             "s3SchemaVersion": "1.0",
             "configurationId": "Config",
-            "bucket": {"name": bucket, "ownerIdentity": {"principalId": ""}, "arn": f"arn:aws:s3:::{bucket}"},
-            "object": thing,
+            "bucket": {
+                "name": thing.bucket,
+                "ownerIdentity": {"principalId": ""},
+                "arn": f"arn:aws:s3:::{thing.bucket}",
+            },
+            "object": members,
         },
         "source": {"host": "", "port": "", "userAgent": ""},
         "original": event,
     }
 
 
+def _committed(entry: Any) -> int | None:
+    """Return when the filer committed the entry (ns since 1970), or None if it does not report that."""
+    committed = number(entry, "commit_ts_ns")
+    return committed if committed and 0 < committed < _LATEST * _SECOND else None
+
+
 def _modified(entry: Any) -> int | None:
     """Return nanoseconds since 1970, or None if the entry has no time or an impossible one."""
     seconds = number(entry, "attributes", "mtime")
     nanoseconds = number(entry, "attributes", "mtime_ns") or 0
-    if seconds is None or not 0 < seconds < _LATEST or not 0 <= nanoseconds < 10**9:
+    if seconds is None or not 0 < seconds < _LATEST or not 0 <= nanoseconds < _SECOND:
         return None
-    return seconds * 10**9 + nanoseconds
+    return seconds * _SECOND + nanoseconds
 
 
-def _content(entry: Any) -> dict[str, Any]:
+def _content(entry: Any) -> Record:
     mime = optional_text(entry, "attributes", "mime")
     digest = _decoded(find(entry, "attributes", "md5"))
-    extended = find(entry, "extended")
     metadata = {"content-type": mime} if mime else {}
-    for name, value in (extended if isinstance(extended, dict) else {}).items():
-        if name.lower().startswith("x-amz-meta-"):
-            metadata[name] = (_decoded(value) or b"").decode(errors="replace")
+    for name, value in _starting(_extended(entry), _METADATA).items():
+        metadata[name] = (_decoded(value) or b"").decode(errors="replace")
     return {
         "size": _size(entry),
-        "eTag": digest.hex() if digest else "",
+        "eTag": _extended_text(entry, _ETAG).strip('"') or (digest.hex() if digest else ""),
         "contentType": mime,
         "userMetadata": dict(sorted(metadata.items())),
     }
@@ -113,9 +221,29 @@ def _size(entry: Any) -> int:
     return size if size is not None else len(_decoded(find(entry, "content")) or b"")
 
 
+def _extended(entry: Any) -> Mapping[str, Any]:
+    extended = find(entry, "extended")
+    return extended if isinstance(extended, dict) else {}
+
+
+def _extended_text(entry: Any, name: str) -> str:
+    return (_decoded(_extended(entry).get(name)) or b"").decode(errors="replace")
+
+
+def _starting(extended: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
+    return {name: value for name, value in extended.items() if name.lower().startswith(prefix)}
+
+
+def _without(extended: Mapping[str, Any], excluded: str) -> Mapping[str, Any]:
+    return {name: value for name, value in extended.items() if name != excluded}
+
+
 def _decoded(value: Any) -> bytes | None:
     """Return decoded base64 text; None if it is none. Small files are in `content`, digests in `md5`."""
     try:
         return base64.b64decode(value, validate=True) if isinstance(value, str) else None
     except (binascii.Error, ValueError):
         return None
+
+
+SEAWEEDFS = Frontend("seaweedfs", records)

@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from app.config.arn import TargetId
-from app.events import sequencer
 from app.events.model import Event
+from app.events.order import comparable, states_content
 from app.events.service_events import SERVICE_BUCKET
 from app.events.test_events import TEST_BUCKET
 from app.outbox.buckets import REMOVED
@@ -138,7 +138,7 @@ class BatchBuilder:
         """Add an event's row, and return its partition."""
         hashed = key_hash(event.bucket, event.key)
         partition = hashed % self._partitions
-        states = sequencer.states_content(event.name, event.version)
+        states = states_content(event.name, event.version)
         self.rows.append(
             (
                 partition,
@@ -150,7 +150,7 @@ class BatchBuilder:
                 event.bucket,
                 event.key,
                 event.version,
-                sequencer.comparable(event.sequencer) if states else "",
+                comparable(event.sequencer) if states else "",
                 event.time,
                 targets,
                 event.record,

@@ -80,9 +80,10 @@ def first_seq(database: Database, partitions: int) -> int:
 def journal_rows(database: Database, partitions: int, after: int, last: int) -> Sequence[Any]:
     """Return the events after `after` up to `last`, in any order.
 
-    Their columns: seq, received_at, id, time, name, bucket, key, version, record.
+    Their columns: seq, received_at, id, time, name, bucket, key, version, sequencer, record.
     """
-    query = sa.select(_e.seq, _e.received_at, _e.id, _e.time, _e.name, _e.bucket, _e.key, _e.version, _e.record)
+    columns = (_e.seq, _e.received_at, _e.id, _e.time, _e.name, _e.bucket, _e.key, _e.version, _e.sequencer, _e.record)
+    query = sa.select(*columns)
     with database.reading() as connection:
         window = query.where(_e.partition.in_(range(partitions)), _e.seq > after, _e.seq <= last)
         rows: Sequence[Any] = connection.execute(window).all()

@@ -21,6 +21,7 @@ from app.outbox.log.batch import key_hash
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.reconcile.progress import Progress
 from app.outbox.targets import find_target
+from app.outbox.versions.rows import ObjectKey, key_state
 
 COUNTS = (
     "objects", "target_rows", "missing", "stale", "orphaned", "malformed", "unmatched", "in_flight", "unreadable",
@@ -282,11 +283,12 @@ def last_seq_before(database: Database, received_at: int) -> int:
 
 
 def newest_sequencers(
-    database: Database, bucket: str, keys: Sequence[str], *, excluding_source: str = ""
+    database: Database, bucket: str, keys: Sequence[str], *, excluding_source: str = "", mirror: TargetId | None = None
 ) -> dict[str, str]:
-    """Return the log's greatest comparable sequencer of each key; keys without one are left out.
+    """Return the greatest comparable sequencer of each key in the log; keys without one are left out.
 
-    Events of the source `excluding_source` do not count.
+    Events of the source `excluding_source` do not count. With `mirror` it is also what this target knows of versioned
+    keys, whose events may have left the log.
     """
     e, newest = tables.events.c, dict[str, str]()
     by_hash = {key_hash(bucket, key): key for key in keys}
@@ -298,7 +300,28 @@ def newest_sequencers(
             for row in connection.execute(query):
                 if row.bucket == bucket and row.sequencer > newest.get(row.key, ""):
                     newest[row.key] = row.sequencer
+        if mirror is not None:
+            for key, latest in _known_latest(connection, mirror, bucket, by_hash).items():
+                newest[key] = max(latest, newest.get(key, ""))
     return newest
+
+
+def _known_latest(
+    connection: sa.Connection, mirror: TargetId, bucket: str, by_hash: Mapping[int, str]
+) -> dict[str, str]:
+    """Return the greatest sequencer that a mirror knows of each versioned key, by key; `by_hash` are the keys."""
+    partitions = log_head.read(connection).partitions
+    objects = (ObjectKey(bucket, key, hashed % partitions, hashed) for hashed, key in by_hash.items())
+    digests = {(one.partition, one.digest): one.key for one in objects}
+    v, target_id = tables.object_versions.c, find_target(connection, mirror).row_id
+    latest = {}
+    for some in chunks(list(digests)):
+        ids, within = [digest for _, digest in some], sorted({partition for partition, _ in some})
+        query = sa.select(v.partition, v.id, v.state, v.trimmed)
+        for row in connection.execute(query.where(v.target_id == target_id, v.partition.in_(within), v.id.in_(ids))):
+            if (row.partition, row.id) in digests and (known := key_state(row).latest):
+                latest[digests[row.partition, row.id]] = known
+    return latest
 
 
 def unchanged_since(seq: int) -> Guard:

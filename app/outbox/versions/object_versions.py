@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.events.effects import ContentChange, names
+from app.events.frontends import ceph
 from app.events.model import Event
 from app.events.version_history import Entry, Fold, Holding, Layer, version_of
 from app.outbox import tables
@@ -21,6 +22,9 @@ from app.outbox.markers import WHOLE_LOG
 from app.outbox.versions.rows import UPSERT, ObjectKey, key_state, rows_of, version_id, version_state
 
 _CONTENT = names(*set(ContentChange) - {ContentChange.NOTHING})
+_HIDES_OLDER = sa.case(  # `ceph.expires`
+    (sa.and_(tables.events.c.name == ceph.EXPIRED, tables.events.c.record.contains(ceph.OF_CEPH)), 1), else_=0
+).label("hides_older")
 _DROPPED_AT_ONCE = 1000  # rows
 _V = tables.object_versions.c
 _HERE = (_V.target_id == sa.bindparam("of_target"), _V.partition == sa.bindparam("of_partition"))
@@ -107,14 +111,14 @@ class ObjectVersions:
         e = tables.events.c
         for some in chunks(sorted({key.key_hash for key in keys})):
             query = (
-                sa.select(e.bucket, e.key, e.seq, e.name, e.version, e.sequencer)
+                sa.select(e.bucket, e.key, e.seq, e.name, e.version, e.sequencer, _HIDES_OLDER)
                 .where(e.key_hash.in_(some), e.seq <= until, e.name.in_(_CONTENT), goes_to(self._lease.target_id))
                 .order_by(e.seq)
             )
             for row in self._connection.execute(query):
                 fold = folds.get((row.bucket, row.key))
                 if fold is not None:
-                    fold.add([Entry(row.seq, row.name, row.version, row.sequencer)])
+                    fold.add([Entry(row.seq, row.name, row.version, row.sequencer, bool(row.hides_older))])
         return {key: folds[key.bucket, key.key] for key in keys}
 
     def _read(self, query: sa.Select[Any], partition: int, ids: Iterable[str]) -> Iterator[Any]:

@@ -143,6 +143,16 @@ def test_a_request_to_confirm_a_topic_calls_nobody_and_tells_the_operator(
     assert receiver.requests() == []
 
 
+def test_a_request_may_name_its_frontend(plain: Api, plain_log: Database) -> None:
+    record = orjson.loads(event("a%2Bb").record) | {"eventSource": "my-gateway:s3", "eventName": "ObjectCreated:Put"}
+    assert plain.post(orjson.dumps({"Records": [record]})).status_code == 202
+    assert plain.post(orjson.dumps({"Records": [record]}), query="?frontend=versity").status_code == 202
+    assert sorted(keys(plain_log)) == ["a%2Bb", "a+b"]
+    found = problem(plain.post(orjson.dumps({"Records": [record]}), query="?frontend=cep"), 400, "bad-value")
+    assert found["field"] == "frontend"
+    assert "did you mean ceph?" in found["detail"]
+
+
 # --- what is refused
 
 

@@ -235,6 +235,21 @@ def _of_other(content: dict[str, str]) -> dict[str, str]:
     return {name: value.replace("mine", "other") for name, value in content.items()}
 
 
+def test_a_token_says_which_frontend_posts_with_it(log: Database, limited: Callable[..., httpx.Client]) -> None:
+    client = limited(frontend="versity")
+    sent = body(("b", "a+b"))
+    sent["Records"][0] |= {"eventSource": "my-gateway:s3", "eventName": "ObjectCreated:Put"}
+    assert client.post("/v1/events", json=sent).status_code == 202
+    assert client.post("/v1/events", json=sent, params={"frontend": "aws"}).status_code == 202
+    assert set(keys(log)) == {"a+b", "a b"}
+    [listed] = client.get("/v1/tokens").json()["tokens"]
+    assert (listed["name"], listed["frontend"]) == ("limited", "versity")
+    created = client.post("/v1/tokens", json={"name": "more", "scopes": ["ingest"], "frontend": "ceph"})
+    assert (created.status_code, created.json()["frontend"]) == (201, "ceph")
+    refused = client.post("/v1/tokens", json={"name": "odd", "scopes": ["ingest"], "frontend": "cep"})
+    assert (refused.status_code, "did you mean ceph?" in refused.text) == (400, True)
+
+
 def test_a_limited_token_is_created_and_listed_with_its_limits(log: Database, start: Start) -> None:
     admin = token(log, "admin")
     api = start(url_of(log))

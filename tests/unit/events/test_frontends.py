@@ -127,7 +127,7 @@ def test_aws_gets_minios_spellings_and_keeps_all_else() -> None:
     )
     event = one({"Records": [sent]})
     assert (event.name, event.bucket, event.key) == ("s3:ObjectCreated:Put", "amzn", "photos/a b+cé(1).jpg")
-    assert (event.version, event.sequencer, event.time) == ("096f", "0055AED6DCD90281E5", 1795221236082)
+    assert (event.version, event.sequencer, event.time) == ("096f", "13F31A4E1C6862ADD90281E5", 1795221236082)
     sent["eventName"] = "s3:ObjectCreated:Put"
     sent["s3"]["object"]["key"] = "photos%2Fa+b%2Bc%C3%A9%281%29.jpg"
     assert event.record == json.dumps(sent, separators=(",", ":"))
@@ -222,7 +222,7 @@ def test_an_event_of_eventbridge_becomes_a_record_and_travels_along() -> None:
     sent = eventbridge()
     event = one(sent)
     assert (event.name, event.bucket, event.key) == ("s3:ObjectCreated:Put", "amzn", "a b+c%2F/é")
-    assert (event.version, event.sequencer, event.time) == ("IYV3p45B", "00617F08299329D189", 1795221236000)
+    assert (event.version, event.sequencer, event.time) == ("IYV3p45B", "16B33A3ABA5DF8919329D189", 1795221236000)
     found = json.loads(event.record)
     assert found.pop("original") == sent
     assert found == {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.events.sequencer import comparable, states_content
+from app.events.order import comparable, states_content
 from app.events.version_history import (
     Absent,
     Entry,
@@ -375,3 +375,27 @@ def test_what_was_trimmed_beneath_makes_an_empty_key_unknown() -> None:
     fold = Fold(KeyState(trimmed=True))
     fold.add([Entry(1, PUT, "v9", "A9"), Entry(2, DELETE, "v9", "")])
     assert fold.key.holding(fold.top()) == Unknown()
+
+
+EXPIRED = "s3:LifecycleExpiration:Delete"
+
+
+@pytest.mark.parametrize(
+    ("history", "holding"),
+    [
+        # The newest version expires, in Ceph by a marker on top of it.
+        ([(PUT, "v1", "A1"), (PUT, "v2", "A2"), (EXPIRED, "v2", "")], Absent()),
+        ([(PUT, "v1", "A1"), (PUT, "v2", "A2"), (EXPIRED, "v2", ""), (PUT, "v3", "A4")], Present(4)),
+        # An old version expires: it is removed, and what is newer stays.
+        ([(PUT, "v1", "A1"), (PUT, "v2", "A2"), (EXPIRED, "v1", "")], Present(2)),
+        ([(PUT, "v1", "A1"), (PUT, "v2", "A2"), (EXPIRED, "v1", ""), (DELETE, "v2", "")], Absent()),
+        # A version of which nothing is known is not newer than one that is known.
+        ([(PUT, "v2", "A2"), (EXPIRED, "v0", "")], Present(1)),
+    ],
+)
+def test_what_ceph_expires_hides_what_is_older_and_nothing_newer(
+    history: list[tuple[str, str, str]], holding: Holding
+) -> None:
+    fold = Fold()
+    fold.add([Entry(seq, *words, words[0] == EXPIRED) for seq, words in enumerate(history, 1)])
+    assert fold.key.holding(fold.top()) == holding

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from app.events import names
 from app.events.effects import ContentChange, content_change
-from app.events.sequencer import comparable, states_content
+from app.events.order import comparable, states_content
 from tests.support.properties import unhurried
 
 HEX = st.text(st.sampled_from("0123456789abcdefABCDEF"), max_size=24)
@@ -52,13 +52,17 @@ STATING = [
     "s3:ObjectLifecycle:Expiration:Current",
     "s3:ObjectLifecycle:Expiration:DeleteMarker",
     "s3:ObjectSynced:Create",
+    "s3:Replication:Create",
     "s3:ObjectSynced:DeletionMarkerCreated",
+    "s3:Replication:DeletionMarkerCreated",
 ]
 STATING_WITHOUT_VERSION = [
     "s3:ObjectRemoved:Delete",
     "s3:LifecycleExpiration:Delete",
     "s3:ObjectLifecycle:Expiration:NonCurrent",
+    "s3:ObjectLifecycle:Expiration:Noncurrent",
     "s3:ObjectSynced:Delete",
+    "s3:Replication:Delete",
 ]
 
 

@@ -1,0 +1,46 @@
+"""What Bucketwire knows of a kind of sender: how its messages become records, and what orders two events of a key."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.events.frontends.envelopes import SnsConfirmation, Traced
+from app.events.order import sequencer_of
+
+Record = dict[str, Any]
+Normalized = Record | tuple[Record, ...] | SnsConfirmation | Traced
+
+
+@dataclass(frozen=True, slots=True)
+class Frontend:
+    """A kind of sender; each has a module of its own. Both functions may raise `BadRecord`.
+
+    `normalize` makes a record with MinIO's members (§1.4) of what was sent: a form-encoded key, a name that begins with
+    `s3:`, and all other members as they came. `order` makes the value that orders the events of a key
+    (`app.events.order`) of a normalised record, "" where the sender gives no order; events with equal values are
+    ordered by their arrival.
+    """
+
+    name: str
+    normalize: Callable[[Any], Normalized]
+    order: Callable[[Mapping[str, Any]], str] = sequencer_of
+
+
+def as_sent(record: Record) -> Record:
+    """Return the record unchanged, byte for byte: it has MinIO's form."""
+    return record
+
+
+def prefix_name(record: Record, aliases: Mapping[str, str] | None = None) -> None:
+    """Put `s3:` before the record's name, and replace a name that other senders spell differently."""
+    name = record.get("eventName")
+    if isinstance(name, str) and name:
+        name = name if name.startswith("s3:") else f"s3:{name}"
+        record["eventName"] = aliases.get(name, name) if aliases else name
+
+
+def object_of(record: Mapping[str, Any]) -> Record:
+    """Return the record's object; an empty one if it has none, which is refused later."""
+    s3 = record.get("s3")
+    thing = s3.get("object") if isinstance(s3, dict) else None
+    return thing if isinstance(thing, dict) else {}

@@ -1,0 +1,44 @@
+"""NooBaa (OpenShift Data Foundation's Multicloud Object Gateway), with its database or on a file system.
+
+Its source is `noobaa:s3` or its host's name and `:s3`, so it is recognised by a version of records that no other sender
+of an unknown source has. Keys are raw. With the database a sequencer is an integer that does not order the events of a
+key; on a file system, and for a lifecycle, it is the event's time in milliseconds, in lower-case hexadecimal.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from app.events import minio_json
+from app.events.frontends.frontend import Frontend, Record, object_of, prefix_name
+from app.events.order import from_time, sequencer_of
+
+SOURCE = "noobaa:s3"
+_VERSION = "2.3"
+_MILLISECONDS = re.compile("[0-9a-f]{11}")  # from 2004 to 2527
+
+
+def matches(record: Mapping[str, Any]) -> bool:
+    """Return whether a record comes from NooBaa, if its source is that of no other sender."""
+    source = record.get("eventSource")
+    return isinstance(source, str) and source.endswith(":s3") and record.get("eventVersion") == _VERSION
+
+
+def normalize(record: Record) -> Record:
+    """Prefix the name with `s3:`, and encode the key; change nothing else."""
+    prefix_name(record)
+    thing = object_of(record)
+    if isinstance(key := thing.get("key"), str):
+        thing["key"] = minio_json.encode_key(key)
+    return record
+
+
+def order(record: Mapping[str, Any]) -> str:
+    """Return the time in the sequencer; "" for the database's integers. Raises `BadRecord` for any other value."""
+    if type(object_of(record).get("sequencer")) is int:
+        return ""
+    sequencer = sequencer_of(record)
+    return from_time(int(sequencer, 16) * 1_000_000) if _MILLISECONDS.fullmatch(sequencer) else ""
+
+
+NOOBAA = Frontend("noobaa", normalize, order)

@@ -1,0 +1,71 @@
+"""Every frontend by name, and which of them sent a record (§14.1).
+
+The key's encoding and the order of events follow from the sender, never from the characters of a key or a sequencer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from app.events.errors import BadRecord
+from app.events.frontends import aws, ceph, eventbridge, minio, noobaa, rustfs, seaweedfs, storagegrid, versity
+from app.events.frontends.frontend import Frontend, as_sent
+from app.events.order import comparable
+
+FRONTENDS: Mapping[str, Frontend] = {
+    frontend.name: frontend
+    for frontend in (
+        minio.MINIO, rustfs.RUSTFS, ceph.CEPH, aws.AWS, eventbridge.EVENTBRIDGE, seaweedfs.SEAWEEDFS, versity.VERSITY,
+        noobaa.NOOBAA, storagegrid.STORAGEGRID,
+    )
+}  # fmt: skip
+# Those that a request may name: the others have messages of their own, by which they are always recognised.
+S3_FRONTENDS: Mapping[str, Frontend] = {
+    name: frontend
+    for name, frontend in FRONTENDS.items()
+    if frontend not in (eventbridge.EVENTBRIDGE, seaweedfs.SEAWEEDFS)
+}
+# Records that a MinIO-like service has passed on: in its envelope they have MinIO's form, whoever sent them first.
+RELAYED: Mapping[str, Frontend] = {name: replace(frontend, normalize=as_sent) for name, frontend in FRONTENDS.items()}
+
+_BY_SOURCE = {
+    minio.SOURCE: minio.MINIO,
+    rustfs.SOURCE: rustfs.RUSTFS,
+    ceph.SOURCE: ceph.CEPH,
+    noobaa.SOURCE: noobaa.NOOBAA,
+    storagegrid.SOURCE: storagegrid.STORAGEGRID,
+    seaweedfs.SOURCE: RELAYED[seaweedfs.SEAWEEDFS.name],
+}
+
+
+def recognize(record: Mapping[str, Any]) -> Frontend:
+    """Return the frontend that sent a record of S3's form, by its source or else by the form of its name.
+
+    AWS and MinIO before 2018 both send `aws:s3`; only MinIO's names begin with `s3:` (§1.9, §13).
+    """
+    source = record.get("eventSource")
+    if isinstance(source, str) and (found := _BY_SOURCE.get(source)) is not None:
+        return found
+    if source == aws.SOURCE and versity.matches(record):
+        return versity.VERSITY
+    if source != aws.SOURCE and noobaa.matches(record):
+        return noobaa.NOOBAA
+    name = record.get("eventName")
+    return minio.MINIO if isinstance(name, str) and name.startswith("s3:") else aws.AWS
+
+
+def order_of(record: str) -> str:
+    """Return the comparable value that orders a recorded event, from its record's JSON; "" for none."""
+    members = orjson.loads(record)
+    try:
+        return comparable(recognize(members).order(members))
+    except BadRecord:
+        return ""
+
+
+def is_own(record: Mapping[str, Any]) -> bool:
+    """Return whether Bucketwire made the record: a repair, for example, which has MinIO's form whoever sends."""
+    source = record.get("eventSource")
+    return isinstance(source, str) and source.startswith(minio.OWN_SOURCES)

@@ -1,0 +1,272 @@
+"""A model bucket whose operations are sent as each frontend sends them, down to what it cannot tell."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+Message = dict[str, Any]
+_START = 1795549401 * 10**9  # ns
+_HOSTILE = ["plain", "a b", "a+b", "100%", "x%41", "größe/ü", "q?x=1&y", "pct%2Fslash", "a<b>", "tilde~*()"]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation. `old` is the content that it replaces or removes, with the time at which it came to be."""
+
+    kind: str  # put, delete, marker, delete version, rename
+    key: str
+    time: int
+    number: int
+    content: str = ""
+    version: str = ""
+    old: tuple[str, int] | None = None
+    new_key: str = ""
+
+
+@dataclass
+class ModelBucket:
+    """Keys with a life of their own. `tick` is the shortest time (ns) between operations."""
+
+    name: str
+    rng: Random
+    versioned: bool
+    tick: int
+    renames: bool = False
+    removes_markers: bool = True
+    keys: int = 4
+    _stacks: dict[str, list[Operation]] = field(default_factory=dict)
+    _now: int = _START
+    _number: int = 0
+
+    def contents(self) -> dict[str, str]:
+        """What the bucket holds, as key to content."""
+        return {key: top.content for key, top in self.listing().items()}
+
+    def listing(self) -> dict[str, Operation]:
+        """The newest version of each object, as the operation that made it."""
+        tops = {key: stack[-1] for key, stack in self._stacks.items() if stack}
+        return {key: top for key, top in tops.items() if top.kind != "marker"}
+
+    def wait(self, seconds: int) -> int:
+        """Nothing happens for a while; return the time in milliseconds since 1970."""
+        self._now += seconds * 10**9
+        return self._now // 10**6
+
+    def next(self) -> Operation:
+        """Something happens to some key."""
+        self._now += self.tick + (self.rng.randrange(10**9) if self.rng.random() < 0.5 else self.rng.randrange(300))
+        self._number += 1
+        key = f"{_HOSTILE[self.rng.randrange(len(_HOSTILE))]}-{self.rng.randrange(self.keys)}"
+        stack = self._stacks.setdefault(key, [])
+        return self._versioned(key, stack) if self.versioned else self._unversioned(key, stack)
+
+    def _unversioned(self, key: str, stack: list[Operation]) -> Operation:
+        old = (stack[-1].content, stack[-1].time) if stack else None
+        choice = self.rng.random()
+        if not stack or choice < 0.55:
+            made = self._operation("put", key, content=self._content(), old=old)
+            stack[:] = [made]
+            return made
+        if self.renames and choice < 0.7:
+            new_key = f"{key}-renamed"
+            renamed = self._operation("rename", key, content=stack[-1].content, old=old, new_key=new_key)
+            stack.clear()
+            self._stacks[new_key] = [renamed]
+            return renamed
+        stack.clear()
+        return self._operation("delete", key, old=old)
+
+    def _versioned(self, key: str, stack: list[Operation]) -> Operation:
+        choice = self.rng.random()
+        if not stack or choice < 0.5:
+            stack.append(self._operation("put", key, content=self._content(), version=f"v{self._number}"))
+            return stack[-1]
+        if stack[-1].kind != "marker" and choice < 0.7:
+            stack.append(self._operation("marker", key, version=f"m{self._number}"))
+            return stack[-1]
+        removable = [one for one in stack if one.kind != "marker" or self.removes_markers]
+        if not removable:
+            stack.append(self._operation("put", key, content=self._content(), version=f"v{self._number}"))
+            return stack[-1]
+        gone = self.rng.choice(removable)
+        stack.remove(gone)
+        kind = "delete marker" if gone.kind == "marker" else "delete version"
+        return self._operation(kind, key, version=gone.version, old=(gone.content, gone.time))
+
+    def _operation(self, kind: str, key: str, **members: Any) -> Operation:
+        return Operation(kind, key, self._now, self._number, **members)
+
+    def _content(self) -> str:
+        return f"{self._number:032x}"
+
+
+def _text(time: int, decimals: int) -> str:
+    moment = datetime.fromtimestamp(time // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{moment}.{time % 10**9:09d}"[: 20 + decimals].rstrip(".") + "Z"
+
+
+_NAMES = {
+    "put": "ObjectCreated:Put",
+    "delete": "ObjectRemoved:Delete",
+    "marker": "ObjectRemoved:DeleteMarkerCreated",
+    "delete version": "ObjectRemoved:Delete",
+    "delete marker": "ObjectRemoved:Delete",
+}
+
+
+def _record(bucket: str, operation: Operation, source: str, **members: Any) -> Message:
+    thing: Message = {"key": operation.key, "size": 1, "eTag": operation.content, "versionId": operation.version}
+    thing |= members.pop("thing")
+    return {
+        "eventVersion": "2.2",
+        "eventSource": source,
+        "awsRegion": "",
+        "eventTime": _text(operation.time, 3),
+        "eventName": _NAMES[operation.kind],
+        "responseElements": {"x-amz-request-id": str(operation.number)},
+        "s3": {"s3SchemaVersion": "1.0", "configurationId": "n1", "bucket": {"name": bucket}, "object": thing},
+    } | members
+
+
+def minio(bucket: str, operation: Operation) -> list[Message]:
+    """A removed marker has the name of its creation."""
+    name = f"s3:{_NAMES['marker' if operation.kind == 'delete marker' else operation.kind]}"
+    thing = {"key": quote_plus(operation.key, safe=""), "sequencer": f"{operation.time:X}"}
+    record = _record(bucket, operation, "minio:s3", thing=thing, eventName=name)
+    return [{"EventName": name, "Key": f"{bucket}/{operation.key}", "Records": [record]}]
+
+
+def rustfs(bucket: str, operation: Operation) -> list[Message]:
+    """Keys are encoded in another way."""
+    thing = {"key": quote(operation.key, safe="*-_.").replace("%20", "+"), "sequencer": f"{operation.time:X}"}
+    name = f"s3:{_NAMES[operation.kind]}"
+    record = _record(bucket, operation, "rustfs:s3", thing=thing, eventName=name)
+    return [{"EventName": name, "Key": f"{bucket}/{operation.key}", "Records": [record]}]
+
+
+def aws(bucket: str, operation: Operation) -> list[Message]:
+    """An opaque sequencer, which begins with seconds."""
+    fraction = (operation.time % 10**9 << 32) // 10**9
+    thing = {
+        "key": quote_plus(operation.key, safe="/"),
+        "sequencer": f"{operation.time // 10**9:010X}{fraction:08X}",
+    }
+    return [{"Records": [_record(bucket, operation, "aws:s3", thing=thing)]}]
+
+
+def ceph(bucket: str, operation: Operation) -> list[Message]:
+    """The sequencer is the dump of a time; a marker's event does not name it."""
+    seconds, rest = divmod(operation.time, 10**9)
+    thing: Message = {"sequencer": struct.pack("<II", seconds, rest).hex().upper()}
+    if operation.kind == "marker":
+        thing["versionId"] = ""
+    event_id = f"{seconds}.{rest // 1000:06d}.{operation.content}"
+    return [
+        {
+            "Records": [
+                _record(
+                    bucket, operation, "ceph:s3", thing=thing, eventTime=_text(operation.time - 5 * 10**6, 6),
+                    eventId=event_id,
+                )
+            ]
+        }
+    ]  # fmt: skip
+
+
+def versity(bucket: str, operation: Operation) -> list[Message]:
+    """Seconds, and a counter that begins anew when the gateway does: here every fourth second."""
+    counter = operation.number % 1000 + operation.time // 10**9 % 4 * 7
+    thing = {
+        "eTag": f'"{operation.content}"' if operation.content else None,
+        "versionId": None,
+        "sequencer": f"{counter:X}",
+    }
+    many = operation.kind == "delete" and operation.number % 2
+    name = f"s3:{_NAMES[operation.kind]}{'Objects' if many else ''}"
+    record = _record(bucket, operation, "aws:s3", thing=thing, eventName=name, eventTime=_text(operation.time, 0))
+    record["s3"]["configurationId"] = "webhook-global"
+    return [{"Records": [record]}]
+
+
+def noobaa(bucket: str, operation: Operation) -> list[Message]:
+    """A number of the database's, which orders nothing."""
+    thing = {"sequencer": (operation.number * 7919) % 1000}
+    return [{"Records": [_record(bucket, operation, "noobaa:s3", thing=thing, eventVersion="2.3")]}]
+
+
+def noobaa_on_files(bucket: str, operation: Operation) -> list[Message]:
+    """Milliseconds in hexadecimal."""
+    thing = {"sequencer": f"{operation.time // 10**6:x}"}
+    return [{"Records": [_record(bucket, operation, "host-7:s3", thing=thing, eventVersion="2.3")]}]
+
+
+def _entry(name: str, content: str, committed: int, **extended: str) -> Message:
+    return {
+        "name": name,
+        "chunks": [{"size": 1, "modified_ts_ns": committed - 1000}],
+        "attributes": {"mtime": committed // 10**9, "file_size": 1, "mime": "text/plain"},
+        "extended": {
+            key.replace("_", "-"): base64.b64encode(value.encode()).decode()
+            for key, value in {"Seaweed_X_Amz_ETag": content, **extended}.items()
+            if value
+        },
+        "commit_ts_ns": committed,
+    }
+
+
+def seaweedfs(bucket: str, operation: Operation) -> list[Message]:
+    """Changes of files; a deletion has the time of what it deleted, a rename is preceded by one of its new name."""
+    key = operation.key
+    extended: dict[str, str] = {}
+    if operation.version:
+        key = f"{key}.versions/v_{operation.version}"
+        is_marker = operation.kind in ("marker", "delete marker")
+        extended = {"Seaweed_X_Amz_Version_Id": operation.version}
+        extended |= {"Seaweed_X_Amz_Delete_Marker": "true"} if is_marker else {}
+    folder, _, name = f"/buckets/{bucket}/{key}".rpartition("/")
+    old = _entry(name, *operation.old, **extended) if operation.old is not None else None
+    new = _entry(name, operation.content, operation.time, **extended)
+    message: Message
+    if operation.kind in ("put", "marker"):
+        kind = "update" if old else "create"
+        message = {"new_entry": new, "new_parent_path": folder} | ({"old_entry": old} if old else {})
+    elif operation.kind == "rename":
+        kind = "rename"
+        new["name"] = operation.new_key.rpartition("/")[2]
+        new["attributes"] = old["attributes"] if old else {}
+        message = {"old_entry": old, "new_entry": new, "new_parent_path": folder}
+    else:
+        kind, message = "delete", {"old_entry": old}
+    return [{"event_type": kind, "key": f"{folder}/{name}", "message": message}]
+
+
+@dataclass(frozen=True)
+class Sender:
+    """How a frontend sends, and in which order its events may arrive."""
+
+    messages: Callable[[str, Operation], list[Message]]
+    versioned: bool = True
+    shuffles: bool = True
+    tick: int = 1
+    renames: bool = False
+    removes_markers: bool = True
+
+
+SENDERS = {
+    "minio": Sender(minio),
+    "rustfs": Sender(rustfs),
+    "aws": Sender(aws, tick=1),
+    # The removal of a marker that was never named cannot be told from that of a version.
+    "ceph": Sender(ceph, removes_markers=False),
+    "versity": Sender(versity, versioned=False),
+    "noobaa": Sender(noobaa, shuffles=False),
+    "noobaa on files": Sender(noobaa_on_files, tick=10**6),
+    "seaweedfs": Sender(seaweedfs, renames=True),
+}
