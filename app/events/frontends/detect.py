@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from app.events.errors import BadRecord, excerpt
-from app.events.frontends import envelopes, eventbridge, seaweedfs
+from app.events.frontends import envelopes, eventbridge, seaweedfs, unsupported
 from app.events.frontends.envelopes import Traced
 from app.events.frontends.frontend import Frontend, Normalized
 from app.events.frontends.minio import MINIO
@@ -119,6 +119,9 @@ def _message(value: dict[str, Any], context: _Context, location: Location, level
     kind = envelopes.sns_type(value)
     carried: tuple[str, Any] | None = None
     trace = ""
+    if name := unsupported.service_name(value):
+        yield _refused(BadRecord("it", f"looks like {name}, which is not accepted; it must be {_SHAPES}"), location)
+        return
     try:
         if kind == "Notification":
             carried = "Message", envelopes.sns_message(value, context.allowance)
