@@ -21,6 +21,7 @@ from kombu.exceptions import OperationalError
 from kombu.transport.virtual import Channel as VirtualChannel
 
 from app.config.arn import TargetId
+from app.config.broker import KEY_PREFIX
 
 log = logging.getLogger("bucketwire.wakeups")
 
@@ -34,6 +35,7 @@ _RABBITMQ = {
     "write_timeout": BROKER_TIMEOUT,
 }
 _REDIS = {
+    "global_keyprefix": KEY_PREFIX,
     "visibility_timeout": 600,
     "socket_timeout": BROKER_TIMEOUT,
     "socket_connect_timeout": BROKER_TIMEOUT,
@@ -260,18 +262,24 @@ class _Sender:
         if self._connection is None:
             options = transport_options(self._broker_url)
             self._connection = Connection(self._broker_url, connect_timeout=BROKER_TIMEOUT, transport_options=options)
-        if self._channel is None:
-            self._channel = self._connection.channel()
-        try:
-            if requested.drain_at == math.inf and (pause := self._wake_workers(requested)):
-                return pause
-            ahead = waiting(self._channel, SERVICE_QUEUE)
-        except self._connection.channel_errors:  # no such queue: no worker has ever served it
-            self._channel = None
+        if requested.drain_at == math.inf and (pause := self._wake_workers(requested)):
+            return pause
+        ahead = self._waiting(SERVICE_QUEUE)
+        if ahead is None:
             return _MOST_APART
         if ahead < _MOST_WAITING:
             self._publish(SERVICE_QUEUE, "drain", ())
         return float(_DRAINS_APART * 4**ahead)
+
+    def _waiting(self, queue: str) -> int | None:
+        """Return how many messages wait in a queue; None if no worker has ever served it, or the broker refuses it."""
+        if self._channel is None:
+            self._channel = self._connection.channel()
+        try:
+            return waiting(self._channel, queue)
+        except self._connection.channel_errors:
+            self._channel = None  # RabbitMQ has closed it
+            return None
 
     def _wake_workers(self, requested: _Requested) -> float:
         """Wake the workers of each target that has none at work, and return the pause; 0 if the drain is needed, too.
@@ -292,7 +300,8 @@ class _Sender:
             return 0
         complete = True
         for target, each in free.items():
-            if waiting(self._channel, queue_name(target)) >= _MOST_WAITING:
+            ahead = self._waiting(queue_name(target))
+            if ahead is None or ahead >= _MOST_WAITING:
                 complete = False  # its workers are busy: by the time of the drain there may be larger batches
             else:
                 text = ",".join(map(str, sorted(each.partitions)))

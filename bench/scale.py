@@ -1,6 +1,6 @@
 """Measure how rates grow with processes: workers at a slow target, and API processes at one database.
 
-    python -m bench.scale [--events 500] [--workers 1,2,4] [--apis 1,2,4] [--seconds 4] [--rounds 3]
+    python -m bench.scale [--events 500] [--workers 1,2,4] [--apis 1,2,4] [--seconds 4] [--rounds 3] [--idle 0,1000]
 
 Workers: the target is a webhook of 20 ms in sync mode, and each worker is a process (`bucketwire worker --only targets
 --concurrency 1`) beside beat and a worker that drains, over PostgreSQL with fsync and a Redis broker. The rate is that
@@ -10,6 +10,9 @@ API: each is a `bucketwire api --workers 1`, as on a machine of its own, and all
 and the processors of this machine. The same number of connections is divided among them. The table has the processor
 time that each part used, in cores, and what bounds the rate: the processors if the machine has none left, else what
 most of PostgreSQL's sessions waited for (in parentheses: how many, on average).
+
+Idle targets: beside so many targets that get no event, a Redis target gets a hundred a second. The table has its
+latency, and the processor time of the service and of PostgreSQL with this flow, and while nothing happens.
 """
 
 import argparse
@@ -24,7 +27,9 @@ from typing import Any
 import psutil
 import psycopg2
 
+from bench import latency
 from bench.deliver import fill
+from bench.idle import spent
 from bench.load import BATCH, drive, makers
 from bench.report import Aim, show
 from bench.service import Service, processor_time
@@ -33,6 +38,8 @@ from tests.support.builders import add_target
 from tests.support.service_processes import start_all, system
 
 DELAY = 0.02  # seconds
+_RESTING = ("idle: service, % of a core", "idle: PostgreSQL, % of a core")
+_SETTLES, _IDLE = 20, 20  # seconds until a service is idle, and of each measurement beside idle targets
 
 
 def rate(workers: int, events: int) -> float:
@@ -141,6 +148,26 @@ def api_rows(counts: list[int], seconds: float, rounds: int) -> tuple[list[dict[
     return rows, aims
 
 
+def idle_row(idle: int) -> dict[str, Any]:
+    """Measure latency and processor time of a service with so many idle targets."""
+    with latency.serving(idle) as (service, outbox, target):
+        time.sleep(_SETTLES)
+
+        def used() -> tuple[float, float]:
+            return sum(map(spent, latency.processes(service))), processor_time(outbox.pid)
+
+        before = used()
+        time.sleep(_IDLE)
+        resting = [100 * (new - old) / _IDLE for new, old in zip(used(), before, strict=True)]
+        latencies, cost = latency.measure(service, target, 100, _IDLE)
+    found = latency.percentiles(latencies)
+    return {
+        "idle targets": idle, "p50, ms": found["p50"], "p99, ms": found["p99"],
+        "CPU ms/event": 1000 * cost / len(latencies),
+        **dict(zip(_RESTING, resting, strict=True)),
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=500)
@@ -148,8 +175,11 @@ def main() -> None:
     parser.add_argument("--apis", default="1,2,4", help="empty: do not measure")
     parser.add_argument("--seconds", type=float, default=4, help="of each measurement of the API")
     parser.add_argument("--rounds", type=int, default=3, help="of the API; the median counts")
+    parser.add_argument("--idle", default="0,1000", help="idle targets; empty: do not measure")
     options = parser.parse_args()
-    workers, apis = ([int(count) for count in text.split(",") if count] for text in (options.workers, options.apis))
+    workers, apis, idle = (
+        [int(count) for count in text.split(",") if count] for text in (options.workers, options.apis, options.idle)
+    )
     if workers:
         rates = {count: rate(count, count * options.events) for count in workers}
         least, most = min(rates), max(rates)
@@ -173,6 +203,18 @@ def main() -> None:
         rows, aims = api_rows(apis, options.seconds, options.rounds)
         note = f"{os.cpu_count()} cores for all; medians of {options.rounds} rounds of {options.seconds:g} s"
         show("scale_api", "API processes over one PostgreSQL with fsync", rows, note, aims=aims)
+    if idle:
+        beside = [idle_row(count) for count in idle]
+        aims = []
+        for row in beside[1:]:
+            what = f"{row['idle targets']:,} idle targets, {{}}".format
+            p99 = row["p99, ms"] / beside[0]["p99, ms"]
+            resting = sum(row[name] for name in _RESTING) / sum(beside[0][name] for name in _RESTING)
+            aims += [
+                Aim(p99, 1.5, what("p99 of another target"), f"{idle[0]}", "x", most=True),
+                Aim(resting, 2, what("processor time while nothing happens"), f"{idle[0]}", "x", most=True),
+            ]
+        show("scale_idle", "Latency and processor time beside idle targets", beside, "100 events/s", aims=aims)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ wake-up that is lost, late or duplicated costs nothing but time.
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -45,6 +45,7 @@ from app.outbox.targets import enabled_targets
 from app.wakeups import BROKER_TIMEOUT, SERVICE_QUEUE, is_rabbitmq, queue_name, transport_options, waiting
 from workers import reconcile_jobs, runtime
 from workers.idle_processes import processes
+from workers.queue_declarations import QueueDeclarations
 from workers.telemetry import metrics
 
 SPARK_QUEUE = "spark"
@@ -104,6 +105,15 @@ def queue(name: str) -> Queue:
     if _arguments and name == SPARK_QUEUE:  # a wake-up may have to wait for as long as a reconciliation takes
         arguments = _arguments | {"x-consumer-timeout": _LONGEST_JOB * 1000}
     return Queue(name, routing_key=name, queue_arguments=arguments)
+
+
+def queue_of(target: TargetId) -> Queue:
+    """Return the queue of a target's wake-ups."""
+    name = queue_name(target)
+    if name not in app.amqp.queues:
+        app.amqp.queues.add(queue(name))
+    own: Queue = app.amqp.queues[name]
+    return own
 
 
 # Celery would log three lines per drain, and there are many; the delivery log records the results of deliveries.
@@ -249,15 +259,15 @@ class TargetQueues(bootsteps.StartStopStep):
         self.enabled = wanted != ""
         self._wanted = frozenset(filter(None, wanted.split(",")))
         self._database = Database(settings.database_url, pool_size=1, patience=settings.database_timeout)
+        self._declarations = QueueDeclarations()
         self._timer: Any = None
 
     def start(self, parent: Any) -> None:
         """Start consuming; Celery calls this when the worker is connected, and again after each reconnect."""
+        # Its channel declares nothing, because RabbitMQ closes the one on which it refuses a queue.
+        parent.task_consumer.auto_declare = False
         # Only add the queues: nothing takes messages before the event loop runs, which then starts to consume them all.
-        consuming = self._consuming(parent)
-        for name in self._served() or ():
-            if name not in consuming:
-                parent.task_consumer.add_queue(self._declared(parent, name))
+        self._add(parent, self._served() or {})
         self._timer = parent.timer.call_repeatedly(1.0, self._follow, (parent,))
 
     def stop(self, _parent: Any) -> None:
@@ -268,33 +278,34 @@ class TargetQueues(bootsteps.StartStopStep):
         self._database.close()
 
     def _follow(self, consumer: Any) -> None:
-        served, consuming = self._served(), self._consuming(consumer)
+        served = self._served()
         if served is None:
             return
-        for name in served - consuming:
-            self._declared(consumer, name)
-            consumer.add_task_queue(name)
-        for name in consuming - served:
-            consumer.cancel_task_queue(name)
+        if self._add(consumer, served):
+            consumer.task_consumer.consume()
+        for name in self._consuming(consumer) - served.keys():
+            consumer.task_consumer.cancel_by_queue(name)
 
-    def _served(self) -> set[str] | None:
-        """Return the queues of the enabled targets; None while the database is unavailable: nothing changes then."""
+    def _add(self, consumer: Any, served: Mapping[str, TargetId]) -> bool:
+        """Add those of the queues that are not consumed and that the broker does not refuse; return whether any."""
+        added = [queue_of(served[name]) for name in served.keys() - self._consuming(consumer)]
+        usable = self._declarations.usable(consumer.connection, added)
+        for each in usable:
+            consumer.task_consumer.add_queue(each)
+        return bool(usable)
+
+    def _served(self) -> dict[str, TargetId] | None:
+        """Return the enabled targets by queue; None while the database is unavailable: nothing changes then."""
         try:
-            return {queue_name(target) for target in enabled_targets(self._database) if self._serves(target)}
+            targets = enabled_targets(self._database)
         except DatabaseUnavailable:
             return None
+        return {queue_name(target): target for target in targets if self._serves(target)}
 
     @staticmethod
     def _consuming(consumer: Any) -> set[str]:
         own = (SERVICE_QUEUE, SPARK_QUEUE)
         return {one.name for one in consumer.task_consumer.queues if one.name not in own}
-
-    @staticmethod
-    def _declared(consumer: Any, name: str) -> Queue:
-        if name not in consumer.app.amqp.queues:
-            consumer.app.amqp.queues.add(queue(name))
-        declared: Queue = consumer.app.amqp.queues[name]
-        return declared
 
     def _serves(self, target: TargetId) -> bool:
         return not self._wanted.isdisjoint({"*", target.type, str(target)})

@@ -9,7 +9,8 @@ from app.outbox.delivery.openings import Opening
 from app.outbox.reconcile.schedule import WaitingRun
 from app.wakeups import queue_name, waiting
 from workers import reconcile_jobs, runtime
-from workers.celery import SPARK_QUEUE, app, queue, settings
+from workers.celery import SPARK_QUEUE, app, queue_of, settings
+from workers.queue_declarations import QueueDeclarations, refuses_queue
 from workers.telemetry.delivery_log import format_partitions
 
 _MOST_RUNS = 1000  # wake-ups for reconciliations that may wait for a worker
@@ -91,18 +92,40 @@ def _publish_run(run: WaitingRun) -> None:
 def _publish(offer: Offer) -> None:
     # It has no expiry: a queue never holds more of them than the target has partitions, and a late one is as good as a
     # new one.
-    arn = offer.target.arn(settings.region)
-    deliver.apply_async(
-        (arn, format_partitions(offer.partitions)),
-        queue=_known(offer.target),
-        time_limit=runtime.current().time_limit(offer.target),
-    )
+    arn, limit = offer.target.arn(settings.region), runtime.current().time_limit(offer.target)
+    _send(offer.target, deliver, (arn, format_partitions(offer.partitions)), time_limit=limit)
 
 
 def _publish_opening(opening: Opening) -> None:
-    arn = opening.target.arn(settings.region)
-    limit = runtime.current().time_limit(opening.target)
-    open_target.apply_async((arn, opening.revision, opening.next_at), queue=_known(opening.target), time_limit=limit)
+    arn, limit = opening.target.arn(settings.region), runtime.current().time_limit(opening.target)
+    _send(opening.target, open_target, (arn, opening.revision, opening.next_at), time_limit=limit)
+
+
+def _ask(asked: heartbeats.Queue) -> None:
+    # It has no expiry: a late answer is an answer too, and a queue that nobody serves is probed less and less often.
+    _send(asked.target, queue_alive, (asked.row_id,))
+
+
+_declarations = QueueDeclarations()
+
+
+def _send(target: TargetId, task: Any, arguments: tuple[object, ...], **options: Any) -> None:
+    """Publish a task to the target's queue, unless the broker refuses the queue: that concerns no other target."""
+    queue = queue_of(target)
+    with app.producer_or_acquire() as producer:
+        connection = producer.connection
+        try:
+            usable = _declarations.usable(connection, [queue])
+        except connection.connection_errors:
+            usable = [queue]  # publishing connects again
+        if not usable:
+            return
+        try:
+            task.apply_async(arguments, queue=queue.name, producer=producer, **options)
+        except Exception as error:
+            if not refuses_queue(connection, error):
+                raise
+            _declarations.refuse(queue.name, error)
 
 
 class _QueueLengths:
@@ -138,16 +161,3 @@ class _QueueLengths:
         connection, self._connection, self._channel = self._connection, None, None
         if connection is not None:
             connection.release()
-
-
-def _ask(asked: heartbeats.Queue) -> None:
-    # It has no expiry: a late answer is an answer too, and a queue that nobody serves is probed less and less often.
-    queue_alive.apply_async((asked.row_id,), queue=_known(asked.target))
-
-
-def _known(target: TargetId) -> str:
-    """Declare the target's queue as this service does, before anything is published there; return its name."""
-    name = queue_name(target)
-    if name not in app.amqp.queues:
-        app.amqp.queues.add(queue(name))
-    return name

@@ -15,6 +15,7 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
+from app.config.broker import KEY_PREFIX
 from app.events.model import Event
 from tests import services
 from tests.services import until
@@ -173,6 +174,54 @@ def test_every_queue_on_rabbitmq_is_a_quorum_queue(
                 )
 
 
+def test_a_queue_that_rabbitmq_refuses_concerns_its_own_target_alone(
+    over_rabbitmq: System, rabbitmq_server: services.RabbitMQ, redis_server: services.Redis, bucket: str
+) -> None:
+    whole, refused = running(over_rabbitmq), f"{bucket}-refused"
+    redis_target(whole, redis_server, bucket)
+    sent = some(bucket, 40)
+    with rabbitmq_server.connection() as connection:
+        # Whoever made it, this service has not: it declares its queues as quorum queues.
+        connection.channel().queue_declare(f"target.redis.{refused}", durable=True, auto_delete=False)
+        redis_target(whole, redis_server, refused)
+        whole.ask("POST", "/v1/rules", json={"bucket": bucket, "events": ["*"], "target": f"redis:{refused}"})
+        for number in range(0, 20, 5):
+            whole.post(body(*sent[number : number + 5]))
+            arrives(redis_server, bucket, number + 5, 30)
+        stop_all([whole.drain, *whole.workers])
+        whole.post(body(*sent[20:]))
+        start_all([whole.drain, *whole.workers])
+        arrives(redis_server, bucket, 40, 30)
+        assert length(redis_server, refused) == 0
+        for role in (whole.drain, *whole.workers):
+            until(lambda role=role: f"refuses the queue target.redis.{refused}" in role.said(), 30, what="an error")  # type: ignore[misc]
+            assert "inequivalent arg 'x-queue-type'" in role.said(), "why it is refused"
+        connection.channel().queue_delete(f"target.redis.{refused}")
+    arrives(redis_server, refused, 40, 60)
+    for key in (bucket, refused):
+        assert Expected.of(records(*sent)).check(listed(redis_server, key), key) == 0
+
+
+def test_a_redis_target_in_the_brokers_own_database_stops_nobody(
+    whole: System, broker: services.Redis, redis_server: services.Redis, bucket: str
+) -> None:
+    redis_target(whole, redis_server, bucket)
+    names = ("bucketwire", "spark", f"target.redis.{bucket}", "unacked", "unacked_index", "_kombu.binding.celeryev")
+    place = {"address": f"{services.LOOPBACK}:{broker.port}", "password": BROKER_PASSWORD, "format": "access"}
+    for number, key in enumerate(names):
+        whole.add_target(f"redis:{bucket}-{number}", bucket, key=key, **place)
+    sent = some(bucket, 20)
+    for number in range(0, 20, 10):
+        whole.post(body(*sent[number : number + 10]))
+        arrives(redis_server, bucket, number + 10)
+        until(lambda: whole.settled(*(f"redis:{bucket}-{place}" for place in range(len(names)))), 30)
+    for number, key in enumerate(names):
+        assert Expected.of(records(*sent)).check(listed(broker, key), key) == 0
+        whole.ask("DELETE", f"/v1/targets/redis/{bucket}-{number}?force=true")
+    with broker.client() as client:
+        client.delete(*names)
+
+
 def test_a_worker_starts_with_wakeups_of_several_targets_waiting_in_rabbitmq(
     over_rabbitmq: System, rabbitmq_server: services.RabbitMQ, redis_server: services.Redis, bucket: str
 ) -> None:
@@ -232,7 +281,7 @@ def test_a_broker_emptied_while_events_wait_loses_nothing(
     worker.stop()
     sent = some(bucket, 50)
     whole.post(body(*sent))
-    until(lambda: length(broker, f"target.redis.{bucket}"), 30, what="a wake-up in the queue")
+    until(lambda: length(broker, f"{KEY_PREFIX}target.redis.{bucket}"), 30, what="a wake-up in the queue")
     with broker.client() as client:
         client.flushall()
     worker.start()
@@ -347,14 +396,14 @@ def test_messages_carry_ids_and_nothing_else(
     name = redis_target(whole, redis_server, bucket)
     stop_all([whole.drain, *whole.workers])
     with broker.client() as client:
-        client.delete("bucketwire", f"target.redis.{bucket}")
+        client.delete(f"{KEY_PREFIX}bucketwire", f"{KEY_PREFIX}target.redis.{bucket}")
     whole.post(body(event("telling-key.txt", bucket=bucket)))
-    until(lambda: length(broker, "bucketwire"), 30, what="a message of beat's")
-    until(lambda: length(broker, f"target.redis.{bucket}"), 30, what="a wake-up of the API's")
+    until(lambda: length(broker, f"{KEY_PREFIX}bucketwire"), 30, what="a message of beat's")
+    until(lambda: length(broker, f"{KEY_PREFIX}target.redis.{bucket}"), 30, what="a wake-up of the API's")
     whole.drain.start()
     time.sleep(2 * LEASE)
     with broker.client() as client:
-        held = client.lrange(f"target.redis.{bucket}", 0, -1)
+        held = client.lrange(f"{KEY_PREFIX}target.redis.{bucket}", 0, -1)
     assert isinstance(held, list)
     # What a queue is asked for a sign of life by waits there, too.
     wakeups = [one for one in held if orjson.loads(one)["headers"]["task"] == "deliver"]

@@ -13,6 +13,7 @@ import pytest
 
 from app.config.arn import TargetId
 from app.config.targets.webhook import WebhookSettings
+from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.ready_targets import HARD_LIMIT, time_limit
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
@@ -73,6 +74,45 @@ def test_a_slow_endpoint_gets_each_event_although_all_take_longer_than_the_hard_
         assert whole.turn() == [], "all are settled"
     assert_counters_balance(database)
     assert len(receiver.requests()) == EVENTS, "and none was sent twice"
+
+
+def test_an_endpoint_that_hangs_is_unavailable_and_costs_no_event_an_attempt(
+    database: Database, tmp_path: Path, receiver: Receiver
+) -> None:
+    """Each lease has one request without an answer: what it means is known across leases, and so across processes."""
+    receiver.set(Answer(delay=30))
+    target = add_target(
+        database, "hangs", endpoint=receiver.url, read_timeout="200ms", max_attempts="1", retry_base="100ms"
+    )
+    Log(database).append([[event(f"key-{number}") for number in range(12)]])
+    with delivery(settings(database, tmp_path)["database_url"], tmp_path, allow_private="on") as whole:
+        began = time.monotonic()
+        while time.monotonic() - began < 4:
+            whole.turn()
+        stored = whole.context.registry.target(target)
+        assert (stored.state, "no answer within 0.2 s" in stored.reason) == ("unavailable", True)
+        assert stored.failures > 1, "each probe found it so"
+        receiver.set()
+        receiver.forget()
+        whole.until(lambda: len(receiver.requests()) == 12, what="each event, once the endpoint answers")
+        assert whole.context.registry.target(target).state == "running"
+    with database.reading() as connection:
+        (entry,) = read_counters(connection)
+    assert (entry.delivered, entry.dead) == (12, 0)
+    assert_counters_balance(database)
+
+
+def test_a_slow_endpoint_that_answers_in_time_is_never_unavailable(
+    database: Database, tmp_path: Path, receiver: Receiver
+) -> None:
+    receiver.set(Answer(delay=1.5))  # more than a second opinion waits
+    target = add_target(database, "slow", endpoint=receiver.url, read_timeout="10s", sync="on")
+    Log(database).append([[event(f"key-{number}") for number in range(4)]])
+    with delivery(settings(database, tmp_path)["database_url"], tmp_path, allow_private="on") as whole:
+        while len(receiver.requests()) < 4:
+            whole.turn()
+            assert whole.context.registry.target(target).failures == 0
+    assert_counters_balance(database)
 
 
 def test_the_hard_limit_grows_with_the_targets_own(database: Database, tmp_path: Path) -> None:

@@ -40,10 +40,15 @@ from workers.celery import queue
 from workers.delivery.redelivery_requests import RedeliveryRequests
 
 
+def connected(url: str) -> Connection:
+    """A connection to the broker as the product has them."""
+    return Connection(url, transport_options=wakeups.transport_options(url))
+
+
 @pytest.fixture
 def redis_url(redis_server: services.Redis) -> Iterator[str]:
     """A database of the shared Redis for the service queue."""
-    with Connection(url := f"redis://{services.LOOPBACK}:{redis_server.port}/7") as connection:
+    with connected(url := f"redis://{services.LOOPBACK}:{redis_server.port}/7") as connection:
         connection.channel().client.flushdb()
         yield url
 
@@ -54,7 +59,7 @@ def broker_url(request: pytest.FixtureRequest) -> str:
     if request.param == "redis":
         return str(request.getfixturevalue("redis_url"))
     url: str = request.getfixturevalue("rabbitmq_server").url
-    with Connection(url) as connection:
+    with connected(url) as connection:
         declared(connection, SERVICE_QUEUE)
     return url
 
@@ -83,7 +88,7 @@ def waker(url: str, ready: Mapping[TargetId, Ready] | None = None) -> Iterator[W
 
 
 def count(url: str) -> int:
-    with Connection(url) as connection:
+    with connected(url) as connection:
         return waiting(connection.channel(), SERVICE_QUEUE)
 
 
@@ -95,7 +100,7 @@ def silent() -> Iterator[socket.socket]:
 
 
 def test_a_wakeup_is_the_message_that_celery_would_send(broker_url: str) -> None:
-    with waker(broker_url) as made, Connection(broker_url) as connection:
+    with waker(broker_url) as made, connected(broker_url) as connection:
         made.request()
         until(lambda: count(broker_url), 30, what="a wake-up")
         taken = queue(SERVICE_QUEUE)(connection.channel()).get(no_ack=True)
@@ -109,7 +114,7 @@ def test_a_wakeup_is_the_message_that_celery_would_send(broker_url: str) -> None
 
 def test_a_wakeup_of_a_worker_is_the_message_that_celery_would_send(broker_url: str) -> None:
     name = queue_name(TARGET)
-    with waker(broker_url, {TARGET: Ready("the:arn", 400, {11, 3})}) as made, Connection(broker_url) as connection:
+    with waker(broker_url, {TARGET: Ready("the:arn", 400, {11, 3})}) as made, connected(broker_url) as connection:
         served = declared(connection, name)
         made.request_delivery({TARGET: {11, 3, 4}})
         until(lambda: waiting(connection.channel(), name), 30, what="a wake-up")
@@ -125,7 +130,7 @@ def test_a_wakeup_of_a_worker_is_the_message_that_celery_would_send(broker_url: 
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
 def test_where_the_workers_have_messages_enough_the_drain_is_woken(broker_url: str) -> None:
     name = queue_name(TARGET)
-    with waker(broker_url, {TARGET: Ready("the:arn", 400, [1])}) as made, Connection(broker_url) as connection:
+    with waker(broker_url, {TARGET: Ready("the:arn", 400, [1])}) as made, connected(broker_url) as connection:
         for number in range(wakeups._MOST_WAITING):
             made.request_delivery({TARGET: {number}})
             until(lambda: waiting(connection.channel(), name) == number + 1, 30, what="a wake-up of a worker")  # noqa: B023
@@ -148,18 +153,18 @@ def test_of_many_targets_or_events_the_drain_is_woken(broker_url: str, monkeypat
             made.request_delivery({targets[0]: {number}})
         until(lambda: count(broker_url) == 3, 30, what="a third")
         until(lambda: made._started()._requested.number == 0, 30, what="the sender to have taken all requests")
-        with Connection(broker_url) as connection:
+        with connected(broker_url) as connection:
             declared(connection, SERVICE_QUEUE)
         made.request_delivery({targets[0]: {1}}, 17)
         until(lambda: count(broker_url), 30, what="one for a request of many events")
-    with Connection(broker_url) as connection:
+    with connected(broker_url) as connection:
         assert not any(waiting(connection.channel(), queue_name(each)) for each in targets)
 
 
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
 def test_events_for_a_target_that_is_down_wake_the_drain_once_a_second_and_nobody_else(broker_url: str) -> None:
     up = TargetId("webhook", "up")
-    with waker(broker_url, {up: Ready("the:arn", 400, [5])}) as made, Connection(broker_url) as connection:
+    with waker(broker_url, {up: Ready("the:arn", 400, [5])}) as made, connected(broker_url) as connection:
         served, began = queue(queue_name(up))(connection.channel()), time.monotonic()
         for _ in range(10):
             made.request_delivery({TARGET: {3}, up: {5}})
@@ -169,11 +174,22 @@ def test_events_for_a_target_that_is_down_wake_the_drain_once_a_second_and_nobod
         assert waiting(connection.channel(), queue_name(TARGET)) == 0
 
 
+@pytest.mark.parametrize("broker_url", ["rabbitmq"], indirect=True)
+def test_a_target_without_a_queue_keeps_no_other_target_waiting(broker_url: str) -> None:
+    new, other = TargetId("webhook", "without-a-queue"), TargetId("webhook", "other")
+    ready = {new: Ready("the:arn", 400, [3]), other: Ready("another:arn", 400, [5])}
+    with waker(broker_url, ready) as made, connected(broker_url) as connection:
+        served = declared(connection, queue_name(other))
+        made.request_delivery({new: {3}, other: {5}})
+        until(lambda: served.get(no_ack=True), 30, what="the wake-up of the other target's worker")
+        until(lambda: count(broker_url), 30, what="a wake-up of the drain, which creates the queue")
+
+
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
 def test_nobody_is_woken_for_partitions_that_workers_have(broker_url: str) -> None:
     other = TargetId("webhook", "other")
     ready = {TARGET: Ready("the:arn", 400, []), other: Ready("another:arn", 400, [5])}
-    with waker(broker_url, ready) as made, Connection(broker_url) as connection:
+    with waker(broker_url, ready) as made, connected(broker_url) as connection:
         for number in range(100):  # more than would wake the drain
             made.request_delivery({TARGET: {number}}, 100)
         until(lambda: made._started()._requested.number == 0, 30, what="the sender to have taken all requests")
@@ -201,7 +217,7 @@ def test_while_workers_have_the_partitions_the_database_is_asked_for_them_less_o
 
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
 def test_for_a_target_that_waits_for_tokens_the_drain_is_woken_when_there_are_some(broker_url: str) -> None:
-    with waker(broker_url, {TARGET: Ready("the:arn", 400, (), wait=0.3)}) as made, Connection(broker_url) as connection:
+    with waker(broker_url, {TARGET: Ready("the:arn", 400, (), wait=0.3)}) as made, connected(broker_url) as connection:
         began = time.monotonic()
         made.request_delivery({TARGET: {3}})
         until(lambda: count(broker_url), 30, what="a wake-up of the drain")
@@ -255,7 +271,7 @@ def test_a_burst_shares_wakeups_also_while_they_are_taken_at_once(
     taken, over = [], threading.Event()
 
     def take() -> None:
-        with Connection(redis_url) as connection:
+        with connected(redis_url) as connection:
             bound = queue(SERVICE_QUEUE)(connection.channel())
             while not over.is_set() or count(redis_url):
                 message = bound.get(no_ack=True)
@@ -276,7 +292,7 @@ def test_a_burst_shares_wakeups_also_while_they_are_taken_at_once(
 
 
 def test_no_wakeup_is_lost_between_the_last_request_and_the_next_pause(redis_url: str) -> None:
-    with waker(redis_url) as made, Connection(redis_url) as connection:
+    with waker(redis_url) as made, connected(redis_url) as connection:
         bound = queue(SERVICE_QUEUE)(connection.channel())
         for _ in range(20):
             made.request()
@@ -333,7 +349,7 @@ def levels(caplog: pytest.LogCaptureFixture, made: WakeUps) -> list[str]:
 def test_a_connection_that_broke_while_it_was_idle_costs_no_wakeup(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with waker(redis_url) as made, Connection(redis_url) as connection:
+    with waker(redis_url) as made, connected(redis_url) as connection:
         made.request()
         until(lambda: count(redis_url), 30, what="the first")
         client = connection.channel().client
@@ -348,7 +364,7 @@ def test_a_connection_that_broke_while_it_was_idle_costs_no_wakeup(
 
 def test_a_process_forked_after_the_first_wakeup_sends_its_own(redis_url: str, tmp_path: Path) -> None:
     report = tmp_path / "said"
-    with waker(redis_url) as made, Connection(redis_url) as connection:
+    with waker(redis_url) as made, connected(redis_url) as connection:
         bound = queue(SERVICE_QUEUE)(connection.channel())
         made.request()
         until(lambda: bound.get(no_ack=True), 30, what="the parent's")
@@ -472,11 +488,11 @@ def test_a_drain_counts_the_messages_of_all_queues_over_one_connection(
     opened: list[Connection] = []
 
     def connect() -> Connection:
-        opened.append(Connection(broker_url))
+        opened.append(connected(broker_url))
         return opened[-1]
 
     monkeypatch.setattr(tasks.app, "connection_for_write", connect)
-    with Connection(broker_url) as connection:
+    with connected(broker_url) as connection:
         queue_of_target = declared(connection, queue_name(TARGET))
         connection.Producer().publish("", routing_key=queue_of_target.name)
         until(lambda: waiting(connection.channel(), queue_of_target.name) == 1, 30, what="the message")

@@ -50,9 +50,9 @@ class Proxy:
     def __init__(self, to: int, change: Callable[[bytes], bytes] = bytes, *, hang_up_on: bytes = b"") -> None:
         """With `hang_up_on` a connection is reset when its client sends these bytes."""
         self._to, self._change, self._hang_up_on = to, change, hang_up_on
-        self._unanswered = b""
+        self._unanswered, self._at_once = b"", 0
         self.lost = threading.Event()  # whether an answer was lost by `lose_answer_to()`
-        self._delay = 0.0
+        self._delay = self._drip = 0.0
         self._refusing = False
         self._swallowing, self._muting = threading.Event(), threading.Event()
         self._holding, self._released = threading.Event(), threading.Event()
@@ -67,6 +67,11 @@ class Proxy:
         """Whatever is said takes so much longer, in each direction."""
         self.heal()
         self._delay = seconds
+
+    def drip(self, seconds: float, after: int = 0) -> None:
+        """What the server says passes byte by byte, each after so many seconds; so many bytes pass at once before."""
+        self.heal()
+        self._at_once, self._drip = after, seconds
 
     def cut(self) -> None:
         """Every connection is reset, and each new one as soon as it is made."""
@@ -99,7 +104,7 @@ class Proxy:
 
     def heal(self) -> None:
         """Pass on again whatever new connections bring."""
-        self._delay, self._refusing = 0.0, False
+        self._delay, self._refusing, self._drip = 0.0, False, 0.0
         for fault in (self._swallowing, self._muting):
             if fault.is_set():
                 for wire in self._wires:
@@ -152,6 +157,17 @@ class Proxy:
                         continue
                 wire.reset()
 
+    def _dripped(self, sink: socket.socket, received: bytes) -> bytes:
+        """Pass on byte by byte, as long as it drips; return what is left."""
+        passed, self._at_once = received[: self._at_once], max(0, self._at_once - len(received))
+        sink.sendall(passed)
+        received = received[len(passed) :]
+        while received and self._drip:
+            time.sleep(self._drip)
+            sink.sendall(received[:1])
+            received = received[1:]
+        return received
+
     def _pump(self, wire: _Wire, source: socket.socket, sink: socket.socket) -> None:
         answers = source is wire.far
         with contextlib.suppress(OSError):
@@ -176,6 +192,8 @@ class Proxy:
                     wire.silent.set()
                 if answers:
                     received = self._change(received)
+                    if self._drip:
+                        received = self._dripped(sink, received)
                 if not wire.silent.is_set() or (not answers and self._muting.is_set()):
                     sink.sendall(received)
         if not wire.silent.is_set() and not self._swallowing.is_set():  # else not even the end is told

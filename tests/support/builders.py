@@ -5,15 +5,18 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 
 import orjson
+import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.config.secrets import Sealer
 from app.events.model import Event
-from app.outbox import log_head
+from app.outbox import log_head, tables
 from app.outbox.engine import schema_version
-from app.outbox.engine.database import Database
+from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.migration import migrate
+from app.outbox.markers import NEVER, NO_LIMIT
 from app.outbox.registry import Registry
+from app.outbox.targets import OPENED
 from app.rules.model import Rule
 from tests.support.target_readers import Record
 
@@ -70,6 +73,21 @@ def add_target(
         Rule(bucket=bucket, events=tuple(events), prefix="", suffix="", target=target, rule_id="")
     )
     return target
+
+
+def add_idle_targets(database: Database, count: int) -> None:
+    """So many webhooks that no rule names, opened already, put into the tables at once."""
+    t = tables.targets.c
+    endpoint = orjson.dumps({"endpoint": "http://127.0.0.1:9/", "allow_private": "on"}).decode()
+    row = {"type": "webhook", "settings": endpoint, "origin": "stored", "enabled": True, "queue_limit": NO_LIMIT}
+    row |= {"created_at": now_ms(), "opening": OPENED, "opening_due_at": NEVER}
+    with database.writing() as connection:
+        head = log_head.change_routing(connection)
+        connection.execute(tables.targets.insert(), [row | {"name": f"idle{number}"} for number in range(count)])
+        for row_id in connection.execute(sa.select(t.id).where(t.name.like("idle%"))).scalars().all():
+            cursor = {"target_id": row_id, "position": head.last_seq}
+            places = range(head.partitions)
+            connection.execute(tables.cursors.insert(), [cursor | {"partition": partition} for partition in places])
 
 
 def migrated(url: str, partitions: int = 16) -> Database:

@@ -5,7 +5,8 @@ locked row. So the worker asks for a second opinion after a refusal: it sends an
 
 * If that event gets an answer of its own (delivered, failed, rejected), the target is up, and the refused event is a
   suspect.
-* If that event and a few others are refused as well, or there are no others, the circuit breaker opens.
+* If that event and a few others are refused as well, or there are no others, the circuit breaker opens. Two objects
+  are enough if a refusal took long: a target that answers nothing would hold the worker for a whole timeout each time.
 
 A suspect's refusal counts as a failed attempt once the target has delivered something between two refusals of that
 event. So an outage, short or long, costs no event an attempt, and one event cannot block a target.
@@ -60,7 +61,7 @@ class SecondOpinion:
         self.in_doubt = probing
         self.answered = False  # the target gave an answer about an event itself
         self.refusal: Unavailable | None = None  # why the target is in doubt
-        self.is_certain = False  # the target cannot be reached at all: every event would fail
+        self.is_certain = False  # the target cannot be reached, or does not answer: every event would fail
 
     def send(self, events: Sequence[Event], stop: Callable[[], bool]) -> list[Answer]:
         """Send events until all have an answer, second opinions are refused, or `stop()`; the rest is `NotAttempted`.
@@ -76,10 +77,11 @@ class SecondOpinion:
             calls += 1
             alone = self.in_doubt
             some = [self._pick(events, left)] if alone else left[:size]
+            asked = time.monotonic()
             for index, outcome in zip(some, self._call([events[index] for index in some]), strict=True):
                 answers[index] = outcome
             refused = [index for index in some if isinstance(answers[index], Unavailable)]
-            self._note(events, answers, some, refused)
+            self._note(events, answers, some, refused, hangs=time.monotonic() - asked > _PATIENCE)
             closed = {events[index].path for index in some if isinstance(answers[index], Failed)}
             objects = {events[index].path for index in refused}
             if len(objects) == 1 and not self.is_certain:
@@ -112,15 +114,17 @@ class SecondOpinion:
             return why
         return replace(why, retry_after=None, pause=False)
 
-    def _note(self, events: Sequence[Event], answers: Sequence[Answer], some: list[int], refused: list[int]) -> None:
+    def _note(
+        self, events: Sequence[Event], answers: Sequence[Answer], some: list[int], refused: list[int], *, hangs: bool
+    ) -> None:
         answered = any(isinstance(answers[index], Delivered | Failed | Rejected) for index in some)
         self.answered |= answered
         if refused:
             # Other events of the same call may have been answered before the target became unavailable.
             self.refusal = self._refusal(answers, refused)
             self.in_doubt = True
-            self.is_certain = self.refusal.unreachable
             self._refused.update(events[index].path for index in refused)
+            self.is_certain = self.refusal.unreachable or (hangs and not answered and len(self._refused) > 1)
         elif answered:
             self._trust()
 

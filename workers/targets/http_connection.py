@@ -9,6 +9,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NameResolutionError, NewConnectionError
 
 from app.config.networks import is_public
+from workers.targets import socket_deadline
 
 
 class PrivateAddressError(HTTPError):
@@ -28,14 +29,22 @@ def public_addresses(host: str, port: int) -> list[str]:
 
 
 class _GuardedConnection(HTTPConnection):
-    """A connection that, if `guarded`, is only made to public addresses."""
+    """A connection that, if `guarded`, is only made to public addresses; a `Deadline` cuts it."""
 
     def __init__(self, *positional: Any, guarded: bool = False, **options: Any) -> None:
         super().__init__(*positional, **options)
         self.guarded = guarded
 
     def _new_conn(self) -> socket.socket:
-        return _guarded_socket(self, super()._new_conn) if self.guarded else super()._new_conn()
+        made = _guarded_socket(self, super()._new_conn) if self.guarded else super()._new_conn()
+        socket_deadline.watch(made.fileno())
+        return made
+
+    def request(self, *request: Any, **options: Any) -> None:
+        """Send a request, over a new connection or the one of the request before."""
+        if self.sock is not None:
+            socket_deadline.watch(self.sock.fileno())
+        super().request(*request, **options)
 
 
 class PlainConnection(_GuardedConnection):

@@ -1,13 +1,20 @@
-"""Access the socket below a database driver: detect a closed connection, and cut one whose server does not answer."""
+"""Access the socket below a driver: detect a closed connection, and cut one whose request takes too long.
+
+A driver's time limit is that of one read from the socket. A server that sends a byte now and then never exceeds it and
+would hold a worker for ever, so a whole request has a `Deadline` too.
+"""
 
 import contextlib
+import math
 import os
 import select
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from types import TracebackType
+from typing import Self
 
-# Seconds that we wait beyond the server's own time limit before we cut the connection.
+# Seconds beyond a driver's or server's own time limit before we cut the connection: their errors name the reason.
 _GRACE = 2.0
 
 
@@ -18,23 +25,109 @@ def has_spoken(descriptor: int) -> bool:
     return bool(poll.poll(0))
 
 
-@contextlib.contextmanager
-def deadline(descriptor: int, timeout: float) -> Iterator[None]:
-    """Cut the connection when the block takes longer than `timeout` seconds and a little.
+class Deadline:
+    """Cut the connections of a request when the block takes longer than `seconds` and a little.
 
-    That wakes a driver that waits for a server which is frozen or vanished silently; the driver then raises its own
-    error.
+    That wakes a driver that waits for a server which is frozen, vanished silently, or answers byte by byte; the driver
+    then raises its own error, and `expired` is true. The connections are the one of `descriptor` and those that
+    `watch` names in the block, by the same thread.
     """
-    watch = threading.Timer(timeout + _GRACE, _cut, (descriptor,))
-    watch.daemon = True
-    watch.start()
-    try:
-        yield
-    finally:
-        watch.cancel()
-        watch.join()
+
+    __slots__ = ("_outer", "_seconds", "_wires", "ends", "expired")
+
+    def __init__(self, seconds: float, descriptor: int | None = None) -> None:
+        self._seconds = seconds + _GRACE
+        # Duplicates: the driver may close a connection, and another one may get its number.
+        self._wires = [] if descriptor is None else [os.dup(descriptor)]
+        self._outer: Deadline | None = None
+        self.ends = math.inf
+        self.expired = False
+
+    def __enter__(self) -> Self:
+        self._outer, _current.deadline = _current.deadline, self
+        self.restart()
+        _watchdog.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _current.deadline = self._outer
+        _watchdog.remove(self)
+        for wire in self._wires:
+            os.close(wire)
+
+    def restart(self) -> None:
+        """Let the time begin again, because the server has answered."""
+        self.ends = time.monotonic() + self._seconds
+
+    def watch(self, descriptor: int) -> None:
+        """Cut this connection too, at once if the time is over."""
+        self._wires.append(os.dup(descriptor))
+        if self.expired:
+            self.cut()
+
+    def cut(self) -> None:
+        """Cut the connections."""
+        self.expired = True
+        for descriptor in self._wires:
+            wire = socket.socket(fileno=descriptor)
+            with contextlib.suppress(OSError):
+                wire.shutdown(socket.SHUT_RDWR)
+            wire.detach()
 
 
-def _cut(descriptor: int) -> None:
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as wire:
-        wire.shutdown(socket.SHUT_RDWR)
+def watch(descriptor: int) -> None:
+    """Have this connection cut by the `Deadline` of the calling thread, if it has one."""
+    if _current.deadline is not None:
+        _current.deadline.watch(descriptor)
+
+
+class _Current(threading.local):
+    deadline: Deadline | None = None
+
+
+class _Watchdog:
+    """A thread of this process that cuts the connections of requests whose time is over."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._deadlines: set[Deadline] = set()
+        self._wakes = math.inf  # when the thread looks again
+        self._is_running = False
+
+    def add(self, deadline: Deadline) -> None:
+        with self._changed:
+            self._deadlines.add(deadline)
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name="socket-deadlines", daemon=True).start()
+            elif deadline.ends < self._wakes:  # rare: most requests end before the thread looks
+                self._changed.notify()
+
+    def remove(self, deadline: Deadline) -> None:
+        with self._changed:
+            self._deadlines.discard(deadline)
+
+    def _run(self) -> None:
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                for deadline in [each for each in self._deadlines if each.ends <= now]:
+                    self._deadlines.discard(deadline)
+                    deadline.cut()
+                self._wakes = min((each.ends for each in self._deadlines), default=math.inf)
+                self._changed.wait(None if self._wakes == math.inf else max(0.0, self._wakes - now))
+
+
+_current = _Current()
+_watchdog = _Watchdog()
+
+
+def _forked() -> None:
+    """Start with a new watchdog, because a forked child has none of its parent's threads."""
+    global _watchdog  # noqa: PLW0603 - one for each process is the point
+    _watchdog = _Watchdog()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
+from app.config.broker import KEY_PREFIX
 from app.config.errors import Problem
 from app.config.fields.addresses import HostPort, Hosts, RedisHost, SchemedHost
 from app.config.fields.field_types import Choice, Number, Path, Text, Toggle
@@ -64,6 +65,9 @@ class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from check_shape(self.payload, "access_shape", self.access_shape)
+        if self.key.startswith(KEY_PREFIX):
+            hint = f"choose one that does not begin with {KEY_PREFIX}"
+            yield Problem("key", self.key, "is among the keys of the task broker", hint)
         if self.cluster and self.sentinel:
             yield Problem("cluster", "on", "contradicts sentinel", "set one of the two")
         if self.cluster and self.db:

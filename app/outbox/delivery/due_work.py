@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,9 +15,14 @@ from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead
 from app.outbox.delivery.parked import first_due
 from app.outbox.delivery.rate_limits import LONGEST_WAIT
 from app.outbox.engine.database import Database
+from app.outbox.log.append import chunks
 from app.outbox.markers import NEVER, WHOLE_LOG
 
 OFFERED = "offered"  # instead of a token: any worker may claim
+_FEW = 16  # with so many targets all are searched: that costs less than to find out which can have work
+_NEAR = 1_000  # newest seqs of the log in which the targets with work are looked for
+_MOST_FAR, _FAR_APART = 64, 100  # targets that are far behind in one search, and ms until the next if there are more
+_RNG = Random()  # noqa: S311 - which targets are first, not a secret
 BUSY = 20  # with this many waiting events a partition is offered alone, otherwise together with others
 
 
@@ -49,8 +55,18 @@ def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> 
     lets a probe pass, when a lease or an offer expires, or when a target with a rate limit may get events again.
     """
     with database.reading() as connection:
-        head, *times = connection.execute(_HEAD, {"now": now}).one()
-        rows = connection.execute(_FREE, {"now": now}).all()
+        head, partitions_of_log, targets, *times = connection.execute(_HEAD, {"now": now}).one()
+        if targets <= _FEW:
+            times.append(connection.execute(_EXPIRY, {"now": now}).scalar_one())
+            rows = connection.execute(_FREE, {"now": now}).all()
+        else:
+            candidates, expiry = _candidates(connection, head, partitions_of_log, now)
+            times.append(expiry)
+            rows = [
+                row
+                for some in chunks(candidates)
+                for row in connection.execute(_FREE_OF_SOME, {"now": now, "target_ids": some})
+            ]
         parked = first_due(connection, [(row.id, row.partition) for row in rows])
     later = [time for time in (*times, *parked.values()) if time is not None and time > now]
     ahead: dict[tuple[int, int], list[int]] = {}
@@ -75,6 +91,31 @@ def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> 
     return DueWork(partitions, min(later, default=NEVER))
 
 
+def _candidates(connection: sa.Connection, head: int, partitions: int, now: int) -> tuple[list[int], int | None]:
+    """Return the targets that can have due work, sorted, and when the next lease or offer expires.
+
+    A few statements, however many targets and partitions are idle. A target can have work if one of the newest events
+    of the log goes to it, if a free cursor is farther behind than those, or if it has parked events, redeliveries or
+    replays. Of very many that are far behind, which are most likely idle until their cursors are moved, some are
+    returned, others the next time.
+    """
+    near = head - _NEAR
+    rows = connection.execute(_BEHIND_OR_LEASED, {"now": now, "near": near}).all()
+    behind = {row.target_id: row.position for row in rows if row.position is not None and row.position < near}
+    after = near if len(behind) <= _FEW else max(head - WINDOW, min(behind.values()))
+    far = [target_id for target_id, position in behind.items() if position < after]
+    later = [row.expiry for row in rows if row.expiry is not None]
+    if len(far) > _MOST_FAR:
+        far = _RNG.sample(far, _MOST_FAR)
+        later.append(now + _FAR_APART)
+    found = set(far)
+    logged = {"partitions": list(range(partitions)), "after": after, "head": head}
+    for text in connection.execute(_GOES_TO, logged).scalars():
+        found.update(map(int, filter(None, text.split(","))))
+    found.update(connection.execute(_BESIDE_LOG[connection.dialect.name in ("mysql", "mariadb")]).scalars())
+    return sorted(found), min(later, default=None)
+
+
 def _due(row: Any, ahead: Sequence[int], head: int, now: int) -> DuePartition:
     # If few of the log's events are for the target, many more may wait than one window contains.
     busy = len(ahead) == BUSY or bool(ahead and row.position + WINDOW < head) or bool(row.replay)
@@ -86,16 +127,64 @@ def _due(row: Any, ahead: Sequence[int], head: int, now: int) -> DuePartition:
 
 
 def _head() -> sa.Select[Any]:
-    """Build the query for the log's head, and when next a breaker is probed, a lease expires or a rate limit ends."""
-    t, c, now = tables.targets.c, tables.cursors.c, sa.bindparam("now", type_=sa.BigInteger)
+    """Build the query for the log's head, the number of targets, and when next a breaker is probed or a limit ends."""
+    t, h, now = tables.targets.c, tables.log_head.c, sa.bindparam("now", type_=sa.BigInteger)
     limit = tables.rate_limits.c.ready_at
     probe = sa.select(sa.func.min(t.resume_at)).where(t.enabled, sa.not_(t.paused), t.problem == "")
-    expiry = sa.select(sa.func.min(c.leased_until) + 1).where(c.replay_id == WHOLE_LOG, c.leased_until >= now)
     return sa.select(
-        tables.log_head.c.last_seq,
+        h.last_seq,
+        h.partitions,
+        sa.select(sa.func.count(t.id)).scalar_subquery(),
         probe.where(t.breaker != "closed", t.resume_at > now).scalar_subquery(),
-        expiry.scalar_subquery(),
         sa.select(sa.func.min(limit)).where(limit > now, limit <= now + LONGEST_WAIT).scalar_subquery(),
+    )
+
+
+def _expiry() -> sa.Select[Any]:
+    """Build the query for when the next lease or offer expires."""
+    c, now = tables.cursors.c, sa.bindparam("now", type_=sa.BigInteger)
+    return sa.select(sa.func.min(c.leased_until) + 1).where(c.replay_id == WHOLE_LOG, c.leased_until >= now)
+
+
+def _behind_or_leased() -> sa.Select[Any]:
+    """Build the query for targets with a cursor behind or leased: the first free position, and the next expiry."""
+    c, now = tables.cursors.c, sa.bindparam("now", type_=sa.BigInteger)
+    position = sa.func.min(sa.case((c.leased_until < now, c.position)))
+    return (
+        sa.select(c.target_id, position.label("position"))
+        .add_columns(sa.func.min(sa.case((c.leased_until >= now, c.leased_until + 1))).label("expiry"))
+        .where(c.replay_id == WHOLE_LOG)
+        .group_by(c.target_id)
+        .having(sa.or_(position < sa.bindparam("near", type_=sa.BigInteger), sa.func.max(c.leased_until) >= now))
+    )
+
+
+def _goes_to() -> sa.Select[Any]:
+    """Build the query for the targets of the log's events after a seq, as they are stored."""
+    e = tables.events.c
+    partitions: sa.BindParameter[Any] = sa.bindparam("partitions", expanding=True)
+    return (
+        sa.select(e.targets)
+        .where(e.partition.in_(partitions), e.seq > sa.bindparam("after"), e.seq <= sa.bindparam("head"))
+        .distinct()
+    )
+
+
+def _beside_log(*, grouped: bool) -> sa.CompoundSelect[Any]:
+    """Build the query for targets that have parked events, redeliveries or unfinished replays.
+
+    MySQL and MariaDB jump from target to target in the index if it is `grouped`; the others search for each target.
+    """
+    t, c, r = tables.targets.c, tables.cursors.c, tables.replays.c
+    unfinished = sa.exists().where(c.target_id == r.target_id, c.replay_id == r.id)
+    return sa.union(
+        *(
+            sa.select(table.c.target_id).group_by(table.c.target_id)
+            if grouped
+            else sa.select(t.id).where(sa.exists().where(table.c.target_id == t.id))
+            for table in (tables.parked, tables.redeliveries)
+        ),
+        sa.select(r.target_id).where(unfinished),
     )
 
 
@@ -133,4 +222,6 @@ def _free() -> sa.Select[Any]:
 
 
 # Built once: building the statements takes longer than running them in the database.
-_HEAD, _FREE = _head(), _free()
+_HEAD, _EXPIRY, _BEHIND_OR_LEASED, _GOES_TO, _FREE = _head(), _expiry(), _behind_or_leased(), _goes_to(), _free()
+_FREE_OF_SOME = _FREE.where(tables.targets.c.id.in_(sa.bindparam("target_ids", expanding=True)))
+_BESIDE_LOG = {grouped: _beside_log(grouped=grouped) for grouped in (False, True)}

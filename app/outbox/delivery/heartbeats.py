@@ -5,6 +5,8 @@ answers, the queue is probed less and less often, so that only a few probes accu
 the first messages that a worker receives when there is one again.
 """
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -12,13 +14,15 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.engine.database import Database
+from app.outbox.log.append import chunks
 
 DRAIN = "drain"
 DRAIN_STOPPED = 30_000  # ms without a drain after which it counts as stopped; its longest interval is 10 s
 EVERY = 15_000  # ms between two probes of a queue that is served
 UNSERVED = 300_000  # ms without an answer after which a queue counts as not served by any worker
 _RAREST = 3_600_000
-_LEAST_APART = 100  # ms between two probes of any queues: with a thousand targets each queue is probed less often
+_LEAST_APART = 200  # ms between two probes of any queues: with a thousand targets each queue is probed less often
+_MOST_AT_ONCE = EVERY // _LEAST_APART  # queues in one probing, which holds up the drain
 # Prefixes of a target's row id, which is never reused; its name might be too long.
 _QUEUE, _ASKED, _SILENT = "queue.", "asked.", "silent."
 
@@ -38,6 +42,11 @@ class Queue:
         """Return the milliseconds since a worker last answered, or since the target was created."""
         return max(0, now - max(self.answered, self.made))
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the last probe is the first one without an answer."""
+        return self.asked > self.answered >= self.unanswered
+
     def due(self, now: int, every: int) -> bool:
         """Return whether to probe the queue now; without an answer, the interval doubles each time, up to an hour."""
         silent_for = self.asked - self.unanswered if self.unanswered > self.answered else 0
@@ -56,6 +65,28 @@ def record(database: Database, name: str, now: int) -> None:
             connection.execute(tables.heartbeats.insert().values(name=name, at=now))
     except sa.exc.IntegrityError:
         return  # another process has just recorded the same
+
+
+def _record_all(database: Database, times: Mapping[str, int]) -> None:
+    """Record many heartbeats by a few statements, since there are as many as targets."""
+    h = tables.heartbeats.c
+    for names in chunks(sorted(times)):
+        with database.reading() as connection:
+            known = set(connection.execute(sa.select(h.name).where(h.name.in_(names))).scalars())
+        new = [name for name in names if name not in known]
+        try:
+            if new:
+                with database.writing() as connection:
+                    connection.execute(tables.heartbeats.insert(), [{"name": name, "at": times[name]} for name in new])
+        except sa.exc.IntegrityError:  # another process has just recorded some
+            for name in new:
+                record(database, name, times[name])
+        by_time: dict[int, list[str]] = defaultdict(list)
+        for name in known:
+            by_time[times[name]].append(name)
+        for at, some in by_time.items():
+            with database.committing() as connection:
+                connection.execute(tables.heartbeats.update().where(h.name.in_(some)).values(at=at))
 
 
 def last_drain(connection: sa.Connection) -> int | None:
@@ -106,11 +137,9 @@ def queues_to_probe(database: Database, now: int) -> list[Queue]:
         with database.writing() as connection:
             connection.execute(tables.heartbeats.delete().where(tables.heartbeats.c.name.in_(gone)))
     every = max(EVERY, _LEAST_APART * len(served))
-    due = [queue for queue in served if queue.due(now, every)]
-    for queue in due:
-        if queue.asked > queue.answered >= queue.unanswered:
-            record(database, f"{_SILENT}{queue.row_id}", queue.asked)
-        record(database, f"{_ASKED}{queue.row_id}", now)
+    due = sorted((queue for queue in served if queue.due(now, every)), key=lambda queue: queue.asked)[:_MOST_AT_ONCE]
+    _record_all(database, {f"{_SILENT}{queue.row_id}": queue.asked for queue in due if queue.is_silent})
+    _record_all(database, {f"{_ASKED}{queue.row_id}": now for queue in due})
     return due
 
 

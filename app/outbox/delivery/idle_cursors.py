@@ -4,91 +4,128 @@ Otherwise each search for work would scan the same events again, and never get p
 """
 
 import time
-from collections.abc import Sequence
-from random import Random
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
-from app.outbox.delivery.isolation import TargetIsolation
-from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead
+from app.outbox.delivery.log_ahead import WINDOW
 from app.outbox.engine.database import Database
+from app.outbox.log.append import chunks
 from app.outbox.markers import WHOLE_LOG
 
 _BEHIND = 1000  # seqs that a cursor may lag behind the log before it is moved
+# If more cursors lag than that, they are moved when they lag farther: to move them costs more than what is scanned.
+_MANY, _MANY_BEHIND = 1000, 5000
+_FORGET_EVERY = 60.0  # seconds
 _SECONDS = 0.5  # for all targets together; the next run continues
+_AT_ONCE = 500  # cursors in one statement, whose rows an append on SQLite waits for
 
 
-class _Cursor(NamedTuple):
-    target_id: int
+class _Place(NamedTuple):
+    """A position in a partition, at which many idle cursors are."""
+
     partition: int
     position: int
 
 
-def advance_cursors(database: Database, isolation: TargetIsolation, now: int) -> bool:
-    """Move cursors that lag behind the log and are not leased up to the next event of their target.
+class IdleCursors:
+    """Moves idle cursors. Use it from one thread at a time."""
 
-    Each step scans one window of the log. A run ends after about half a second; the next one continues, starting with
-    a random target. Returns whether a cursor was moved.
-    """
-    c = tables.cursors.c
-    with database.reading() as connection:
-        head = log_head.read(connection).last_seq
-        rows = connection.execute(
-            sa.select(c.target_id, c.partition, c.position).where(
-                c.replay_id == WHOLE_LOG, c.leased_until < now, c.position < head - _BEHIND
-            )
-        ).all()
-    lagging: dict[int, list[_Cursor]] = {}
-    for row in rows:
-        lagging.setdefault(row.target_id, []).append(_Cursor(*row))
-    ends = time.monotonic() + _SECONDS
-    moved = 0
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        # Cursors before an event of their own target, which it waits for: to look again would find the same event.
+        self._waiting: set[tuple[int, _Place]] = set()
+        self._forgotten = 0.0  # when `_waiting` was emptied, by time.monotonic()
 
-    def advance(target_ids: Sequence[int]) -> None:
-        nonlocal moved
-        moved += _advance(database, [cursor for target in target_ids for cursor in lagging[target]], head, now, ends)
+    def advance(self, now: int) -> bool:
+        """Move cursors that lag behind the log and are not leased up to the next event of their target.
 
-    some = list(lagging)
-    Random().shuffle(some)  # noqa: S311 - so that none is always the last
-    isolation.run(some, advance)
-    return bool(moved)
+        Each step scans one window of the log, once for all targets, the cursors that are farthest behind first. A run
+        ends after about half a second; the next one continues. Returns whether a cursor was moved.
+        """
+        ends = time.monotonic() + _SECONDS
+        if time.monotonic() - self._forgotten > _FORGET_EVERY:
+            self._waiting.clear()
+            self._forgotten = time.monotonic()
+        with self._database.reading() as connection:
+            head = log_head.read(connection)
+            lagging = self._lagging(connection, head.last_seq, now)
+        moved = False
+        while lagging and time.monotonic() < ends:
+            after = min(place.position for place in lagging)
+            until = min(after + WINDOW, head.last_seq)
+            looked = [place for place in lagging if place.position < until]
+            with self._database.reading() as connection:
+                ahead = _seqs_by_target(connection, head.partitions, after, until)
+            for place in looked:
+                reached: dict[int, list[int]] = defaultdict(list)
+                for target_id in lagging.pop(place):
+                    seqs = ahead.get((target_id, place.partition), ())
+                    seq = _reached(seqs, place.position, until)
+                    reached[seq].append(target_id)
+                    if seq < until:
+                        self._waiting.add((target_id, _Place(place.partition, seq)))
+                for seq, target_ids in reached.items():
+                    for some in chunks(target_ids, _AT_ONCE) if seq > place.position else ():
+                        if time.monotonic() > ends:
+                            return moved
+                        moved = _move(self._database, place, some, seq, now) or moved
+                    if seq == until < head.last_seq:
+                        lagging.setdefault(_Place(place.partition, seq), []).extend(target_ids)
+        return moved
+
+    def _lagging(self, connection: sa.Connection, head: int, now: int) -> dict[_Place, list[int]]:
+        """Return the targets whose free cursors lag, by the places of the cursors."""
+        c = tables.cursors.c
+        free = sa.and_(c.replay_id == WHOLE_LOG, c.leased_until < now)
+        count = connection.execute(sa.select(sa.func.count()).where(free, c.position < head - _BEHIND)).scalar_one()
+        behind = _BEHIND if count <= _MANY else _MANY_BEHIND
+        lagging: dict[_Place, list[int]] = {}
+        if count:
+            query = sa.select(c.partition, c.position, c.target_id).where(free, c.position < head - behind)
+            for partition, position, target_id in connection.execute(query):
+                place = _Place(partition, position)
+                if (target_id, place) not in self._waiting:
+                    lagging.setdefault(place, []).append(target_id)
+        return lagging
 
 
-def _advance(database: Database, cursors: Sequence[_Cursor], head: int, now: int, ends: float) -> int:
-    """Advance these cursors; return how many were moved."""
-    reached = {cursor: cursor.position for cursor in cursors}
-    going = list(cursors)
-    with database.reading() as connection:
-        while going and time.monotonic() < ends:
-            looks = [
-                Look(cursor.target_id, cursor.partition, reached[cursor], min(reached[cursor] + WINDOW, head))
-                for cursor in going
-            ]
-            ahead = events_ahead(connection, looks)
-            for cursor, look in zip(going, looks, strict=True):
-                own = ahead.get((cursor.target_id, cursor.partition))
-                reached[cursor] = own[0] - 1 if own else look.until
-            going = [
-                cursor
-                for cursor in going
-                if (cursor.target_id, cursor.partition) not in ahead and reached[cursor] < head
-            ]
-    moved = sorted((cursor, seq) for cursor, seq in reached.items() if seq > cursor.position)
-    if moved:
-        with database.writing() as connection:
-            for cursor, seq in moved:
-                connection.execute(_move(cursor, seq, now))
-    return len(moved)
-
-
-def _move(cursor: _Cursor, seq: int, now: int) -> sa.Update:
-    c = tables.cursors.c
-    return (
-        tables.cursors.update()
-        .where(c.target_id == cursor.target_id, c.partition == cursor.partition, c.replay_id == WHOLE_LOG)
-        .where(c.position == cursor.position, c.leased_until < now)
-        # If every event was folded, none is missed now: the skipped events belong to other targets.
-        .values(position=seq, folded=sa.case((c.folded >= cursor.position, seq), else_=c.folded))
+def _seqs_by_target(
+    connection: sa.Connection, partitions: int, after: int, until: int
+) -> Mapping[tuple[int, int], Sequence[int]]:
+    """Return the seqs of a window of the log, sorted, by target and partition."""
+    e = tables.events.c
+    query = (
+        sa.select(e.partition, e.seq, e.targets)
+        .where(e.partition.in_(range(partitions)), e.seq > after, e.seq <= until)
+        .order_by(e.partition, e.seq)
     )
+    seqs: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for partition, seq, targets in connection.execute(query):
+        for target_id in filter(None, targets.split(",")):
+            seqs[int(target_id), partition].append(seq)
+    return seqs
+
+
+def _reached(seqs: Sequence[int], position: int, until: int) -> int:
+    """Return the last seq before the target's first event after a position, or the end of the window."""
+    place = bisect_right(seqs, position)
+    return seqs[place] - 1 if place < len(seqs) else until
+
+
+def _move(database: Database, place: _Place, target_ids: Sequence[int], seq: int, now: int) -> bool:
+    """Move the cursors of these targets, unless a worker has leased them meanwhile; return whether any was moved."""
+    c = tables.cursors.c
+    update = (
+        tables.cursors.update()
+        .where(c.target_id.in_(target_ids), c.partition == place.partition, c.replay_id == WHOLE_LOG)
+        .where(c.position == place.position, c.leased_until < now)
+        # If every event was folded, none is missed now: the skipped events belong to other targets.
+        .values(position=seq, folded=sa.case((c.folded >= place.position, seq), else_=c.folded))
+    )
+    with database.committing() as connection:
+        return bool(connection.execute(update).rowcount)

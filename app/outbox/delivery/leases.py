@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery.due_work import OFFERED, DuePartition, due_partitions
-from app.outbox.delivery.idle_cursors import advance_cursors
+from app.outbox.delivery.idle_cursors import IdleCursors
 from app.outbox.delivery.isolation import TargetIsolation
 from app.outbox.delivery.log_ahead import has_work, read_work_kinds
 from app.outbox.engine.database import Database, DatabaseUnavailable
@@ -97,6 +97,7 @@ class Leases:
         self._lease_ms = lease_ms
         self._rng = Random()  # noqa: S311 - which partition is first, not a secret
         self._isolation = TargetIsolation(database)
+        self._idle_cursors = IdleCursors(database)
         self.next_at = NEVER  # when more work may be due than the last `offer` found, without a new event (ms)
 
     def offer(self, now: int, queued: Callable[[TargetId], int] = lambda _: 0) -> list[Offer]:
@@ -292,7 +293,7 @@ class Leases:
         Takes about half a second at most; the next call continues. Returns whether a cursor was moved: then `offer`
         may find more.
         """
-        return advance_cursors(self._database, self._isolation, now)
+        return self._idle_cursors.advance(now)
 
 
 def taken_partitions(connection: sa.Connection, target_ids: Collection[int], now: int) -> set[tuple[int, int]]:

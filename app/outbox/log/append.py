@@ -5,7 +5,7 @@ recorded ids) is exact until the commit. On PostgreSQL an append is tried in one
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -95,14 +95,15 @@ class Log:
             answers = [batch.add(events) for events in requests]
             if self._append_at_once(batch, promised):
                 return answers
+        append = partial(self._append_under_lock, requests, promised, routed, only_target, guard, action)
         for _ in range(_MATCHED_AGAIN):
             try:
-                return self._append_under_lock(requests, routing, promised, routed, only_target, guard, action)
+                return append(reads_changes=False)
             except RoutingChanged:
+                self._read_routing()
                 if self._matched_before:
                     raise
-                routing = self._routing_for(routed, only_target)
-        return self._append_under_lock(requests, routing, promised, routed, only_target, guard, action, insists=True)
+        return append(reads_changes=True)
 
     def append_within(self, events: Sequence[Event], seconds: float) -> Receipt | QueueFull | None:
         """Record one request's events if one round trip is enough; it takes that many seconds, and one more, at most.
@@ -143,25 +144,26 @@ class Log:
     def _append_under_lock(
         self,
         requests: Sequence[Sequence[Event]],
-        routing: Routing,
         promised: bool,
         routed: bool,
         only_target: TargetId | None,
         guard: Guard | None,
         action: str,
         *,
-        insists: bool = False,
+        reads_changes: bool,
     ) -> list[Receipt | QueueFull]:
-        wanted = sum(map(len, requests))
+        """Record the requests. Raises `RoutingChanged` unless it `reads_changes` while it holds the lock."""
+        wanted, routing = sum(map(len, requests)), self._routing_for(routed, only_target)
         # Match before locking the head, because the lock blocks all other appends, and again if the rules have changed:
         # before the lock, unless they change all the time.
         matched = {event.id: routing.targets(event) for events in requests for event in events}
         now = self._clock()
         with self._database.writing() as connection:
             first, changed = self._reserve(connection, wanted)
-            if changed and not insists:
+            if changed and not reads_changes:
                 raise RoutingChanged
             if changed:
+                self._use_routing(connection, log_head.read(connection))
                 routing, matched = self._routing_for(routed, only_target), {}
             by_id = {event.id: event for events in requests for event in events}
             known = _known(connection, by_id)
@@ -186,6 +188,16 @@ class Log:
         self._usual = len(batch.rows) == wanted and not batch.discarded
         return answers
 
+    def _read_routing(self) -> None:
+        """Read targets and rules again without a lock, which takes a second for ten thousand."""
+        with self._database.snapshot() as connection:
+            self._use_routing(connection, log_head.read(connection))
+
+    def _use_routing(self, connection: sa.Connection, head: log_head.LogHead) -> None:
+        self._routing, self._partitions = load_routing(connection, head.version), head.partitions
+        self._settled.clear()
+        self._buckets.clear()
+
     def _routing_for(self, routed: bool, only_target: TargetId | None) -> Routing:
         if not routed:
             return Routing.empty()
@@ -200,12 +212,7 @@ class Log:
     def _reserve(self, connection: sa.Connection, wanted: int) -> tuple[int, bool]:
         """Lock the head, and return the first of the reserved numbers, and whether targets or rules have changed."""
         head = log_head.reserve(connection, wanted)
-        changed = head.version != self._routing.version
-        if changed:
-            self._routing, self._partitions = load_routing(connection, head.version), head.partitions
-            self._settled.clear()
-            self._buckets.clear()
-        return head.last_seq - wanted + 1, changed
+        return head.last_seq - wanted + 1, head.version != self._routing.version
 
     def _room(self, connection: sa.Connection, wanted: int) -> dict[int, int]:
         """Return the remaining queue capacity of each limited target: exact if nearly full, else a lower bound."""

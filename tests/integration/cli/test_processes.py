@@ -10,6 +10,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 
+from app.config.broker import KEY_PREFIX
 from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
@@ -66,7 +67,7 @@ def heartbeats(database: Database) -> int:
 def waiting(settings: Mapping[str, str], queue: str) -> int:
     """How many messages a queue holds."""
     with redis.Redis.from_url(settings["BUCKETWIRE_BROKER_URL"]) as client:
-        return int(client.llen(queue))
+        return int(client.llen(KEY_PREFIX + queue))
 
 
 def test_the_drain_and_the_targets_have_workers_that_keep_to_their_own_work(

@@ -33,6 +33,7 @@ def test_the_places_are_the_address_and_the_other_nodes_each_once() -> None:
         ({"sentinel": "m", "sentinel_user": "u"}, "sentinel_user: “u” is used only with a password"),
         ({"nodes": "two:7001"}, "nodes: has no effect without cluster or sentinel"),
         ({"sentinel_password": "p"}, "sentinel_password: has no effect without sentinel"),
+        ({"key": "bucketwire-broker:x"}, "is among the keys of the task broker; choose one that does not begin with"),
         ({"wait_replicas": "-1"}, "wait_replicas: “-1” is out of range"),
     ],
 )

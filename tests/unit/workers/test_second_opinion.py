@@ -93,6 +93,45 @@ def test_a_target_that_cannot_be_reached_is_not_asked_again() -> None:
     assert not any(isinstance(answer, Suspect) for answer in answers)
 
 
+@pytest.mark.parametrize("size", [1, 16])
+@pytest.mark.parametrize("probing", [False, True])
+def test_a_target_that_does_not_answer_costs_two_timeouts_at_most(
+    monkeypatch: pytest.MonkeyPatch, size: int, *, probing: bool
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("workers.delivery.second_opinion.time.monotonic", lambda: now[0])
+
+    def hang(_: Event) -> Outcome:
+        now[0] += 10
+        return Unavailable("no answer within 10 s")
+
+    remote = Remote(hang)
+    opinion = SecondOpinion(remote.call, Random(1), probing=probing)
+    for batch in ("abcdefghijklmnop", "qrst", "uvwx"):  # parked events, a replay, the log
+        if not opinion.is_certain:
+            opinion.send([event(key) for key in batch[:size]], lambda: False)
+    assert len(remote.calls) == 2
+    assert opinion.verdict(None) is not None
+    assert not opinion.answered
+
+
+def test_one_event_without_an_answer_does_not_make_the_target_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("workers.delivery.second_opinion.time.monotonic", lambda: now[0])
+
+    def answer(one: Event) -> Outcome:
+        if one.key != "a":
+            return DELIVERED
+        now[0] += 10
+        return Unavailable("no answer within 10 s")
+
+    opinion = SecondOpinion(Remote(answer).call, Random(1), probing=True)
+    opinion.send([event("a")], lambda: False)
+    assert not opinion.is_certain
+    assert opinion.send([event("b"), event("c")], lambda: False) == [DELIVERED] * 2
+    assert opinion.verdict(None) is None
+
+
 @pytest.mark.parametrize("answer", [DELIVERED, Failed("500"), Rejected("400")])
 def test_any_answer_of_its_own_shows_that_the_target_is_up(answer: Outcome) -> None:
     opinion, answers = ask(Remote(lambda one: REFUSED if one.key == "a" else answer), "ab")

@@ -1,16 +1,27 @@
 """Create connections to an AMQP server by py-amqp: login, TLS, time limits."""
 
+import functools
 import socket
 import ssl
 from typing import Any
 
 from amqp import Connection
-from amqp.transport import SSLTransport
+from amqp.transport import SSLTransport, TCPTransport
 
 from app.config.targets.amqp import AmqpAddress, AmqpSettings
-from workers.targets import tls
+from workers.targets import socket_deadline, tls
 
 CLIENT_NAME = "Bucketwire"
+
+
+class _Transport(TCPTransport):
+    """A transport that a `Deadline` cuts."""
+
+    sock: Any
+
+    def _setup_transport(self) -> None:
+        socket_deadline.watch(self.sock.fileno())
+        super()._setup_transport()  # type: ignore[misc]  # the stubs lack it
 
 
 class _TLSTransport(SSLTransport):
@@ -22,6 +33,7 @@ class _TLSTransport(SSLTransport):
         self._server_name = server_name
 
     def _wrap_socket(self, sock: socket.socket, **_: Any) -> ssl.SSLSocket:
+        socket_deadline.watch(sock.fileno())
         return self._context.wrap_socket(
             sock, server_hostname=self._server_name or self.host, do_handshake_on_connect=False
         )
@@ -47,6 +59,7 @@ def make_connection(settings: AmqpSettings, place: AmqpAddress) -> Any:
         heartbeat=place.heartbeat,
         socket_settings=options,
     )
+    kind: Any = _Transport
     if place.tls:
         context = tls.context(
             settings.file("tls_ca"),
@@ -54,10 +67,11 @@ def make_connection(settings: AmqpSettings, place: AmqpAddress) -> Any:
             client_cert=settings.file("client_cert"),
             client_key=settings.file("client_key"),
         )
+        kind = functools.partial(_TLSTransport, context=context, server_name=place.server_name)
 
-        def transport(host: str, connect_timeout: float, _: object, *timeouts: float, **options: Any) -> SSLTransport:
-            options |= dict(zip(("read_timeout", "write_timeout"), timeouts, strict=True))
-            return _TLSTransport(host, context, place.server_name, connect_timeout=connect_timeout, **options)
+    def transport(host: str, connect_timeout: float, _: object, *timeouts: float, **options: Any) -> Any:
+        options |= dict(zip(("read_timeout", "write_timeout"), timeouts, strict=True))
+        return kind(host, connect_timeout=connect_timeout, **options)
 
-        connection.Transport = transport
+    connection.Transport = transport
     return connection

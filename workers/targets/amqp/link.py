@@ -4,6 +4,7 @@ import contextlib
 import select
 import ssl
 import time
+from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
@@ -17,6 +18,7 @@ from workers.targets import cloudevents
 from workers.targets.amqp.connection import make_connection
 from workers.targets.batch import Batch
 from workers.targets.messages import message_format
+from workers.targets.socket_deadline import Deadline
 
 BLOCKED = "the server has blocked this connection, because its memory or disk runs short"
 
@@ -48,11 +50,12 @@ class AmqpLink:
         try:
             self._connection.on_blocked = self._on_blocked
             self._connection.on_unblocked = self._on_unblocked
-            self._connection.connect()
-            self._connection.sock.settimeout(settings.timeout)
-            self._channel: Any = self._connection.channel()
-            self._declare(settings)
-            self._channel.confirm_select()
+            with self._limited():
+                self._connection.connect()
+                self._connection.sock.settimeout(settings.timeout)
+                self._channel: Any = self._connection.channel()
+                self._declare(settings)
+                self._channel.confirm_select()
         except BaseException:
             self._connection.collect()  # py-amqp leaves the socket open when the server refuses the connection
             raise
@@ -98,20 +101,40 @@ class AmqpLink:
 
         Each confirmation restarts the time limit, as long as the call has time.
         """
+        if len(self._unconfirmed) > most:
+            with self._limited() as limit:
+                self._gather(most, limit)
+        self._used = time.monotonic()
+
+    def _gather(self, most: int, limit: Deadline) -> None:
         deadline = time.monotonic() + self._timeout
         while (waiting := len(self._unconfirmed)) > most:
             self._refuse_if_blocked()
             self._read(max(0.001, min(deadline - time.monotonic(), (self._connection.heartbeat or 60) / 2)))
             if len(self._unconfirmed) < waiting and self._batch.has_time():
                 deadline = time.monotonic() + self._timeout
+                limit.restart()
             elif time.monotonic() >= deadline:
                 raise TimeoutError
-        self._used = time.monotonic()
+
+    @contextlib.contextmanager
+    def _limited(self) -> Iterator[Deadline]:
+        """Cut the connection if one answer takes longer than the time limit: py-amqp's is that of one read."""
+        with Deadline(self._timeout) as limit:
+            if self._connection._transport is not None:
+                limit.watch(self._connection.sock.fileno())
+            try:
+                yield limit
+            except (AMQPError, OSError) as error:
+                if limit.expired:
+                    raise TimeoutError from error
+                raise
 
     def look(self) -> None:
         """Process the answers that have arrived, without waiting."""
         while self._has_arrived():
-            self._read(self._timeout)
+            with self._limited():
+                self._read(self._timeout)
 
     def is_stale(self) -> bool:
         """Return whether it was idle for so long, without heartbeats, that the server may have closed it."""

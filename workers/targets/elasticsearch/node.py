@@ -7,16 +7,20 @@ import logging
 from typing import Any
 
 from elastic_transport import (
+    ConnectionTimeout,
     HttpHeaders,
     NodeConfig,
     OrjsonSerializer,
     SerializationError,
     Transport,
     TransportApiResponse,
+    TransportError,
     Urllib3HttpNode,
 )
+from urllib3.exceptions import ReadTimeoutError
 
 from workers.targets.http_pool import http_pool
+from workers.targets.socket_deadline import Deadline
 from workers.targets.tls import context as tls_context
 
 # A target does not log: its outcomes say what happened.
@@ -34,6 +38,21 @@ class HttpNode(Urllib3HttpNode):
         super().__init__(config)
         self._url = self.base_url
         self._open()
+
+    def perform_request(self, *request: Any, **options: Any) -> Any:
+        """Make the request within `request_timeout` (seconds), however slowly the answer comes."""
+        late = ConnectionTimeout("no answer in time")
+        cause = ReadTimeoutError(self.pool, "", "no answer in time")
+        with Deadline(options["request_timeout"]) as limit:
+            try:
+                response = super().perform_request(*request, **options)
+            except TransportError as error:
+                if limit.expired:
+                    raise late from cause
+                raise error from error.__cause__
+        if limit.expired:  # the end of the connection was taken for the end of the answer
+            raise late from cause
+        return response
 
     def close(self) -> None:
         """Close the connection."""

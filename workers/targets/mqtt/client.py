@@ -14,7 +14,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from app.config.targets.mqtt import MqttAddress, MqttSettings
-from workers.targets import tls
+from workers.targets import socket_deadline, tls
 
 
 class MqttClient(Client):
@@ -41,6 +41,7 @@ class MqttClient(Client):
 
     def _create_socket_connection(self) -> Any:
         self._wire = super()._create_socket_connection()
+        socket_deadline.watch(self._wire.fileno())
         # Otherwise the system delays a small packet behind an unacknowledged one for 40 ms.
         self._wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return self._wire

@@ -15,6 +15,7 @@ from workers.targets.batch import Batch
 from workers.targets.messages import message_format
 from workers.targets.mqtt.answers import ABOUT_ONE_MESSAGE, SILENT, outcome_of_code
 from workers.targets.mqtt.client import make_client, publish_properties
+from workers.targets.socket_deadline import Deadline
 
 _LARGEST = 268_435_455  # bytes of a packet without its fixed header, in any version
 _LOOK_EVERY = 32  # messages queued before they are written
@@ -57,7 +58,8 @@ class MqttLink:
         self._client.on_log = self._on_log
         try:
             host, port = place.address
-            self._client.connect(host, port, settings.keep_alive)
+            with Deadline(settings.timeout):  # paho reads the answer to a WebSocket's handshake byte by byte
+                self._client.connect(host, port, settings.keep_alive)
             deadline = time.monotonic() + settings.timeout
             while not self._connected:
                 self._turn(_left(deadline))

@@ -46,14 +46,11 @@ class _NoPasswordAsItIs:
 
 @dataclass(frozen=True)
 class MysqlConnection:
-    """A connection on which every statement is its own transaction unless one was begun.
-
-    The driver itself times out if an answer does not arrive; an additional deadline, which the few packets of a login
-    need, would cost as much as a statement.
-    """
+    """A connection on which every statement is its own transaction unless one was begun."""
 
     connection: Connection
     wire: socket.socket  # the same connection below the driver and below TLS
+    patience: float  # seconds for a statement
     version: str = ""
     longest: int = 0  # the most bytes of one statement
 
@@ -64,11 +61,12 @@ class MysqlConnection:
 
     def run(self, statement: str) -> None:
         """Execute a statement that returns no rows."""
-        self.connection.query(statement)
+        with self._limited():
+            self.connection.query(statement)
 
     def ask(self, query: str, *values: str) -> list[Row]:
         """Return the rows of a query."""
-        with self.connection.cursor() as cursor:
+        with self._limited(), self.connection.cursor() as cursor:
             cursor.execute(query, values)
             return list(cursor.fetchall())
 
@@ -80,6 +78,16 @@ class MysqlConnection:
     def is_stale(self) -> bool:
         """Whether the connection is closed, or the server sent unrequested data because it is about to close it."""
         return not self.connection.open or socket_deadline.has_spoken(self.wire.fileno())
+
+    @contextlib.contextmanager
+    def _limited(self) -> Iterator[None]:
+        with socket_deadline.Deadline(self.patience, self.wire.fileno()) as limit:
+            try:
+                yield
+            except pymysql.MySQLError as error:
+                if limit.expired:
+                    raise pymysql.OperationalError(0, f"no answer within {self.patience:g} s") from error
+                raise
 
     def close(self) -> None:
         """Close the connection; the server rolls back uncommitted changes."""
@@ -99,9 +107,10 @@ def connect(settings: MysqlSettings) -> MysqlConnection:
         wire = opened.dup()
         undo.callback(wire.close)
         undo.callback(_quietly, connection)
-        with socket_deadline.deadline(wire.fileno(), connecting):
+        with socket_deadline.Deadline(connecting, wire.fileno()):
             connection.connect(opened)
-        server = MysqlConnection(connection, wire)
+        patience = dsn.read_timeout or settings.timeout
+        server = MysqlConnection(connection, wire, patience)
         facts: dict[str, str] = dict(server.ask(_FACTS))
         by_statement = facts.get("log_bin") == "ON" and facts.get("binlog_format") == "STATEMENT"
         for statement in _session(settings.timeout, by_statement=by_statement):
@@ -113,7 +122,7 @@ def connect(settings: MysqlSettings) -> MysqlConnection:
         if server.ask("SELECT %s", _ODD) != [(_ODD,)]:
             raise pymysql.OperationalError("a proxy reports another sql_mode than the server's: texts would be changed")
         undo.pop_all()
-    return MysqlConnection(connection, wire, facts["version"], int(facts["max_allowed_packet"]))
+    return MysqlConnection(connection, wire, patience, facts["version"], int(facts["max_allowed_packet"]))
 
 
 def reason(error: pymysql.MySQLError) -> str:

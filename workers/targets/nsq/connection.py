@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from app.config.targets.nsq import NsqSettings
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
+from workers.targets.socket_deadline import Deadline
 
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
 
@@ -99,20 +100,26 @@ class NsqConnection:
             if not agreed.get("tls_v1"):
                 raise TargetUnavailable(f"{self._where}: nsqd offers no TLS; it needs -tls-cert and -tls-key")
             self._socket = context.wrap_socket(self._socket, server_hostname=self._settings.nsqd_address.host)
-            self._answer()
+            self._exchange(b"")
         if agreed.get("auth_required"):
             raise TargetUnavailable(f"{self._where}: nsqd asks for AUTH, which this target does not support")
 
     def _exchange(self, request: bytes) -> bytes:
-        try:
-            # An answer that arrived before the connection broke has more information than the broken connection.
-            with contextlib.suppress(ConnectionError, ssl.SSLError):
-                self._socket.sendall(request)
-            return self._answer()
-        except TimeoutError as error:
-            raise TargetUnavailable(f"{self._where}: {self._describe_error(error)}") from error
-        except OSError as error:
-            raise LostError(f"{self._where}: {self._describe_error(error)}") from error
+        with Deadline(self._settings.timeout, self._socket.fileno()) as limit:
+            try:
+                # An answer that arrived before the connection broke has more information than the broken connection.
+                with contextlib.suppress(ConnectionError, ssl.SSLError):
+                    self._socket.sendall(request)
+                return self._answer()
+            except LostError as error:
+                if limit.expired:
+                    raise TargetUnavailable(f"{self._where}: {self._describe_error(TimeoutError())}") from error
+                raise
+            except OSError as error:
+                if limit.expired or isinstance(error, TimeoutError):
+                    late = error if isinstance(error, TimeoutError) else TimeoutError()
+                    raise TargetUnavailable(f"{self._where}: {self._describe_error(late)}") from error
+                raise LostError(f"{self._where}: {self._describe_error(error)}") from error
 
     def _answer(self) -> bytes:
         size, kind = struct.unpack(">ll", self._exactly(8))

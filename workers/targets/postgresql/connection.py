@@ -51,9 +51,9 @@ def is_stale(connection: extensions.connection) -> bool:
     return bool(connection.closed) or socket_deadline.has_spoken(connection.fileno())
 
 
-def deadline(connection: extensions.connection, timeout: float) -> contextlib.AbstractContextManager[None]:
+def deadline(connection: extensions.connection, timeout: float) -> contextlib.AbstractContextManager[object]:
     """End the block with an `OperationalError` if the server does not even keep its own time limit.
 
     libpq waits forever for a server that is frozen or vanished silently; cutting the socket below it ends the wait.
     """
-    return socket_deadline.deadline(connection.fileno(), timeout)
+    return socket_deadline.Deadline(timeout, connection.fileno())

@@ -132,7 +132,7 @@ class PostgresTarget(SqlTarget[_Session, psycopg2.Error]):
         milliseconds = max(1, round(self._settings.timeout * 1000))
         return f"BEGIN; SET LOCAL statement_timeout = {milliseconds}; {_SYNCHRONOUS}"
 
-    def _deadline(self, connection: extensions.connection) -> contextlib.AbstractContextManager[None]:
+    def _deadline(self, connection: extensions.connection) -> contextlib.AbstractContextManager[object]:
         return deadline(connection, self._settings.timeout)
 
     @staticmethod

@@ -5,6 +5,7 @@ command is sent once, to a server that was asked for right before the connection
 any more refuses it (READONLY, MOVED), and the next connection finds its successor.
 """
 
+import socket
 import ssl
 from typing import Any
 
@@ -18,7 +19,7 @@ from redis.retry import Retry
 
 from app.config.fields.addresses import HostPort
 from app.config.targets.redis import RedisSettings
-from workers.targets import tls
+from workers.targets import socket_deadline, tls
 from workers.targets.node_rotation import NodeRotation
 
 CLIENT_NAME = "Bucketwire"
@@ -77,9 +78,9 @@ class RedisServers:
         kind: type[Connection | UnixDomainSocketConnection]
         options: dict[str, Any]
         if place.host.startswith("/"):
-            kind, options = UnixDomainSocketConnection, {"path": place.host}
+            kind, options = _UnixConnection, {"path": place.host}
         else:
-            kind, options = Connection, {"host": place.host, "port": place.port, "socket_keepalive": True}
+            kind, options = _PlainConnection, {"host": place.host, "port": place.port, "socket_keepalive": True}
         if chosen.by_tls:
             kind = _TLSConnection
             options["context"] = tls.context(
@@ -108,7 +109,30 @@ class RedisServers:
         return redis.Redis(connection_pool=pool)
 
 
-class _TLSConnection(Connection):
+class _Limited:
+    """A connection that a `Deadline` cuts: redis-py's own time limit is that of one read."""
+
+    def _connect(self) -> socket.socket:
+        made: socket.socket = super()._connect()  # type: ignore[misc]  # the connection's, which it is mixed into
+        socket_deadline.watch(made.fileno())
+        return made
+
+    def send_packed_command(self, *command: Any, **options: Any) -> None:
+        """Send a command, over a new connection or the one of the command before."""
+        if self._sock is not None:  # type: ignore[attr-defined]  # as above
+            socket_deadline.watch(self._sock.fileno())  # type: ignore[attr-defined]  # as above
+        super().send_packed_command(*command, **options)  # type: ignore[misc]  # as above
+
+
+class _PlainConnection(_Limited, Connection):
+    """A TCP connection."""
+
+
+class _UnixConnection(_Limited, UnixDomainSocketConnection):
+    """A connection through a socket file."""
+
+
+class _TLSConnection(_PlainConnection):
     """A connection with the TLS context that all targets share; redis-py would create its own."""
 
     def __init__(self, *, context: ssl.SSLContext, **options: Any) -> None:
@@ -116,7 +140,7 @@ class _TLSConnection(Connection):
         self._context = context
 
     def _connect(self) -> ssl.SSLSocket:
-        plain = super()._connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+        plain = super()._connect()
         try:
             return self._context.wrap_socket(plain, server_hostname=self.host)
         except OSError:

@@ -27,6 +27,7 @@ from workers.targets.batch import Batch
 from workers.targets.messages import entry_format, shaped
 from workers.targets.payloads import change, collapse, redis_access
 from workers.targets.redis.connection import RedisServers
+from workers.targets.socket_deadline import Deadline
 
 # A command must not keep Redis busy for long, nor come near its limit of 1 GB for a client's query buffer.
 _PORTION = 5_000
@@ -89,13 +90,14 @@ class RedisTarget:
     def _connect(self) -> redis.Redis:
         self.close()
         client = None
-        try:
-            client = self._servers.connect()
-            type_ = client.type(self._settings.key)
-        except (RedisError, OSError) as error:
-            if client is not None:
-                client.connection_pool.disconnect()
-            raise TargetUnavailable(self._reason(error)) from error
+        with Deadline(self._settings.timeout) as limit:
+            try:
+                client = self._servers.connect()
+                type_ = client.type(self._settings.key)
+            except (RedisError, OSError) as error:
+                if client is not None:
+                    client.connection_pool.disconnect()
+                raise TargetUnavailable(self._reason(self._no_answer() if limit.expired else error)) from error
         kind = type_.decode() if isinstance(type_, bytes) else str(type_)
         needed = "list" if self._settings.format == "access" else "hash"
         if kind not in ("none", needed):
@@ -110,10 +112,11 @@ class RedisTarget:
     def _deliver(self, client: redis.Redis, events: Sequence[Event], *, transaction: bool) -> list[Outcome]:
         if not events:
             return []
-        try:
-            outcomes = self._write(client, events, transaction=transaction)
-        except (RedisError, OSError) as error:
-            outcomes = [self._outcome(error)] * len(events)
+        with Deadline(self._settings.timeout) as limit:
+            try:
+                outcomes = self._write(client, events, transaction=transaction)
+            except (RedisError, OSError) as error:
+                outcomes = [self._outcome(self._no_answer() if limit.expired else error)] * len(events)
         if any(isinstance(outcome, Unavailable) for outcome in outcomes):
             self.close()  # the key may be on another server by now
         return outcomes
@@ -173,6 +176,9 @@ class RedisTarget:
 
     def _outcome(self, error: Exception) -> Outcome:
         return Unavailable(self._reason(error)) if _whole_server(error) else Failed(self._reason(error))
+
+    def _no_answer(self) -> RedisTimeoutError:
+        return RedisTimeoutError(f"no answer within {self._settings.timeout:g} s")
 
     def _reason(self, error: Exception) -> str:
         text = str(error) or type(error).__name__

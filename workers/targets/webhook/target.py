@@ -7,8 +7,8 @@ Delivered means: the endpoint answered with a status from 200 to 299. Redirects 
 | 2xx                                                       | Delivered                                            |
 | 410                                                       | Unavailable, and the target is paused                |
 | 401, 403, 407, 429, 502, 503, 504                         | Unavailable, with Retry-After; nothing more is sent  |
-| 3xx, 404, 405, 408, other 5xx, no answer in time          | Failed                                               |
-| third consecutive request without an answer in time       | Failed, and Unavailable for all that would follow    |
+| no answer in time                                         | Unavailable; nothing more is sent                    |
+| 3xx, 404, 405, 408, other 5xx                             | Failed                                               |
 | other 4xx                                                 | Rejected, with the first bytes of the answer         |
 | not reached: name, connection, TLS, private address       | Unavailable                                          |
 | connection lost before the answer                         | Failed if the endpoint still listens, else Unavailable |
@@ -34,12 +34,11 @@ from workers.targets.batch import Batch
 from workers.targets.http_connection import PrivateAddressError
 from workers.targets.http_errors import describe_http_error
 from workers.targets.http_pool import HttpPool, http_pool
+from workers.targets.socket_deadline import Deadline
 from workers.targets.webhook.answers import outcome_of_answer, outcome_of_error, read_answer
 from workers.targets.webhook.request import RequestFormat
 
 MOST_THREADS = 64
-
-_UNANSWERED = 3  # consecutive requests without an answer in time, after which no more are sent
 
 
 @dataclass(frozen=True)
@@ -51,17 +50,12 @@ class _Endpoint:
     stamp: object
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Call:
-    """One call of `deliver`; `unanswered` counts consecutive requests without an answer in time.
-
-    `hangs` is the outcome of unsent events, once there are too many such requests.
-    """
+    """One call of `deliver`."""
 
     endpoint: _Endpoint
     batch: Batch
-    unanswered: int = 0
-    hangs: Unavailable | None = None
 
 
 class WebhookTarget:
@@ -94,8 +88,6 @@ class WebhookTarget:
             self._send_in_order(call, range(len(events)))
         else:
             self._send_at_once(call, window)
-        if call.hangs is not None:
-            call.batch.settle_all(call.batch.unsettled(), call.hangs)
         return call.batch.outcomes()
 
     def close(self) -> None:
@@ -179,24 +171,21 @@ class WebhookTarget:
     def _send(self, call: _Call, events: Sequence[Event]) -> Outcome:
         http = call.endpoint.http
         body, headers = call.endpoint.requests.build(events)
-        try:
-            response = http.send("POST", http.target, body, headers, self._timeout, read=False)
-        except HTTPError as error:
-            if isinstance(error, HTTPTimeoutError) and not isinstance(error, ConnectTimeoutError):
-                return self._too_late(call)
-            return outcome_of_error(http, error, self._settings.timeout)
-        call.unanswered = 0
-        return outcome_of_answer(http.where, response, read_answer(response, self._settings.timeout), self._secrets)
-
-    def _too_late(self, call: _Call) -> Outcome:
-        """Return the outcome of a timeout: one slow event fails; several in a row mean that the endpoint hangs."""
-        call.unanswered += 1
-        reason = f"{call.endpoint.http.where}: no answer within {self._settings.read_timeout} s"
-        if call.unanswered >= _UNANSWERED:
-            hangs = f"not tried: {reason}, {call.unanswered} times in a row"
-            call.hangs = Unavailable(hangs, unreachable=True)
-            call.batch.stop()
-        return Failed(reason)
+        no_answer = Unavailable(f"{http.where}: no answer within {self._settings.read_timeout:g} s")
+        with Deadline(self._settings.timeout + self._settings.read_timeout) as limit:
+            try:
+                response = http.send("POST", http.target, body, headers, self._timeout, read=False)
+            except HTTPError as error:
+                if limit.expired or (
+                    isinstance(error, HTTPTimeoutError) and not isinstance(error, ConnectTimeoutError)
+                ):
+                    return no_answer
+                return outcome_of_error(http, error, self._settings.timeout)
+            if limit.expired:  # the end of the connection was taken for the end of the headers
+                response.close()
+                return no_answer
+            answer = read_answer(response, self._settings.timeout)
+        return outcome_of_answer(http.where, response, answer, self._secrets)
 
     def _files(self) -> object:
         chosen = self._settings

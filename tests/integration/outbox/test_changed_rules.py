@@ -1,0 +1,47 @@
+"""Changed rules count for the next event, and are read without the lock for which every other append waits."""
+
+import pytest
+import sqlalchemy as sa
+
+from app.outbox.engine.database import Database
+from app.outbox.log import append
+from app.outbox.log.append import Log
+from tests.support.builders import add_target, event
+
+
+def test_changed_rules_are_read_without_the_lock_of_the_head(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading ten thousand takes a second, for which every other append would wait."""
+    add_target(database, "one", bucket="images")
+    log, other = Log(database), Log(database)
+    log.append([[event()]])
+    other.append([[event()]])
+    add_target(database, "two", bucket="images")
+    load, recorded = append.load_routing, list[object]()
+
+    def loading(connection: sa.Connection, version: int) -> object:
+        monkeypatch.setattr(append, "load_routing", load)
+        recorded.extend(other.append([[event()]]))  # it would wait for the lock
+        return load(connection, version)
+
+    monkeypatch.setattr(append, "load_routing", loading)
+    recorded.extend(log.append([[event()]]))
+    assert [len(receipt.matched) for receipt in recorded] == [2, 2]  # type: ignore[attr-defined]
+
+
+def test_rules_that_change_while_changed_ones_are_read_count(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_target(database, "one", bucket="images")
+    log, load = Log(database), append.load_routing
+
+    def loading(connection: sa.Connection, version: int) -> object:
+        loaded = load(connection, version)
+        monkeypatch.setattr(append, "load_routing", load)
+        add_target(database, "late", bucket="images")
+        return loaded
+
+    monkeypatch.setattr(append, "load_routing", loading)
+    [receipt] = log.append([[event()]])
+    assert len(receipt.matched) == 2  # type: ignore[union-attr]  # it is no refusal

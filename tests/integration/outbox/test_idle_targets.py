@@ -1,0 +1,141 @@
+"""What idle targets cost: nothing in statements, and no delay for a target that has work."""
+
+from collections.abc import Callable
+
+import pytest
+import sqlalchemy as sa
+
+from app.outbox import log_head, tables
+from app.outbox.delivery import due_work, heartbeats, idle_cursors
+from app.outbox.delivery.leases import Leases
+from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
+from tests.support.builders import add_idle_targets, add_target, event
+from tests.support.scripted_target import Courier, ScriptedTarget
+from workers.delivery.outcomes import DELIVERED, Failed
+
+IDLE = 300
+
+
+@pytest.fixture
+def statements(database: Database) -> Callable[[Callable[[], object]], int]:
+    """Count the statements that a function sends."""
+
+    def count(run: Callable[[], object]) -> int:
+        sent: list[str] = []
+
+        def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+            sent.append(statement)
+
+        for engine in (database.engine, database._reader):
+            sa.event.listen(engine, "before_cursor_execute", note)
+        try:
+            run()
+        finally:
+            for engine in (database.engine, database._reader):
+                sa.event.remove(engine, "before_cursor_execute", note)
+        return len(sent)
+
+    return count
+
+
+def record(database: Database, count: int, bucket: str = "images") -> None:
+    Log(database).append([[event(f"k{number}", bucket=bucket) for number in range(count)]])
+
+
+def offered(leases: Leases, now: int) -> set[str]:
+    return {str(offer.target) for offer in leases.offer(now)}
+
+
+def test_idle_targets_add_no_statements_to_a_search_for_work(
+    database: Database, statements: Callable[[Callable[[], object]], int]
+) -> None:
+    add_target(database, "busy", bucket="images")
+    add_idle_targets(database, IDLE)
+    record(database, 50)
+    assert statements(lambda: offered(Leases(database, 10_000), now_ms())) < 40
+
+
+def test_cursors_of_idle_targets_move_together(
+    database: Database, statements: Callable[[Callable[[], object]], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle_cursors, "_SECONDS", 60.0)  # this is about the number of statements
+    add_target(database, "busy", bucket="images")
+    add_idle_targets(database, IDLE)
+    record(database, idle_cursors._MANY_BEHIND + 100)
+    assert statements(lambda: Leases(database, 10_000).advance_idle(now_ms())) < 40
+    c = tables.cursors.c
+    with database.reading() as connection:
+        head = log_head.read(connection).last_seq
+        positions = connection.execute(sa.select(c.position).where(c.position > 0).distinct()).scalars().all()
+    assert head in positions
+
+
+@pytest.mark.parametrize("kind", ["new", "far", "parked", "replay", "expired"])
+def test_work_among_idle_targets_is_found(database: Database, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(due_work, "_NEAR", 20)
+    monkeypatch.setattr(due_work, "WINDOW", 60)
+    target = add_target(database, "one", bucket="rare")
+    add_target(database, "busy", bucket="images")
+    add_idle_targets(database, 40)
+    leases, now = Leases(database, 10_000), now_ms()
+    record(database, 8, "rare")
+    if kind == "parked":
+        Courier(database, target, ScriptedTarget(lambda _: Failed("500", retry_after=5))).run()
+        assert "webhook:one" not in offered(leases, now)
+        assert now < leases.next_at < now + 60_000
+        now += 60_000
+    if kind == "replay":
+        Courier(database, target, ScriptedTarget(lambda _: DELIVERED)).run()
+        record(database, 100)
+        Replays(database).begin(target, Selection(since=0))
+    if kind == "far":
+        record(database, 100)
+    if kind == "expired":
+        assert "webhook:one" in offered(leases, now)
+        assert "webhook:one" not in offered(leases, now + 1)
+        assert leases.next_at > now
+        now = leases.next_at + 10_000
+    assert "webhook:one" in offered(leases, now)
+
+
+def test_of_many_targets_that_are_far_behind_all_are_offered_in_the_end(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due_work, "_NEAR", 5)
+    monkeypatch.setattr(due_work, "WINDOW", 10)
+    monkeypatch.setattr(due_work, "_MOST_FAR", 4)
+    names = {f"webhook:t{number}" for number in range(20)}
+    for name in names:
+        add_target(database, name.removeprefix("webhook:"), bucket="images")
+    record(database, 100)
+    leases, found, now = Leases(database, 3_600_000), set[str](), now_ms()
+    for _ in range(100):
+        found |= offered(leases, now)
+        if found == names:
+            break
+        assert leases.next_at <= now + due_work._FAR_APART
+        now = leases.next_at
+    assert found == names
+
+
+def test_probes_of_many_queues_are_recorded_together_and_spread(
+    database: Database, statements: Callable[[Callable[[], object]], int]
+) -> None:
+    add_idle_targets(database, IDLE)
+    now, most = now_ms(), heartbeats._MOST_AT_ONCE
+    for later, unanswered in ((0, False), (3_600_000, True), (3 * 3_600_000, True)):
+        probed: list[heartbeats.Queue] = []
+
+        def probe(at: int = now + later, probed: list[heartbeats.Queue] = probed) -> None:
+            probed.extend(heartbeats.queues_to_probe(database, at))
+
+        for _ in range(IDLE // most):
+            assert statements(probe) < 20
+        assert len({queue.row_id for queue in probed}) == len(probed) == IDLE
+        assert all((queue.asked > queue.answered) is unanswered for queue in probed)
+        probe()
+        assert len(probed) == IDLE, "each of them once"
+    with database.reading() as connection:
+        assert {queue.unanswered for queue in heartbeats.queues(connection)} == {now}
