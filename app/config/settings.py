@@ -42,8 +42,8 @@ class ApiToken(NamedTuple):
 
     With `buckets` or `targets` (as type:name) it is limited to events of these buckets, and to these targets. `kind` is
     `openid` for a person who has signed in with OpenID Connect: such a session stands for a token that nobody has. Its
-    `name` is what the person is called, and `person` who it is.
-    `frontend` is the sender of what is posted with it; "" where each record shows its sender.
+    `name` is what the person is called, and `person` who it is. `frontend` is the sender of what is posted with it; ""
+    where each record shows its sender.
     """
 
     name: str

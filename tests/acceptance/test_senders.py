@@ -270,8 +270,9 @@ CANNOT = {
     ("ceph", "rename"): "S3 has no rename",
     ("versity", "rename"): "S3 has no rename",
 }
-# What it does without telling enough of it, however it is received: a reconciliation repairs it.
+# What its events do not report, however it is received: a reconciliation repairs it.
 LOSES = {
+    ("versity", "form_post"): "the key of a form's upload is empty in its event",
     ("versity", "receiver_away"): "one attempt an event, and the answer is ignored",
     ("versity", "versions"): "an event has no version id",
 }

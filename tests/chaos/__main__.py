@@ -3,9 +3,10 @@
     python -m tests.chaos --events 20000 --rounds 11
     python -m tests.chaos --all --seed 7
 
-In each round processes are killed, or stopped for three leases and then continued, one or two at a time, while events
-flow and an operator changes something. When all is delivered again every target is read by a client of its own. A row
-is about one round. Ends with 1 where something was lost, made up, out of order or otherwise not as promised.
+In each round processes are killed, or stopped for three leases and then continued, or a target hangs, answers byte by
+byte or gets a request too late, one or two at a time, while events flow and an operator changes something. When all is
+delivered again every target is read by a client of its own. A row is about one round. Ends with 1 where something was
+lost, made up, out of order or otherwise not as promised.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from collections.abc import Sequence
 from random import Random
 
 from tests.chaos.operations import Operator
-from tests.chaos.plan import KILL, PARTS, STOP, draw, parts_of
+from tests.chaos.plan import draw, parts_of, single_faults
 from tests.chaos.rounds import HEADINGS, Chaos, Row
 from tests.chaos.verification import Verification
 from tests.support.fault_injection import BROKERS, OUTBOXES, make_targets, serving
 from tests.support.ledger import Ledger
-from tests.support.service_processes import stop_all, system
+from tests.support.service_processes import System, stop_all, system
 from tests.support.traffic import Poster, Traffic
 
 POSTERS = 4
@@ -35,13 +36,21 @@ def write(line: str) -> None:
     sys.stdout.flush()
 
 
+def make_idle_targets(whole: System, count: int) -> None:
+    """Make so many targets that no rule names."""
+    with whole.client() as client:
+        for number in range(count):
+            answer = client.put(f"/v1/targets/webhook/idle-{number}", json={"endpoint": "http://127.0.0.1:9/"})
+            answer.raise_for_status()
+
+
 def run(outbox: str, broker: str, given: argparse.Namespace) -> bool:
     """Do it over one set-up, and print a row for each round; whether all were sound."""
     plan = draw(given.seed, given.rounds, parts_of(outbox), given.only)
     rng, began, sound = Random(given.seed), time.monotonic(), True
     write(f"outbox {outbox}, broker {broker}, seed {given.seed}, lease {given.lease} s\n{HEADINGS}")
     with (
-        serving(outbox, broker) as servers,
+        serving(outbox, broker, proxied=True) as servers,
         system(
             servers.create_outbox(),
             servers.broker.url,
@@ -51,7 +60,8 @@ def run(outbox: str, broker: str, given: argparse.Namespace) -> bool:
         ) as whole,
     ):
         make_targets(whole, servers)
-        flow = Traffic(whole, [Poster(number, Random(rng.random())) for number in range(POSTERS)])
+        make_idle_targets(whole, given.idle)
+        flow = Traffic(whole, [Poster(number, Random(rng.random()), given.large) for number in range(POSTERS)])
         ledger = Ledger()
         operator = Operator(whole, servers, ledger, given.lease)
         operator.make_targets()
@@ -80,8 +90,10 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--events", type=int, default=300_000, help="of each set-up (default %(default)s)")
-    add("--rounds", type=int, default=36, help="of each set-up (default %(default)s: every single fault, and 12 pairs)")
+    add("--rounds", type=int, default=50, help="of each set-up (default %(default)s: every single fault, and 16 pairs)")
     add("--seed", default="1", help="of what happens when (default %(default)s)")
+    add("--idle", type=int, default=0, help="further targets that no rule names, such as 300 (default %(default)s)")
+    add("--large", type=int, default=0, help="MiB of one event in each poster's rounds, such as 16 (default: none)")
     add(
         "--lease",
         type=float,
@@ -90,7 +102,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--outbox", choices=OUTBOXES, default="postgresql", help="(default %(default)s)")
     add("--broker", choices=BROKERS, default="redis", help="(default %(default)s)")
-    singles = [f"{action} {part}" for action in (KILL, STOP) for part in PARTS]
+    singles = [" ".join(fault) for fault in single_faults()]
     add("--only", action="append", default=[], choices=singles, help="this single fault, and others so given")
     names = ", ".join(f"{outbox} with {broker}" for outbox, broker in SET_UPS)
     add("--all", action="store_true", help=f"one after the other: {names}")

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 import psutil
 
-from tests.chaos.plan import KILL, Fault
+from tests.chaos.plan import DRIP, HANG, HOLD, KILL, NETWORK, Fault
 from tests.services import Server
+from tests.services.proxy import Proxy
 from tests.support.fault_injection import Servers
 from tests.support.service_processes import Role, System
 
 MEANWHILE = 10
+SECONDS_PER_BYTE = 1.0  # of a target that drips
 
 
 @dataclass
@@ -50,6 +52,8 @@ def effects(faults: Sequence[Fault], whole: System, servers: Servers) -> list[Ef
 
 def _effect(fault: Fault, worker: Role, whole: System, servers: Servers) -> Effect:
     kill = fault.action == KILL
+    if fault.action in NETWORK:
+        return _network(fault.action, servers.proxies[fault.part])
     if fault.part.endswith("child"):
         role = whole.api if fault.part.startswith("API") else worker
         return _child(role, fault, signal.SIGKILL if kill else signal.SIGSTOP)
@@ -58,6 +62,12 @@ def _effect(fault: Fault, worker: Role, whole: System, servers: Servers) -> Effe
     server = _servers(whole, servers, worker)[fault.part]
     assert server is not None, f"there is no {fault.part}"
     return started_again(server.kill, server) if kill else Effect(server.freeze, _once(server.thaw))
+
+
+def _network(action: str, wire: Proxy) -> Effect:
+    """Swallow everything, pass answers byte by byte, or keep one request back and pass it on when it is too late."""
+    begins = {HANG: wire.swallow, DRIP: lambda: wire.drip(SECONDS_PER_BYTE), HOLD: wire.hold_next}
+    return Effect(begins[action], _once(wire.release if action == HOLD else wire.heal))
 
 
 def _servers(whole: System, servers: Servers, worker: Role) -> dict[str, Server | None]:

@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 
 from app.outbox.engine.database import now_ms
-from tests import services
 from tests.services import Answer
 from tests.support.fault_injection import Servers, target_settings
 from tests.support.ledger import Ledger, Stream, Window
@@ -55,7 +54,7 @@ class Operator:
 
     def make_targets(self) -> None:
         """Make the targets that only the operations change."""
-        self._put("webhook:strict", {"endpoint": f"{self.servers.receiver.url}strict"})
+        self._put("webhook:strict", {"endpoint": f"{self.servers.webhook_url}strict"})
         self._add_rule("webhook:strict")
         self._follow(Stream("strict", selects=selected, ordered=in_order))
         self._put("redis:ruled", self._list("ruled"))
@@ -144,8 +143,7 @@ class Operator:
         return rng.choice(sorted(target_settings(self.servers)))
 
     def _list(self, key: str) -> dict[str, str]:
-        address = f"{services.LOOPBACK}:{self.servers.redis.port}"
-        return {"address": address, "key": key, "format": "access"}
+        return {"address": self.servers.redis_address, "key": key, "format": "access"}
 
     def _follow(self, stream: Stream) -> None:
         self._streams[stream.name] = stream

@@ -12,6 +12,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 KILL, STOP = "kill", "stop"
+HANG, DRIP, HOLD = "hang", "drip", "hold"  # what the network before a target does, in place of the target
+NETWORK = (HANG, DRIP, HOLD)
 WORKER = ("worker", "worker's parent", "worker's child")
 API = ("API", "API's child")
 PARTS = (
@@ -25,6 +27,7 @@ PARTS = (
     "PostgreSQL target",
     "webhook target",
 )
+TARGETS = PARTS[-3:]
 OPERATIONS = ("pause", "replay", "dead letters", "rules", "re-create", "settings")
 EVERY_DOUBLE = 3  # each third round has two faults at once
 
@@ -63,8 +66,7 @@ def draw(seed: str, rounds: int, parts: Sequence[str] = PARTS, only: Sequence[st
     `only` names single faults ("stop worker's child"): then there are no others, and no two at once.
     """
     rng = Random(seed)
-    all_singles = [(action, part) for action in (KILL, STOP) for part in parts]
-    singles = _cycled(rng, [each for each in all_singles if not only or " ".join(each) in only])
+    singles = _cycled(rng, [each for each in single_faults(parts) if not only or " ".join(each) in only])
     operations = _cycled(rng, OPERATIONS)
     drawn = []
     for number in range(1, rounds + 1):
@@ -72,6 +74,13 @@ def draw(seed: str, rounds: int, parts: Sequence[str] = PARTS, only: Sequence[st
         faults = (_fault(rng, *next(singles)),) if single else _two_at_once(rng, parts)
         drawn.append(Round(faults, next(operations), rng.random(), rng.random(), rng.random()))
     return drawn
+
+
+def single_faults(parts: Sequence[str] = PARTS) -> list[tuple[str, str]]:
+    """Each action and the part that it meets."""
+    return [(action, part) for action in (KILL, STOP) for part in parts] + [
+        (action, part) for action in NETWORK for part in TARGETS if part in parts
+    ]
 
 
 def parts_of(outbox: str) -> tuple[str, ...]:
@@ -85,7 +94,7 @@ def _cycled(rng: Random, items: Sequence[T]) -> Iterator[T]:
 
 
 def _fault(rng: Random, action: str, part: str) -> Fault:
-    return Fault(action, part, pick=rng.random(), lasts=1.0 if action == STOP else 0.0)
+    return Fault(action, part, pick=rng.random(), lasts=0.0 if action == KILL else 1.0)
 
 
 def _two_at_once(rng: Random, parts: Sequence[str]) -> tuple[Fault, Fault]:

@@ -15,6 +15,7 @@ from random import Random
 from app.outbox.engine.database import now_ms
 from tests import services
 from tests.services import until
+from tests.services.proxy import Proxy, proxy
 from tests.support.service_processes import Role, System
 from tests.support.target_readers import Record, create_log, text
 from tests.support.traffic import Traffic
@@ -31,6 +32,27 @@ class Servers:
     redis: services.Redis
     postgres: services.Postgres
     receiver: services.Receiver
+    proxies: dict[str, Proxy] = field(default_factory=dict)  # before a target, by its part's name
+
+    def port(self, part: str, server: services.Server) -> int:
+        """The port at which the service reaches a target: its proxy's, if there is one."""
+        return self.proxies[part].port if part in self.proxies else server.port
+
+    @property
+    def redis_address(self) -> str:
+        """Where the service reaches the Redis target."""
+        return f"{services.LOOPBACK}:{self.port('Redis target', self.redis)}"
+
+    @property
+    def postgres_dsn(self) -> str:
+        """How the service reaches the PostgreSQL target."""
+        dsn = self.postgres.dsn("target")
+        return dsn.replace(f"port={self.postgres.port}", f"port={self.port('PostgreSQL target', self.postgres)}")
+
+    @property
+    def webhook_url(self) -> str:
+        """Where the service reaches the webhook target."""
+        return f"http://{services.LOOPBACK}:{self.port('webhook target', self.receiver)}/"
 
     def create_outbox(self) -> str:
         """The URL of an empty outbox database."""
@@ -51,20 +73,32 @@ BROKERS: dict[str, Callable[[], services.Redis | services.RabbitMQ]] = {
 
 
 @contextmanager
-def serving(outbox: str = "postgresql", broker: str = "redis") -> Iterator[Servers]:
-    """Servers of one's own, as they will be killed; `outbox` and `broker` as `OUTBOXES` and `BROKERS` name them."""
+def serving(outbox: str = "postgresql", broker: str = "redis", *, proxied: bool = False) -> Iterator[Servers]:
+    """Servers of one's own, as they will be killed; `outbox` and `broker` as `OUTBOXES` and `BROKERS` name them.
+
+    With `proxied` the service reaches each target through a proxy, which can be hurt in its place.
+    """
     with ExitStack() as stack:
         task_broker, database = BROKERS[broker](), OUTBOXES[outbox]()
         for server in (task_broker, database):
             if server is not None:
                 stack.callback(server.stop)
-        yield Servers(
+        servers = Servers(
             broker=task_broker,
             database=database,
             redis=stack.enter_context(services.redis(durable=True)),
             postgres=stack.enter_context(services.postgres()),
             receiver=stack.enter_context(services.receiver()),
         )
+        if proxied:
+            targets = {
+                "Redis target": servers.redis,
+                "PostgreSQL target": servers.postgres,
+                "webhook target": servers.receiver,
+            }
+            for part, server in targets.items():
+                servers.proxies[part] = stack.enter_context(proxy(server.port))
+        yield servers
 
 
 @dataclass
@@ -196,13 +230,13 @@ class Watch:
 
 def target_settings(servers: Servers) -> dict[str, dict[str, str]]:
     """A log and a namespace in Redis and in PostgreSQL each, and a webhook: `type:name` to settings."""
-    place, dsn = f"{services.LOOPBACK}:{servers.redis.port}", servers.postgres.dsn("target")
+    place, dsn = servers.redis_address, servers.postgres_dsn
     return {
         "redis:list": {"address": place, "key": "list", "format": "access"},
         "redis:namespace": {"address": place, "key": "rows"},
         "postgresql:access": {"connection_string": dsn, "table": "log", "format": "access"},
         "postgresql:namespace": {"connection_string": dsn, "table": "rows"},
-        "webhook:all": {"endpoint": servers.receiver.url},
+        "webhook:all": {"endpoint": servers.webhook_url},
     }
 
 

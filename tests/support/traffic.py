@@ -22,6 +22,8 @@ from tests.support.ledger import UNKNOWN, Span
 from tests.support.service_processes import System
 from tests.support.target_readers import Expected, Record
 
+_LARGE_EVERY = 2_000  # events
+
 
 @dataclass
 class Poster:
@@ -29,6 +31,7 @@ class Poster:
 
     number: int
     rng: Random
+    large: int = 0  # MiB of one event in about `_LARGE_EVERY`; 0: none
     buckets: list[Bucket] = field(init=False)
     sent: list[Record] = field(init=False, default_factory=list)
     spans: list[Span] = field(init=False, default_factory=list)  # when those that were taken were posted
@@ -47,6 +50,8 @@ class Poster:
         with httpx.Client(timeout=15, trust_env=False) as client:
             while share := flow.wait_for_share(self.taken):
                 batch = [self.rng.choice(self.buckets).next() for _ in range(min(share, self.rng.randint(20, 200)))]
+                if self.large and self.rng.random() * _LARGE_EVERY < len(batch):
+                    batch[-1]["s3"]["object"]["userMetadata"] = {"x-amz-meta-large": "x" * (self.large << 20)}
                 with self._lists:
                     self.sent += batch
                 content, began = orjson.dumps({"Records": batch}), time.monotonic()

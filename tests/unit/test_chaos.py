@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.faults import Effect, started_again, timeline
-from tests.chaos.plan import KILL, OPERATIONS, PARTS, STOP, WORKER, Fault, draw, parts_of
+from tests.chaos.plan import HANG, KILL, OPERATIONS, STOP, WORKER, Fault, draw, parts_of, single_faults
 from tests.services import until
 from tests.support.ledger import UNKNOWN, Counts, Expected, Ledger, Stream, Window, expected
 from tests.support.target_readers import Record
@@ -147,11 +147,12 @@ def test_a_seed_means_one_plan_whatever_comes_of_it() -> None:
 
 
 def test_a_plan_has_every_single_fault_and_every_operation() -> None:
-    plan = draw("1", 36)
+    plan = draw("1", 50)
     singles = {(fault.action, fault.part) for each in plan if len(each.faults) == 1 for fault in each.faults}
-    assert singles == {(action, part) for action in (KILL, STOP) for part in PARTS}
+    assert singles == set(single_faults())
+    assert (HANG, "webhook target") in singles
     assert {each.operation for each in plan} == set(OPERATIONS)
-    assert sum(len(each.faults) == 2 for each in plan) == 12
+    assert sum(len(each.faults) == 2 for each in plan) == 16
 
 
 def test_a_plan_of_one_fault_has_no_other() -> None:
