@@ -27,6 +27,7 @@ from tests.support.target_readers import Record, hashed, rows
 pytestmark = [pytest.mark.sender, pytest.mark.timeout(900)]
 
 BULK = int(os.environ.get("BULK", "500"))
+SENDER_TOKEN, ADMIN_TOKEN = "sender-0123456789abcdef", "admin-0123456789abcdef"
 SENDERS: Mapping[str, type[services.Sender]] = {
     "seaweedfs": services.SeaweedFS,
     "versity": services.Versity,
@@ -109,7 +110,7 @@ class Stage:
         words = [bucket, "--target", "postgresql:rows", "--target", "redis:rows", "--grace", "0s", "--check"]
         environment = os.environ | dict(self.whole.settings) | access
         return subprocess.run(
-            [BUCKETWIRE, "reconcile", *words], env=environment, capture_output=True, text=True, timeout=300, check=False
+            [BUCKETWIRE, "reconcile", *words], env=environment, capture_output=True, text=True, timeout=800, check=False
         )
 
 
@@ -133,11 +134,14 @@ def stage(request: pytest.FixtureRequest, postgres_server: services.Postgres) ->
     postgres_server.create_database(database)
     with ExitStack() as stack:
         broker, redis = (stack.enter_context(services.redis()) for _ in range(2))
-        whole = stack.enter_context(system(postgres_server.create_database(outbox), broker.url))
+        tokens = f"sender:ingest:{SENDER_TOKEN},tests:admin:{ADMIN_TOKEN}"
+        whole = stack.enter_context(
+            system(postgres_server.create_database(outbox), broker.url, token=ADMIN_TOKEN, api_tokens=tokens)
+        )
         dsn = postgres_server.dsn(database)
         whole.add_target("redis:rows", address=f"{services.LOOPBACK}:{redis.port}", key="rows", policy="mirror")
         whole.add_target("postgresql:rows", connection_string=dsn, table="rows", policy="mirror")
-        sender = stack.enter_context(SENDERS[request.param](f"{whole.api.url}/v1/events").start())
+        sender = stack.enter_context(SENDERS[request.param](f"{whole.api.url}/v1/events", SENDER_TOKEN).start())
         s3 = sender.boto3()
         stack.callback(s3.close)
         yield Stage(request.param, sender, whole, redis, postgres_server, database, s3)
