@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from app.outbox import audit, series
 from app.outbox.delivery import attempts, rate_limits
+from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.parked import HeadRepair
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.log.retention import PurgeProgress, purge
@@ -31,13 +32,14 @@ class Upkeep:
         self._tables_tidied = -_TIDY_INTERVAL
         self._unused_progress = UnusedProgress()
         self._purge_progress = PurgeProgress()
+        self._audit_is_behind = False  # whether there are more old entries than a purge has removed
         self._next_purge = math.inf  # when a purge that was interrupted goes on, by time.monotonic()
         self._head_repair = HeadRepair(held.database)
         self._repaired = 0.0
         self._notice_recorder: NoticeRecorder | None = None
 
     def continue_work(self) -> None:
-        """Go on with a purge that was interrupted, and repair parked objects, each when it is due.
+        """Go on with a purge that was interrupted, and repair parked objects and times, each when it is due.
 
         Raises `DatabaseUnavailable`.
         """
@@ -48,6 +50,7 @@ class Upkeep:
         if time.monotonic() - self._repaired > _REPAIR_INTERVAL:
             self._repaired = time.monotonic()
             self._repair_heads()
+            self._bring_back_future_times()
 
     def purge(self) -> int:
         """Remove settled events older than the retention; return how many, 0 while the database is unavailable.
@@ -65,7 +68,7 @@ class Upkeep:
         else:
             is_behind = self._purge_progress.is_behind
         self._tidy_tables()
-        if is_behind or not self._unused_progress.ended:
+        if is_behind or self._audit_is_behind or not self._unused_progress.ended:
             self._next_purge = time.monotonic() + _PURGE_PAUSE
             self._held.wakeups.request(_PURGE_PAUSE)
         return removed
@@ -97,6 +100,8 @@ class Upkeep:
             self._unused_progress = UnusedProgress(ended=False)
             for job in (self._purge_audit, self._forget_attempts, self._forget_rates):
                 self._run_alone(job)
+        elif self._audit_is_behind:
+            self._run_alone(self._purge_audit)
         if not self._unused_progress.ended and not self._run_alone(self._drop_unused):
             self._unused_progress = UnusedProgress()
 
@@ -113,7 +118,13 @@ class Upkeep:
         return True
 
     def _purge_audit(self) -> None:
-        audit.purge(self._held.database, self._held.clock() - int(self._held.settings.audit_retention * 1000))
+        self._audit_is_behind = False  # also if it fails, so that it is tried at the next interval
+        ends = time.monotonic() + _LONGEST_PURGE
+        older_than = self._held.clock() - int(self._held.settings.audit_retention * 1000)
+        while audit.purge(self._held.database, older_than):
+            if time.monotonic() > ends:
+                self._audit_is_behind = True
+                return
 
     def _forget_attempts(self) -> None:
         with self._held.database.writing() as connection:
@@ -134,4 +145,14 @@ class Upkeep:
                 arn,
                 objects,
                 extra={"target": arn, "objects": objects},
+            )
+
+    def _bring_back_future_times(self) -> None:
+        lease_ms = int(self._held.settings.lease_ttl * 1000)
+        if rows := bring_back_future_times(self._held.database, lease_ms, self._held.clock()):
+            log.warning(
+                "%d leases, retries and other times were too far in the future and were brought back: the database's "
+                "clock, or with SQLite this host's, was ahead",
+                rows,
+                extra={"rows": rows},
             )

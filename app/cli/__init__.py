@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "beat": "app.cli.commands.processes",
         "flower": "app.cli.commands.processes",
         "migrate": "app.cli.commands.migrate",
+        "new-epoch": "app.cli.commands.migrate",
         "event": "app.cli.commands.rules",
         "target": "app.cli.commands.targets",
         "config": "app.cli.commands.config",

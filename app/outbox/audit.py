@@ -30,6 +30,7 @@ ACTIONS = (
     "bucket.remove",
     "dead_letter.purge",
     "dead_letter.replay",
+    "log.new_epoch",
     "reconciliation.cancel",
     "reconciliation.start",
     "replay.begin",

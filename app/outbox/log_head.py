@@ -1,15 +1,21 @@
 """Read, lock and change the head of the event log: one row, which every change of the log, targets and rules locks.
 
-The row has the log's last seq, its number of partitions, and a version that every change of targets or rules raises.
-Who changes the row holds its lock until the transaction ends; it is the first lock of a transaction (`engine.locks`).
+The row has the log's last seq, its number of partitions, a version that every change of targets or rules replaces, and
+the log's epoch. Who changes the row holds its lock until the transaction ends; it is the first lock of a transaction
+(`engine.locks`).
+
+A failover to a replica that lags behind, or a restore, makes the outbox an older state of itself. Its next events get
+seqs that others had before. So what remembers seqs (a lease) also remembers the epoch, and what remembers targets and
+rules the version; both are random, because a counter would repeat values, too.
 """
 
+import secrets
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from app.outbox import tables
+from app.outbox import audit, tables
 
 
 class LogHead(NamedTuple):
@@ -26,14 +32,15 @@ _COLUMNS = (_H.last_seq, _H.partitions, _H.version)
 _READ = sa.select(*_COLUMNS)
 _LOCK = tables.log_head.update().values(last_seq=_H.last_seq)
 _RESERVE = tables.log_head.update().values(last_seq=_H.last_seq + sa.bindparam("count"))
-_CHANGE_ROUTING = tables.log_head.update().values(version=_H.version + 1)
+_CHANGE_ROUTING = tables.log_head.update().values(version=sa.bindparam("new_version", type_=sa.BigInteger))
 _RETURNING = {update: update.returning(*_COLUMNS) for update in (_LOCK, _RESERVE, _CHANGE_ROUTING)}
 
 
 def create(connection: sa.Connection, partitions: int) -> None:
     """Begin an empty log with this number of partitions, unless there is one already."""
     if connection.execute(_READ).first() is None:
-        connection.execute(tables.log_head.insert().values(id=1, last_seq=0, partitions=partitions, version=1))
+        row = {"id": 1, "last_seq": 0, "partitions": partitions, "version": _new_version(), "epoch": _new_epoch()}
+        connection.execute(tables.log_head.insert().values(row | {"timeline": _timeline(connection)}))
 
 
 def read(connection: sa.Connection) -> LogHead:
@@ -52,11 +59,47 @@ def reserve(connection: sa.Connection, count: int) -> LogHead:
 
 
 def change_routing(connection: sa.Connection) -> LogHead:
-    """Lock the head and raise its version, so that the next writer of the log reads targets and rules again.
+    """Lock the head and replace its version, so that the next writer of the log reads targets and rules again.
 
     An append after the commit uses the changed targets and rules, one before it the unchanged.
     """
-    return _update(connection, _CHANGE_ROUTING, {})
+    return _update(connection, _CHANGE_ROUTING, {"new_version": _new_version()})
+
+
+def begin_epoch(connection: sa.Connection, reason: str, *, instead_of: str | None = None) -> bool:
+    """Lock the head and begin a new epoch: no lease of the old one settles any more, and every cache is read again.
+
+    With `instead_of`, only if that is still the epoch; returns whether it has begun. The reason is for the audit log.
+    """
+    update = tables.log_head.update().values(epoch=_new_epoch(), timeline=_timeline(connection), version=_new_version())
+    if instead_of is not None:
+        update = update.where(_H.epoch == instead_of)
+    begun = bool(connection.execute(update).rowcount)
+    if begun:
+        last_seq = read(connection).last_seq
+        audit.record(connection, "log.new_epoch", "log:events", {"reason": reason, "last_seq": last_seq})
+    return begun
+
+
+def is_current(dialect: str) -> str:
+    """Return the SQL condition, for a row of `log_head`, that its epoch has begun on the server's present timeline.
+
+    On PostgreSQL a promoted replica and a server restored to a point in time are on another one than before. The
+    migration creates the function; where the server keeps its timeline secret, as some hosted ones do, it returns "".
+    """
+    return "timeline = log_timeline()" if dialect == "postgresql" else "1 = 1"
+
+
+def _timeline(connection: sa.Connection) -> sa.ColumnElement[str]:
+    return sa.func.log_timeline() if connection.dialect.name == "postgresql" else sa.literal("")
+
+
+def _new_epoch() -> str:
+    return secrets.token_hex(16)
+
+
+def _new_version() -> int:
+    return secrets.randbits(62)
 
 
 def _update(connection: sa.Connection, update: sa.Update, values: Mapping[str, int]) -> LogHead:

@@ -31,7 +31,10 @@ log_head = sa.Table(
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("last_seq", sa.BigInteger, nullable=False),
     sa.Column("partitions", sa.Integer, nullable=False),  # fixed for a log, because a key must stay in its partition
-    sa.Column("version", sa.BigInteger, nullable=False),  # incremented by every change of targets or rules
+    sa.Column("version", sa.BigInteger, nullable=False),  # another, random one after every change of targets or rules
+    # Random, another one after a restore or a failover: with it a seq is the same event at any time.
+    sa.Column("epoch", sa.CHAR(32), nullable=False, server_default=""),
+    sa.Column("timeline", sa.CHAR(8), nullable=False, server_default=""),  # PostgreSQL's when the epoch began
     **MYSQL,
 )
 
@@ -114,7 +117,7 @@ events = sa.Table(
     sa.Column("version", sa.String(1024), nullable=False),
     sa.Column("sequencer", sa.String(64), nullable=False),  # comparable form; "" if it does not order content changes
     sa.Column("time", sa.BigInteger, nullable=False),
-    sa.Column("targets", sa.Text, nullable=False),  # ids of the targets it goes to, as ",3,17,"
+    sa.Column("targets", LongText, nullable=False),  # ids of the targets it goes to, as ",3,17,"
     sa.Column("record", LongText, nullable=False),
     sa.Column("trace", sa.String(600), nullable=False, default=""),  # "": the event had none
     sa.Index(None, "key_hash", "sequencer"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -23,12 +24,17 @@ State = dict[str, list[tuple[object, ...]]]
 SERVERS = {"postgresql": "postgres_server", "mysql": "mysql_server", "mariadb": "mariadb_server"}
 
 
+def _given(table: sa.Table) -> list[sa.Column[Any]]:
+    """The columns of which the values are not random, or those of the server."""
+    return [column for column in table.c if column.name not in ("version", "epoch", "timeline")]
+
+
 def use(url: str, events: int) -> State:
     """Write to every table that numbers its rows; what was there before, and the numbers that were given."""
     with closing(migrated(url, partitions=3)) as database:
         with database.reading() as connection:
             found: State = {
-                table.name: [tuple(row) for row in connection.execute(sa.select(table))]
+                table.name: [tuple(row) for row in connection.execute(sa.select(*_given(table)))]
                 for table in tables.metadata.sorted_tables
             }
         target = add_target(database)
@@ -53,7 +59,7 @@ def test_an_outbox_that_was_used_is_as_a_new_one(kind: str, request: pytest.Fixt
 
     first = use(again(), 3)
     rows = {name: found for name, found in first.items() if found and not name.startswith("first")}
-    assert rows == {"log_tail": [(1,)], "log_head": [(1, 0, 3, 1)]}
+    assert rows == {"log_tail": [(1,)], "log_head": [(1, 0, 3)]}
     assert {found[0] for name, found in first.items() if name.startswith("first")} == {(1,)}
 
     assert use(again(), 600) == first

@@ -57,6 +57,8 @@ class RedeliveryRequests:
         self._recorded = recorded
         self._folder = folder / FOLDER
         self._unwritten: list[_Request] = []  # requests that could not be written to disk
+        self._done: set[Path] = set()  # files of recorded requests that could not be removed
+        self._left: set[Path] = set()  # files of which the log has a warning that they stay
         self._recording = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -93,17 +95,12 @@ class RedeliveryRequests:
                 self._record(self._unwritten[0])
                 del self._unwritten[0]
             for file in self._files():
-                try:
-                    request = _Request.decode(file.read_bytes())
-                except FileNotFoundError:  # another process was faster
-                    continue
-                except (OSError, ValueError, LookupError, TypeError) as error:
-                    log.warning("%s is not a redelivery request and is quarantined as .unreadable: %s", file, error)
-                    with contextlib.suppress(OSError):
-                        file.rename(file.with_suffix(".unreadable"))
-                    continue
-                self._record(request)
-                file.unlink(missing_ok=True)
+                if file in self._done:
+                    self._remove(file)
+                elif (request := self._read(file)) is not None:
+                    self._record(request)
+                    self._done.add(file)
+                    self._remove(file)
 
     def close(self, patience: float = 0.0) -> None:
         """Stop retrying, after up to `patience` seconds of further tries. Requests on disk stay there."""
@@ -122,13 +119,45 @@ class RedeliveryRequests:
         redelivery.request(self._database, request.target_id, request.written)
         self._recorded()
 
+    def _read(self, file: Path) -> _Request | None:
+        """Return the request in a file, None if it has none, is gone, or cannot be read now."""
+        try:
+            return _Request.decode(file.read_bytes())
+        except FileNotFoundError:  # another process was faster
+            return None
+        except OSError as error:
+            self._leave(file, error)
+            return None
+        except (ValueError, LookupError, TypeError) as error:
+            if file not in self._left:
+                log.warning("%s is not a redelivery request and is quarantined as .unreadable: %s", file, error)
+        try:
+            file.rename(file.with_suffix(".unreadable"))
+        except OSError as error:
+            self._leave(file, error)
+        return None
+
+    def _remove(self, file: Path) -> None:
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:  # this process does not record it again; its successor does, which repeats an event
+            self._leave(file, error)
+        else:
+            self._done.discard(file)
+
+    def _leave(self, file: Path, error: OSError) -> None:
+        """Warn of a file that stays where it is, once: deliveries do not depend on it, and it is tried again."""
+        if file not in self._left:
+            self._left.add(file)
+            log.warning("%s cannot be read, renamed or removed, check its permissions: %s", file, error.strerror)
+
     def _files(self) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # the folder usually does not exist
             names = sorted(name for name in os.listdir(self._folder) if name.endswith(".json"))  # noqa: PTH208 - fastest
             yield from (self._folder / name for name in names)
 
     def _is_pending(self) -> bool:
-        return bool(self._unwritten) or any(self._files())
+        return bool(self._unwritten) or any(file not in self._done for file in self._files())
 
     def _write(self, request: _Request) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
-"""`bucketwire migrate`: migrate the outbox database to this version's schema."""
+"""`bucketwire migrate` and `new-epoch`: what is done to the outbox database at an upgrade, and after a restore."""
 
 import click
 
 from app.cli.context import CommandContext, with_context
+from app.outbox import log_head
 from app.outbox.engine import migration, schema_version
 from app.private_folder import make_private
 
@@ -20,3 +21,16 @@ def migrate(context: CommandContext, down: str | None) -> None:
         migration.migrate(context.bare_database, partitions=context.settings.partitions)
     revision = schema_version.current(context.bare_database)
     context.done(f"the outbox is at revision {revision}" if revision else "the outbox is empty", revision=revision)
+
+
+@click.command()
+@with_context
+def new_epoch(context: CommandContext) -> None:
+    """Begin a new epoch of the event log, after the outbox database was restored or failed over to a lagging replica.
+
+    Deliveries that began before are repeated instead of settled, and every process reads targets and rules again. A
+    new epoch is harmless when none was needed.
+    """
+    with context.database.writing() as connection:
+        log_head.begin_epoch(connection, "by command")
+    context.done("a new epoch of the event log has begun")

@@ -72,7 +72,9 @@ class TargetSettings(Declared):
     )
     retry_max_delay: float = setting(Duration(0.001), default="5m", about="longest back-off between two attempts")
     max_age: float = setting(
-        Duration(), default="72h", about="age at which a failing event becomes a dead letter; 0: never"
+        Duration(),
+        default="72h",
+        about="time since its first attempt after which a failing event becomes a dead letter; 0: never",
     )
     timeout: float = setting(Duration(0.001, 3600), default="5s", about="time limit for connecting and for an answer")
     scan: str = setting(

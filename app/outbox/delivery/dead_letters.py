@@ -142,18 +142,16 @@ class DeadLetters:
     def replay(self, which: Filter) -> int:
         """Park dead letters again, due at once and in order per object; return their number.
 
-        They keep their ids and history, and their attempts are counted from 0 again. They do not count against the
-        target's `queue_limit`, so that no live event is discarded because of them.
+        They keep their ids and history, but their attempts and their time (`max_age`) are counted from 0 again. They
+        do not count against the target's `queue_limit`, so that no live event is discarded because of them.
         """
         d = tables.dead_letters.c
         progress = _operation("replay", "replayed", which)
-        for some in self._some(which):
+        for target, some in self._by_target(which):
             with self._database.writing() as connection:
                 # A concurrent settlement that unparks the preceding event must see these rows, or be seen here.
-                places = sa.select(d.target_id, d.partition).where(d.id.in_(some)).distinct()
-                ordered = connection.execute(places.order_by(d.target_id, d.partition)).all()
-                for target, group in groupby(ordered, key=lambda row: row.target_id):
-                    lock_cursors(connection, target, [row.partition for row in group])
+                partitions = connection.execute(sa.select(d.partition).where(d.id.in_(some)).distinct()).scalars().all()
+                lock_cursors(connection, target, partitions)
                 rows = connection.execute(
                     sa.select(tables.dead_letters, tables.events.c.key_hash)
                     .join_from(tables.dead_letters, tables.events, _is_event())
@@ -164,9 +162,7 @@ class DeadLetters:
                     continue
                 connection.execute(tables.parked.insert(), [_parked(row) for row in rows])
                 connection.execute(tables.dead_letters.delete().where(d.id.in_([row.id for row in rows])))
-                for target in {row.target_id for row in rows}:
-                    objects = {(row.partition, row.key_hash) for row in rows if row.target_id == target}
-                    restore_heads(connection, target, objects)
+                restore_heads(connection, target, {(row.partition, row.key_hash) for row in rows})
                 progress.add(connection, len(rows))
         return progress.total
 
@@ -174,28 +170,27 @@ class DeadLetters:
         """Delete dead letters, counting them as purged in the target's counters; return their number."""
         d, t = tables.dead_letters.c, tables.targets.c
         progress = _operation("purge", "purged", which)
-        for some in self._some(which):
+        for target, some in self._by_target(which):
             with self._database.writing() as connection:
-                of_targets = sa.select(d.target_id).where(d.id.in_(some)).distinct().order_by(d.target_id)
-                removed = 0
-                for target in connection.execute(of_targets).scalars().all():
-                    # Count the deleted rows: a concurrent replay or purge may have removed some of them.
-                    gone = connection.execute(
-                        tables.dead_letters.delete().where(d.id.in_(some), d.target_id == target)
-                    ).rowcount
-                    connection.execute(tables.targets.update().where(t.id == target).values(purged=t.purged + gone))
-                    removed += gone
-                progress.add(connection, removed)
+                # Count the deleted rows: a concurrent replay or purge may have removed some of them.
+                gone = connection.execute(tables.dead_letters.delete().where(d.id.in_(some))).rowcount
+                connection.execute(tables.targets.update().where(t.id == target).values(purged=t.purged + gone))
+                progress.add(connection, gone)
         return progress.total
 
-    def _some(self, which: Filter) -> Iterator[Sequence[int]]:
+    def _by_target(self, which: Filter) -> Iterator[tuple[int, Sequence[int]]]:
+        """Yield the selected dead letters' numbers, as many as one transaction changes, with their target's row id.
+
+        A transaction has those of one target only. An append locks the rows of many targets, in an order that is the
+        database's: a transaction that held one of them and waited for a second would be a deadlock. On MySQL also one
+        that parks events: the foreign key locks the target's row.
+        """
+        d = tables.dead_letters.c
         with self._database.reading() as connection:
-            ids = (
-                connection.execute(_joined(which, tables.dead_letters.c.id).order_by(tables.dead_letters.c.id))
-                .scalars()
-                .all()
-            )
-        return chunks(ids)
+            rows = connection.execute(_joined(which, d.target_id, d.id).order_by(d.target_id, d.id)).all()
+        for target, group in groupby(rows, key=lambda row: row.target_id):
+            for some in chunks([row.id for row in group]):
+                yield target, some
 
 
 def _operation(action: str, verb: str, which: Filter) -> audit.CountedOperation:
@@ -289,7 +284,7 @@ def _parked(row: Any) -> dict[str, Any]:
         "key_hash": row.key_hash,
         "not_before": 0,
         "attempts": 0,
-        "first_tried": row.first_tried,
+        "first_tried": 0,
         "last_tried": row.last_tried,
         "history": row.history,
         "replayed": True,

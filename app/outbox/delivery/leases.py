@@ -9,6 +9,7 @@ that is lost, late or duplicated is harmless.
       └── lease ran out ┴──────────────────┘
 """
 
+import logging
 import os
 import re
 import secrets
@@ -24,13 +25,15 @@ import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.delivery.due_work import OFFERED, DuePartition, due_partitions
 from app.outbox.delivery.idle_cursors import IdleCursors
 from app.outbox.delivery.isolation import TargetIsolation
-from app.outbox.delivery.log_ahead import has_work, read_work_kinds
+from app.outbox.delivery.log_ahead import WorkKinds, has_work, read_work_kinds
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.markers import NEVER, WHOLE_LOG
+
+log = logging.getLogger("bucketwire.outbox")
 
 _MOST_FREE = 64  # partitions that a claim may take beyond those of its wake-up; more cost more to search than they save
 _LIMITED_APART = 100  # ms between two wake-ups for a target whose rate limit is in use
@@ -79,6 +82,7 @@ class Lease:
     target_id: int
     token: str
     positions: dict[int, int]
+    epoch: str = ""  # of the log, in which the positions are
     replays: list[ReplayPartition] = field(default_factory=list)
     probing: bool = False  # the circuit breaker is open, and this lease probes the target
     mirror: bool = False  # the holder folds the events of versioned keys
@@ -98,6 +102,7 @@ class Leases:
         self._rng = Random()  # noqa: S311 - which partition is first, not a secret
         self._isolation = TargetIsolation(database)
         self._idle_cursors = IdleCursors(database)
+        self._epoch, self._head = "", 0  # as the last claim has read them
         self.next_at = NEVER  # when more work may be due than the last `offer` found, without a new event (ms)
 
     def offer(self, now: int, queued: Callable[[TargetId], int] = lambda _: 0) -> list[Offer]:
@@ -248,11 +253,34 @@ class Leases:
             self._rng.shuffle(mine)
             lease = Lease(row_id, token, {cursor.partition: cursor.position for cursor in mine}, probing=probing)
             kinds = read_work_kinds(connection, row_id, lease.positions)
-            lease.head, lease.has_parked, lease.has_redeliveries = kinds.head, kinds.has_parked, kinds.has_redeliveries
+            lease.epoch, lease.head = kinds.epoch, kinds.head
+            lease.has_parked, lease.has_redeliveries = kinds.has_parked, kinds.has_redeliveries
             if kinds.has_replays:
                 replays = replay_partitions(connection, row_id)
                 lease.replays += [replay for replay in replays if replay.partition in lease.positions]
+        if self._begins_epoch(kinds):
+            return self._claimed(row_id, token, probing=probing)
+        self._epoch, self._head = kinds.epoch, kinds.head
         return lease
+
+    def _begins_epoch(self, kinds: WorkKinds) -> bool:
+        """Begin a new epoch of the log if the outbox is, or may be, an older state of itself; return whether it is."""
+        if not kinds.is_current:
+            reason = "PostgreSQL has begun a new timeline, by a failover or a restore"
+        elif kinds.epoch == self._epoch and kinds.head < self._head:
+            reason = f"the event log ends at {kinds.head}, but event {self._head} had been recorded"
+        else:
+            return False
+        with self._database.writing() as connection:
+            begun = log_head.begin_epoch(connection, reason, instead_of=kinds.epoch)
+        if begun:
+            log.error(
+                "the outbox database may be an older state of itself: %s; events recorded before, up to the failover or"
+                " restore, may be lost: see docs/how-to/backup-and-restore.md",
+                reason,
+            )
+        self._epoch = ""
+        return True
 
     def renew(self, lease: Lease, now: int) -> bool:
         """Extend the lease to `lease_ms` from now; return False if it is lost, even for only one of its partitions."""

@@ -51,9 +51,14 @@ def events_ahead(connection: sa.Connection, looks: Iterable[Look], most: int = 1
 
 @dataclass(frozen=True, slots=True)
 class WorkKinds:
-    """The log's head, and whether partitions of a target have replays, parked events or requested redeliveries."""
+    """The log's head, and whether partitions of a target have replays, parked events or requested redeliveries.
+
+    The epoch of the log is `is_current` if the server that began it has not been replaced since.
+    """
 
     head: int
+    epoch: str
+    is_current: bool
     has_replays: bool
     has_parked: bool
     has_redeliveries: bool
@@ -64,11 +69,11 @@ def read_work_kinds(connection: sa.Connection, target_id: int, partitions: Colle
 
     Of many partitions it says without looking that they have everything.
     """
-    if len(partitions) > _AT_ONCE:
-        return WorkKinds(log_head.read(connection).last_seq, has_replays=True, has_parked=True, has_redeliveries=True)
     partition = connection.dialect.identifier_preparer.quote("partition")
 
     def has(table: str, condition: str = "") -> str:
+        if len(partitions) > _AT_ONCE:
+            return "1 = 1"
         # Literals, because with a joined cursor MySQL reads every row of the partition, also with EXISTS or LIMIT.
         found = (
             f"(SELECT 1 FROM {table} WHERE target_id = {target_id:d} AND {partition} = {place:d}{condition} LIMIT 1)"  # noqa: S608 - numbers
@@ -78,10 +83,11 @@ def read_work_kinds(connection: sa.Connection, target_id: int, partitions: Colle
 
     replays = has("cursors", f" AND replay_id > {WHOLE_LOG:d}")
     row = connection.exec_driver_sql(
-        f"SELECT last_seq, {replays}, {has('parked')}, {has('redeliveries')} FROM log_head",  # noqa: S608
+        f"SELECT last_seq, epoch, {log_head.is_current(connection.dialect.name)},"  # noqa: S608
+        f" {replays}, {has('parked')}, {has('redeliveries')} FROM log_head",
         execution_options={"no_parameters": True},
     ).one()
-    return WorkKinds(row[0], *map(bool, row[1:]))
+    return WorkKinds(row[0], row[1], *map(bool, row[2:]))
 
 
 def has_work(connection: sa.Connection, target_id: int, positions: Mapping[int, int]) -> bool:

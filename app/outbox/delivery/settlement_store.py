@@ -1,6 +1,9 @@
 """Settle the batches of a lease's holder: the only code that writes delivery state.
 
 A settlement is one transaction, guarded by the lease's fencing token: a worker that has lost its lease writes nothing.
+So does one whose cursors do not stand where it has left them, or whose log has another epoch by now: the outbox is an
+older state of itself, after a failover to a lagging replica or a restore, which may have the token, but other events at
+the same positions.
 """
 
 import logging
@@ -13,7 +16,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
 from app.outbox.delivery.log_ahead import chunked
 from app.outbox.delivery.logged_events import LogPosition
@@ -166,7 +169,10 @@ class SettlementStore:
 def _advance(
     connection: sa.Connection, lease: Lease, progress: Mapping[int, Progress], settlement: Settlement, lease_ends: int
 ) -> None:
-    """Advance the log's own cursors of some partitions. Raises `LeaseLost` if one of them has another token.
+    """Advance the log's own cursors of some partitions.
+
+    Raises `LeaseLost` if one of them has another token or stands elsewhere than the lease, or if the log's epoch is not
+    that of the lease.
 
     One statement for many of them: where events come in all the time, a batch has a few of each partition. Its numbers
     are literals, because SQLAlchemy takes longer to bind so many than the database to run it.
@@ -196,12 +202,15 @@ def _advance(
         changes["folded"] = by_partition(folds, "folded")
     if settlement.delivered_at:
         changes["delivered_at"] = f"{settlement.delivered_at:d}"
+    known = by_partition({partition: f"{lease.positions[partition]:d}" for partition in progress}, "-1")
     mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
     updated = connection.exec_driver_sql(
         f"UPDATE cursors SET {', '.join(f'{column} = {value}' for column, value in changes.items())}"  # noqa: S608 - numbers
         f" WHERE target_id = {lease.target_id:d} AND replay_id = {WHOLE_LOG:d} AND lease_token = {mark}"
-        f" AND {place} IN ({', '.join(map(str, progress))})",
-        (lease.token,),
+        f" AND {place} IN ({', '.join(map(str, progress))}) AND position = {known}"
+        f" AND EXISTS (SELECT 1 FROM log_head WHERE epoch = {mark} AND last_seq >= {max(moved.values(), default=0):d}"
+        f" AND {log_head.is_current(connection.dialect.name)})",
+        (lease.token, lease.epoch),
     )
     if updated.rowcount != len(progress):
         raise LeaseLost(f"partitions {', '.join(map(str, progress))} of target {lease.target_id}")
@@ -223,13 +232,13 @@ def _advance_replay(
 ) -> None:
     """Move a replay's cursor; at its end remove it and keep its counts. The caller has locked the log's own cursor.
 
-    Raises `LeaseLost` if the replay was cancelled.
+    Raises `LeaseLost` if the replay was cancelled, or its cursor stands elsewhere than that of the lease.
     """
     c = tables.cursors.c
-    here = (c.target_id == lease.target_id, c.partition == replay.partition)
-    mine = (*here, c.replay_id == replay.replay_id)
+    mine = (c.target_id == lease.target_id, c.partition == replay.partition, c.replay_id == replay.replay_id)
     moved = {"position": position, "until": replay.until, "replayed": c.replayed + events}
-    if connection.execute(tables.cursors.update().where(*mine).values(moved)).rowcount != 1:
+    known = tables.cursors.update().where(*mine, c.position == replay.position)
+    if connection.execute(known.values(moved)).rowcount != 1:
         raise LeaseLost(f"replay {replay.replay_id} in partition {replay.partition} of target {lease.target_id}")
     if position >= replay.until:
         finish_replay(connection, lease.target_id, replay.replay_id, replay.partition)

@@ -1,7 +1,8 @@
 """Lock rows in one order, so that operations wait for each other without deadlocks.
 
 The order is `log_head` or `log_tail`, then cursors (by target and partition, ascending), then parked events and dead
-letters, then targets. Lock first and read afterwards: values read before the lock may be out of date.
+letters, then targets: without the lock of `log_head`, the row of one target only. On MySQL a row that refers to a
+target locks the target's row, too. Lock first and read afterwards: values read before the lock may be out of date.
 """
 
 from collections.abc import Collection, Sequence

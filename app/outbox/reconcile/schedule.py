@@ -191,8 +191,12 @@ def _due(connection: sa.Connection, pairs: Iterable[tuple[str, TargetId, str, st
     last_starts: dict[_Pair, int] = {}
     # A requested run that only compares neither counts as the scheduled one, which may repair, nor delays it.
     counts = r.repair != "no"
-    # Earlier starts are before every time at which a run can be due.
-    recent = (counts, r.started_at >= now - MAX_DELAY, r.state.not_in((BACKFILLING, BACKFILLED, UNFINISHED)))
+    # Earlier starts are before every time at which a run can be due, and later ones are of a clock that was ahead.
+    recent = (
+        counts,
+        r.started_at.between(now - MAX_DELAY, now + MAX_DELAY),
+        r.state.not_in((BACKFILLING, BACKFILLED, UNFINISHED)),
+    )
     last = sa.select(r.job, r.type, r.name, r.bucket, sa.func.max(r.started_at).label("at")).where(*recent)
     for row in connection.execute(last.group_by(r.job, r.type, r.name, r.bucket)):
         last_starts[row.job, TargetId(row.type, row.name), row.bucket] = row.at

@@ -117,6 +117,12 @@ def test_a_reader_that_has_enough_ends_the_command_quietly(cli: Cli, folder: Pat
     assert done.stderr == ""
 
 
+def test_a_new_epoch_is_in_the_audit_log(bare: Cli) -> None:
+    assert bare("migrate").code == 0
+    assert "a new epoch of the event log has begun" in bare("new-epoch").out
+    assert '"log.new_epoch"' in bare("audit", "--json").out
+
+
 @pytest.mark.parametrize("command", sorted(COMMANDS.keys() - JOBS))
 def test_every_command_explains_itself(bare: Cli, command: str) -> None:
     shown = bare(command, "--help")

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.dead_letters import DeadLetters, Filter
 from app.outbox.engine.database import Database, now_ms
@@ -195,3 +195,24 @@ def test_events_are_dated_by_the_database_whatever_the_clock_of_the_host(
     with database.reading() as connection:
         received = connection.execute(sa.select(tables.events.c.received_at)).scalars().all()
     assert [abs(each - before) < 60_000 for each in received] == [True, True]
+
+
+def test_an_event_goes_to_any_number_of_targets(database: Database) -> None:
+    """On MySQL, a TEXT of their ids would be too short for these."""
+    add_target(database)
+    log = Log(database)
+    log.append([[event()]])
+    t, r, numbers = tables.targets, tables.rules, range(2_000_000_000, 2_000_006_000)
+    with database.writing() as connection:
+        log_head.change_routing(connection)
+        [target] = connection.execute(sa.select(t)).mappings()
+        [rule] = connection.execute(sa.select(r)).mappings()
+        connection.execute(
+            t.insert(), [{**target, "id": number, "name": f"t{number}", "recorded": 0} for number in numbers]
+        )
+        connection.execute(r.insert(), [{**rule, "id": number, "target_id": number} for number in numbers])
+    [receipt] = log.append([[event()]])
+    assert isinstance(receipt, Receipt)
+    assert len(receipt.matched) == 6001
+    with database.reading() as connection:
+        assert connection.execute(sa.select(t.c.recorded).distinct().where(t.c.id >= numbers[0])).scalars().all() == [1]

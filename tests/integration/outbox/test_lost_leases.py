@@ -445,6 +445,38 @@ def test_a_file_that_is_no_request_stops_nothing(two: Two) -> None:
     assert [file.name for file in folder.iterdir()] == ["a.unreadable"]
 
 
+@pytest.mark.parametrize("refused", ["unlink", "read_bytes", "rename"])
+def test_a_file_that_the_disk_does_not_let_go_or_read_stops_nothing(
+    two: Two, outage: Outage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: str
+) -> None:
+    newest = lose_the_lease(two)
+    two.stopped.redeliveries._closed.set()  # killed
+    outage.over = True
+    folder = two.stopped.settings.folder / FOLDER
+    [file] = folder.iterdir()
+    if refused == "rename":
+        file.write_text("no request")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    again = successor(two)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, refused, refuse)
+        for number in range(3):
+            record(two, event(f"other{number}"))
+            expected = 2 if refused == "unlink" and number == 0 else 1  # recorded once, not before each delivery
+            assert again.deliver(two.target, PARTITIONS) == f"delivered={expected}"
+    assert sum(str(file) in line and "Permission denied" in line for line in caplog.messages) == 1
+    record(two, event("last"))
+    assert again.deliver(two.target, PARTITIONS) == f"delivered={2 if refused == 'read_bytes' else 1}"
+    again.close()
+    assert [one.name for one in folder.iterdir()] == ([f"{file.stem}.unreadable"] if refused == "rename" else [])
+    if refused != "rename":
+        assert [one.id for one in two.arrived if one.key == "k"][-1] == newest.id
+    assert_settled(two)
+
+
 def test_no_lease_is_the_guard_of_whoever_is_alone() -> None:
     guard: LeaseCheck = NO_LEASE
     guard.check()

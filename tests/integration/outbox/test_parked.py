@@ -57,7 +57,26 @@ def answering(outcomes: dict[str, Outcome]) -> ScriptedTarget:
     return ScriptedTarget(lambda one: outcomes.get(one.id, DELIVERED))
 
 
-@pytest.mark.parametrize("schedule", [RetrySchedule(max_attempts=1), RetrySchedule(max_age=1)])
+def test_an_event_is_not_given_up_for_one_failure_after_an_outage_longer_than_its_retries(database: Database) -> None:
+    """The same applies to a dead letter that is replayed: its attempts begin again, and so does their time."""
+    one = event("a")
+    courier = Courier(database, add_target(database), schedule=RetrySchedule(base=0, cap=0, max_age=60_000))
+    record(database, one)
+    for answer in (Failed("500"), Rejected("no"), Failed("500"), DELIVERED):
+        courier.scripted.script = lambda _, answer=answer: answer  # type: ignore[misc]
+        work(courier, now_ms() + HOUR, turns=0)  # the outage was an hour
+        if isinstance(answer, Failed):
+            assert DeadLetters(database).list(Filter()) == []
+            assert len(parked_rows(database)) == 1
+        elif isinstance(answer, Rejected):
+            with database.writing() as connection:  # long ago
+                connection.execute(tables.dead_letters.update().values(first_tried=1, last_tried=2))
+            assert DeadLetters(database).replay(Filter()) == 1
+    assert [sent.id for sent in courier.scripted.got] == [one.id]
+    assert_counters_balance(database)
+
+
+@pytest.mark.parametrize("schedule", [RetrySchedule(max_attempts=1), RetrySchedule(base=10**9, cap=10**9, max_age=1)])
 @pytest.mark.parametrize("others", [0, 5])
 def test_what_waits_behind_an_event_that_dies_at_its_first_attempt_is_delivered_next(
     database: Database, schedule: RetrySchedule, others: int

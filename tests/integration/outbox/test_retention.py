@@ -310,6 +310,39 @@ def test_a_purge_goes_on_where_the_last_one_ended(database: Database, monkeypatc
     assert_counters_balance(database)
 
 
+def test_old_entries_of_the_audit_log_are_removed_by_drains_however_many_there_are(
+    outbox_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = migrated(outbox_url, partitions=4)
+    entry = {"at": 1, "actor": "local", "address": "", "via": "", "operation": "0" * 32, "action": "rule.add"}
+    entry |= {"resource": "rule:1", "details": "{}"}
+    with database.writing() as connection:
+        connection.execute(tables.audit.insert(), [entry] * 3500)
+    settings = {"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": outbox_url}
+    context = Runtime(Settings.from_environ(settings))
+    requested: list[float] = []
+    monkeypatch.setattr(upkeep, "_LONGEST_PURGE", -1)  # one statement each
+    monkeypatch.setattr(upkeep, "_PURGE_PAUSE", 0)
+    monkeypatch.setattr(context.wakeups, "request", requested.append)
+
+    def left() -> int:
+        with database.reading() as connection:
+            return int(connection.execute(sa.select(sa.func.count()).select_from(tables.audit)).scalar_one())
+
+    context.purge()
+    assert left() == 2500, "a purge is short: the drain waits for it"
+    assert requested == [0], "the drain is woken to go on"
+    for expected in (1500, 500, 0):
+        context.drain(lambda _: None)
+        assert left() == expected
+    monkeypatch.setattr(upkeep, "_LONGEST_PURGE", 60)
+    context.drain(lambda _: None)
+    requested.clear()
+    context.drain(lambda _: None)
+    assert requested == []
+    context.close()
+
+
 def test_a_purge_that_leaves_old_events_is_continued_by_drains_until_none_are_left(
     outbox_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

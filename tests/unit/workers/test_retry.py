@@ -28,7 +28,7 @@ def test_the_last_attempt_is_followed_by_none() -> None:
     assert schedule.next_try(3, NOW, NOW, Random(1)) is None
 
 
-def test_an_event_too_old_at_its_next_try_is_given_up() -> None:
+def test_an_event_that_was_first_tried_too_long_ago_is_given_up() -> None:
     schedule = RetrySchedule(base=1, cap=1, max_age=60_000)
     assert schedule.next_try(1, NOW - 59_000, NOW, Random(1)) is not None
     assert schedule.next_try(1, NOW - 60_001, NOW, Random(1)) is None

@@ -1,0 +1,116 @@
+"""Bring back stored times that are further in the future than any can be, because a clock was ahead when they were set.
+
+A lease, a back-off or a circuit breaker would otherwise last until that time: a partition for years, if the clock of
+the database's server was years ahead for a moment. The times are those that delay something: when a lease or a run's
+lease expires, when a parked event or the opening of a target is due, when a circuit breaker lets a probe pass, and by
+which the age of a heartbeat is measured. Rate limits and the schedules of reconciliations take such a time for what it
+is where they read it.
+"""
+
+from itertools import groupby
+
+import sqlalchemy as sa
+
+from app.outbox import tables
+from app.outbox.delivery.log_ahead import chunked
+from app.outbox.engine.database import Database
+from app.outbox.engine.locks import lock_cursors
+from app.outbox.markers import NEVER, WHOLE_LOG
+from app.outbox.reconcile.runs import BACKFILLING, RUNNING
+
+_TOLERANCE = 60_000  # ms that clocks, or the readings of one, may differ by
+# The longest that each can be ahead of the clock (ms), without the tolerance.
+_LONGEST_RETRY_AFTER = 900_000
+_LONGEST_OPENING = 3_600_000
+_RUN_LEASE = 60_000
+
+
+def bring_back_future_times(database: Database, lease_ms: int, now: int) -> int:
+    """Bring back the times that a clock which was ahead has stored; return how many rows were changed.
+
+    `lease_ms` is how long a lease lasts. A worker that has a lease keeps it, because it renews it; one that is gone
+    loses it after `lease_ms`. Safe to run concurrently. Raises `DatabaseUnavailable`.
+    """
+    return (
+        _leases(database, lease_ms, now)
+        + _parked(database, now)
+        + _targets(database, now)
+        + _other_times(database, now)
+    )
+
+
+def _leases(database: Database, lease_ms: int, now: int) -> int:
+    c, count = tables.cursors.c, 0
+    ahead = (c.replay_id == WHOLE_LOG, c.leased_until > now + lease_ms + _TOLERANCE)
+    with database.reading() as connection:
+        rows = connection.execute(sa.select(c.target_id, c.partition).where(*ahead).order_by(c.target_id)).all()
+    for target_id, group in groupby(rows, key=lambda row: row.target_id):
+        partitions = [row.partition for row in group]
+        with database.writing() as connection:
+            lock_cursors(connection, target_id, partitions)
+            update = tables.cursors.update().where(c.target_id == target_id, c.partition.in_(partitions), *ahead)
+            count += connection.execute(update.values(leased_until=now + lease_ms)).rowcount
+    return count
+
+
+def _parked(database: Database, now: int) -> int:
+    """Make due what was last tried in the future, and what took over such a time from another event of its object."""
+    c, p, count = tables.cursors.c, tables.parked.c, 0
+    ahead = (
+        p.not_before > now + _TOLERANCE,
+        p.not_before < NEVER,
+        sa.or_(
+            p.last_tried > now + _TOLERANCE,
+            sa.and_(p.attempts == 0, p.not_before > now + _LONGEST_RETRY_AFTER + _TOLERANCE),
+        ),
+    )
+    cursors = sa.select(c.target_id, c.partition).where(c.replay_id == WHOLE_LOG).order_by(c.target_id, c.partition)
+    with database.reading() as connection:
+        places = connection.execute(cursors).all()
+    for target_id, group in groupby(places, key=lambda row: row.target_id):
+        for some in chunked([row.partition for row in group]):
+            here = (p.target_id == target_id, p.partition.in_(some), *ahead)  # a range of an index for each partition
+            with database.reading() as connection:
+                found = set(connection.execute(sa.select(p.partition).where(*here).distinct()).scalars())
+            if found:
+                with database.writing() as connection:
+                    lock_cursors(connection, target_id, found)
+                    count += connection.execute(tables.parked.update().where(*here).values(not_before=now)).rowcount
+    return count
+
+
+def _targets(database: Database, now: int) -> int:
+    """Bring back when breakers are probed and targets opened, and when a target was created: its heartbeat's age."""
+    t, count = tables.targets.c, 0
+    changes = (
+        (t.resume_at, now + _LONGEST_RETRY_AFTER),
+        (t.opening_due_at, now + _LONGEST_OPENING),
+        (t.created_at, now),
+    )
+    for column, latest in changes:
+        ahead = (column > latest + _TOLERANCE, column < NEVER)
+        with database.reading() as connection:
+            ids = connection.execute(sa.select(t.id).where(*ahead)).scalars().all()
+        for row_id in ids:  # each by a statement that commits by itself: intake waits for a target's row
+            with database.committing() as connection:
+                update = tables.targets.update().where(t.id == row_id, *ahead)
+                count += connection.execute(update.values({column.name: now})).rowcount
+    return count
+
+
+def _other_times(database: Database, now: int) -> int:
+    h, r = tables.heartbeats.c, tables.reconciliations.c
+    with database.reading() as connection:
+        names = connection.execute(sa.select(h.name).where(h.at > now + _TOLERANCE)).scalars().all()
+        alive = (r.state.in_((RUNNING, BACKFILLING)), r.alive_until > now + _RUN_LEASE + _TOLERANCE)
+        runs = connection.execute(sa.select(r.id).where(*alive)).scalars().all()
+    count = 0
+    for name in names:
+        with database.committing() as connection:
+            update = tables.heartbeats.update().where(h.name == name, h.at > now + _TOLERANCE)
+            count += connection.execute(update.values(at=now)).rowcount
+    for row_id in runs:
+        with database.committing() as connection:
+            update = tables.reconciliations.update().where(r.id == row_id, *alive)
+            count += connection.execute(update.values(alive_until=now + _RUN_LEASE)).rowcount
+    return count
