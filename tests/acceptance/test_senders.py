@@ -282,6 +282,10 @@ LOSES = {
     ("versity", "receiver_away"): "one attempt an event, and the answer is ignored",
     ("versity", "versions"): "an event has no version id",
 }
+# What a reconciliation finds although the rows have the listing's ETags.
+DRIFTS = {
+    ("versity", "copy"): "the event of a copy has size 0",
+}
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
@@ -297,8 +301,12 @@ def test_the_mirrors_end_equal_to_the_listing(
 
 
 @pytest.mark.parametrize("operation", [hostile_keys, overwrite, copy], ids=lambda operation: operation.__name__)
-def test_a_reconciliation_finds_no_drift(stage: Stage, operation: Callable[[Stage], str]) -> None:
+def test_a_reconciliation_finds_no_drift(
+    stage: Stage, operation: Callable[[Stage], str], request: pytest.FixtureRequest
+) -> None:
     services.need("spark_jars")
+    if reason := DRIFTS.get((stage.name, operation.__name__)):
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError))
     bucket = operation(stage)
     stage.check(bucket)
     done = stage.reconcile(bucket)
