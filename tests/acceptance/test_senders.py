@@ -276,12 +276,14 @@ CANNOT = {
 }
 # What its events do not report, however it is received: a reconciliation repairs it.
 LOSES = {
+    ("ceph", "receiver_away"): "RGW 16.2 stopped to post a queue's events after 41,000 attempts in half a minute",
     ("ceph", "tagging"): "RGW 16.2 lists an object with an empty ETag after its tags were changed; the mirror has it",
     ("ceph", "versions"): "the event of a delete marker lacks its version id, so its removal restores nothing",
     ("versity", "form_post"): "the key of a form's upload is empty in its event",
     ("versity", "receiver_away"): "one attempt an event, and the answer is ignored",
     ("versity", "versions"): "an event has no version id",
 }
+SOMETIMES = {("ceph", "receiver_away")}
 # What a reconciliation finds although the rows have the listing's ETags.
 DRIFTS = {
     ("versity", "copy"): "the event of a copy has size 0",
@@ -296,7 +298,7 @@ def test_the_mirrors_end_equal_to_the_listing(
     if reason := CANNOT.get(case):
         pytest.skip(reason)
     if reason := LOSES.get(case):
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError))
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=case not in SOMETIMES, raises=AssertionError))
     stage.check(operation(stage))
 
 
