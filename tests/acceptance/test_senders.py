@@ -276,7 +276,7 @@ CANNOT = {
 }
 # What its events do not report, however it is received: a reconciliation repairs it.
 LOSES = {
-    ("ceph", "receiver_away"): "RGW 16.2 stopped to post a queue's events after 41,000 attempts in half a minute",
+    ("ceph", "receiver_away"): "RGW 16.2 may stop posting a queue's events after failed attempts",
     ("ceph", "tagging"): "RGW 16.2 lists an object with an empty ETag after its tags were changed; the mirror has it",
     ("ceph", "versions"): "the event of a delete marker lacks its version id, so its removal restores nothing",
     ("versity", "form_post"): "the key of a form's upload is empty in its event",
