@@ -27,6 +27,7 @@ from tests.support.target_readers import Record, hashed, rows
 pytestmark = [pytest.mark.sender, pytest.mark.timeout(900)]
 
 BULK = int(os.environ.get("BULK", "500"))
+SENDER_TOKEN, ADMIN_TOKEN = "sender-0123456789abcdef", "admin-0123456789abcdef"
 SENDERS: Mapping[str, type[services.Sender]] = {
     "seaweedfs": services.SeaweedFS,
     "versity": services.Versity,
@@ -109,7 +110,7 @@ class Stage:
         words = [bucket, "--target", "postgresql:rows", "--target", "redis:rows", "--grace", "0s", "--check"]
         environment = os.environ | dict(self.whole.settings) | access
         return subprocess.run(
-            [BUCKETWIRE, "reconcile", *words], env=environment, capture_output=True, text=True, timeout=300, check=False
+            [BUCKETWIRE, "reconcile", *words], env=environment, capture_output=True, text=True, timeout=800, check=False
         )
 
 
@@ -133,11 +134,14 @@ def stage(request: pytest.FixtureRequest, postgres_server: services.Postgres) ->
     postgres_server.create_database(database)
     with ExitStack() as stack:
         broker, redis = (stack.enter_context(services.redis()) for _ in range(2))
-        whole = stack.enter_context(system(postgres_server.create_database(outbox), broker.url))
+        tokens = f"sender:ingest:{SENDER_TOKEN},tests:admin:{ADMIN_TOKEN}"
+        whole = stack.enter_context(
+            system(postgres_server.create_database(outbox), broker.url, token=ADMIN_TOKEN, api_tokens=tokens)
+        )
         dsn = postgres_server.dsn(database)
         whole.add_target("redis:rows", address=f"{services.LOOPBACK}:{redis.port}", key="rows", policy="mirror")
         whole.add_target("postgresql:rows", connection_string=dsn, table="rows", policy="mirror")
-        sender = stack.enter_context(SENDERS[request.param](f"{whole.api.url}/v1/events").start())
+        sender = stack.enter_context(SENDERS[request.param](f"{whole.api.url}/v1/events", SENDER_TOKEN).start())
         s3 = sender.boto3()
         stack.callback(s3.close)
         yield Stage(request.param, sender, whole, redis, postgres_server, database, s3)
@@ -272,11 +276,17 @@ CANNOT = {
 }
 # What its events do not report, however it is received: a reconciliation repairs it.
 LOSES = {
+    ("ceph", "receiver_away"): "RGW 16.2 may stop posting a queue's events after failed attempts",
     ("ceph", "tagging"): "RGW 16.2 lists an object with an empty ETag after its tags were changed; the mirror has it",
     ("ceph", "versions"): "the event of a delete marker lacks its version id, so its removal restores nothing",
     ("versity", "form_post"): "the key of a form's upload is empty in its event",
     ("versity", "receiver_away"): "one attempt an event, and the answer is ignored",
     ("versity", "versions"): "an event has no version id",
+}
+SOMETIMES = {("ceph", "receiver_away")}
+# What a reconciliation finds although the rows have the listing's ETags.
+DRIFTS = {
+    ("versity", "copy"): "the event of a copy has size 0",
 }
 
 
@@ -288,13 +298,17 @@ def test_the_mirrors_end_equal_to_the_listing(
     if reason := CANNOT.get(case):
         pytest.skip(reason)
     if reason := LOSES.get(case):
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError))
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=case not in SOMETIMES, raises=AssertionError))
     stage.check(operation(stage))
 
 
 @pytest.mark.parametrize("operation", [hostile_keys, overwrite, copy], ids=lambda operation: operation.__name__)
-def test_a_reconciliation_finds_no_drift(stage: Stage, operation: Callable[[Stage], str]) -> None:
+def test_a_reconciliation_finds_no_drift(
+    stage: Stage, operation: Callable[[Stage], str], request: pytest.FixtureRequest
+) -> None:
     services.need("spark_jars")
+    if reason := DRIFTS.get((stage.name, operation.__name__)):
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError))
     bucket = operation(stage)
     stage.check(bucket)
     done = stage.reconcile(bucket)

@@ -24,10 +24,16 @@ SECRET_KEY = "bucketwire-secret"
 
 @dataclass(eq=False)
 class Sender(Server):
-    """A frontend with an S3 API at `port`, which posts its events to `endpoint`."""
+    """A frontend with an S3 API at `port`, which posts its events to `endpoint` with `token`."""
 
     patience: ClassVar[float] = 120
     endpoint: str
+    token: str
+
+    @property
+    def endpoint_with_token(self) -> str:
+        """The endpoint for frontends that have no other place for a token."""
+        return self.endpoint.replace("://", f"://bw:{self.token}@", 1)
 
     @property
     def url(self) -> str:
@@ -76,6 +82,7 @@ class SeaweedFS(Sender):
         (self.folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
         (self.folder / "notification.toml").write_text(
             f'[notification.webhook]\nenabled = true\nendpoint = "{self.endpoint}"\n'
+            f'bearer_token = "{self.token}"\n'
             "max_retries = 10\nmax_backoff_seconds = 300\n"
         )
 
@@ -102,7 +109,8 @@ class Versity(Sender):
     def argv(self) -> Sequence[str | Path]:
         options = ["--port", f"{LOOPBACK}:{self.port}", "--access", ACCESS_KEY, "--secret", SECRET_KEY]
         backend: list[str | Path] = ["posix", "--versioning-dir", self.folder / "versions", self.folder / "data"]
-        return [provision.VERSITY_FOLDER / "versitygw", *options, "--event-webhook-url", self.endpoint, *backend]
+        options += ["--event-webhook-url", self.endpoint_with_token]
+        return [provision.VERSITY_FOLDER / "versitygw", *options, *backend]
 
 
 @dataclass(eq=False)
@@ -160,6 +168,7 @@ class Ceph(Sender):
             "osd memory target": 1_000_000_000,
             "bluestore block size": 8 << 30,
             "rgw frontends": f"beast endpoint={LOOPBACK}:{self.port}",
+            "rgw trust forwarded https": "true",
             "rgw lc debug interval": 10,
         }
         self.config.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items()))
@@ -190,8 +199,9 @@ class Ceph(Sender):
     def watch(self, bucket: str) -> None:
         """Send the bucket's events to a persistent topic, which keeps them while the receiver is away."""
         if not self._topic:
-            attributes = {"push-endpoint": self.endpoint, "persistent": "true"}
+            attributes = {"push-endpoint": self.endpoint_with_token, "persistent": "true"}
             sns = self.boto3("sns")
+            sns.meta.events.register("before-sign", _as_over_https)
             self._topic = sns.create_topic(Name="bucketwire", Attributes=attributes)["TopicArn"]
             sns.close()
         events = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]
@@ -207,3 +217,8 @@ class Ceph(Sender):
         for daemon in reversed(self._daemons):
             daemon.kill()  # its disk ends with it
         self._daemons.clear()
+
+
+def _as_over_https(request: Any, **_: Any) -> None:
+    """RGW takes an endpoint with a token over HTTPS only, or from a proxy that says so."""
+    request.headers["X-Forwarded-Proto"] = "https"

@@ -1,11 +1,17 @@
 """The same requests to a real MinIO: where its answers differ from ours, they differ as they are meant to.
 
-Streams are not compared: what is built from MinIO's master sends nothing of them until some KiB have gathered (§8).
+Of streams only the keys are compared: what is built from MinIO's master sends nothing of them until some KiB have
+gathered (§8).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import islice
+from urllib.parse import quote_plus
 from xml.etree.ElementTree import fromstring
 
 import httpx
@@ -16,8 +22,8 @@ from botocore.credentials import Credentials
 
 from tests import services
 from tests.integration.api.conftest import S3
-from tests.support.api_requests import EVENTS, document
-from tests.support.builders import add_target
+from tests.support.api_requests import EVENTS, Listener, document, key_of
+from tests.support.builders import add_target, event
 from tests.support.notification_xml import REFUSED, TAKEN, filtered, queue
 
 # What this service takes and MinIO refuses, or the other way round (reference §1.2, §10).
@@ -32,10 +38,15 @@ def minio(request: pytest.FixtureRequest) -> Iterator[services.MinIO]:
         yield server
 
 
-def ask(minio: services.MinIO, method: str, path: str, content: bytes = b"") -> httpx.Response:
+def sign(minio: services.MinIO, method: str, path: str, content: bytes = b"") -> httpx.Request:
     signed = AWSRequest(method, minio.url + path, data=content)
     S3SigV4Auth(Credentials(minio.access_key, minio.secret_key), "s3", "us-east-1").add_auth(signed)
-    return httpx.request(method, minio.url + path, content=content, headers=dict(signed.headers))
+    return httpx.Request(method, minio.url + path, content=content, headers=dict(signed.headers))
+
+
+def ask(minio: services.MinIO, method: str, path: str, content: bytes = b"") -> httpx.Response:
+    with httpx.Client(trust_env=False) as client:
+        return client.send(sign(minio, method, path, content))
 
 
 def answer(minio: services.MinIO, inner: str) -> tuple[int, str]:
@@ -102,3 +113,37 @@ def test_other_refusals_are_minios_too(minio: services.MinIO, s3: S3, method: st
     there, here = ask(minio, method, path), s3.ask(method, path)
     assert here.status_code == there.status_code
     assert fromstring(here.content).findtext("Code") == fromstring(there.content).findtext("Code")
+
+
+def test_listeners_get_keys_as_minio_sends_them(minio: services.MinIO, s3: S3) -> None:
+    """Decoded, also those that look encoded, while the webhook's are encoded."""
+    keys = ["plain", "dir/a b+c & é🎉", "%2F", "a%20b+"]
+    s3.ask("PUT", "/images").raise_for_status()
+    path = "/images?events=s3%3AObjectCreated%3A%2A"
+    with httpx.Client(timeout=20, trust_env=False) as client:
+        # MinIO sends the headers with the first 4 KiB, so it is filled from beside until all the keys have come.
+        with filling(minio, keys), closing(client.send(sign(minio, "GET", path), stream=True)) as there:
+            heard = {key_of(line) for line in islice(iter(Listener(there).__next__, None), 4 * len(keys))}
+        with closing(client.send(s3.sign("GET", path), stream=True)) as here:
+            s3.api.post(b'{"Records":[%s]}' % ",".join(event(quote_plus(key)).record for key in keys).encode())
+            assert set(Listener(here).keys(len(keys))) == heard == set(keys)
+
+
+@contextmanager
+def filling(minio: services.MinIO, keys: Sequence[str]) -> Iterator[None]:
+    """Write these objects again and again."""
+    done = threading.Event()
+
+    def write() -> None:
+        client = minio.client()
+        while not done.wait(0.05):
+            for key in keys:
+                client.put_object("images", key, io.BytesIO(b"x"), 1)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
