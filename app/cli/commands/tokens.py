@@ -24,23 +24,23 @@ def token() -> None:
 @click.option("--bucket", "buckets", multiple=True, help="Limit it to events of this bucket. Can be repeated.")
 @click.option("--target", "targets", type=TARGET, multiple=True, help="Limit it to this target. Can be repeated.")
 @click.option(
-    "--frontend", type=click.Choice(sorted(S3_FRONTENDS)), default="",
+    "--frontend", type=click.Choice(sorted(S3_FRONTENDS)),
     help="The sender of the events that are posted with it, where they do not show it.",
 )  # fmt: skip
 @with_context
 def create(
     context: CommandContext, name: str, scope_options: tuple[str, ...], buckets: tuple[str, ...],
-    targets: tuple[TargetId, ...], frontend: str,
+    targets: tuple[TargetId, ...], frontend: str | None,
 ) -> None:  # fmt: skip
     """Create a token and print it; it cannot be shown again, because only its digest is stored.
 
     With --bucket or --target it allows only what concerns the named buckets' events and the named targets.
     """
     scopes = split_words(",".join(scope_options))
-    created = _tokens(context).create(name, scopes, buckets=buckets, targets=targets, frontend=frontend)
+    created = _tokens(context).create(name, scopes, buckets=buckets, targets=targets, frontend=frontend or "")
     context.done(
-        created, name=name, scopes=scopes, buckets=list(buckets), targets=list(map(str, targets)), frontend=frontend,
-        token=created,
+        created, name=name, scopes=scopes, buckets=list(buckets), targets=list(map(str, targets)),
+        frontend=frontend or "", token=created,
     )  # fmt: skip
 
 
