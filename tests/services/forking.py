@@ -32,15 +32,16 @@ class Forked:
         self.pid = pid
         self.returncode: int | None = None
         self._status = status
-        self._handle = os.pidfd_open(pid)  # the number may come to mean another process, this may not
+        self._handle = -1  # the number may come to mean another process, this may not
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            self._handle = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
         if self.returncode is None and select.select([self._status], [], [], 0)[0]:
             told = os.read(self._status, 16)
             self.returncode = int(told) if told else -signal.SIGKILL  # the fork server itself is gone
-            os.close(self._status)
-            os.close(self._handle)
+            self._close()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -54,7 +55,7 @@ class Forked:
 
     def send_signal(self, sig: int) -> None:
         """Nothing, where it has ended."""
-        if self.poll() is None:
+        if self.poll() is None and self._handle >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, sig)
 
@@ -63,7 +64,11 @@ class Forked:
 
     def __del__(self) -> None:
         if self.returncode is None:
-            os.close(self._status)
+            self._close()
+
+    def _close(self) -> None:
+        os.close(self._status)
+        if self._handle >= 0:
             os.close(self._handle)
 
 
