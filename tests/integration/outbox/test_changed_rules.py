@@ -3,9 +3,10 @@
 import pytest
 import sqlalchemy as sa
 
+from app.outbox import log_head
 from app.outbox.engine.database import Database
 from app.outbox.log import append
-from app.outbox.log.append import Log
+from app.outbox.log.append import Log, RoutingChanged
 from tests.support.builders import add_target, event
 
 
@@ -45,3 +46,36 @@ def test_rules_that_change_while_changed_ones_are_read_count(
     monkeypatch.setattr(append, "load_routing", loading)
     [receipt] = log.append([[event()]])
     assert len(receipt.matched) == 2  # type: ignore[union-attr]  # it is no refusal
+
+
+def test_matched_events_are_recorded_while_rules_keep_changing(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a script that changes rules faster than they are read would stop intake."""
+    log = Log(database, matched_before=True)
+    read = log._read_routing
+
+    def reading() -> None:
+        read()
+        change_routing(database)
+
+    monkeypatch.setattr(log, "_read_routing", reading)
+    for _ in range(2):
+        with pytest.raises(RoutingChanged):
+            log.append([[event()]])
+    [receipt] = log.append([[event()]])
+    assert receipt.recorded == 1  # type: ignore[union-attr]  # it is no refusal
+
+
+def test_changes_of_rules_that_do_not_follow_each_other_are_matched_by_the_request(database: Database) -> None:
+    log = Log(database, matched_before=True)
+    for _ in range(5):
+        change_routing(database)
+        with pytest.raises(RoutingChanged):
+            log.append([[event()]])
+        log.append([[event()]])
+
+
+def change_routing(database: Database) -> None:
+    with database.writing() as connection:
+        log_head.change_routing(connection)
