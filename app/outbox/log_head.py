@@ -19,15 +19,27 @@ from app.outbox import audit, tables
 
 
 class LogHead(NamedTuple):
-    """The row: seqs up to `last_seq` are assigned, `partitions` never changes, `version` is that of the routing."""
+    """The row: seqs up to `last_seq` are assigned, `partitions` never changes, `version` is that of the routing.
+
+    What was read at seqs of an `epoch` says nothing of those seqs in another one.
+    """
 
     last_seq: int
     partitions: int
     version: int
+    epoch: str
+
+
+class LogState(NamedTuple):
+    """The log's end and epoch; the latter `is_current` unless the server that began it has been replaced since."""
+
+    last_seq: int
+    epoch: str
+    is_current: bool
 
 
 _H = tables.log_head.c
-_COLUMNS = (_H.last_seq, _H.partitions, _H.version)
+_COLUMNS = (_H.last_seq, _H.partitions, _H.version, _H.epoch)
 # Built once: building a statement takes about as long as running it in the database.
 _READ = sa.select(*_COLUMNS)
 _LOCK = tables.log_head.update().values(last_seq=_H.last_seq)
@@ -88,6 +100,26 @@ def is_current(dialect: str) -> str:
     migration creates the function; where the server keeps its timeline secret, as some hosted ones do, it returns "".
     """
     return "timeline = log_timeline()" if dialect == "postgresql" else "1 = 1"
+
+
+def read_state(connection: sa.Connection) -> LogState:
+    """Return the log's end and epoch, without a lock."""
+    row = connection.exec_driver_sql(f"SELECT {state_columns(connection.dialect.name)} FROM log_head").one()  # noqa: S608
+    return LogState(row[0], row[1], bool(row[2]))
+
+
+def state_columns(dialect: str) -> str:
+    """Return the columns of `log_head` that a `LogState` is made of, as SQL."""
+    return f"last_seq, epoch, {is_current(dialect)}"
+
+
+def still_has(dialect: str, epoch: str, seq: int) -> str:
+    """Return the SQL condition that the log is in the same epoch and has this seq; `epoch` is a placeholder.
+
+    Who moves a cursor needs it: an older state of the log may have other events at the seqs that were read.
+    """
+    current = is_current(dialect)
+    return f"EXISTS (SELECT 1 FROM log_head WHERE epoch = {epoch} AND last_seq >= {seq:d} AND {current})"  # noqa: S608
 
 
 def _timeline(connection: sa.Connection) -> sa.ColumnElement[str]:

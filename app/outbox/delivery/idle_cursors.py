@@ -73,7 +73,7 @@ class IdleCursors:
                     for some in chunks(target_ids, _AT_ONCE) if seq > place.position else ():
                         if time.monotonic() > ends:
                             return moved
-                        moved = _move(self._database, place, some, seq, now) or moved
+                        moved = _move(self._database, head.epoch, place, some, seq, now) or moved
                     if seq == until < head.last_seq:
                         lagging.setdefault(_Place(place.partition, seq), []).extend(target_ids)
         return moved
@@ -117,13 +117,17 @@ def _reached(seqs: Sequence[int], position: int, until: int) -> int:
     return seqs[place] - 1 if place < len(seqs) else until
 
 
-def _move(database: Database, place: _Place, target_ids: Sequence[int], seq: int, now: int) -> bool:
-    """Move the cursors of these targets, unless a worker has leased them meanwhile; return whether any was moved."""
+def _move(database: Database, epoch: str, place: _Place, target_ids: Sequence[int], seq: int, now: int) -> bool:
+    """Move the cursors of these targets, unless a worker has leased them or the log has another epoch meanwhile.
+
+    Returns whether any was moved.
+    """
     c = tables.cursors.c
+    same_log = sa.text(log_head.still_has(database.dialect, ":epoch", seq)).bindparams(epoch=epoch)
     update = (
         tables.cursors.update()
         .where(c.target_id.in_(target_ids), c.partition == place.partition, c.replay_id == WHOLE_LOG)
-        .where(c.position == place.position, c.leased_until < now)
+        .where(c.position == place.position, c.leased_until < now, same_log)
         # If every event was folded, none is missed now: the skipped events belong to other targets.
         .values(position=seq, folded=sa.case((c.folded >= place.position, seq), else_=c.folded))
     )

@@ -29,7 +29,7 @@ from app.outbox import log_head, tables
 from app.outbox.delivery.due_work import OFFERED, DuePartition, due_partitions
 from app.outbox.delivery.idle_cursors import IdleCursors
 from app.outbox.delivery.isolation import TargetIsolation
-from app.outbox.delivery.log_ahead import WorkKinds, has_work, read_work_kinds
+from app.outbox.delivery.log_ahead import has_work, read_work_kinds
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.markers import NEVER, WHOLE_LOG
 
@@ -103,7 +103,7 @@ class Leases:
         self._rng = Random()  # noqa: S311 - which partition is first, not a secret
         self._isolation = TargetIsolation(database)
         self._idle_cursors = IdleCursors(database)
-        self._epoch, self._head = "", 0  # as the last claim has read them
+        self._state = log_head.LogState(0, "", is_current=True)  # of the log, as it was read last
         self.next_at = NEVER  # when more work may be due than the last `offer` found, without a new event (ms)
 
     def offer(self, now: int, queued: Callable[[TargetId], int] = lambda _: 0) -> list[Offer]:
@@ -254,33 +254,31 @@ class Leases:
             self._rng.shuffle(mine)
             lease = Lease(row_id, token, {cursor.partition: cursor.position for cursor in mine}, probing=probing)
             kinds = read_work_kinds(connection, row_id, lease.positions)
-            lease.epoch, lease.head = kinds.epoch, kinds.head
+            lease.epoch, lease.head = kinds.log.epoch, kinds.log.last_seq
             lease.has_parked, lease.has_redeliveries = kinds.has_parked, kinds.has_redeliveries
             if kinds.has_replays:
                 replays = replay_partitions(connection, row_id)
                 lease.replays += [replay for replay in replays if replay.partition in lease.positions]
-        if self._begins_epoch(kinds):
-            return self._claimed(row_id, token, probing=probing)
-        self._epoch, self._head = kinds.epoch, kinds.head
-        return lease
+        return self._claimed(row_id, token, probing=probing) if self._begins_epoch(kinds.log) else lease
 
-    def _begins_epoch(self, kinds: WorkKinds) -> bool:
+    def _begins_epoch(self, state: log_head.LogState) -> bool:
         """Begin a new epoch of the log if the outbox is, or may be, an older state of itself; return whether it is."""
-        if not kinds.is_current:
+        if not state.is_current:
             reason = "PostgreSQL has begun a new timeline, by a failover or a restore"
-        elif kinds.epoch == self._epoch and kinds.head < self._head:
-            reason = f"the event log ends at {kinds.head}, but event {self._head} had been recorded"
+        elif state.epoch == self._state.epoch and state.last_seq < self._state.last_seq:
+            reason = f"the event log ends at {state.last_seq}, but event {self._state.last_seq} had been recorded"
         else:
+            self._state = state
             return False
         with self._database.writing() as connection:
-            begun = log_head.begin_epoch(connection, reason, instead_of=kinds.epoch)
+            begun = log_head.begin_epoch(connection, reason, instead_of=state.epoch)
         if begun:
             log.error(
                 "the outbox database may be an older state of itself: %s; events recorded before, up to the failover or"
                 " restore, may be lost: see docs/how-to/backup-and-restore.md",
                 reason,
             )
-        self._epoch = ""
+        self._state = log_head.LogState(0, "", is_current=True)
         return True
 
     def renew(self, lease: Lease, now: int) -> bool:
@@ -344,6 +342,9 @@ class Leases:
         Takes about half a second at most; the next call continues. Returns whether a cursor was moved: then `offer`
         may find more.
         """
+        with self._database.reading() as connection:
+            state = log_head.read_state(connection)
+        self._begins_epoch(state)  # where nobody claims anything before a cursor is moved
         return self._idle_cursors.advance(now)
 
 

@@ -51,14 +51,9 @@ def events_ahead(connection: sa.Connection, looks: Iterable[Look], most: int = 1
 
 @dataclass(frozen=True, slots=True)
 class WorkKinds:
-    """The log's head, and whether partitions of a target have replays, parked events or requested redeliveries.
+    """The log's state, and whether partitions of a target have replays, parked events or requested redeliveries."""
 
-    The epoch of the log is `is_current` if the server that began it has not been replaced since.
-    """
-
-    head: int
-    epoch: str
-    is_current: bool
+    log: log_head.LogState
     has_replays: bool
     has_parked: bool
     has_redeliveries: bool
@@ -83,11 +78,11 @@ def read_work_kinds(connection: sa.Connection, target_id: int, partitions: Colle
 
     replays = has("cursors", f" AND replay_id > {WHOLE_LOG:d}")
     row = connection.exec_driver_sql(
-        f"SELECT last_seq, epoch, {log_head.is_current(connection.dialect.name)},"  # noqa: S608
+        f"SELECT {log_head.state_columns(connection.dialect.name)},"  # noqa: S608
         f" {replays}, {has('parked')}, {has('redeliveries')} FROM log_head",
         execution_options={"no_parameters": True},
     ).one()
-    return WorkKinds(row[0], row[1], *map(bool, row[2:]))
+    return WorkKinds(log_head.LogState(row[0], row[1], bool(row[2])), *map(bool, row[3:]))
 
 
 def has_work(connection: sa.Connection, target_id: int, positions: Mapping[int, int]) -> bool:

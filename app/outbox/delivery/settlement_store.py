@@ -208,8 +208,7 @@ def _advance(
         f"UPDATE cursors SET {', '.join(f'{column} = {value}' for column, value in changes.items())}"  # noqa: S608 - numbers
         f" WHERE target_id = {lease.target_id:d} AND replay_id = {WHOLE_LOG:d} AND lease_token = {mark}"
         f" AND {place} IN ({', '.join(map(str, progress))}) AND position = {known}"
-        f" AND EXISTS (SELECT 1 FROM log_head WHERE epoch = {mark} AND last_seq >= {max(moved.values(), default=0):d}"
-        f" AND {log_head.is_current(connection.dialect.name)})",
+        f" AND {log_head.still_has(connection.dialect.name, mark, max(moved.values(), default=0))}",
         (lease.token, lease.epoch),
     )
     if updated.rowcount != len(progress):

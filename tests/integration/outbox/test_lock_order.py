@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.delivery.dead_letters import DeadLetters, Filter
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
@@ -43,4 +43,17 @@ def test_dead_letters_of_many_targets_are_changed_while_an_append_locks_these(
             time.sleep(1)  # it waits for the last target by then, or will
             count(connection, first)
         assert changed.result(60) == 40
+    assert_counters_balance(database)
+
+
+def test_a_settlement_does_not_wait_for_the_head_of_the_log(database: Database) -> None:
+    """It reads the log's epoch in the statement that moves cursors: a lock there would be in the wrong order."""
+    if database.dialect == "sqlite":
+        pytest.skip("on SQLite only one transaction writes at a time")
+    courier = Courier(database, add_target(database))
+    Log(database).append([[event("k")]])
+    with ThreadPoolExecutor(1) as pool, database.writing() as connection:
+        log_head.lock(connection)
+        pool.submit(courier.run).result(30)
+    assert len(courier.scripted.got) == 1
     assert_counters_balance(database)

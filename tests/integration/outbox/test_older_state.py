@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -12,7 +13,8 @@ from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox import log_head, tables
 from app.outbox.audit import AuditFilter, entries
-from app.outbox.delivery.leases import LeaseLost
+from app.outbox.delivery import idle_cursors
+from app.outbox.delivery.leases import LeaseLost, Leases
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
@@ -80,20 +82,16 @@ def test_a_replay_that_stands_elsewhere_is_not_moved(database: Database) -> None
     assert_all_arrive(courier, events)
 
 
-def test_a_new_epoch_ends_every_lease(database: Database) -> None:
-    """The older state has the lease and its cursor, but other events at the positions that its holder has read."""
-    target = add_target(database)
-    since = [event("b") for _ in range(3)]
+def lose_lease_in_restore(database: Database, then: Callable[[], object]) -> Courier:
+    """Restore the older state, and do something then, while a batch of the lost log is being delivered."""
 
     def restored(_: Event) -> Outcome:
         courier.scripted.script = lambda _: DELIVERED
         restore.close()
-        with database.writing() as connection:
-            assert log_head.begin_epoch(connection, "a test")
-        Log(database).append([since])
+        then()
         return DELIVERED
 
-    courier = Courier(database, target, ScriptedTarget(restored))
+    courier = Courier(database, add_target(database), ScriptedTarget(restored))
     holder = courier.partitions()
     assert holder is not None
     with ExitStack() as restore:
@@ -101,25 +99,27 @@ def test_a_new_epoch_ends_every_lease(database: Database) -> None:
         Log(database).append([[event("b"), event("b")]])
         with pytest.raises(LeaseLost):
             holder.work_off(turns(1))
-    assert_all_arrive(courier, since)
+    return courier
+
+
+def begin_epoch(database: Database) -> None:
+    with database.writing() as connection:
+        assert log_head.begin_epoch(connection, "a test")
+
+
+def test_a_new_epoch_ends_every_lease(database: Database) -> None:
+    """The older state has the lease and its cursor, but other events at the positions that its holder has read."""
+    since = [event("b") for _ in range(3)]
+
+    def then() -> None:
+        begin_epoch(database)
+        Log(database).append([since])
+
+    assert_all_arrive(lose_lease_in_restore(database, then), since)
 
 
 def test_a_settlement_beyond_the_end_of_the_log_is_refused(database: Database) -> None:
-    target = add_target(database)
-
-    def restored(_: Event) -> Outcome:
-        courier.scripted.script = lambda _: DELIVERED
-        restore.close()
-        return DELIVERED
-
-    courier = Courier(database, target, ScriptedTarget(restored))
-    holder = courier.partitions()
-    assert holder is not None
-    with ExitStack() as restore:
-        restore.enter_context(older_state(database))
-        Log(database).append([[event("b"), event("b")]])
-        with pytest.raises(LeaseLost):
-            holder.work_off(turns(1))
+    courier = lose_lease_in_restore(database, lambda: None)
     since = [event("b") for _ in range(3)]
     Log(database).append([since])
     assert_all_arrive(courier, since)
@@ -142,6 +142,32 @@ def test_a_claim_that_finds_the_log_shorter_begins_a_new_epoch(
     assert "may be an older state of itself: the event log ends at 1, but event 2 had been recorded" in caplog.text
     [entry] = entries(database, AuditFilter(actions=("log.new_epoch",)), limit=9)
     assert entry.details["last_seq"] == 1
+
+
+def test_an_idle_cursor_is_not_moved_over_events_of_another_epoch(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read of the log that is lost says nothing of the events at the same seqs."""
+    idle = add_target(database, "idle", bucket="none")
+    add_target(database, "busy", bucket="images")
+    since = [event("a") for _ in range(3)]
+    read = idle_cursors._seqs_by_target
+    monkeypatch.setattr(idle_cursors, "_BEHIND", 1)
+
+    def restored(*arguments: Any) -> Any:
+        monkeypatch.setattr(idle_cursors, "_seqs_by_target", read)
+        found = read(*arguments)
+        restore.close()
+        begin_epoch(database)
+        Log(database).append([since], only_target=idle)
+        return found
+
+    monkeypatch.setattr(idle_cursors, "_seqs_by_target", restored)
+    with ExitStack() as restore:
+        restore.enter_context(older_state(database))
+        Log(database).append([[event("a") for _ in range(3)]])
+        Leases(database, 6_000).advance_idle(now_ms())
+    assert_all_arrive(Courier(database, idle), since)
 
 
 def test_rules_changed_after_a_restore_are_read_again(database: Database) -> None:
