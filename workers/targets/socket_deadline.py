@@ -4,15 +4,15 @@ A driver's time limit is that of one read from the socket. A server that sends a
 would hold a worker for ever, so a whole request has a `Deadline` too.
 """
 
-import contextlib
 import math
 import os
 import select
-import socket
 import threading
 import time
 from types import TracebackType
 from typing import Self
+
+from app import socket_watchdog
 
 # Seconds beyond a driver's or server's own time limit before we cut the connection: their errors name the reason.
 _GRACE = 2.0
@@ -46,14 +46,14 @@ class Deadline:
     def __enter__(self) -> Self:
         self._outer, _current.deadline = _current.deadline, self
         self.restart()
-        _watchdog.add(self)
+        socket_watchdog.add(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _current.deadline = self._outer
-        _watchdog.remove(self)
+        socket_watchdog.remove(self)
         for wire in self._wires:
             os.close(wire)
 
@@ -71,12 +71,7 @@ class Deadline:
         """Cut the connections."""
         self.expired = True
         for descriptor in self._wires:
-            with contextlib.suppress(OSError):  # the watchdog goes on whatever the descriptor is
-                wire = socket.socket(fileno=descriptor)
-                try:
-                    wire.shutdown(socket.SHUT_RDWR)
-                finally:
-                    wire.detach()
+            socket_watchdog.shut_down(descriptor)
 
 
 def watch(descriptor: int) -> None:
@@ -89,47 +84,4 @@ class _Current(threading.local):
     deadline: Deadline | None = None
 
 
-class _Watchdog:
-    """A thread of this process that cuts the connections of requests whose time is over."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._deadlines: set[Deadline] = set()
-        self._wakes = math.inf  # when the thread looks again
-        self._is_running = False
-
-    def add(self, deadline: Deadline) -> None:
-        with self._changed:
-            self._deadlines.add(deadline)
-            if not self._is_running:
-                self._is_running = True
-                threading.Thread(target=self._run, name="socket-deadlines", daemon=True).start()
-            elif deadline.ends < self._wakes:  # rare: most requests end before the thread looks
-                self._changed.notify()
-
-    def remove(self, deadline: Deadline) -> None:
-        with self._changed:
-            self._deadlines.discard(deadline)
-
-    def _run(self) -> None:
-        with self._changed:
-            while True:
-                now = time.monotonic()
-                for deadline in [each for each in self._deadlines if each.ends <= now]:
-                    self._deadlines.discard(deadline)
-                    deadline.cut()
-                self._wakes = min((each.ends for each in self._deadlines), default=math.inf)
-                self._changed.wait(None if self._wakes == math.inf else max(0.0, self._wakes - now))
-
-
 _current = _Current()
-_watchdog = _Watchdog()
-
-
-def _forked() -> None:
-    """Start with a new watchdog, because a forked child has none of its parent's threads."""
-    global _watchdog  # noqa: PLW0603 - one for each process is the point
-    _watchdog = _Watchdog()
-
-
-os.register_at_fork(after_in_child=_forked)

@@ -5,75 +5,42 @@ a proxy, tunnel or pooler that keeps the connection open after it has lost the s
 """
 
 import contextlib
-import os
-import socket
-import threading
+import math
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from psycopg2 import extensions
 
-_CHECK_INTERVAL = 1.0  # seconds between two checks of the waiting connections
+from app import socket_watchdog
+
+_last_cut = float("-inf")  # when this process last shut a connection down whose server counts as lost
 
 
-class _Watchdog:
-    """A thread of this process that shuts down connections that wait for too long."""
+class _Wait:
+    """A block in which a connection waits for the server; it is shut down if that takes longer than `seconds`.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        # The deadline of each waiting connection, by file descriptor, and whether the server counts as lost after it.
-        self._until: dict[int, tuple[float, bool]] = {}
-        self._running = False
-        self.last_cut = float("-inf")
+    (A duplicate of the descriptor would need a free one.)
+    """
 
-    @contextlib.contextmanager
-    def over(self, descriptor: int, seconds: float, *, lost: bool) -> Iterator[None]:
-        """Shut the connection down if the block takes longer than this; `lost` says that the server is gone then."""
-        with self._lock:
-            if not self._running:
-                threading.Thread(target=self._run, name="pg-timeouts", daemon=True).start()
-                self._running = True
-            self._until[descriptor] = (time.monotonic() + seconds, lost)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._until.pop(descriptor, None)
+    __slots__ = ("_descriptor", "_is_lost", "_seconds", "ends")
 
-    def _run(self) -> None:
-        while True:
-            time.sleep(_CHECK_INTERVAL)
-            with self._lock:  # else another connection could reuse the descriptor before the shutdown
-                now = time.monotonic()
-                for descriptor, (until, lost) in list(self._until.items()):
-                    if until < now:
-                        del self._until[descriptor]
-                        if lost:
-                            self.last_cut = now
-                        with contextlib.suppress(OSError, ValueError):
-                            _shut_down(descriptor)
+    def __init__(self, descriptor: int, seconds: float, *, is_lost: bool) -> None:
+        self._descriptor, self._seconds, self._is_lost = descriptor, seconds, is_lost
+        self.ends = math.inf
 
+    def __enter__(self) -> None:
+        self.ends = time.monotonic() + self._seconds
+        socket_watchdog.add(self)
 
-def _shut_down(descriptor: int) -> None:
-    """Shut a socket down that its owner is going to close. (A duplicate would need a free descriptor.)"""
-    wire = socket.socket(fileno=descriptor)
-    try:
-        wire.shutdown(socket.SHUT_RDWR)
-    finally:
-        wire.detach()
+    def __exit__(self, *_error: object) -> None:
+        socket_watchdog.remove(self)
 
-
-_watch = _Watchdog()
-
-
-def _forked() -> None:
-    """Start with a new watchdog, because a forked child has none of its parent's threads."""
-    global _watch  # noqa: PLW0603 - one for each process is the point
-    _watch = _Watchdog()
-
-
-os.register_at_fork(after_in_child=_forked)
+    def cut(self) -> None:
+        """Shut the connection down; the server counts as lost then, unless the limit was only its caller's."""
+        global _last_cut  # noqa: PLW0603 - one for each process is the point
+        if self._is_lost:
+            _last_cut = time.monotonic()
+        socket_watchdog.shut_down(self._descriptor)
 
 
 def opened_before_last_timeout(opened: float) -> bool:
@@ -81,7 +48,7 @@ def opened_before_last_timeout(opened: float) -> bool:
 
     All connections have most likely lost the server together, and each would cost its user a whole timeout.
     """
-    return opened <= _watch.last_cut
+    return opened <= _last_cut
 
 
 class Connection(extensions.connection):
@@ -112,7 +79,7 @@ class Connection(extensions.connection):
         limits = [limit for limit in (self.patience, self.hurry) if limit is not None]
         if not limits or self.closed:
             return contextlib.nullcontext()
-        return _watch.over(self.fileno(), min(limits), lost=min(limits) == self.patience)
+        return _Wait(self.fileno(), min(limits), is_lost=min(limits) == self.patience)
 
 
 class Cursor(extensions.cursor):

@@ -1,0 +1,86 @@
+"""Cut the connections of what takes too long: one thread for each process, for the outbox's drivers and the targets'.
+
+A driver's time limit is that of one read from its socket, or it has none. A server that is frozen, has vanished
+silently or sends a byte now and then would hold a process for ever. Cutting the socket wakes the driver, which then
+raises its own error.
+"""
+
+import contextlib
+import math
+import os
+import socket
+import threading
+import time
+from typing import Protocol
+
+
+class Limited(Protocol):
+    """What may last until `ends` (`time.monotonic()`); `cut` is called once if it lasts longer, and must be short."""
+
+    ends: float
+
+    def cut(self) -> None:
+        """Cut the connections."""
+
+
+def add(limited: Limited) -> None:
+    """Watch this until it is removed or its time is over."""
+    _watchdog.add(limited)
+
+
+def remove(limited: Limited) -> None:
+    """Watch this no more. It is not being cut when this returns, so its descriptors may be closed."""
+    _watchdog.remove(limited)
+
+
+def shut_down(descriptor: int) -> None:
+    """Shut a socket down that its owner is going to close; nothing happens if it is none."""
+    with contextlib.suppress(OSError, ValueError):
+        wire = socket.socket(fileno=descriptor)
+        try:
+            wire.shutdown(socket.SHUT_RDWR)
+        finally:
+            wire.detach()
+
+
+class _Watchdog:
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._watched: set[Limited] = set()
+        self._wakes = math.inf  # when the thread looks again
+        self._is_running = False
+
+    def add(self, limited: Limited) -> None:
+        with self._changed:
+            self._watched.add(limited)
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name="socket-watchdog", daemon=True).start()
+            elif limited.ends < self._wakes:  # rare: most end before the thread looks
+                self._changed.notify()
+
+    def remove(self, limited: Limited) -> None:
+        with self._changed:
+            self._watched.discard(limited)
+
+    def _run(self) -> None:
+        with self._changed:  # also while it cuts, or another connection could have got the descriptor
+            while True:
+                now = time.monotonic()
+                for limited in [each for each in self._watched if each.ends <= now]:
+                    self._watched.discard(limited)
+                    limited.cut()
+                self._wakes = min((each.ends for each in self._watched), default=math.inf)
+                self._changed.wait(None if self._wakes == math.inf else max(0.0, self._wakes - now))
+
+
+_watchdog = _Watchdog()
+
+
+def _forked() -> None:
+    """Start with a new watchdog, because a forked child has none of its parent's threads."""
+    global _watchdog  # noqa: PLW0603 - one for each process is the point
+    _watchdog = _Watchdog()
+
+
+os.register_at_fork(after_in_child=_forked)
