@@ -15,6 +15,7 @@ _TURN, _LAST, _SERVED = struct.Struct("d"), struct.Struct("qdqd"), struct.Struct
 _LAST_AT = _MOST + 1 + _TURN.size
 _SERVED_AT = _LAST_AT + _LAST.size
 _NOBODY = 0  # instead of a target's row id
+_LOCK_PATIENCE = 0.1  # seconds; the lock is held for microseconds
 _LATELY = 30.0  # seconds for which a process is kept for other targets, after one of them had work
 # Seconds until a turn that its process did not end, because it died, is over; the factor by which openings pause for
 # deliveries after a turn, so that a pool without idle processes opens targets in a quarter of its time; and the longest
@@ -107,8 +108,7 @@ class ProcessStates:
     def _serve(self, target_id: int) -> bool:
         if self._states is None or self._own is None or self._own >= _MOST:
             return True
-        fcntl.lockf(self._lock, fcntl.LOCK_EX)  # several get the wake-ups of one drain at the same time
-        try:
+        with self._locked():  # several get the wake-ups of one drain at the same time
             others_had_work = self._note_work(self._states, target_id)
             served = self._served_by_others(self._states)
             if others_had_work and _NOBODY not in served.values() and target_id in served.values():
@@ -117,9 +117,24 @@ class ProcessStates:
                         _SERVED.pack_into(self._states, _place(index), target_id, True)
                 return False
             self._set_served(target_id)
-        finally:
-            fcntl.lockf(self._lock, fcntl.LOCK_UN)
         return True
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the pool, or none if its holder was stopped just there: that must not stop the others."""
+        ends = time.monotonic() + _LOCK_PATIENCE
+        has_lock = False
+        while not has_lock and time.monotonic() < ends:
+            try:
+                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                has_lock = True
+            except BlockingIOError:
+                time.sleep(0.001)
+        try:
+            yield
+        finally:
+            if has_lock:
+                fcntl.lockf(self._lock, fcntl.LOCK_UN)
 
     def _note_work(self, states: mmap.mmap, target_id: int) -> bool:
         """Note that a target has work; return whether another one had some lately."""

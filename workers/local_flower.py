@@ -19,6 +19,7 @@ from app.config.networks import is_loopback
 from app.config.settings import Settings
 
 _MISDIRECTED = 421
+_PUBLIC_HOST = urlsplit(Settings.from_environ(os.environ).flower_url).hostname
 
 
 class LocalFlower(flower.command.Flower):  # type: ignore[misc]  # flower ships no types
@@ -32,8 +33,7 @@ class LocalFlower(flower.command.Flower):  # type: ignore[misc]  # flower ships 
 
 
 def _is_known(host: str) -> bool:
-    public = urlsplit(Settings.from_environ(os.environ).flower_url).hostname
-    return is_loopback(host) or host.lower() == public
+    return is_loopback(host) or host.lower() == _PUBLIC_HOST
 
 
 if __name__ == "__main__":

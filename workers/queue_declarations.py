@@ -58,7 +58,7 @@ class QueueDeclarations:
         if name not in self._refused:
             log.error(
                 "the broker refuses the queue %s, so its target gets no events; other targets are served. Delete the"
-                " queue, and it is created anew: %s", name, error,
+                " queue, and it is created again: %s", name, error,
             )  # fmt: skip
         self._refused[name] = time.monotonic() + _REFUSED_FOR
 

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -151,3 +152,24 @@ def test_outside_of_a_pool_each_target_is_served() -> None:
     with states.serving(A) as may_serve:
         assert may_serve
         assert not states.has_postponed()
+
+
+def test_a_process_that_is_stopped_while_it_has_the_lock_stops_no_other() -> None:
+    states = ProcessStates()
+    states.share()
+    states.begin(0)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        with states._locked():
+            os.write(writing, b"locked")
+            signal.pause()
+    try:
+        assert os.read(reading, 6) == b"locked"
+        with states.serving(1) as may_serve:
+            assert may_serve
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
