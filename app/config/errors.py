@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 REDACTED = "*redacted*"
-MOST_SUGGESTED = 10  # unknown names of one request for which a known one is searched
+MAX_SUGGESTIONS = 10  # unknown names of one request for which a known one is searched
 _SHOWN = 80
 
 
@@ -57,7 +57,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def suggestion(word: str, known: Sequence[str], problems: Sequence[Problem]) -> str:
     """Return `did_you_mean`, or nothing after many problems: thousands of unknown words would take seconds."""
-    return did_you_mean(word, known) if len(problems) < MOST_SUGGESTED else ""
+    return did_you_mean(word, known) if len(problems) < MAX_SUGGESTIONS else ""
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:

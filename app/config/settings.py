@@ -57,7 +57,7 @@ class ApiToken(NamedTuple):
 
     @property
     def actor(self) -> str:
-        """What the audit log calls whoever uses it. A person's name is last: people choose it."""
+        """What the audit log calls its user. A person's name is last: people choose it."""
         return f"{self.kind}:{self.person} ({self.name})" if self.person else f"{self.kind}:{self.name}"
 
     @property

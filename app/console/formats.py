@@ -11,8 +11,8 @@ import orjson
 from markupsafe import Markup, escape
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
-_LONGEST_TEXT = 1_000  # characters of a value in a record
-_MOST_SHOWN = 100_000  # characters of a record
+_MAX_TEXT_CHARACTERS = 1_000  # characters of a value in a record
+_MAX_RECORD_CHARACTERS = 100_000  # characters of a record
 _MARKUP = 50  # characters around a value
 _ODD = "\\u{:04x}"
 
@@ -173,15 +173,15 @@ def sparkline(values: Sequence[float], label: str) -> Markup:
 
 def shortened(value: Any) -> Any:
     """Return JSON with long texts shortened, and without what is too much for a page; it says how much that is."""
-    room = _MOST_SHOWN
+    room = _MAX_RECORD_CHARACTERS
 
     def short(some: Any) -> Any:
         nonlocal room
         room -= _MARKUP
         if isinstance(some, str):
-            room -= min(len(some), _LONGEST_TEXT)
-            rest = len(some) - _LONGEST_TEXT
-            return some if rest <= 0 else f"{some[:_LONGEST_TEXT]}… ({number(rest)} more characters)"
+            room -= min(len(some), _MAX_TEXT_CHARACTERS)
+            rest = len(some) - _MAX_TEXT_CHARACTERS
+            return some if rest <= 0 else f"{some[:_MAX_TEXT_CHARACTERS]}… ({number(rest)} more characters)"
         if isinstance(some, dict):
             members = {short(key): short(member) for key, member in takewhile(has_room, some.items())}
             rest = len(some) - len(members)

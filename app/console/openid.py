@@ -14,7 +14,7 @@ from urllib.parse import quote
 from app.config.settings import ApiToken, Settings
 
 ADMIN, READ, EVERYBODY = "admin", "read", "*"
-_LONGEST_KEY = 200  # characters
+_MAX_KEY_CHARACTERS = 200  # characters
 CALLBACK = "openid-callback"  # in the console's folder, whose cookies a page below it would not get
 
 
@@ -45,7 +45,7 @@ class Person:
     def key(self) -> str:
         """Return issuer and subject as one text without spaces, of at most 200 characters."""
         key = f"{self.issuer}#{quote(self.subject, safe='@:|~')}"
-        return key if len(key) <= _LONGEST_KEY else hashlib.sha256(key.encode()).hexdigest()
+        return key if len(key) <= _MAX_KEY_CHARACTERS else hashlib.sha256(key.encode()).hexdigest()
 
 
 def granted(settings: Settings, claims: Mapping[str, Any]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from app.events.errors import BadRecord, excerpt
 
 _HEX = re.compile("[0-9A-F]+")
 _FRACTION = re.compile(r"\.([0-9]{1,9})")
-LONGEST_SEQUENCER = 64  # characters, as the outbox's column
+MAX_SEQUENCER_CHARACTERS = 64  # characters, as the outbox's column
 _DIGITS = 16  # of nanoseconds since 1970, until the year 2554
 _NANOSECONDS = 10**9
 _WIDTHS = (20, 36, 64)  # of values that follow another one: a time, a time and a counter, anything
@@ -33,7 +33,7 @@ def from_time(nanoseconds: int, rest: str = "") -> str:
 
     A time after 2554 is the last of that year, and the value has at most 64 digits, which the outbox can store.
     """
-    return f"{min(nanoseconds, 16**_DIGITS - 1):0{_DIGITS}X}{rest}"[:LONGEST_SEQUENCER]
+    return f"{min(nanoseconds, 16**_DIGITS - 1):0{_DIGITS}X}{rest}"[:MAX_SEQUENCER_CHARACTERS]
 
 
 def following(value: str) -> str:
@@ -61,8 +61,8 @@ def sequencer_of(record: Mapping[str, Any]) -> str:
     sequencer = thing.get("sequencer") if isinstance(thing, dict) else None
     if sequencer is None:
         return ""
-    if type(sequencer) is not str or len(sequencer) > LONGEST_SEQUENCER or "\0" in sequencer:
-        limit = f" of at most {LONGEST_SEQUENCER} characters, none of them U+0000" if sequencer else ""
+    if type(sequencer) is not str or len(sequencer) > MAX_SEQUENCER_CHARACTERS or "\0" in sequencer:
+        limit = f" of at most {MAX_SEQUENCER_CHARACTERS} characters, none of them U+0000" if sequencer else ""
         raise BadRecord("s3.object.sequencer", f"is {excerpt(sequencer)}; it must be text, or left out{limit}")
     return sequencer
 

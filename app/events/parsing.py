@@ -73,7 +73,7 @@ def parse(
 
     The events have the trace context of the request, or of the CloudEvent that contains them, if it is valid. The body
     is one JSON value or several in lines, recognised by its content and by `Content-Type`; it must have been
-    decompressed. Records of S3's form are those of `sender`; without it each record tells its sender. `now_ms`
+    decompressed. Records of S3's form are those of `sender`; without it each record shows its sender. `now_ms`
     (milliseconds since 1970) is the time of events without a time. Raises `BadEvents`, and only that. With `partial` an
     invalid record is left out and described in `refused`, but a body that is no JSON at all or exceeds the limits (413)
     is still refused as a whole.

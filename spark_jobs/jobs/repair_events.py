@@ -13,7 +13,7 @@ from typing import Any
 
 from app.config.arn import TargetId
 from app.events.minio_json import encode_key, timestamp
-from app.events.order import LONGEST_SEQUENCER, comparable, following, from_time
+from app.events.order import MAX_SEQUENCER_CHARACTERS, comparable, following, from_time
 
 RECONCILE_SOURCE, BACKFILL_SOURCE = "bucketwire:reconcile", "bucketwire:backfill"
 CLOCK_SKEW = 60_000  # ms by which the clocks of this host and of the frontend may differ
@@ -40,7 +40,7 @@ def repair_event(
     event_time = listed_at if removal else finding["modified"]
     s3_object = {"key": encode_key(finding["key"])} if removal else _s3_object(finding)
     row = comparable(finding["row_sequencer"] or "")
-    if len(row) > LONGEST_SEQUENCER or row > _time(listed_at + CLOCK_SKEW):
+    if len(row) > MAX_SEQUENCER_CHARACTERS or row > _time(listed_at + CLOCK_SKEW):
         row = ""  # that of a frontend whose sequencers are not in their order, or no sequencer
     time = (listed_at - CLOCK_SKEW) // _SECOND * _SECOND if removal else event_time
     s3_object["sequencer"] = sequencer(newest_sequencer, row, time)

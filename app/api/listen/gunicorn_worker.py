@@ -16,9 +16,9 @@ from gunicorn.workers.gthread import TConn, ThreadWorker
 from app.api.server.client_socket import ClientSocket, Slots
 
 _NEXT_REQUEST = 1  # milliseconds
-_MOST_WAITING = 500  # threads that may wait for their clients, beside those that work
+_MAX_WAITING_THREADS = 500  # threads that may wait for their clients, beside those that work
 _LINGER = 2.0  # seconds that a client has to close its side of a connection
-_MOST_DRAINED = 1 << 16  # bytes that a client may send meanwhile
+_MAX_DRAINED_BYTES = 1 << 16  # bytes that a client may send meanwhile
 _NO_CONNECTION = (errno.EAGAIN, errno.ECONNABORTED)
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
@@ -76,7 +76,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._slots = Slots(self.cfg.threads, _MOST_WAITING, self._add_threads)
+        self._slots = Slots(self.cfg.threads, _MAX_WAITING_THREADS, self._add_threads)
         self._lingering: dict[_Connection, None] = {}  # the oldest first
         self._lacks_descriptors = False
 
@@ -134,13 +134,13 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
     def _on_lingering_readable(self, conn: Any, _client: Any) -> None:
         """Close a connection that the client has closed, too, or on which it sends more and more."""
         try:
-            received = len(conn.sock.raw.recv(_MOST_DRAINED))
+            received = len(conn.sock.raw.recv(_MAX_DRAINED_BYTES))
         except BlockingIOError:
             return
         except OSError:
             received = 0
         conn.drained += received
-        if not received or conn.drained >= _MOST_DRAINED:
+        if not received or conn.drained >= _MAX_DRAINED_BYTES:
             del self._lingering[conn]
             self._stop_polling(conn)
 

@@ -14,23 +14,23 @@ from gunicorn.sock import ssl_wrap_socket
 
 _T = TypeVar("_T")
 _PATIENCE = 60.0  # seconds without a byte from or to the client, after which its connection counts as lost
-_MOST_BYTES = 1 << 28  # that unfinished requests may hold in memory while their clients are waited for
+_MAX_HELD_BYTES = 1 << 28  # that unfinished requests may hold in memory while their clients are waited for
 
 
 class Slots:
     """How many threads work at the same time, and how many may wait for their clients beside them.
 
     A thread enters it as a context manager, and gives its slot to another thread while its client neither sends nor
-    reads. If more than `most_waiting` wait, the connection whose request began first is shut down; if their requests
+    reads. If more than `max_waiting` wait, the connection whose request began first is shut down; if their requests
     hold too much memory, the one that holds most. `add_threads` is told how many threads there may be more or fewer.
     """
 
     def __init__(
-        self, working: int, most_waiting: int, add_threads: Callable[[int], None] = lambda _number: None
+        self, working: int, max_waiting: int, add_threads: Callable[[int], None] = lambda _number: None
     ) -> None:
         self._add_threads = add_threads
         self._free = threading.Semaphore(working)
-        self._most_waiting = most_waiting
+        self._max_waiting = max_waiting
         self._lock = threading.Lock()
         self._waiting: dict[ClientSocket, None] = {}
         self._wanted = 0
@@ -71,9 +71,9 @@ class Slots:
             self.__enter__()
 
     def _make_room(self) -> None:
-        if len(self._waiting) > self._most_waiting:
+        if len(self._waiting) > self._max_waiting:
             self._cut(min(self._waiting, key=lambda waiting: waiting.began))
-        elif sum([waiting.received for waiting in self._waiting]) > _MOST_BYTES:
+        elif sum([waiting.received for waiting in self._waiting]) > _MAX_HELD_BYTES:
             self._cut(max(self._waiting, key=lambda waiting: waiting.received))
 
     def _cut(self, connection: "ClientSocket") -> None:

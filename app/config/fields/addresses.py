@@ -13,7 +13,7 @@ _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _PLAIN = re.compile(r"(?:v[0-9]{1,2}|[a-z]{1,16}(?:[-_][a-z]{1,16}){0,3}|)")  # a segment of a path that is no secret
 _ZONE = re.compile(r"[A-Za-z0-9_.-]{1,15}")  # an interface's name or number
 _SECRET_NAME = re.compile("pass|pwd|token|secret|key|sig|auth|cred|code", re.IGNORECASE)  # part of a parameter's name
-_LONGEST_URL = 8192  # characters, as any other value
+_MAX_URL_CHARACTERS = 8192  # characters, as any other value
 
 
 class HostPort(NamedTuple):
@@ -184,8 +184,8 @@ class PageUrl(HttpUrl):
 
 def split_url(text: str, *, needs_host: bool = True) -> SplitResult:
     """Split a URL and check its length and port, and its host unless `needs_host` is false. Raises `BadValue`."""
-    if len(text) > _LONGEST_URL:
-        raise BadValue(f"is longer than {_LONGEST_URL} characters", "shorten it")
+    if len(text) > _MAX_URL_CHARACTERS:
+        raise BadValue(f"is longer than {_MAX_URL_CHARACTERS} characters", "shorten it")
     if re.search(r"[\s\x00-\x1f\x7f]", text):
         raise BadValue("contains a space or control character", "write it as %20 or the like")
     try:

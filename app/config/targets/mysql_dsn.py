@@ -19,7 +19,7 @@ from app.config.fields.addresses import Host
 from app.config.fields.field_types import Duration
 
 MYSQL_PORT = 3306
-_LONGEST_NAME = 64
+_MAX_NAME_CHARACTERS = 64
 _DEFAULT_SOCKET = "/tmp/mysql.sock"  # noqa: S108 (the default of Go's driver, where a server may listen)
 _FORM = "write it as user:password@tcp(host:port)/database?tls=true, or user:password@unix(/path/to.sock)/database"
 _TRUE, _FALSE = ("1", "true", "TRUE", "True"), ("0", "false", "FALSE", "False")
@@ -86,8 +86,8 @@ def parse_dsn(text: str) -> Dsn:
 
 def check_name(name: str) -> None:
     """Raise `BadValue` for a name that no database or table can have, which no quotation marks help."""
-    if len(name) > _LONGEST_NAME:
-        raise BadValue(f"is longer than the {_LONGEST_NAME} characters a name can have", "shorten it")
+    if len(name) > _MAX_NAME_CHARACTERS:
+        raise BadValue(f"is longer than the {_MAX_NAME_CHARACTERS} characters a name can have", "shorten it")
     if name.endswith(" ") or any(ord(letter) > 0xFFFF or letter < " " for letter in name):
         raise BadValue(
             "ends with a space or contains a control character or an emoji, which no name may", "choose another name"

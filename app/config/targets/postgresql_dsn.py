@@ -9,7 +9,7 @@ from app.config.fields.field_types import FieldType, Text
 
 _NAME = re.compile(r"[^\W\d][\w$]*")
 _QUOTED = re.compile(r'"((?:[^"]|"")+)"')
-_LONGEST_NAME = 63
+_MAX_NAME_CHARACTERS = 63
 # Only to find the end of a connection string without quotes in a line of `key=value`: what they mean is libpq's.
 _LIBPQ = """
     application_name channel_binding client_encoding connect_timeout dbname fallback_application_name gssdelegation
@@ -77,8 +77,10 @@ class PostgresTable(FieldType[str]):
         name = identifier(text)
         if name.startswith("pg_"):
             raise BadValue("is reserved for PostgreSQL's catalogue", "use a name that does not begin with pg_")
-        if len(name.encode(errors="replace")) > _LONGEST_NAME:
-            raise BadValue(f"is longer than {_LONGEST_NAME} bytes, where PostgreSQL cuts names off", "shorten it")
+        if len(name.encode(errors="replace")) > _MAX_NAME_CHARACTERS:
+            raise BadValue(
+                f"is longer than {_MAX_NAME_CHARACTERS} bytes, where PostgreSQL cuts names off", "shorten it"
+            )
         return text
 
 

@@ -13,7 +13,7 @@ from app.events.frontends.json_path import text
 from app.events.limits import Allowance
 from app.events.trace import trace_of
 
-_MOST_FORM_FIELDS = 50
+_MAX_FORM_FIELDS = 50
 _SNS_TYPES = frozenset(("Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation"))
 
 
@@ -96,7 +96,7 @@ def sns_message(value: Mapping[str, Any], allowance: Allowance) -> Any:
 def form_message(body: bytes, allowance: Allowance) -> Any:
     """Return the message of a call of SNS's action `Publish`, as StorageGRID sends it. Raises `BadRecord`."""
     try:
-        members = dict(parse_qsl(body.decode("ascii"), max_num_fields=_MOST_FORM_FIELDS))
+        members = dict(parse_qsl(body.decode("ascii"), max_num_fields=_MAX_FORM_FIELDS))
     except ValueError:
         raise BadRecord("it", "is no form; SNS's action Publish has Action, Message and TopicArn") from None
     if members.get("Action") != "Publish":

@@ -27,7 +27,7 @@ S3_FRONTENDS: Mapping[str, Frontend] = {
     for name, frontend in FRONTENDS.items()
     if frontend not in (eventbridge.EVENTBRIDGE, seaweedfs.SEAWEEDFS)
 }
-# Records that a MinIO-like service has passed on: in its envelope they have MinIO's form, whoever sent them first.
+# Records that a MinIO-like service has passed on: in its envelope they have MinIO's form, whichever frontend sent them.
 RELAYED: Mapping[str, Frontend] = {name: replace(frontend, normalize=as_sent) for name, frontend in FRONTENDS.items()}
 
 _BY_SOURCE = {
@@ -69,6 +69,6 @@ def order_of(record: str) -> str:
 
 
 def is_own(record: Mapping[str, Any]) -> bool:
-    """Return whether Bucketwire made the record: a repair, for example, which has MinIO's form whoever sends."""
+    """Return whether Bucketwire made the record: a repair, for example, which has MinIO's form with every frontend."""
     source = record.get("eventSource")
     return isinstance(source, str) and source.startswith(minio.OWN_SOURCES)

@@ -114,7 +114,7 @@ def _update(old: Any, new: Any) -> str | None:
     if had.get(_GRANTS) != has.get(_GRANTS):
         return _ACL
     if had == has:
-        return _PUT  # nothing tells what was changed
+        return _PUT  # nothing shows what was changed
     return None if _without(had, _SUPERSEDED) == _without(has, _SUPERSEDED) else _TAGGED
 
 

@@ -1,8 +1,8 @@
-"""Versity S3 Gateway: it calls itself `aws:s3`, and only the `configurationId` of its records tells it from AWS.
+"""Versity S3 Gateway: it calls itself `aws:s3`; only the `configurationId` of its records distinguishes it from AWS.
 
 Keys are raw, ETags are quoted, and each object of a DeleteObjects is `ObjectRemoved:DeleteObjects`. A sequencer is a
-counter in hexadecimal that begins anew when the gateway starts, so an event's order is its second and then its counter.
-No record has a version id; those of copies and multipart uploads have size 0.
+counter in hexadecimal that begins again when the gateway starts, so an event's order is its second and then its
+counter. No record has a version id; those of copies and multipart uploads have size 0.
 """
 
 import re

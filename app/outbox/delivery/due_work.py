@@ -21,7 +21,10 @@ from app.outbox.markers import NEVER, WHOLE_LOG
 OFFERED = "offered"  # instead of a token: any worker may claim
 _FEW = 16  # with so many targets all are searched: that costs less than to find out which can have work
 _NEAR = 1_000  # newest seqs of the log in which the targets with work are looked for
-_MOST_FAR, _FAR_APART = 64, 100  # targets that are far behind in one search, and ms until the next if there are more
+_MAX_FAR_TARGETS, _FAR_INTERVAL_MS = (
+    64,
+    100,
+)  # targets that are far behind in one search, and ms until the next if there are more
 _RNG = Random()  # noqa: S311 - which targets are first, not a secret
 BUSY = 20  # with this many waiting events a partition is offered alone, otherwise together with others
 
@@ -105,9 +108,9 @@ def _candidates(connection: sa.Connection, head: int, partitions: int, now: int)
     after = near if len(behind) <= _FEW else max(head - WINDOW, min(behind.values()))
     far = [target_id for target_id, position in behind.items() if position < after]
     later = [row.expiry for row in rows if row.expiry is not None]
-    if len(far) > _MOST_FAR:
-        far = _RNG.sample(far, _MOST_FAR)
-        later.append(now + _FAR_APART)
+    if len(far) > _MAX_FAR_TARGETS:
+        far = _RNG.sample(far, _MAX_FAR_TARGETS)
+        later.append(now + _FAR_INTERVAL_MS)
     found = set(far)
     logged = {"partitions": list(range(partitions)), "after": after, "head": head}
     for text in connection.execute(_GOES_TO, logged).scalars():

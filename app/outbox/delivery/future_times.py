@@ -19,11 +19,11 @@ from app.outbox.engine.locks import lock_cursors
 from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.reconcile.runs import BACKFILLING, RUNNING
 
-_TOLERANCE = 60_000  # ms that clocks, or the readings of one, may differ by
+_TOLERANCE_MS = 60_000  # that clocks, or the readings of one, may differ by
 # The longest that each can be ahead of the clock (ms), without the tolerance.
-_LONGEST_RETRY_AFTER = 900_000
-_LONGEST_OPENING = 3_600_000
-_RUN_LEASE = 60_000
+_MAX_RETRY_AFTER_MS = 900_000
+_MAX_OPENING_PAUSE_MS = 3_600_000
+_RUN_LEASE_MS = 60_000
 
 
 def bring_back_future_times(database: Database, lease_ms: int, now: int) -> int:
@@ -42,7 +42,7 @@ def bring_back_future_times(database: Database, lease_ms: int, now: int) -> int:
 
 def _leases(database: Database, lease_ms: int, now: int) -> int:
     c, count = tables.cursors.c, 0
-    ahead = (c.replay_id == WHOLE_LOG, c.leased_until > now + lease_ms + _TOLERANCE)
+    ahead = (c.replay_id == WHOLE_LOG, c.leased_until > now + lease_ms + _TOLERANCE_MS)
     with database.reading() as connection:
         rows = connection.execute(sa.select(c.target_id, c.partition).where(*ahead).order_by(c.target_id)).all()
     for target_id, group in groupby(rows, key=lambda row: row.target_id):
@@ -58,11 +58,11 @@ def _parked(database: Database, now: int) -> int:
     """Make due what was last tried in the future, and what took over such a time from another event of its object."""
     c, p, count = tables.cursors.c, tables.parked.c, 0
     ahead = (
-        p.not_before > now + _TOLERANCE,
+        p.not_before > now + _TOLERANCE_MS,
         p.not_before < NEVER,
         sa.or_(
-            p.last_tried > now + _TOLERANCE,
-            sa.and_(p.attempts == 0, p.not_before > now + _LONGEST_RETRY_AFTER + _TOLERANCE),
+            p.last_tried > now + _TOLERANCE_MS,
+            sa.and_(p.attempts == 0, p.not_before > now + _MAX_RETRY_AFTER_MS + _TOLERANCE_MS),
         ),
     )
     cursors = sa.select(c.target_id, c.partition).where(c.replay_id == WHOLE_LOG).order_by(c.target_id, c.partition)
@@ -84,12 +84,12 @@ def _targets(database: Database, now: int) -> int:
     """Bring back when breakers are probed and targets opened, and when a target was created: its heartbeat's age."""
     t, count = tables.targets.c, 0
     changes = (
-        (t.resume_at, now + _LONGEST_RETRY_AFTER),
-        (t.opening_due_at, now + _LONGEST_OPENING),
+        (t.resume_at, now + _MAX_RETRY_AFTER_MS),
+        (t.opening_due_at, now + _MAX_OPENING_PAUSE_MS),
         (t.created_at, now),
     )
     for column, latest in changes:
-        ahead = (column > latest + _TOLERANCE, column < NEVER)
+        ahead = (column > latest + _TOLERANCE_MS, column < NEVER)
         with database.reading() as connection:
             ids = connection.execute(sa.select(t.id).where(*ahead)).scalars().all()
         for row_id in ids:  # each by a statement that commits by itself: intake waits for a target's row
@@ -102,20 +102,20 @@ def _targets(database: Database, now: int) -> int:
 def _other_times(database: Database, now: int) -> int:
     h, r, d = tables.heartbeats.c, tables.reconciliations.c, tables.redeliveries.c
     with database.reading() as connection:
-        names = connection.execute(sa.select(h.name).where(h.at > now + _TOLERANCE)).scalars().all()
-        alive = (r.state.in_((RUNNING, BACKFILLING)), r.alive_until > now + _RUN_LEASE + _TOLERANCE)
+        names = connection.execute(sa.select(h.name).where(h.at > now + _TOLERANCE_MS)).scalars().all()
+        alive = (r.state.in_((RUNNING, BACKFILLING)), r.alive_until > now + _RUN_LEASE_MS + _TOLERANCE_MS)
         runs = connection.execute(sa.select(r.id).where(*alive)).scalars().all()
-    late = d.due > now + LATEST_ARRIVAL_MS + _TOLERANCE
+    late = d.due > now + LATEST_ARRIVAL_MS + _TOLERANCE_MS
     with database.committing() as connection:
         count = connection.execute(
             tables.redeliveries.update().where(late).values(due=now + LATEST_ARRIVAL_MS)
         ).rowcount
     for name in names:
         with database.committing() as connection:
-            update = tables.heartbeats.update().where(h.name == name, h.at > now + _TOLERANCE)
+            update = tables.heartbeats.update().where(h.name == name, h.at > now + _TOLERANCE_MS)
             count += connection.execute(update.values(at=now)).rowcount
     for row_id in runs:
         with database.committing() as connection:
             update = tables.reconciliations.update().where(r.id == row_id, *alive)
-            count += connection.execute(update.values(alive_until=now + _RUN_LEASE)).rowcount
+            count += connection.execute(update.values(alive_until=now + _RUN_LEASE_MS)).rowcount
     return count

@@ -22,7 +22,7 @@ EVERY = 15_000  # ms between two probes of a queue that is served
 UNSERVED = 300_000  # ms without an answer after which a queue counts as not served by any worker
 _RAREST = 3_600_000
 _LEAST_APART = 200  # ms between two probes of any queues: with a thousand targets each queue is probed less often
-_MOST_AT_ONCE = EVERY // _LEAST_APART  # queues in one probing, which holds up the drain
+_MAX_PROBES = EVERY // _LEAST_APART  # queues in one probing, which holds up the drain
 # Prefixes of a target's row id, which is never reused; its name might be too long.
 _QUEUE, _ASKED, _SILENT = "queue.", "asked.", "silent."
 
@@ -137,7 +137,7 @@ def queues_to_probe(database: Database, now: int) -> list[Queue]:
         with database.writing() as connection:
             connection.execute(tables.heartbeats.delete().where(tables.heartbeats.c.name.in_(gone)))
     every = max(EVERY, _LEAST_APART * len(served))
-    due = sorted((queue for queue in served if queue.due(now, every)), key=lambda queue: queue.asked)[:_MOST_AT_ONCE]
+    due = sorted((queue for queue in served if queue.due(now, every)), key=lambda queue: queue.asked)[:_MAX_PROBES]
     _record_all(database, {f"{_SILENT}{queue.row_id}": queue.asked for queue in due if queue.is_silent})
     _record_all(database, {f"{_ASKED}{queue.row_id}": now for queue in due})
     return due

@@ -17,12 +17,12 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
 from app.outbox.markers import WHOLE_LOG
 
-_BEHIND = 1000  # seqs that a cursor may lag behind the log before it is moved
+_LAG_SEQS = 1000  # seqs that a cursor may lag behind the log before it is moved
 # If more cursors lag than that, they are moved when they lag farther: to move them costs more than what is scanned.
-_MANY, _MANY_BEHIND = 1000, 5000
-_FORGET_EVERY = 60.0  # seconds
-_SECONDS = 0.5  # for all targets together; the next run continues
-_AT_ONCE = 500  # cursors in one statement, whose rows an append on SQLite waits for
+_MANY, _MANY_LAG_SEQS = 1000, 5000
+_FORGET_INTERVAL_SECONDS = 60.0  # seconds
+_RUN_SECONDS = 0.5  # for all targets together; the next run continues
+_BATCH_CURSORS = 500  # cursors in one statement, whose rows an append on SQLite waits for
 
 
 class _Place(NamedTuple):
@@ -47,8 +47,8 @@ class IdleCursors:
         Each step scans one window of the log, once for all targets, the cursors that are farthest behind first. A run
         ends after about half a second; the next one continues. Returns whether a cursor was moved.
         """
-        ends = time.monotonic() + _SECONDS
-        if time.monotonic() - self._forgotten > _FORGET_EVERY:
+        ends = time.monotonic() + _RUN_SECONDS
+        if time.monotonic() - self._forgotten > _FORGET_INTERVAL_SECONDS:
             self._waiting.clear()
             self._forgotten = time.monotonic()
         with self._database.reading() as connection:
@@ -70,7 +70,7 @@ class IdleCursors:
                     if seq < until:
                         self._waiting.add((target_id, _Place(place.partition, seq)))
                 for seq, target_ids in reached.items():
-                    for some in chunks(target_ids, _AT_ONCE) if seq > place.position else ():
+                    for some in chunks(target_ids, _BATCH_CURSORS) if seq > place.position else ():
                         if time.monotonic() > ends:
                             return moved
                         moved = _move(self._database, head.epoch, place, some, seq, now) or moved
@@ -82,8 +82,8 @@ class IdleCursors:
         """Return the targets whose free cursors lag, by the places of the cursors."""
         c = tables.cursors.c
         free = sa.and_(c.replay_id == WHOLE_LOG, c.leased_until < now)
-        count = connection.execute(sa.select(sa.func.count()).where(free, c.position < head - _BEHIND)).scalar_one()
-        behind = _BEHIND if count <= _MANY else _MANY_BEHIND
+        count = connection.execute(sa.select(sa.func.count()).where(free, c.position < head - _LAG_SEQS)).scalar_one()
+        behind = _LAG_SEQS if count <= _MANY else _MANY_LAG_SEQS
         lagging: dict[_Place, list[int]] = {}
         if count:
             query = sa.select(c.partition, c.position, c.target_id).where(free, c.position < head - behind)

@@ -5,7 +5,6 @@ long ones of as many events as the budget allows.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,10 +12,10 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from app.outbox import tables
+from app.outbox.log.append import chunks
 
-BUDGET = 32 * 2**20  # bytes of the records in one batch, page or round
-_SMALL = 8 * 2**10  # bytes; the most common records have 1 to 2 KB
-_AT_ONCE = 500
+BUDGET_BYTES = 32 * 2**20  # of the records in one batch, page or round
+_SMALL_BYTES = 8 * 2**10  # the most common records have 1 to 2 KB
 _e = tables.events.c
 
 
@@ -35,11 +34,11 @@ def _octet_length(element: _Size, compiler: SQLCompiler, **options: Any) -> str:
     return f"{function}({compiler.process(element.clauses, **options)})"
 
 
-small_record = sa.case((_Size(_e.record) <= _SMALL, _e.record), else_="").label("record")
+small_record = sa.case((_Size(_e.record) <= _SMALL_BYTES, _e.record), else_="").label("record")
 
 
 def within_budget(connection: sa.Connection, events: Iterable[tuple[int, int, str]]) -> list[str | None]:
-    """Return the records of the first of these events, as many as have `BUDGET` bytes together, but at least one.
+    """Return the records of the first of these events, as many as have `BUDGET_BYTES` bytes together, but at least one.
 
     An event is its partition, its seq, and its `small_record`. None stands for an event that has left the log since.
     """
@@ -49,7 +48,7 @@ def within_budget(connection: sa.Connection, events: Iterable[tuple[int, int, st
     total, count = 0, 0
     for _, seq, record in read:
         total += len(record) or sizes.get(seq, 0)
-        if total > BUDGET and count:
+        if total > BUDGET_BYTES and count:
             break
         count += 1
     kept = read[:count]
@@ -60,8 +59,7 @@ def within_budget(connection: sa.Connection, events: Iterable[tuple[int, int, st
 
 def _of(connection: sa.Connection, places: Sequence[tuple[int, int]], column: Any) -> Iterable[tuple[int, Any]]:
     """Yield the seq and a column's value of each of these events that the log has."""
-    remaining = iter(places)
-    while some := list(islice(remaining, _AT_ONCE)):
+    for some in chunks(places):
         partitions, seqs = sorted({partition for partition, _ in some}), [seq for _, seq in some]
         query = sa.select(_e.seq, column).where(_e.partition.in_(partitions), _e.seq.in_(seqs))
         for row in connection.execute(query):

@@ -60,10 +60,10 @@ def test_idle_targets_add_no_statements_to_a_search_for_work(
 def test_cursors_of_idle_targets_move_together(
     database: Database, statements: Callable[[Callable[[], object]], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idle_cursors, "_SECONDS", 60.0)  # this is about the number of statements
+    monkeypatch.setattr(idle_cursors, "_RUN_SECONDS", 60.0)  # this is about the number of statements
     add_target(database, "busy", bucket="images")
     add_idle_targets(database, IDLE)
-    record(database, idle_cursors._MANY_BEHIND + 100)
+    record(database, idle_cursors._MANY_LAG_SEQS + 100)
     assert statements(lambda: Leases(database, 10_000).advance_idle(now_ms())) < 40
     c = tables.cursors.c
     with database.reading() as connection:
@@ -105,7 +105,7 @@ def test_of_many_targets_that_are_far_behind_all_are_offered_in_the_end(
 ) -> None:
     monkeypatch.setattr(due_work, "_NEAR", 5)
     monkeypatch.setattr(due_work, "WINDOW", 10)
-    monkeypatch.setattr(due_work, "_MOST_FAR", 4)
+    monkeypatch.setattr(due_work, "_MAX_FAR_TARGETS", 4)
     names = {f"webhook:t{number}" for number in range(20)}
     for name in names:
         add_target(database, name.removeprefix("webhook:"), bucket="images")
@@ -124,7 +124,7 @@ def test_probes_of_many_queues_are_recorded_together_and_spread(
     database: Database, statements: Callable[[Callable[[], object]], int]
 ) -> None:
     add_idle_targets(database, IDLE)
-    now, most = now_ms(), heartbeats._MOST_AT_ONCE
+    now, most = now_ms(), heartbeats._MAX_PROBES
     for later, unanswered in ((0, False), (3_600_000, True), (3 * 3_600_000, True)):
         probed: list[heartbeats.Queue] = []
 

@@ -152,7 +152,7 @@ def test_an_idle_cursor_is_not_moved_over_events_of_another_epoch(
     add_target(database, "busy", bucket="images")
     since = [event("a") for _ in range(3)]
     read = idle_cursors._seqs_by_target
-    monkeypatch.setattr(idle_cursors, "_BEHIND", 1)
+    monkeypatch.setattr(idle_cursors, "_LAG_SEQS", 1)
 
     def restored(*arguments: Any) -> Any:
         monkeypatch.setattr(idle_cursors, "_seqs_by_target", read)

@@ -23,7 +23,7 @@ _LONG = 90_000  # two of them are within the budget, three are not
 
 @pytest.fixture(autouse=True)
 def _small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "BUDGET", _BUDGET)
+    monkeypatch.setattr(records, "BUDGET_BYTES", _BUDGET)
 
 
 class _Measured(ScriptedTarget):

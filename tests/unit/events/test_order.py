@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from app.events import names
 from app.events.effects import ContentChange, content_change
-from app.events.order import LONGEST_SEQUENCER, comparable, from_time, states_content
+from app.events.order import MAX_SEQUENCER_CHARACTERS, comparable, from_time, states_content
 from tests.support.properties import unhurried
 
 HEX = st.text(st.sampled_from("0123456789abcdefABCDEF"), max_size=24)
@@ -81,4 +81,4 @@ def test_an_unknown_name_says_nothing_of_the_content(name: str) -> None:
 
 def test_a_time_that_is_too_late_and_a_long_rest_keep_to_the_width_that_is_stored() -> None:
     assert from_time(99_999_999_999 * 10**9) == "F" * 16
-    assert len(from_time(1, "A" * 64)) == LONGEST_SEQUENCER
+    assert len(from_time(1, "A" * 64)) == MAX_SEQUENCER_CHARACTERS
