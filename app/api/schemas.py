@@ -162,6 +162,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         searched_to={**_TIME, "description": "of a search: when the oldest event was recorded that was looked at"},
     ),
     "Text": {**_TEXT, "maxLength": MAX_TEXT_LENGTH, "pattern": "^[^\\u0000]*$"},
+    "Frontend": {**_TEXT, "enum": sorted(S3_FRONTENDS)},
     "Settings": {"type": "object", "additionalProperties": True, "description": "the settings of the type, by name"},
     "Target": _object(
         arn=_TEXT, type={**_TEXT, "enum": list(TYPES)}, name=_TEXT,

@@ -23,8 +23,8 @@ class StreamQuery:
 
     With `target_id` (a row's id) only events for that target. With `resume_bucket` that event has to be of this bucket.
     With `seal` the ids of events that the listener does not get are sealed with it, to resume after them without
-    knowing them. `is_allowed` returns whether the listener may still
-    listen; it is asked every few seconds, in the thread that reads the log.
+    knowing them. `is_allowed` returns whether the listener may still listen; it is called every few seconds, in the
+    thread that reads the log.
     """
 
     rule: Rule

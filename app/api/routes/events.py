@@ -54,9 +54,8 @@ def record() -> Response:
       parameters:
         - {name: partial, in: query, schema: {type: boolean, default: false},
            description: record the valid records of a body that also has invalid ones}
-        - {name: frontend, in: query,
-           schema: {type: string, enum: [aws, ceph, minio, noobaa, rustfs, storagegrid, versity]},
-           description: who sends records of S3's form, instead of recognising it}
+        - {name: frontend, in: query, schema: Frontend,
+           description: "the sender of the records of S3's form, instead of recognising it"}
       requestBody:
         required: true
         description: >
