@@ -211,7 +211,10 @@ redeliveries = sa.Table(
     sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
     sa.Column("key_hash", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("since", sa.BigInteger, nullable=False),  # seq of the oldest event that may have been written late
-    sa.Column("due", sa.BigInteger, nullable=False, server_default="0"),  # ms since 1970, when it can no longer arrive
+    # When the object goes out next and last, in ms since 1970: at once where an older event may be there already, and
+    # when one that is on its way can no longer arrive.
+    sa.Column("due", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("until", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index(None, "partition", "key_hash"),  # for the purge, which keeps these events
     sa.Index(None, "due"),  # for the drain, which runs when the next one is due
     **MYSQL,

@@ -11,9 +11,11 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("redeliveries", sa.Column("due", sa.BigInteger(), server_default="0", nullable=False))
+    op.add_column("redeliveries", sa.Column("until", sa.BigInteger(), server_default="0", nullable=False))
     op.create_index("ix_redeliveries_due", "redeliveries", ["due"])
 
 
 def downgrade() -> None:
     op.drop_index("ix_redeliveries_due", "redeliveries")
+    op.drop_column("redeliveries", "until")
     op.drop_column("redeliveries", "due")

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -392,6 +392,7 @@ class PartitionWorker:
             # The call may have stopped anywhere: an answer to a pending request must not be taken for one to the next.
             work.target.close()
             work.opened = False
+            self._note_late(events)
             raise
         except TargetUnavailable as error:
             unavailable = Unavailable(
@@ -406,15 +407,18 @@ class PartitionWorker:
             lost = True
         took = time.monotonic() - started
         self._took += took
-        if work.policy is not Policy.LOG:
-            self._late |= {
-                event.id
-                for event, outcome in zip(events, outcomes, strict=True)
-                if lost or (isinstance(outcome, Unavailable) and outcome.may_arrive)
-            }
+        paired = zip(events, outcomes, strict=True)
+        self._note_late(
+            event for event, outcome in paired if lost or (isinstance(outcome, Unavailable) and outcome.may_arrive)
+        )
         if self._metrics is not None:
             self._metrics.called(outcomes, took)
         return outcomes
+
+    def _note_late(self, events: Iterable[Event]) -> None:
+        """Remember events that a target which keeps the newest state may get after newer ones."""
+        if self._work.policy is not Policy.LOG:
+            self._late.update(event.id for event in events)
 
     def _settle(
         self, settlement: Settlement, events: Sequence[LoggedEvent], results: Sequence[Result], began: float

@@ -105,11 +105,11 @@ def _other_times(database: Database, now: int) -> int:
         names = connection.execute(sa.select(h.name).where(h.at > now + _TOLERANCE_MS)).scalars().all()
         alive = (r.state.in_((RUNNING, BACKFILLING)), r.alive_until > now + _RUN_LEASE_MS + _TOLERANCE_MS)
         runs = connection.execute(sa.select(r.id).where(*alive)).scalars().all()
-    late = d.due > now + LATEST_ARRIVAL_MS + _TOLERANCE_MS
+    latest = now + LATEST_ARRIVAL_MS
     with database.committing() as connection:
-        count = connection.execute(
-            tables.redeliveries.update().where(late).values(due=now + LATEST_ARRIVAL_MS)
-        ).rowcount
+        update = tables.redeliveries.update().where(d.until > latest + _TOLERANCE_MS)
+        bounded = {"until": latest, "due": sa.case((d.due > latest, latest), else_=d.due)}
+        count = connection.execute(update.values(bounded)).rowcount
     for name in names:
         with database.committing() as connection:
             update = tables.heartbeats.update().where(h.name == name, h.at > now + _TOLERANCE_MS)

@@ -43,8 +43,8 @@ def request(database: Database, target_id: int, written: Mapping[ObjectHash, int
     """Request the redelivery of a target's objects from `due` (ms since 1970) on. Idempotent.
 
     `written` has for each object the seq of the oldest event that may have been written too late. Of several requests
-    for an object the oldest event and the latest time apply, and it is delivered once. Raises `DatabaseUnavailable`;
-    then some requests may have been committed, and repeating the call is safe.
+    for an object the oldest event applies, and the object goes out at the first of their times and at the last. Raises
+    `DatabaseUnavailable`; then some requests may have been committed, and repeating the call is safe.
     """
     for some in chunks(sorted(written)):
         for attempt in range(1, _TRIES + 1):
@@ -79,7 +79,7 @@ def park_redeliveries(database: Database, reader: PartitionReader, lease: Lease,
                 _count_free(connection, lease.target_id, partition, parked)
                 lease.has_parked |= bool(parked)
                 count += parked
-                _remove(connection, lease.target_id, some, now)
+                _finish(connection, lease.target_id, some, now)
             _warn(database, lease.target_id, [each for each, logged in zip(some, chosen, strict=True) if not logged])
     return count
 
@@ -89,14 +89,13 @@ def _request(connection: sa.Connection, target_id: int, written: Mapping[ObjectH
     if connection.execute(sa.select(t.id).where(t.id == target_id)).first() is None:
         return
     hashes = sorted({key_hash for _, key_hash in written})
+    query = sa.select(r.partition, r.key_hash, r.since, r.due, r.until)
     known = {
-        (row.partition, row.key_hash): (row.since, row.due)
-        for row in connection.execute(
-            sa.select(r.partition, r.key_hash, r.since, r.due).where(r.target_id == target_id, r.key_hash.in_(hashes))
-        )
+        (row.partition, row.key_hash): row
+        for row in connection.execute(query.where(r.target_id == target_id, r.key_hash.in_(hashes)))
     }
     new = [
-        {"target_id": target_id, "partition": partition, "key_hash": key_hash, "since": seq, "due": due}
+        {"target_id": target_id, "partition": partition, "key_hash": key_hash, "since": seq, "due": due, "until": due}
         for (partition, key_hash), seq in written.items()
         if (partition, key_hash) not in known
     ]
@@ -105,34 +104,34 @@ def _request(connection: sa.Connection, target_id: int, written: Mapping[ObjectH
     for (partition, key_hash), before in known.items():
         if (partition, key_hash) not in written:
             continue
-        since, later = min(before[0], written[partition, key_hash]), max(before[1], due)
-        if (since, later) != before:
+        since = min(before.since, written[partition, key_hash])
+        merged = (since, min(before.due, due), max(before.until, due))
+        if merged != (before.since, before.due, before.until):
             updated = connection.execute(
                 tables.redeliveries.update()
                 .where(r.target_id == target_id, r.partition == partition, r.key_hash == key_hash)
-                .where(r.since == before[0], r.due == before[1])
-                .values(since=since, due=later)
+                .where(r.since == before.since, r.due == before.due, r.until == before.until)
+                .values(dict(zip(("since", "due", "until"), merged, strict=True)))
             )
             if updated.rowcount != 1:
                 raise _Changed
 
 
-def _remove(connection: sa.Connection, target_id: int, requests: Sequence[Redelivery], now: int) -> None:
-    """Delete carried out requests; one that was extended or postponed since stays, for the next holder of the lease."""
+def _finish(connection: sa.Connection, target_id: int, requests: Sequence[Redelivery], now: int) -> None:
+    """Delete carried out requests, or make them due at their last time; one that was extended since stays as it is."""
     r = tables.redeliveries.c
-    connection.execute(
-        tables.redeliveries.delete().where(
-            r.target_id == sa.bindparam("of_target"),
-            r.partition == sa.bindparam("of_partition"),
-            r.key_hash == sa.bindparam("of_object"),
-            r.since == sa.bindparam("of_seq"),
-            r.due <= now,
-        ),
-        [
-            {"of_target": target_id, "of_partition": one.partition, "of_object": one.key_hash, "of_seq": one.since}
-            for one in requests
-        ],
+    here = (
+        r.target_id == sa.bindparam("of_target"),
+        r.partition == sa.bindparam("of_partition"),
+        r.key_hash == sa.bindparam("of_object"),
+        r.since == sa.bindparam("of_seq"),
     )
+    objects = [
+        {"of_target": target_id, "of_partition": one.partition, "of_object": one.key_hash, "of_seq": one.since}
+        for one in requests
+    ]
+    connection.execute(tables.redeliveries.delete().where(*here, r.until <= now), objects)
+    connection.execute(tables.redeliveries.update().where(*here, r.due <= now).values(due=r.until), objects)
 
 
 def _warn(database: Database, target_id: int, requests: Sequence[Redelivery]) -> None:

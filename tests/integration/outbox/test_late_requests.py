@@ -8,14 +8,15 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.delivery import redelivery
 from app.outbox.delivery.leases import Leases
+from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.redelivery import LATEST_ARRIVAL_MS
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from app.outbox.log.batch import key_hash
 from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.scripted_target import Courier, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Unavailable
+from workers.targets.base import LeaseExpired
 
 pytestmark = pytest.mark.promise
 
@@ -33,10 +34,19 @@ def run_later(courier: Courier) -> None:
     courier.clock = now_ms
 
 
-def requested(database: Database) -> list[tuple[int, int]]:
+def requested(database: Database) -> list[tuple[int, int, int]]:
+    """The oldest event, the next time and the last time of each request."""
     r = tables.redeliveries.c
     with database.reading() as connection:
-        return [(row.since, row.due) for row in connection.execute(sa.select(r.since, r.due))]
+        rows = connection.execute(sa.select(r.since, r.due, r.until))
+        return [(row.since, row.due, row.until) for row in rows]
+
+
+def place_of_the_only_object(database: Database) -> ObjectHash:
+    e = tables.events.c
+    with database.reading() as connection:
+        [row] = connection.execute(sa.select(e.partition, e.key_hash).distinct())
+    return row.partition, row.key_hash
 
 
 @pytest.mark.parametrize("policy", [Policy.MIRROR, Policy.COMPATIBLE])
@@ -59,7 +69,7 @@ def test_the_newest_event_goes_out_again_after_the_latest_arrival(
     courier.run()
     first = [new.id] if policy is Policy.MIRROR else [old.id, new.id]  # a mirror's older event is superseded
     assert [one.id for one in sent.got if one.key == "k"] == first
-    [(_, due)] = requested(database)
+    [(_, due, _)] = requested(database)
     assert due >= began + LATEST_ARRIVAL_MS
     sent.got.append(old)  # the late request
     courier.run()
@@ -113,12 +123,46 @@ def test_a_refusal_or_a_log_asks_for_nothing(database: Database, policy: Policy,
     assert requested(database) == []
 
 
-def test_several_requests_for_an_object_keep_the_oldest_event_and_the_latest_time(database: Database) -> None:
+def test_several_requests_keep_the_oldest_event_and_the_first_and_the_last_time(database: Database) -> None:
     courier = courier_of(database)
     Log(database).append([[event("k")]])
-    with database.reading() as connection:
-        partition = connection.execute(sa.select(tables.events.c.partition)).scalar_one()
-    row, place = registry(database).target(courier.target).row_id, (partition, key_hash("images", "k"))
-    for since, due, expected in ((5, 10, (5, 10)), (7, 20, (5, 20)), (3, 0, (3, 20)), (3, 20, (3, 20))):
+    row, place = registry(database).target(courier.target).row_id, place_of_the_only_object(database)
+    for since, due, expected in ((5, 10, (5, 10, 10)), (7, 20, (5, 10, 20)), (3, 5, (3, 5, 20)), (3, 20, (3, 5, 20))):
         redelivery.request(database, row, {place: since}, due)
         assert requested(database) == [expected]
+
+
+def test_an_object_goes_out_at_once_and_again_when_nothing_can_arrive_any_more(database: Database) -> None:
+    """A worker that has lost its lease may have overwritten a newer event, and have a request on its way."""
+    courier = courier_of(database)
+    Log(database).append([[event("k")], [event("k")]])
+    courier.run()
+    courier.scripted.got.clear()
+    row, place = registry(database).target(courier.target).row_id, place_of_the_only_object(database)
+    redelivery.request(database, row, {place: 1}, now_ms() + LATEST_ARRIVAL_MS)
+    redelivery.request(database, row, {place: 1})
+    courier.run()
+    assert courier.scripted.keys() == ["k"]
+    [(_, due, until)] = requested(database)
+    assert due == until > now_ms()
+    courier.run()
+    assert courier.scripted.keys() == ["k"], "not before it is due"
+    run_later(courier)
+    assert courier.scripted.keys() == ["k", "k"]
+    assert requested(database) == []
+    assert_counters_balance(database)
+
+
+def test_a_lease_that_ends_while_requests_are_on_their_way_has_them_followed(database: Database) -> None:
+    """The next holder of the lease delivers at once what is newer, and a request of the last one may come after it."""
+    courier = courier_of(database)
+    Log(database).append([[event("k")]])
+
+    def expired(_: object) -> Unavailable:
+        raise LeaseExpired
+
+    courier.scripted.script = expired
+    with pytest.raises(LeaseExpired):
+        courier.run(turns=1)
+    [(_, due, _)] = requested(database)
+    assert due > now_ms()
