@@ -25,6 +25,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash
 from app.outbox.log.retention import purge
+from app.outbox.log_head import LogState
 from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.targets import StoredTarget, UnknownTarget
 from app.rules.model import Rule
@@ -168,6 +169,10 @@ class Worker:
         return OpenTarget(
             str(stored.target), ScriptedTarget(take), Policy.LOG, RetrySchedule(), 1000, BatchSizer(10, 10)
         )
+
+    def forget(self) -> None:
+        """Know nothing of the log, as a process that has just begun: a reset outbox is an older state of itself."""
+        self.context.leases._state = LogState(0, "", is_current=True)
 
     def close(self) -> None:
         """Close its connections."""

@@ -61,6 +61,7 @@ def broken(
         world.reset()
         for worker in workers:
             worker.world = world
+            worker.forget()
         return [partial(one, worker, world) for one, worker in zip((first, second), workers, strict=True)]
 
     explorer = Explorer([worker.side for worker in workers], LockWaits(world.database))
