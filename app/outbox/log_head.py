@@ -19,19 +19,18 @@ from app.outbox import audit, tables
 
 
 class LogHead(NamedTuple):
-    """The row: seqs up to `last_seq` are assigned, `partitions` never changes, `version` is that of the routing.
-
-    What was read at seqs of an `epoch` says nothing of those seqs in another one.
-    """
+    """The row: seqs up to `last_seq` are assigned, `partitions` never changes, `version` is that of the routing."""
 
     last_seq: int
     partitions: int
     version: int
-    epoch: str
 
 
 class LogState(NamedTuple):
-    """The log's end and epoch; the latter `is_current` unless the server that began it has been replaced since."""
+    """The log's end and epoch; the latter `is_current` unless the server that began it has been replaced since.
+
+    What was read at seqs of one epoch says nothing of those seqs in another one.
+    """
 
     last_seq: int
     epoch: str
@@ -39,7 +38,7 @@ class LogState(NamedTuple):
 
 
 _H = tables.log_head.c
-_COLUMNS = (_H.last_seq, _H.partitions, _H.version, _H.epoch)
+_COLUMNS = (_H.last_seq, _H.partitions, _H.version)
 # Built once: building a statement takes about as long as running it in the database.
 _READ = sa.select(*_COLUMNS)
 _LOCK = tables.log_head.update().values(last_seq=_H.last_seq)

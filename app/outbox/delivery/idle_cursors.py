@@ -41,7 +41,7 @@ class IdleCursors:
         self._waiting: set[tuple[int, _Place]] = set()
         self._forgotten = 0.0  # when `_waiting` was emptied, by time.monotonic()
 
-    def advance(self, now: int) -> bool:
+    def advance(self, log: log_head.LogState, now: int) -> bool:
         """Move cursors that lag behind the log and are not leased up to the next event of their target.
 
         Each step scans one window of the log, once for all targets, the cursors that are farthest behind first. A run
@@ -52,15 +52,15 @@ class IdleCursors:
             self._waiting.clear()
             self._forgotten = time.monotonic()
         with self._database.reading() as connection:
-            head = log_head.read(connection)
-            lagging = self._lagging(connection, head.last_seq, now)
+            partitions = log_head.read(connection).partitions
+            lagging = self._lagging(connection, log.last_seq, now)
         moved = False
         while lagging and time.monotonic() < ends:
             after = min(place.position for place in lagging)
-            until = min(after + WINDOW, head.last_seq)
+            until = min(after + WINDOW, log.last_seq)
             looked = [place for place in lagging if place.position < until]
             with self._database.reading() as connection:
-                ahead = _seqs_by_target(connection, head.partitions, after, until)
+                ahead = _seqs_by_target(connection, partitions, after, until)
             for place in looked:
                 reached: dict[int, list[int]] = defaultdict(list)
                 for target_id in lagging.pop(place):
@@ -73,8 +73,8 @@ class IdleCursors:
                     for some in chunks(target_ids, _BATCH_CURSORS) if seq > place.position else ():
                         if time.monotonic() > ends:
                             return moved
-                        moved = _move(self._database, head.epoch, place, some, seq, now) or moved
-                    if seq == until < head.last_seq:
+                        moved = _move(self._database, log.epoch, place, some, seq, now) or moved
+                    if seq == until < log.last_seq:
                         lagging.setdefault(_Place(place.partition, seq), []).extend(target_ids)
         return moved
 

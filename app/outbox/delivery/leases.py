@@ -345,7 +345,7 @@ class Leases:
         with self._database.reading() as connection:
             state = log_head.read_state(connection)
         self._begins_epoch(state)  # where nobody claims anything before a cursor is moved
-        return self._idle_cursors.advance(now)
+        return self._idle_cursors.advance(state, now)
 
 
 def taken_partitions(connection: sa.Connection, target_ids: Collection[int], now: int) -> set[tuple[int, int]]:
