@@ -139,6 +139,7 @@ class _Proxied(socketserver.StreamRequestHandler):
             self.server.asked.append(f"{method} {asked}")
             self.server.logins.append(headers["Proxy-Authorization"])
             if self.server.refuses:
+                self.rfile.read(int(headers["Content-Length"] or 0))  # unread, it would reset the connection
                 self.wfile.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
                 return
             if method == "CONNECT":
