@@ -132,7 +132,7 @@ def test_a_client_that_sends_and_reads_nothing_is_given_up(
 def test_of_unfinished_requests_that_hold_too_much_memory_the_largest_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_socket, "_MOST_BYTES", 10)
+    monkeypatch.setattr(client_socket, "_MAX_HELD_BYTES", 10)
     slots = Slots(2, 9)
     pairs = [socket.socketpair() for _ in range(2)]
     servers = [ClientSocket(pair[1], slots) for pair in pairs]
