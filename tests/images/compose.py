@@ -117,7 +117,7 @@ def settings_with(broker: str) -> dict[str, str]:
 def commands(password: str) -> Iterator[list[str]]:
     """The words that docs/how-to/compose.md has typed to try the target out."""
     page = (ROOT / "docs/how-to/compose.md").read_text()
-    for pattern in (rf"^\| `{TARGET}` \| `(.+)` \|$", r"^`(bucketwire event add .+)`:$"):
+    for pattern in (rf"^\| `{TARGET}` \| `(.+)` \|$", r"`(bucketwire event add [^`]+)`:$"):
         [command] = re.findall(pattern, page, re.MULTILINE)
         yield shlex.split(command.replace("PASSWORD", password).replace("kafka", "redis"))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.console_browser import DOCUMENTED, IMAGES
+from tests.support.markdown_sentences import paragraphs, sentences
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -107,6 +108,25 @@ PRIVATE = re.compile(
 def test_pages_use_the_words_of_the_glossary(page: Path) -> None:
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
     assert [found[0] for found in PRIVATE.finditer(text)] == []
+
+
+@pytest.mark.parametrize("page", sorted(set(PAGES) - GENERATED - {ROOT / "CHANGELOG.md"}), ids=lambda page: page.name)
+def test_every_sentence_of_a_page_has_a_line(page: Path) -> None:
+    for paragraph in paragraphs(page.read_text()):
+        lines = [line.strip() for line in paragraph.text.split("\n")]
+        assert lines == sentences(paragraph.text), f"{page.relative_to(ROOT)}:{paragraph.first + 1}"
+
+
+def test_a_sentence_is_known_by_its_end() -> None:
+    text = "A row, e.g. one.\nIt is `a. B` (see [a. b](c.md).) *Two* of 3.5 s. `x` stays.\n10 s pass"
+    assert sentences(text) == [
+        "A row, e.g. one.",
+        "It is `a. B` (see [a. b](c.md).)",
+        "*Two* of 3.5 s.",
+        "`x` stays.",
+        "10 s pass",
+    ]
+    assert [paragraph.text for paragraph in paragraphs("# H\n\n- a\n  b\n\n|c|\n|-|\n|d|\n\n> e\n")] == ["a\nb", "e"]
 
 
 def test_every_cited_section_of_the_reference_is_there() -> None:
