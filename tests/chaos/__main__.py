@@ -3,10 +3,10 @@
     python -m tests.chaos --events 20000 --rounds 11
     python -m tests.chaos --all --seed 7
 
-In each round processes are killed, or stopped for three leases and then continued, or a target hangs or answers byte by
-byte, one or two at a time, while events flow and an operator changes something. When all is
-delivered again every target is read by a client of its own. A row is about one round. Ends with 1 where something was
-lost, made up, out of order or otherwise not as promised.
+In each round processes are killed, or stopped for three leases and then continued, or a target hangs, answers byte by
+byte or gets a request late, or RabbitMQ refuses a queue, one or two at a time, while events flow and an operator
+changes something. When all is delivered again every target is read by a client of its own. A row is about one round.
+Ends with 1 where something was lost, made up, out of order or otherwise not as promised.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from random import Random
 
 from tests.chaos.operations import Operator
-from tests.chaos.plan import draw, parts_of, single_faults
+from tests.chaos.plan import PARTS, QUEUE, draw, parts_of, single_faults
 from tests.chaos.rounds import HEADINGS, Chaos, Row
 from tests.chaos.verification import Verification
 from tests.support.fault_injection import BROKERS, OUTBOXES, make_targets, serving
@@ -46,7 +46,7 @@ def make_idle_targets(whole: System, count: int) -> None:
 
 def run(outbox: str, broker: str, given: argparse.Namespace) -> bool:
     """Do it over one set-up, and print a row for each round; whether all were sound."""
-    plan = draw(given.seed, given.rounds, parts_of(outbox), given.only)
+    plan = draw(given.seed, given.rounds, parts_of(outbox, broker), given.only)
     rng, began, sound = Random(given.seed), time.monotonic(), True
     write(f"outbox {outbox}, broker {broker}, seed {given.seed}, lease {given.lease} s\n{HEADINGS}")
     with (
@@ -90,7 +90,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--events", type=int, default=300_000, help="of each set-up (default %(default)s)")
-    add("--rounds", type=int, default=45, help="of each set-up (default %(default)s: every single fault, and 15 pairs)")
+    add("--rounds", type=int, default=51, help="of each set-up (default %(default)s: every single fault, and 17 pairs)")
     add("--seed", default="1", help="of what happens when (default %(default)s)")
     add("--idle", type=int, default=0, help="further targets that no rule names, such as 300 (default %(default)s)")
     add("--large", type=int, default=0, help="MiB of one event in each poster's rounds, such as 16 (default: none)")
@@ -102,7 +102,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--outbox", choices=OUTBOXES, default="postgresql", help="(default %(default)s)")
     add("--broker", choices=BROKERS, default="redis", help="(default %(default)s)")
-    singles = [" ".join(fault) for fault in single_faults()]
+    singles = [" ".join(fault) for fault in single_faults((*PARTS, QUEUE))]
     add("--only", action="append", default=[], choices=singles, help="this single fault, and others so given")
     names = ", ".join(f"{outbox} with {broker}" for outbox, broker in SET_UPS)
     add("--all", action="store_true", help=f"one after the other: {names}")

@@ -1,4 +1,4 @@
-"""Carry out a fault: kill or stop a process, and bring it back."""
+"""Carry out a fault: kill or stop a process, hurt the network or a queue, and bring it back."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+import amqp
 import psutil
 
-from tests.chaos.plan import DRIP, HANG, KILL, NETWORK, Fault
-from tests.services import Server
+from app.config.arn import TargetId
+from app.wakeups import queue_name
+from tests.chaos.plan import DELAY, DRIP, HANG, KILL, NETWORK, QUEUE, Fault
+from tests.services import RabbitMQ, Server
 from tests.services.proxy import Proxy
 from tests.support.fault_injection import Servers
 from tests.support.service_processes import Role, System
@@ -54,6 +57,9 @@ def _effect(fault: Fault, worker: Role, whole: System, servers: Servers) -> Effe
     kill = fault.action == KILL
     if fault.action in NETWORK:
         return _network(fault.action, servers.proxies[fault.part])
+    if fault.part == QUEUE:
+        assert isinstance(servers.broker, RabbitMQ)
+        return _refused(servers.broker, queue_name(TargetId("redis", "list")))
     if fault.part.endswith("child"):
         role = whole.api if fault.part.startswith("API") else worker
         return _child(role, fault, signal.SIGKILL if kill else signal.SIGSTOP)
@@ -65,9 +71,24 @@ def _effect(fault: Fault, worker: Role, whole: System, servers: Servers) -> Effe
 
 
 def _network(action: str, wire: Proxy) -> Effect:
-    """Swallow everything, or pass answers byte by byte."""
-    begins = {HANG: wire.swallow, DRIP: lambda: wire.drip(SECONDS_PER_BYTE)}
-    return Effect(begins[action], _once(wire.heal))
+    """Swallow everything, pass answers byte by byte, or keep one connection's bytes back."""
+    begins = {HANG: wire.swallow, DRIP: lambda: wire.drip(SECONDS_PER_BYTE), DELAY: wire.hold_next}
+    return Effect(begins[action], _once(wire.release if action == DELAY else wire.heal))
+
+
+def _refused(broker: RabbitMQ, queue: str) -> Effect:
+    """Replace a queue by one of the same name that the service may not declare as its own."""
+
+    def replace() -> None:
+        with broker.connection() as connection:
+            connection.channel().queue_delete(queue)
+            connection.channel().queue_declare(queue, durable=True, auto_delete=False)
+
+    def remove() -> None:
+        with broker.connection() as connection, contextlib.suppress(amqp.NotFound):
+            connection.channel().queue_delete(queue)
+
+    return Effect(replace, _once(remove))
 
 
 def _servers(whole: System, servers: Servers, worker: Role) -> dict[str, Server | None]:

@@ -12,8 +12,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 KILL, STOP = "kill", "stop"
-HANG, DRIP = "hang", "drip"  # what the network before a target does, in place of the target
-NETWORK = (HANG, DRIP)
+# What the network before a target does, in place of the target; one that delays keeps back what a single connection
+# says next, while all others pass, and passes it on at the end.
+HANG, DRIP, DELAY = "hang", "drip", "delay"
+NETWORK = (HANG, DRIP, DELAY)
+REFUSE = "refuse"
+QUEUE = "target's queue"  # which RabbitMQ has with other properties than the service declares
 WORKER = ("worker", "worker's parent", "worker's child")
 API = ("API", "API's child")
 PARTS = (
@@ -78,14 +82,18 @@ def draw(seed: str, rounds: int, parts: Sequence[str] = PARTS, only: Sequence[st
 
 def single_faults(parts: Sequence[str] = PARTS) -> list[tuple[str, str]]:
     """Each action and the part that it meets."""
-    return [(action, part) for action in (KILL, STOP) for part in parts] + [
-        (action, part) for action in NETWORK for part in TARGETS if part in parts
+    processes = [part for part in parts if part != QUEUE]
+    return [
+        *((action, part) for action in (KILL, STOP) for part in processes),
+        *((action, part) for action in NETWORK for part in TARGETS if part in parts),
+        *((REFUSE, part) for part in parts if part == QUEUE),
     ]
 
 
-def parts_of(outbox: str) -> tuple[str, ...]:
-    """What there is to hurt: SQLite has no server."""
-    return tuple(part for part in PARTS if not (outbox == "sqlite" and part == "database"))
+def parts_of(outbox: str, broker: str) -> tuple[str, ...]:
+    """What there is to hurt: SQLite has no server, and only RabbitMQ's queues have properties."""
+    parts = (part for part in PARTS if not (outbox == "sqlite" and part == "database"))
+    return (*parts, QUEUE) if broker == "rabbitmq" else tuple(parts)
 
 
 def _cycled(rng: Random, items: Sequence[T]) -> Iterator[T]:
@@ -99,8 +107,9 @@ def _fault(rng: Random, action: str, part: str) -> Fault:
 
 def _two_at_once(rng: Random, parts: Sequence[str]) -> tuple[Fault, Fault]:
     """A second fault before the first is over: never in the same process, of which there may be only one."""
-    first = rng.choice(parts)
-    second = rng.choice([part for part in parts if not _same_process(first, part)])
+    processes = [part for part in parts if part != QUEUE]
+    first = rng.choice(processes)
+    second = rng.choice([part for part in processes if not _same_process(first, part)])
     actions = rng.choice([(STOP, KILL), (STOP, STOP), (KILL, KILL)])
     one = Fault(actions[0], first, rng.random(), at=0.0, lasts=_lasts(rng, actions[0]))
     two = Fault(actions[1], second, rng.random(), at=rng.random() * max(one.lasts, 0.1), lasts=_lasts(rng, actions[1]))

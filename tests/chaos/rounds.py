@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass, field
 
 from tests.chaos.faults import MEANWHILE, Effect, carry_out, effects, timeline
 from tests.chaos.operations import Operator
-from tests.chaos.plan import Round
+from tests.chaos.plan import DELAY, Round
 from tests.chaos.verification import Figures, Verification
 from tests.services import until
 from tests.support.fault_injection import Servers, Victim, Watch, target_settings
@@ -72,7 +72,7 @@ class Chaos:
             row.problem = f"{str(error).splitlines()[0]}; {self.describe()}"
         row.events = self.flow.taken - taken
         row.resumed, row.recovered = max(incident.resumed, default=None), max(incident.recovered, default=None)
-        row.figures = self.verification.look()
+        row.figures = self.verification.look(delayed=any(fault.action == DELAY for fault in plan.faults))
         return row
 
     def _hurt(self, plan: Round, share: int, lease: float, watch: Watch, incident: Victim) -> None:

@@ -11,7 +11,20 @@ from typing import Any
 import pytest
 
 from tests.chaos.faults import Effect, started_again, timeline
-from tests.chaos.plan import HANG, KILL, OPERATIONS, STOP, WORKER, Fault, draw, parts_of, single_faults
+from tests.chaos.plan import (
+    DELAY,
+    HANG,
+    KILL,
+    OPERATIONS,
+    QUEUE,
+    REFUSE,
+    STOP,
+    WORKER,
+    Fault,
+    draw,
+    parts_of,
+    single_faults,
+)  # fmt: skip
 from tests.services import until
 from tests.support.ledger import UNKNOWN, Counts, Expected, Ledger, Stream, Window, expected
 from tests.support.target_readers import Record
@@ -147,12 +160,12 @@ def test_a_seed_means_one_plan_whatever_comes_of_it() -> None:
 
 
 def test_a_plan_has_every_single_fault_and_every_operation() -> None:
-    plan = draw("1", 45)
+    plan = draw("1", 51, parts_of("postgresql", "rabbitmq"))
     singles = {(fault.action, fault.part) for each in plan if len(each.faults) == 1 for fault in each.faults}
-    assert singles == set(single_faults())
-    assert (HANG, "webhook target") in singles
+    assert singles == set(single_faults(parts_of("postgresql", "rabbitmq")))
+    assert {(HANG, "webhook target"), (DELAY, "Redis target"), (REFUSE, QUEUE)} <= singles
     assert {each.operation for each in plan} == set(OPERATIONS)
-    assert sum(len(each.faults) == 2 for each in plan) == 15
+    assert sum(len(each.faults) == 2 for each in plan) == 17
 
 
 def test_a_plan_of_one_fault_has_no_other() -> None:
@@ -172,9 +185,10 @@ def test_two_faults_at_once_meet_while_the_first_lasts_and_never_in_one_process(
     }  # fmt: skip
 
 
-def test_sqlite_has_no_server_to_hurt() -> None:
-    assert "database" in parts_of("mariadb")
-    assert not any(fault.part == "database" for each in draw("1", 99, parts_of("sqlite")) for fault in each.faults)
+def test_sqlite_has_no_server_to_hurt_and_redis_refuses_no_queue() -> None:
+    assert "database" in parts_of("mariadb", "redis")
+    plan = draw("1", 99, parts_of("sqlite", "redis"))
+    assert not any(fault.part in {"database", QUEUE} for each in plan for fault in each.faults)
 
 
 def test_a_timeline_begins_each_fault_before_it_ends_and_marks_the_last() -> None:
