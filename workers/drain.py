@@ -32,8 +32,8 @@ class Drain:
     def run(
         self,
         publish: Callable[[Offer], None],
-        queued: Callable[[TargetId], int],
-        publish_opening: Callable[[Opening], None] | None,
+        queued: Callable[[TargetId], int] = lambda _: 0,
+        publish_opening: Callable[[Opening], None] | None = None,
     ) -> int:
         """Offer every free partition with due work and publish the wake-ups; have targets opened that were set.
 

@@ -1,12 +1,10 @@
-"""What a worker process holds and its jobs share: the outbox database, what reads and writes it, and open targets."""
-
-from dataclasses import dataclass
+"""What a worker process holds and its jobs share: the outbox database, what reads and writes it, and its targets."""
 
 from app.config.settings import Settings
 from app.outbox.delivery.leases import Leases
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database
-from app.outbox.registry import Registry
+from app.outbox.registry import open_registry
 from app.wakeups import WakeUps
 from workers.delivery.redelivery_requests import RedeliveryRequests
 from workers.outbox_state import OutboxState
@@ -14,19 +12,29 @@ from workers.target_opening import TargetOpener
 from workers.target_pool import TargetPool
 from workers.telemetry.attempt_recorder import AttemptRecorder
 
+_SHUTDOWN_PATIENCE = 10.0  # seconds for redelivery requests that the outbox database has not recorded yet
 
-@dataclass(frozen=True)
+
 class Resources:
     """Of one process; a forked one opens its own."""
 
-    settings: Settings
-    database: Database
-    clock: DatabaseClock
-    leases: Leases
-    registry: Registry
-    pool: TargetPool
-    opener: TargetOpener
-    wakeups: WakeUps
-    attempts: AttemptRecorder
-    redeliveries: RedeliveryRequests
-    state: OutboxState
+    def __init__(self, settings: Settings, pool: TargetPool | None = None) -> None:
+        self.settings = settings
+        self.database = Database(settings.database_url, patience=settings.database_timeout)
+        self.clock = DatabaseClock(self.database)
+        self.leases = Leases(self.database, int(settings.lease_ttl * 1000))
+        self.registry = open_registry(self.database, settings)
+        self.pool = pool or TargetPool(self.registry, settings)
+        self.opener = TargetOpener(self.database, self.registry, settings, self.clock)
+        self.wakeups = WakeUps(settings.broker_url)
+        self.attempts = AttemptRecorder(self.database)
+        self.redeliveries = RedeliveryRequests(self.database, settings.folder, self.wakeups.request)
+        self.state = OutboxState()
+
+    def close(self) -> None:
+        """Close targets and database; allow some time to record pending redelivery requests."""
+        self.redeliveries.close(_SHUTDOWN_PATIENCE)
+        self.attempts.close()
+        self.wakeups.close()
+        self.pool.close()
+        self.database.close()

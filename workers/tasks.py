@@ -20,33 +20,33 @@ _MOST_RUNS = 1000  # wake-ups for reconciliations that may wait for a worker
 def drain() -> int:
     """Offer partitions with due work to their targets' queues. Not shown in Flower: it runs many times a second."""
     with _QueueLengths() as lengths:
-        return runtime.current().drain(_publish, lengths.of, _publish_opening)
+        return runtime.current().drain.run(_publish, lengths.of, _publish_opening)
 
 
 @app.task(name="deliver")
 def deliver(arn: str, partitions: str) -> str:
     """Deliver from some partitions of a target."""
     _, target = parse_arn(arn)
-    return runtime.current().deliver(target, runtime.parse_partitions(partitions))
+    return runtime.current().deliverer.deliver(target, runtime.parse_partitions(partitions))
 
 
 @app.task(name="open_target")
 def open_target(arn: str, revision: int, next_at: int = 0) -> str:
     """Open a target that was set, with the settings of this revision, and record whether that was possible."""
     _, target = parse_arn(arn)
-    return runtime.current().open_target(Opening(target, revision, next_at))
+    return runtime.current().deliverer.open_target(Opening(target, revision, next_at))
 
 
 @app.task(name="probe_queues", send_events=False)
 def probe_queues() -> int:
     """Send a heartbeat task to each target's queue. Not shown in Flower, like drain."""
-    return runtime.current().probe_queues(_ask)
+    return runtime.current().drain.probe_queues(_ask)
 
 
 @app.task(name="queue_alive", send_events=False)
 def queue_alive(target: int) -> None:
     """Record a heartbeat of the queue of the target with this row id. Not shown in Flower, like drain."""
-    runtime.current().queue_alive(target)
+    runtime.current().drain.queue_alive(target)
 
 
 @app.task(name="schedule_reconciliations", send_events=False)
@@ -71,13 +71,13 @@ def update_tables() -> str:
 @app.task(name="purge")
 def purge() -> str:
     """Remove old events from the log's tail."""
-    return f"purged={runtime.current().purge()}"
+    return f"purged={runtime.current().upkeep.purge()}"
 
 
 @app.task(name="sample", send_events=False)
 def sample() -> bool:
     """Store a sample of every target's counters. Not shown in Flower, like drain."""
-    return runtime.current().sample()
+    return runtime.current().upkeep.sample()
 
 
 def _publish_run(run: WaitingRun) -> None:
@@ -92,12 +92,12 @@ def _publish_run(run: WaitingRun) -> None:
 def _publish(offer: Offer) -> None:
     # It has no expiry: a queue never holds more of them than the target has partitions, and a late one is as good as a
     # new one.
-    arn, limit = offer.target.arn(settings.region), runtime.current().time_limit(offer.target)
+    arn, limit = offer.target.arn(settings.region), runtime.current().drain.time_limit(offer.target)
     _send(offer.target, deliver, (arn, format_partitions(offer.partitions)), time_limit=limit)
 
 
 def _publish_opening(opening: Opening) -> None:
-    arn, limit = opening.target.arn(settings.region), runtime.current().time_limit(opening.target)
+    arn, limit = opening.target.arn(settings.region), runtime.current().drain.time_limit(opening.target)
     _send(opening.target, open_target, (arn, opening.revision, opening.next_at), time_limit=limit)
 
 

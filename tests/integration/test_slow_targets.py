@@ -120,7 +120,7 @@ def test_the_hard_limit_grows_with_the_targets_own(database: Database, tmp_path:
     usual = add_target(database, "usual")
     chosen = settings(database, tmp_path)
     with delivery(chosen["database_url"], tmp_path) as whole:
-        assert whole.context.time_limit(target) > 3 * 3600 + 5
-        assert whole.context.time_limit(usual) == HARD_LIMIT
-        assert whole.context.time_limit(TargetId("webhook", "gone")) == HARD_LIMIT
+        assert whole.context.drain.time_limit(target) > 3 * 3600 + 5
+        assert whole.context.drain.time_limit(usual) == HARD_LIMIT
+        assert whole.context.drain.time_limit(TargetId("webhook", "gone")) == HARD_LIMIT
     assert time_limit(WebhookSettings(endpoint="http://localhost/", timeout=60), 5) == 1205

@@ -46,7 +46,7 @@ def stored(database: Database, target: TargetId) -> StoredTarget:
 
 def open_now(whole: Delivery, database: Database, target: TargetId) -> str:
     """What a worker does when it is offered the target with the settings that are stored now."""
-    return whole.context.open_target(offered(database, target))
+    return whole.context.deliverer.open_target(offered(database, target))
 
 
 def offered(database: Database, target: TargetId) -> Opening:
@@ -68,9 +68,9 @@ def test_the_drain_has_a_target_opened_whose_table_is_there_before_the_first_eve
     dsn = f"host={url.host} port={url.port} user={url.username} password={url.password} dbname={url.database}"
     target = add_target(database, type_name="postgresql", values={"connection_string": dsn, "table": "bucketevents"})
     offers: list[Opening] = []
-    whole.context.drain(lambda _: None, publish_opening=offers.append)
+    whole.context.drain.run(lambda _: None, publish_opening=offers.append)
     assert [each.target for each in offers] == [target]
-    assert [whole.context.open_target(each) for each in offers * 2] == ["opened", "nothing to open"]
+    assert [whole.context.deliverer.open_target(each) for each in offers * 2] == ["opened", "nothing to open"]
     with psycopg2.connect(dsn) as connection, connection.cursor() as rows:
         rows.execute("SELECT count(*) FROM bucketevents")
         assert rows.fetchone() == (0,)
@@ -151,12 +151,12 @@ def test_a_removed_paused_or_replaced_target_is_left_alone(whole: Delivery, data
     target = add_target(database)
     offer = offered(database, target)
     registry(database).pause(target, "a new disk")
-    assert whole.context.open_target(offer) == "nothing to open"
+    assert whole.context.deliverer.open_target(offer) == "nothing to open"
     registry(database).resume(target)
     registry(database).put(target, {"endpoint": "http://127.0.0.1:10/"})
-    assert whole.context.open_target(offer) == "nothing to open"
+    assert whole.context.deliverer.open_target(offer) == "nothing to open"
     registry(database).remove(target, force=True)
-    assert whole.context.open_target(offer) == "the target was removed"
+    assert whole.context.deliverer.open_target(offer) == "the target was removed"
 
 
 def test_a_delivery_that_was_answered_says_that_the_target_can_be_opened(whole: Delivery, database: Database) -> None:
@@ -170,7 +170,7 @@ def test_a_delivery_that_was_answered_says_that_the_target_can_be_opened(whole: 
 def test_a_queue_that_nobody_empties_gets_no_more_messages(whole: Delivery, database: Database) -> None:
     add_target(database)
     offers: list[Opening] = []
-    whole.context.drain(lambda _: None, lambda _: 32, offers.append)
+    whole.context.drain.run(lambda _: None, lambda _: 32, offers.append)
     assert offers == []
 
 
@@ -179,8 +179,8 @@ def test_an_offer_that_was_followed_by_another_one_opens_nothing(whole: Delivery
     now = whole.context.clock()
     [late] = offer_openings(database, now)
     [newest] = offer_openings(database, now + 10_000)
-    assert whole.context.open_target(late) == "nothing to open"
-    assert "refused" in whole.context.open_target(newest)
+    assert whole.context.deliverer.open_target(late) == "nothing to open"
+    assert "refused" in whole.context.deliverer.open_target(newest)
 
 
 def test_an_opening_leaves_a_process_for_deliveries(
@@ -194,10 +194,10 @@ def test_an_opening_leaves_a_process_for_deliveries(
     target = redis_at(services.free_port(), database)
     [first] = offer_openings(database, now := whole.context.clock())
     assert pool.take_turn(), "another process opens a target that does not answer"
-    assert whole.context.open_target(first) == "postponed: no process is free"
+    assert whole.context.deliverer.open_target(first) == "postponed: no process is free"
     found = stored(database, target)
     assert found.opening == OPENING_DUE
     assert found.opening_due_at not in (0, first.next_at), "it is offered again at another time"
     [second] = offer_openings(database, now + 3_600_000)
     pool.end_turn(0.0)
-    assert "refused" in whole.context.open_target(second)
+    assert "refused" in whole.context.deliverer.open_target(second)

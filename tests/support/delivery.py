@@ -51,8 +51,8 @@ class Delivery:
     def turn(self) -> list[str]:
         """Drain once and carry out each offer; what each came to."""
         offers: list[Offer] = []
-        self.context.drain(offers.append)
-        return [self.context.deliver(offer.target, offer.partitions) for offer in offers]
+        self.context.drain.run(offers.append)
+        return [self.context.deliverer.deliver(offer.target, offer.partitions) for offer in offers]
 
     def until(self, condition: Callable[[], object], timeout: float = 60, what: str = "") -> None:
         """Turn after turn, until the condition holds."""

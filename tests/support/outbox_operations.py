@@ -234,7 +234,7 @@ def _settle(worker: Worker, world: World, prepared: Prepared) -> None:
 
 def deliver(worker: Worker, world: World) -> None:
     """A task: look the target up, claim, work off everything that is due, release."""
-    worker.context.deliver(world.target, range(2))
+    worker.context.deliverer.deliver(world.target, range(2))
 
 
 def begin_replay(worker: Worker, world: World) -> None:

@@ -94,7 +94,7 @@ telemetry.send_metrics(list)
 with telemetry.span("x", a=1) as span:
     span.set("b", 2)
 app.api.server.wsgi.app.test_client().post("/v1/events", json={"Records": []})
-assert runtime.current().drain(print) == 0
+assert runtime.current().drain.run(print) == 0
 telemetry.stop()
 print([name for name, found in sys.modules.items() if name.partition(".")[0] in ("opentelemetry", "google") and found])
 """

@@ -158,6 +158,6 @@ def test_the_drain_brings_them_back(outbox_url: str, database: Database, tmp_pat
     assert leases.claim(row_id(database, target), range(4), "gone", now_ms() + YEARS) is not None
     settings = {"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": outbox_url}
     runtime = Runtime(Settings.from_environ(settings))
-    runtime.drain(lambda _: None)
+    runtime.drain.run(lambda _: None)
     runtime.close()
     assert cursors(database)[1] < now_ms() + 2 * LEASE

@@ -88,7 +88,7 @@ class Two:
 
     def work_off(self) -> str:
         """What the worker that was stopped does, from a wake-up to its end."""
-        return self.stopped.deliver(self.target, PARTITIONS)
+        return self.stopped.deliverer.deliver(self.target, PARTITIONS)
 
 
 @pytest.fixture(params=[Policy.LOG])
@@ -417,7 +417,7 @@ def test_a_request_survives_the_process_that_made_it(two: Two, outage: Outage) -
     outage.over = True
     record(two, event("other"))
     again = successor(two)
-    assert again.deliver(two.target, PARTITIONS) == "delivered=2"
+    assert again.deliverer.deliver(two.target, PARTITIONS) == "delivered=2"
     again.close()
     assert [one.id for one in two.arrived if one.key == "k"][-1] == newest.id
     assert_settled(two)
@@ -467,10 +467,10 @@ def test_a_file_that_the_disk_does_not_let_go_or_read_stops_nothing(
         for number in range(3):
             record(two, event(f"other{number}"))
             expected = 2 if refused == "unlink" and number == 0 else 1  # recorded once, not before each delivery
-            assert again.deliver(two.target, PARTITIONS) == f"delivered={expected}"
+            assert again.deliverer.deliver(two.target, PARTITIONS) == f"delivered={expected}"
     assert sum(str(file) in line and "Permission denied" in line for line in caplog.messages) == 1
     record(two, event("last"))
-    assert again.deliver(two.target, PARTITIONS) == f"delivered={2 if refused == 'read_bytes' else 1}"
+    assert again.deliverer.deliver(two.target, PARTITIONS) == f"delivered={2 if refused == 'read_bytes' else 1}"
     again.close()
     assert [one.name for one in folder.iterdir()] == ([f"{file.stem}.unreadable"] if refused == "rename" else [])
     if refused != "rename":

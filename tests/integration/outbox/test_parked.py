@@ -275,10 +275,10 @@ def test_the_drain_repairs_a_partition_whose_parked_events_would_never_be_due(
         Settings.from_environ({"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": outbox_url})
     )
     offers: list[Offer] = []
-    assert context.drain(offers.append) == 0
+    assert context.drain.run(offers.append) == 0
     assert list(due_times(database).values()) == [0]
     assert "repaired 1 objects" in caplog.text
-    assert context.drain(offers.append) == 1
+    assert context.drain.run(offers.append) == 1
     assert [offer.partitions for offer in offers] == [(rows[0].partition,)]
     context.close()
 

@@ -329,16 +329,16 @@ def test_old_entries_of_the_audit_log_are_removed_by_drains_however_many_there_a
         with database.reading() as connection:
             return int(connection.execute(sa.select(sa.func.count()).select_from(tables.audit)).scalar_one())
 
-    context.purge()
+    context.upkeep.purge()
     assert left() == 2500, "a purge is short: the drain waits for it"
     assert requested == [0], "the drain is woken to go on"
     for expected in (1500, 500, 0):
-        context.drain(lambda _: None)
+        context.drain.run(lambda _: None)
         assert left() == expected
     monkeypatch.setattr(upkeep, "_LONGEST_PURGE", 60)
-    context.drain(lambda _: None)
+    context.drain.run(lambda _: None)
     requested.clear()
-    context.drain(lambda _: None)
+    context.drain.run(lambda _: None)
     assert requested == []
     context.close()
 
@@ -355,15 +355,15 @@ def test_a_purge_that_leaves_old_events_is_continued_by_drains_until_none_are_le
     monkeypatch.setattr(upkeep, "purge", partial(purge, batch=5, most=20))
     monkeypatch.setattr(context.wakeups, "request", requested.append)
     until(lambda: context.clock() > newest(database) + 1000, 30, what="the events to be old")
-    assert context.purge() == 20
+    assert context.upkeep.purge() == 20
     assert [0 < delay <= 1 for delay in requested] == [True], "the drain is woken to go on"
     monkeypatch.setattr(upkeep, "_PURGE_PAUSE", 60)
-    context.drain(lambda _: None)
+    context.drain.run(lambda _: None)
     assert requested[1:], "it is woken again if it was woken too soon"
     monkeypatch.setattr(upkeep, "_PURGE_PAUSE", 0)
-    until(lambda: context.drain(lambda _: None) == 0 and not left(database), 30, what="the log to be purged")
+    until(lambda: context.drain.run(lambda _: None) == 0 and not left(database), 30, what="the log to be purged")
     requested.clear()
-    context.drain(lambda _: None)
+    context.drain.run(lambda _: None)
     assert requested == []
     context.close()
     database.close()
@@ -414,8 +414,8 @@ def test_what_cannot_be_tidied_stops_nothing_else(tmp_path: Path, monkeypatch: p
     with database.writing() as connection:
         connection.execute(tables.events.update().values(received_at=1))
     with delivery(url, tmp_path) as made:
-        assert made.context.purge() == 10
-        assert made.context.purge() == 0
+        assert made.context.upkeep.purge() == 10
+        assert made.context.upkeep.purge() == 0
     assert tried == ["audit", "attempts", "rates", "unused"], "each once in an interval"
     database.close()
 
