@@ -1,9 +1,10 @@
-"""What pyproject.toml cannot express: a wheel has everything below the package `bucketwire`, and its commit."""
+"""What pyproject.toml cannot express: a wheel has everything below the package `bucketwire`, and names its commit."""
 
 import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -29,6 +30,16 @@ def commit() -> str:
             return ""
     file = HERE / COMMIT
     return file.read_text() if file.exists() else ""
+
+
+def version() -> str:
+    """Return the version; between releases with the commit, as in `0.3.0.dev0+g0123456789ab`.
+
+    Two builds of different code never have one version. An editable installation has no commit, because it changes.
+    """
+    declared = str(tomllib.loads((HERE / "pyproject.toml").read_text())["tool"]["bucketwire"]["version"])
+    named = "" if EDITABLE or ".dev" not in declared else commit()
+    return f"{declared}+g{named[:12]}{'.dirty' if named.endswith('-dirty') else ''}" if named else declared
 
 
 def write_commit(folder: Path) -> None:
@@ -67,4 +78,4 @@ def layout() -> dict[str, object]:
     return {"packages": ["bucketwire", *(f"bucketwire.{name}" for name in own)], "package_dir": folders}
 
 
-setup(cmdclass={"build_py": Build, "sdist": Sdist}, **layout())
+setup(version=version(), cmdclass={"build_py": Build, "sdist": Sdist}, **layout())

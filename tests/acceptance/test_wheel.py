@@ -149,6 +149,7 @@ def test_other_software_in_the_environment_finds_its_own_modules(installed: Envi
 def test_the_version_names_the_commit_of_the_build(installed: Environment) -> None:
     done = installed.run(installed.bucketwire, "--version", settings={})
     version = installed.wheel.name.split("-")[1]
+    assert version.endswith(f".dev0+g{COMMIT}") or ".dev" not in version, "two builds must not have one version"
     assert (done.stdout, done.stderr) == (f"bucketwire {version} (commit {COMMIT})\n", "")
 
 
