@@ -11,6 +11,7 @@ from tests.support.console_browser import DOCUMENTED, IMAGES
 from tests.support.markdown_sentences import paragraphs, sentences
 
 ROOT = Path(__file__).parents[2]
+DECISIONS = ROOT / "docs/decisions"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "examples").rglob("*.md"))
 
@@ -72,9 +73,27 @@ def test_every_page_of_a_shelf_is_on_the_index() -> None:
     listed = {target for target, _ in links(index)}
     contents = "\n".join(re.findall(r"```\{toctree\}(.*?)```", index.read_text(), re.DOTALL))
     for page in PAGES:
-        if page.parent.parent == ROOT / "docs":
+        if page.parent.parent == ROOT / "docs" and page.parent != DECISIONS:
             assert page in listed, page
             assert f"\n{page.relative_to(ROOT / 'docs').with_suffix('')}\n" in contents, page
+
+
+def test_every_decision_has_its_number_and_a_day_and_is_listed() -> None:
+    index = DECISIONS / "index.md"
+    listed = [target.name for target, _ in links(index) if target.parent == DECISIONS]
+    records = sorted(page.name for page in DECISIONS.glob("[0-9]*.md"))
+    assert listed == records
+    assert re.findall(r"^\d{4}-\S+$", index.read_text(), re.MULTILINE) == [name.removesuffix(".md") for name in records]
+    for number, name in enumerate(records, 1):
+        title, _, day, *_ = (DECISIONS / name).read_text().split("\n")
+        assert name.startswith(f"{number:04d}-")
+        assert title.startswith(f"# {number}. ")
+        assert re.match(r"20\d\d-\d\d-\d\d\b", day), name
+        assert "\n## Decision\n" in (DECISIONS / name).read_text(), name
+
+
+def test_the_results_of_the_benchmarks_are_one_page() -> None:
+    assert len((ROOT / "docs/explanation/performance.md").read_text().splitlines()) <= 150
 
 
 WORDS = (

@@ -1,7 +1,7 @@
 """NATS Streaming (STAN) over nats-py: five messages of its protocol, encoded by hand.
 
 The server is no longer maintained (since June 2023), and no client for it runs on current Python versions;
-docs/explanation/client-libraries.md explains why this code is small enough to maintain. Fields and numbers are those of
+docs/decisions/0009-nats-py.md explains why this code is small enough to maintain. Fields and numbers are those of
 `pb/protocol.proto` in stan.go 0.10.4.
 """
 

@@ -5,7 +5,7 @@ depending on its `-mem-queue-size`.
 
 A call is one MPUB for as many events as fit; nsqd reads and checks all of it before it accepts any, and confirms it as
 one, so that `window` makes no difference. It uses a blocking socket, one command at a time;
-docs/explanation/client-libraries.md explains the reasons and the cost.
+docs/decisions/0010-socket-for-nsq.md explains the reasons and the cost.
 
 | nsqd's answer                                       | outcome                                                      |
 |-----------------------------------------------------|--------------------------------------------------------------|
