@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.cli_common.api_session import ApiSession, ApiUnavailable, InvalidToken, InvalidUrl, is_success
 from app.config.arn import TargetId
-from spark_jobs.jobs.findings import DRIFT
+from app.resources.drift import DRIFT_KINDS
 from spark_jobs.jobs.repair_events import repair_event, request_body
 from spark_jobs.repair_limits import RepairLimits
 
@@ -34,7 +34,7 @@ class _QueueFull(Exception):
 
 def repairable(findings: DataFrame, *, removals: bool) -> DataFrame:
     """Return the findings that are drift and not in flight; without `removals` only those whose object exists."""
-    is_drift = F.col("kind").isin(*DRIFT) & ~F.col("in_flight")
+    is_drift = F.col("kind").isin(*DRIFT_KINDS) & ~F.col("in_flight")
     return findings.where(is_drift if removals else is_drift & F.col("modified").isNotNull())
 
 

@@ -15,6 +15,7 @@ from app.outbox.delivery.event_states import STATES
 from app.outbox.delivery.partition_states import LEASE_STATES
 from app.outbox.reconcile.runs import COUNTS
 from app.outbox.targets import OPENED, OPENING_DUE, OPENING_FAILED
+from app.resources.drift import DRIFT_KINDS, DriftKind
 from app.rules.filters import MAX_SIZE
 
 _TEXT = {"type": "string"}
@@ -324,9 +325,14 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         target=_TARGET, bucket={**_TEXT, "pattern": "^[A-Za-z0-9_][A-Za-z0-9._-]{2,254}$"},
         repair={**_FLAG, "default": False},
     )) | {"additionalProperties": False},
+    "DriftKind": {
+        **_TEXT,
+        "enum": list(DRIFT_KINDS),
+        "description": "; ".join(f"{kind}: {kind.about}" for kind in DriftKind),
+    },
     "Findings": _object(
         findings={"type": "array", "items": _object(
-            number=_NUMBER, kind=_TEXT, key=_TEXT,
+            number=_NUMBER, kind={"$ref": "#/components/schemas/DriftKind"}, key=_TEXT,
             differs={**_TEXT, "description": "of a stale row: what differs, comma-separated"},
             **dict.fromkeys(("etag", "version"), _OPTIONAL_TEXT),
             **dict.fromkeys(("row_name", "row_etag", "row_version", "row_sequencer"), _OPTIONAL_TEXT),

@@ -21,12 +21,12 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import Log, chunks
 from app.outbox.log.batch import Receipt
 from app.outbox.reconcile import runs
+from app.resources.drift import DRIFT_KINDS
 
 AVAILABILITY, BACKLOG, DEAD, DRIFT, DRAIN = "availability", "backlog", "dead", "drift", "drain"
 SERVICE = 0  # instead of a target's row id
 _MOST_OWN = 1000  # far more events about the service than can die between two reports
 _MOST_AT_ONCE = 100  # events in one transaction: it locks the head of the log, so that intake waits
-_DRIFT_COUNTS = ("missing", "stale", "orphaned", "malformed")
 _WITH_DRIFT = tables.reconciliations.c.state.in_((runs.DRIFT, runs.REPAIRED))
 
 
@@ -180,7 +180,8 @@ def _drift(connection: sa.Connection, ids: Mapping[tuple[str, str], int]) -> lis
     for row in connection.execute(sa.select(tables.reconciliations).join(newest, same)):
         if (row.type, row.name) in ids:
             facts = {"run": row.run, "bucket": row.bucket, "state": row.state}
-            facts |= {name: str(getattr(row, name)) for name in _DRIFT_COUNTS}
+            counts = runs.counts_of(row)
+            facts |= {kind: str(counts[kind]) for kind in DRIFT_KINDS}
             row_id = ids[row.type, row.name]
             found[row_id] = Observation(DRIFT, row_id, str(TargetId(row.type, row.name)), row.finished_at, facts)
     return list(found.values())

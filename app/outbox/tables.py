@@ -258,6 +258,12 @@ replays = sa.Table(
     **MYSQL,
 )
 
+# Columns that the version before writes when a run ends; a run that it has ended has no `counts`.
+FORMER_COUNTS = (
+    "objects", "target_rows", "missing", "stale", "orphaned", "malformed", "unmatched", "in_flight", "unreadable",
+    "repaired",
+)  # fmt: skip
+
 reconciliations = sa.Table(
     "reconciliations",
     metadata,
@@ -271,16 +277,8 @@ reconciliations = sa.Table(
     sa.Column("started_at", sa.BigInteger, nullable=False),
     sa.Column("alive_until", sa.BigInteger, nullable=False),  # a run that is not renewed before is dead; 0: cancelled
     sa.Column("finished_at", sa.BigInteger, nullable=False),
-    sa.Column("objects", sa.BigInteger, nullable=False),
-    sa.Column("target_rows", sa.BigInteger, nullable=False),
-    sa.Column("missing", sa.BigInteger, nullable=False),
-    sa.Column("stale", sa.BigInteger, nullable=False),
-    sa.Column("orphaned", sa.BigInteger, nullable=False),
-    sa.Column("malformed", sa.BigInteger, nullable=False),
-    sa.Column("unmatched", sa.BigInteger, nullable=False),
-    sa.Column("in_flight", sa.BigInteger, nullable=False),
-    sa.Column("unreadable", sa.BigInteger, nullable=False),  # unreadable entries of the listing
-    sa.Column("repaired", sa.BigInteger, nullable=False),
+    sa.Column("counts", sa.Text),  # JSON object of numbers by `reconcile.runs.COUNTS`; null until the run has ended
+    *(sa.Column(name, sa.BigInteger, nullable=False, default=0) for name in FORMER_COUNTS),
     sa.Column("report", sa.Text, nullable=False),  # the folder of the full report
     sa.Column("problem", sa.Text, nullable=False),
     sa.Column("repair", sa.String(8), nullable=False, default=""),  # yes | no, as requested; "": by the settings

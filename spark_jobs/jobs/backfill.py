@@ -25,6 +25,7 @@ from app.events.effects import ContentChange, names
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile import runs as r
 from app.outbox.registry import Registry
+from app.resources.drift import DriftKind
 from app.rules.model import Rule
 from spark_jobs.api_client import BATCH_SIZE, Api, EventSender, batches
 from spark_jobs.errors import root_cause
@@ -149,7 +150,7 @@ def _run(
     by_action = {row["action"]: int(row["count"]) for row in classified.groupBy("action").count().collect()}
     total = by_action.get(SEND, 0)
     counts |= {
-        "objects": sum(by_action.values()), "missing": total, "unmatched": by_action.get(UNMATCHED, 0),
+        "objects": sum(by_action.values()), DriftKind.MISSING.value: total, "unmatched": by_action.get(UNMATCHED, 0),
         "in_flight": by_action.get(IN_FLIGHT, 0), "unreadable": listing.unreadable_count, "repaired": 0,
         "target_rows": 0,
     }  # fmt: skip

@@ -7,7 +7,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from spark_jobs.jobs.findings import MISSING, compare, namespace_by_key, parsed
+from app.resources.drift import DriftKind
+from spark_jobs.jobs.findings import compare, namespace_by_key, parsed
 from spark_jobs.jobs.sizes import Sizes
 from spark_jobs.key_groups import by_key
 from spark_jobs.listings.listing import Listing
@@ -44,7 +45,7 @@ def has_repeated_keys(differences: DataFrame, sizes: Sizes) -> bool:
     if sizes.has_repeated_matches:
         return True
     # What remains are keys that one side alone has: without an object, or without a row. An object has a time.
-    alone = differences.where(F.col("modified").isNull() | (F.col("kind") == MISSING))
+    alone = differences.where(F.col("modified").isNull() | (F.col("kind") == DriftKind.MISSING))
     repeated = alone.groupBy(F.xxhash64("key")).count().where(F.col("count") > 1)
     return not repeated.isEmpty()
 

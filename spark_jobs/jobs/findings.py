@@ -1,11 +1,7 @@
 """Compare a target's rows with a bucket's objects: frames in, frames out; this module reads and changes nothing.
 
-* `missing`: the object exists and the rules would have sent its event, but there is no row.
-* `stale`: the row has another content, another version, or an older write (`differs` names each).
-* `orphaned`: there is a row, but no such object, and the rules would have sent its removal.
-* `malformed`: the row's document is not an event, or the event of another object.
-* `unmatched`: no rule sends events of the row's key to the target; reported, but not drift, because another program
-  may have written the row.
+The kinds of drift are those of `app.resources.drift`. A row whose key no rule sends to the target is `unmatched`: it
+is reported, but is no drift, because another program may have written it.
 """
 
 import operator
@@ -16,6 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.effects import ContentChange, names
+from app.resources.drift import DRIFT_KINDS, DriftKind
 from app.rules.model import Rule
 from spark_jobs.jobs.repair_events import CLOCK_SKEW
 from spark_jobs.jobs.sizes import Sizes
@@ -23,8 +20,7 @@ from spark_jobs.key_groups import KEY_HASH, by_key, one_per_key
 from spark_jobs.rule_predicates import rule_predicates
 from spark_jobs.schemas import DIFFERENCES, FINDINGS, LISTING, NAMESPACE, PATHS, etag, integer, milliseconds, version
 
-MISSING, STALE, ORPHANED, MALFORMED, UNMATCHED = "missing", "stale", "orphaned", "malformed", "unmatched"
-DRIFT = (MISSING, STALE, ORPHANED, MALFORMED)
+UNMATCHED = "unmatched"
 _NOOP_REMOVAL = "s3:ObjectRemoved:NoOP"
 REMOVALS = (ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED)
 
@@ -42,16 +38,12 @@ def documents(frame: DataFrame, document: str = "document") -> DataFrame:
     return record.select("key", *(F.col(".".join(("record", *path))).alias(name) for name, path in PATHS.items()))
 
 
-def namespace(rows: DataFrame, bucket: str) -> DataFrame:
-    """Return the NAMESPACE of ROWS, each key once: a store that is read while it is written may return a row twice.
-
-    Of several rows a sound one counts: the events of the object do not change a row at a wrong place.
-    """
-    return namespace_by_key(rows, bucket).select(*NAMESPACE.names)
-
-
 def namespace_by_key(rows: DataFrame, bucket: str) -> DataFrame:
-    """Return the same with the hash of each key, in the order in which `compare` joins it."""
+    """Return the NAMESPACE of ROWS, each key once, with the hash of each key, in the order in which `compare` joins it.
+
+    A store that is read while it is written may return a row twice. Of several rows a sound one counts: the events of
+    the object do not change a row at a wrong place.
+    """
     best = F.max(F.struct("sound", "sequencer", "time", "name", "etag", "size", "version"))
     chosen = one_per_key(parsed(rows, bucket), best).select(KEY_HASH, "key", "chosen.*")
     return chosen.select(KEY_HASH, *NAMESPACE.names)
@@ -102,7 +94,7 @@ def compare(
     return classified.where(is_kept).select(
         "key",
         "kind",
-        F.when(F.col("kind") == STALE, F.concat_ws(",", *named)).otherwise("").alias("differs"),
+        F.when(F.col("kind") == DriftKind.STALE, F.concat_ws(",", *named)).otherwise("").alias("differs"),
         *(F.col(f"l_{name}").alias(name) for name in ("etag", "size", "modified", "version")),
         *(F.col(f"n_{name}").alias(f"row_{name}") for name in ("name", "etag", "size", "version", "sequencer", "time")),
     ).select(*DIFFERENCES.names)  # fmt: skip
@@ -122,22 +114,11 @@ def mark_in_flight(differences: DataFrame, in_flight: DataFrame | None, *, young
     return joined.withColumn("in_flight", F.col("moving").isNotNull() | is_young).select(*FINDINGS.names)
 
 
-def find_drift(
-    listing: DataFrame, rows: DataFrame, in_flight: DataFrame, *, bucket: str, rules: Iterable[Rule], policy: str,
-    versioned: bool, young: int, clock_skew: int = CLOCK_SKEW,
-) -> DataFrame:  # fmt: skip
-    """Return the FINDINGS of a LISTING and a NAMESPACE: what `compare` and `mark_in_flight` return together."""
-    differences = compare(
-        listing, rows, bucket=bucket, rules=rules, policy=policy, versioned=versioned, clock_skew=clock_skew
-    )
-    return mark_in_flight(differences, in_flight, young=young)
-
-
 def count_findings(findings: DataFrame) -> dict[str, int]:
     """Return the number of findings of each kind; those in flight count as `in_flight` only."""
     kind = F.when(F.col("in_flight") & (F.col("kind") != UNMATCHED), "in_flight").otherwise(F.col("kind")).alias("kind")
     counts = {row["kind"]: int(row["count"]) for row in findings.groupBy(kind).count().collect()}
-    return {name: counts.get(name, 0) for name in (*DRIFT, UNMATCHED, "in_flight")}
+    return {name: counts.get(name, 0) for name in (*DRIFT_KINDS, UNMATCHED, "in_flight")}
 
 
 def is_encoded(encoded: Column, key: Column) -> Column:
@@ -161,10 +142,10 @@ def _kind(rules: Sequence[Rule], bucket: str, is_stale: Column, *, versioned: bo
             missing = F.lit(False)
     return (
         F.when(has_row & ~predicates.possible, UNMATCHED)
-        .when(has_row & ~F.col("n_sound"), MALFORMED)
-        .when(has_object & has_row & predicates.expected & is_stale, STALE)
-        .when(has_object & ~has_row & missing, MISSING)
-        .when(~has_object & has_row & orphaned, ORPHANED)
+        .when(has_row & ~F.col("n_sound"), DriftKind.MALFORMED)
+        .when(has_object & has_row & predicates.expected & is_stale, DriftKind.STALE)
+        .when(has_object & ~has_row & missing, DriftKind.MISSING)
+        .when(~has_object & has_row & orphaned, DriftKind.ORPHANED)
     )
 
 

@@ -25,11 +25,12 @@ from app.outbox.reconcile import runs as r
 from app.outbox.reconcile.findings import MOST, store_findings
 from app.outbox.reconcile.progress import Progress
 from app.outbox.registry import Registry
+from app.resources.drift import DRIFT_KINDS, drift_of
 from spark_jobs import stores
 from spark_jobs.api_client import Api, repairable
 from spark_jobs.errors import root_cause
 from spark_jobs.jobs.comparison import write_differences
-from spark_jobs.jobs.findings import DRIFT, count_findings, mark_in_flight
+from spark_jobs.jobs.findings import count_findings, mark_in_flight
 from spark_jobs.listings.listing import Listing
 from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.progress import COMPARING, REPAIRING, REPORTING, ProgressMeter, watched
@@ -70,7 +71,7 @@ class ReconcileResult:
     @property
     def drift(self) -> int:
         """The number of differences."""
-        return sum(self.counts[kind] for kind in DRIFT)
+        return drift_of(self.counts)
 
 
 def reconcile(
@@ -156,10 +157,10 @@ def _run(
             findings = write_findings(mark_in_flight(differences, in_flight, young=listed_at - config.grace), folder)
     with small_plans(spark, is_small=is_small):
         counts = {**count_findings(findings), **sizes, "unreadable": unreadable, "repaired": 0}
-        drift = sum(counts[kind] for kind in DRIFT)
+        drift = drift_of(counts)
         if drift:
             prepare_charts()
-        listed = findings.where(F.col("kind").isin(*DRIFT) & ~F.col("in_flight")).limit(MOST)
+        listed = findings.where(F.col("kind").isin(*DRIFT_KINDS) & ~F.col("in_flight")).limit(MOST)
         store_findings(database, run, (row.asDict() for row in (listed.collect() if drift else ())))
         problem = _listing_problem(listing, unreadable)
         if config.repair and drift:

@@ -1,5 +1,6 @@
 """Write the report of a reconciliation: every finding in Parquet and JSON lines, and a self-contained HTML page."""
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +11,16 @@ from typing import Any
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from spark_jobs.jobs.findings import DRIFT, UNMATCHED
+from app.resources.drift import DRIFT_KINDS
+from spark_jobs.jobs.findings import UNMATCHED
 from spark_jobs.jobs.repair_events import format_time
 from spark_jobs.reports import html_report
 from spark_jobs.reports.html_report import Bars
 from spark_jobs.session import is_local
 
 PAGE, FINDINGS, LINES = "index.html", "findings.parquet", "findings.jsonl"
-_COLOURS = {"missing": "#4c78a8", "stale": "#f0a63a", "orphaned": "#b3352b", "malformed": "#7a5195"}
+_PALETTE = ("#4c78a8", "#f0a63a", "#b3352b", "#7a5195", "#54a24b", "#72b7b2", "#9d755d", "#eeca3b")
+_COLOURS = dict(zip(DRIFT_KINDS, itertools.cycle(_PALETTE), strict=False))
 _MAX_SAMPLES = 20
 _MAX_FOLDERS = 12
 _DAY = 86_400_000
@@ -75,10 +78,10 @@ def check_complete(written: DataFrame, expected: int, path: str) -> None:
 
 def write_page(findings: DataFrame, header: ReportHeader, folder: Path) -> Path:
     """Write the page and return its path."""
-    drift = findings.where(F.col("kind").isin(*DRIFT) & ~F.col("in_flight"))
-    counts = {kind: header.counts[kind] for kind in DRIFT}
+    drift = findings.where(F.col("kind").isin(*DRIFT_KINDS) & ~F.col("in_flight"))
+    counts = {kind: header.counts[kind] for kind in DRIFT_KINDS}
     total = sum(counts.values())
-    charts, shown = [], samples(findings, [kind for kind in DRIFT if counts[kind]])
+    charts, shown = [], samples(findings, [kind for kind in DRIFT_KINDS if counts[kind]])
     if total:
         folders, ages = by_folder_and_age(drift, header.listed_at)
         charts = [
@@ -91,7 +94,7 @@ def write_page(findings: DataFrame, header: ReportHeader, folder: Path) -> Path:
         if not total
         else f"{total:,} differences, {header.counts['repaired']:,} repaired."
     )
-    figures = [("objects", "objects"), ("target rows", "target_rows"), *((kind, kind) for kind in DRIFT)]
+    figures = [("objects", "objects"), ("target rows", "target_rows"), *((kind, kind) for kind in DRIFT_KINDS)]
     figures += [
         ("in flight", "in_flight"),
         (UNMATCHED, UNMATCHED),

@@ -16,7 +16,7 @@ from app.config.arn import TargetId
 from app.outbox.reconcile.runs import COUNTS
 from app.rules.filters import Filters, Pairs
 from app.rules.model import Rule
-from spark_jobs.jobs.findings import count_findings, documents, find_drift, namespace
+from spark_jobs.jobs.findings import count_findings, documents, namespace_by_key
 from spark_jobs.reports import report
 from spark_jobs.reports.report import FINDINGS as FOLDER
 from spark_jobs.reports.report import (
@@ -32,7 +32,7 @@ from spark_jobs.rule_predicates import rule_predicates
 from spark_jobs.schemas import FINDINGS, LISTING, NAMESPACE, ROWS
 from spark_jobs.session import is_local
 from tests.services import until
-from tests.support.comparison import HEAD, MARKER, PUT, T, kinds, row, rule, thing
+from tests.support.comparison import HEAD, MARKER, PUT, T, find_drift, kinds, row, rule, thing
 from tests.support.hostile_names import BUCKETS
 
 
@@ -189,7 +189,9 @@ def test_a_row_is_read_from_its_document(spark: SparkSession) -> None:
         ("no event", *nothing),
         ("null", *nothing),
     ]
-    assertDataFrameEqual(namespace(rows, "b").select(*NAMESPACE.names), spark.createDataFrame(expected, NAMESPACE))
+    assertDataFrameEqual(
+        namespace_by_key(rows, "b").select(*NAMESPACE.names), spark.createDataFrame(expected, NAMESPACE)
+    )
 
 
 def test_findings_that_are_lost_are_not_taken_for_less_drift(spark: SparkSession, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.minio_json import encode_key
 from app.events.model import Effect, Event
 from spark_jobs.errors import root_cause
-from spark_jobs.jobs.findings import namespace
+from spark_jobs.jobs.findings import namespace_by_key
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.listing import BadListing, from_mc, from_parquet
 from spark_jobs.stores import CannotRead, elasticsearch, rows
@@ -164,7 +164,7 @@ def deliver(target: Any, bucket: str) -> None:
 
 
 def check(frame: DataFrame, bucket: str, more: Mapping[str, tuple[Any, ...]]) -> None:
-    found = {one["key"]: tuple(one)[1:] for one in namespace(frame, bucket).collect()}
+    found = {one["key"]: tuple(one)[1:] for one in namespace_by_key(frame, bucket).collect()}
     assert found == {
         key: (True, PUT, f"e{number}", number, f"v{number}", "18E9", 1_794_992_800_123)
         for number, key in enumerate(ODD)
@@ -293,7 +293,7 @@ def test_a_table_of_a_minio_before_2022_is_read(spark: SparkSession, mysql_serve
             cursor.execute("INSERT INTO direct VALUES (%s, %s)", (f"B/{key} of another bucket", text))
         connection.commit()
     settings = load("mysql", {"dsn_string": MysqlContents(mysql_server, name).dsn, "table": "direct"})
-    found = namespace(rows(spark, settings, "b", tasks=2), "b").collect()
+    found = namespace_by_key(rows(spark, settings, "b", tasks=2), "b").collect()
     assert {(one["key"], one["sound"], one["etag"]) for one in found} == {("a b/é+%", True, "e0"), ("z", True, "e1")}
 
 
@@ -309,7 +309,7 @@ def test_what_minio_itself_wrote_is_sound(
         return {one.object_name: (True, one.etag, one.size) for one in client.list_objects(bucket, recursive=True)}
 
     def found() -> dict[str, tuple[bool, str, int]]:
-        read = namespace(rows(spark, load(kind, direct[kind]), bucket, tasks=2), bucket).collect()
+        read = namespace_by_key(rows(spark, load(kind, direct[kind]), bucket, tasks=2), bucket).collect()
         return {one["key"]: (one["sound"], one["etag"], one["size"] or 0) for one in read}
 
     for number, key in enumerate(ODD):

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 from app.config.arn import TargetId
 from app.rules.filters import NO_FILTERS, Filters
 from app.rules.model import Rule
+from spark_jobs.jobs.findings import compare, mark_in_flight
 
 PUT, DELETE, HEAD = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete", "s3:ObjectAccessed:Head"
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
@@ -37,6 +38,13 @@ def row(
     sound: bool = True,
 ) -> tuple[Any, ...]:  # fmt: skip
     return key, sound, name, etag, size, version, "18E9", time
+
+
+def find_drift(
+    listing: DataFrame, rows: DataFrame, in_flight: DataFrame, *, young: int = T + 1_000_000, **options: Any
+) -> DataFrame:
+    """The findings of a listing and a namespace, by the `options` of `compare`."""
+    return mark_in_flight(compare(listing, rows, **options), in_flight, young=young)
 
 
 def kinds(findings: DataFrame) -> dict[str, str]:

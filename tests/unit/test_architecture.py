@@ -80,6 +80,7 @@ def test_app_knows_no_targets_driver() -> None:
     ("folder", "not_known"),
     [
         ("app/events", ["app.config", "app.rules", "app.outbox", "app.api", "app.cli", "app.supervisor"]),
+        ("app/resources", ["app.rules", "app.outbox", "app.api", "app.cli", "app.console", "app.supervisor"]),
         ("app/rules", ["app.outbox", "app.api", "app.cli", "app.supervisor"]),
         ("app/config", ["app.rules", "app.outbox", "app.api", "app.cli", "app.supervisor"]),
         ("app/outbox", ["app.api", "app.cli", "app.supervisor"]),

@@ -28,13 +28,13 @@ from app.outbox.log.recorder import Recorder
 from app.outbox.reconcile.findings import MOST, read_findings
 from app.outbox.reconcile.requests import RunRequests
 from app.outbox.reconcile.runs import Reconciliation, Reconciliations, unchanged_since
+from app.resources.drift import DRIFT_KINDS
 
 logger = logging.getLogger("bucketwire.api")
 routes = Blueprint("reconciliations", __name__)
 _LOGGED = 100  # refused events of one request that are logged
 _MOST = 1000
 _LAST_SEQ = 2**63 - 1
-_KINDS = ("missing", "stale", "orphaned", "malformed")
 
 
 @routes.get("/v1/reconciliations")
@@ -153,8 +153,7 @@ def findings(run: str) -> Response:
       security: [{token: [read]}]
       parameters:
         - run
-        - {name: kind, in: query, schema: {type: string, enum: [missing, stale, orphaned, malformed]},
-           description: only those of this kind}
+        - {name: kind, in: query, schema: DriftKind, description: only those of this kind}
         - {name: limit, in: query, schema: {type: integer, default: 100, minimum: 1, maximum: 1000},
            description: the most to return}
         - {name: after, in: query, schema: {type: integer, default: 0, minimum: 0, maximum: 10000},
@@ -165,8 +164,8 @@ def findings(run: str) -> Response:
     """
     refuse_unknown(request.args, ("kind", "limit", "after"))
     kind = parsed_text("kind", request.args.get("kind"))
-    if kind and kind not in _KINDS:
-        raise bad_value("kind", "is not a kind of difference", f"give one of {', '.join(_KINDS)}")
+    if kind and kind not in DRIFT_KINDS:
+        raise bad_value("kind", "is not a kind of difference", f"give one of {', '.join(DRIFT_KINDS)}")
     limit = parsed_number("limit", request.args.get("limit"), 100, least=1, most=_MOST)
     after = parsed_number("after", request.args.get("after"), 0, least=0, most=MOST)
     database = services().database

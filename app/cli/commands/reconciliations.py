@@ -9,6 +9,7 @@ from app.cli_common.output import columns
 from app.cli_common.param_types import TARGET, iso
 from app.config.arn import TargetId
 from app.outbox.reconcile.runs import Reconciliation
+from app.resources.drift import DRIFT_KINDS
 
 _COLUMNS = (
     "run",
@@ -17,9 +18,7 @@ _COLUMNS = (
     "job",
     "state",
     "started_at",
-    "missing",
-    "stale",
-    "orphaned",
+    *DRIFT_KINDS,
     "repaired",
     "problem",
 )
@@ -70,9 +69,7 @@ def cancel(context: CommandContext, run: str) -> None:
 
 @reconciliation.command()
 @click.argument("run")
-@click.option(
-    "--kind", type=click.Choice(["missing", "stale", "orphaned", "malformed"]), help="Only those of this kind."
-)
+@click.option("--kind", type=click.Choice(DRIFT_KINDS), help="Only those of this kind.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Show this many.")
 @with_context_or_url
 def findings(context: CommandContext, run: str, kind: str | None, limit: int) -> None:

@@ -11,9 +11,10 @@ from app.console import calls
 from app.console.calls import Refused
 from app.console.formats import command, short_target
 from app.console.pages import done, form_values, page, show, visitor
+from app.resources.drift import DRIFT_KINDS, drift_of
 
-_DRIFT = ("missing", "stale", "orphaned", "malformed", "unmatched", "unreadable")
-_KINDS = ("missing", "stale", "orphaned", "malformed")
+_NOTED = (*DRIFT_KINDS, "unmatched", "unreadable")  # numbers of a run that are worth a look
+_TILES = ("objects", "target_rows", *DRIFT_KINDS, "in_flight", "repaired")
 _SIZES = (50, 200, 1000)  # runs on the page
 _TREND = 200  # of the newest runs show how the drift has changed
 _COMPARED = ("clean", "drift", "repaired")  # states of a comparison that has ended
@@ -55,7 +56,7 @@ def reconciliations() -> Response:
         400 if wrong else 200,
         here="reconciliations",
         runs=runs,
-        drift=_DRIFT,
+        drift=_NOTED,
         trends=trends(newest),
         given=given,
         wrong=wrong,
@@ -76,16 +77,16 @@ def trends(runs: Sequence[Mapping[str, Any]]) -> list[Trend]:
         if each["job"] == "reconcile" and each["state"] in _COMPARED:
             pairs.setdefault((each["bucket"], each["target"]), []).insert(0, each)
     found = [
-        Trend(bucket, target, [drift_of(each) for each in ended], ended[-1])
+        Trend(bucket, target, [remaining_drift(each) for each in ended], ended[-1])
         for (bucket, target), ended in pairs.items()
     ]
     return sorted(found, key=lambda trend: (-trend.drifts[-1], trend.bucket, trend.target))
 
 
-def drift_of(run: Mapping[str, Any]) -> int:
+def remaining_drift(run: Mapping[str, Any]) -> int:
     """Return how many differences a run has found and left: none if it has repaired them."""
-    found = sum(run[kind] for kind in _KINDS)
-    return max(0, found - run["repaired"]) if run["state"] == "repaired" else int(found)
+    drift = drift_of(run)
+    return max(0, drift - run["repaired"]) if run["state"] == "repaired" else drift
 
 
 @page("/reconciliations/<run>")
@@ -94,17 +95,18 @@ def run(run: str) -> Response:
     kind, after = form_values("kind")["kind"], request.args.get("after", "")
     shown = calls.get(f"/v1/reconciliations/{run}")
     findings: dict[str, Any] = calls.get(
-        f"/v1/reconciliations/{run}/findings", kind=kind if kind in _KINDS else "", after=after, limit=_PAGE
+        f"/v1/reconciliations/{run}/findings", kind=kind if kind in DRIFT_KINDS else "", after=after, limit=_PAGE
     )
     return show(
         "reconciliation.html",
         here="reconciliations",
         run=shown,
         findings=findings,
-        kinds=_KINDS,
+        kinds=DRIFT_KINDS,
+        tiles=_TILES,
         kind=kind,
         after=after,
-        cli=command("reconciliation", "findings", run, *(("--kind", kind) if kind in _KINDS else ())),
+        cli=command("reconciliation", "findings", run, *(("--kind", kind) if kind in DRIFT_KINDS else ())),
     )
 
 

@@ -17,7 +17,6 @@ from app.outbox.reconcile.findings import Finding, read_findings
 from app.outbox.reconcile.runs import (
     BACKFILLING,
     CANCELLED,
-    COUNTS,
     DRIFT,
     RECONCILE,
     RUNNING,
@@ -109,7 +108,7 @@ class RunRequests:
             connection.execute(
                 tables.reconciliations.insert().values(
                     run=run, type=target.type, name=target.name, bucket=bucket, state=WAITING, started_at=now,
-                    alive_until=NEVER, finished_at=0, report="", problem="", **dict.fromkeys(COUNTS, 0),
+                    alive_until=NEVER, finished_at=0, report="", problem="",
                     repair="yes" if details["repair"] else "no",
                 )
             )  # fmt: skip

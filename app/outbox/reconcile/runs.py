@@ -1,5 +1,6 @@
 """Register runs of reconciliations and backfills, one at a time per target and bucket, and read the log for them."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +23,10 @@ from app.outbox.markers import WHOLE_LOG
 from app.outbox.reconcile.progress import Progress
 from app.outbox.targets import find_target
 from app.outbox.versions.rows import ObjectKey, key_state
+from app.resources.drift import DRIFT_KINDS, drift_of
 
-COUNTS = (
-    "objects", "target_rows", "missing", "stale", "orphaned", "malformed", "unmatched", "in_flight", "unreadable",
-    "repaired",
-)  # fmt: skip
+# The numbers of a run; `unreadable` are entries of the listing.
+COUNTS = ("objects", "target_rows", *DRIFT_KINDS, "unmatched", "in_flight", "unreadable", "repaired")
 RUNNING, CLEAN, DRIFT, REPAIRED, FAILED = "running", "clean", "drift", "repaired", "failed"
 RECONCILE, SCAN = "reconcile", "scan"  # the jobs
 WAITING = "waiting"  # registered by the schedule or on request, not started yet
@@ -128,7 +128,7 @@ class Reconciliations:
             connection.execute(
                 tables.reconciliations.insert().values(
                     run=run, type=target.type, name=target.name, bucket=bucket, state=state, started_at=now,
-                    alive_until=now + lease, finished_at=0, report="", problem="", **dict.fromkeys(COUNTS, 0),
+                    alive_until=now + lease, finished_at=0, report="", problem="",
                 )
             )  # fmt: skip
         return run
@@ -146,17 +146,19 @@ class Reconciliations:
         r = tables.reconciliations.c
         finished = (r.job == RECONCILE, r.state.in_((CLEAN, DRIFT, REPAIRED)))
         same = (r.type == target.type, r.name == target.name, r.bucket == bucket)
-        query = sa.select(r.objects + r.target_rows).where(*same, *finished).order_by(r.id.desc()).limit(1)
+        query = sa.select(tables.reconciliations).where(*same, *finished).order_by(r.id.desc()).limit(1)
         with self._database.reading() as connection:
-            return int(connection.execute(query).scalar() or 0)
+            row = connection.execute(query).first()
+        counts = counts_of(row) if row is not None else {}
+        return counts.get("objects", 0) + counts.get("target_rows", 0)
 
     def end(self, run: str, state: str, counts: Mapping[str, int], *, report: str = "", problem: str = "") -> None:
         """Record the result of a run, unless it was cancelled."""
-        r, numbers = tables.reconciliations.c, {name: counts.get(name, 0) for name in COUNTS}
+        r, numbers = tables.reconciliations.c, json.dumps({name: counts.get(name, 0) for name in COUNTS})
         with self._database.writing() as connection:
             now = database_now(connection)
-            values = {"state": state, "finished_at": now, "report": report, "problem": problem[:2000], **numbers}
-            values["progress"] = None
+            values = {"state": state, "finished_at": now, "report": report, "problem": problem[:2000]}
+            values |= {"counts": numbers, "progress": None}
             connection.execute(tables.reconciliations.update().where(r.run == run, r.alive_until > 0).values(**values))
 
     def is_cancelled(self, run: str) -> bool:
@@ -203,10 +205,16 @@ class Reconciliations:
 def _reconciliation(row: Any) -> Reconciliation:
     return Reconciliation(
         row.run, TargetId(row.type, row.name), row.bucket, row.job, row.state, row.started_at, row.finished_at,
-        {name: getattr(row, name) for name in COUNTS}, row.report, row.problem,
+        counts_of(row), row.report, row.problem,
         {"yes": True, "no": False}.get(row.repair),
         Progress.from_text(row.progress) if row.state in _DEAD_STATE else None,
     )  # fmt: skip
+
+
+def counts_of(row: Any) -> Mapping[str, int]:
+    """Return the numbers of a row of the table of runs, every member of `COUNTS`; 0 until the run has ended."""
+    stored = json.loads(row.counts) if row.counts else {name: getattr(row, name) for name in tables.FORMER_COUNTS}
+    return {name: int(stored.get(name, 0)) for name in COUNTS}
 
 
 def latest_results(connection: sa.Connection) -> Sequence[tuple[TargetId, str, int, int]]:
@@ -215,14 +223,9 @@ def latest_results(connection: sa.Connection) -> Sequence[tuple[TargetId, str, i
     finished = sa.and_(r.job == RECONCILE, r.state.in_((CLEAN, DRIFT, REPAIRED)))
     last = sa.select(sa.func.max(r.id)).where(finished).group_by(r.type, r.name, r.bucket)
     query = sa.select(tables.reconciliations).where(r.id.in_(last)).order_by(r.type, r.name, r.bucket)
+    runs = [_reconciliation(row) for row in connection.execute(query)]
     return [
-        (
-            TargetId(row.type, row.name),
-            row.bucket,
-            row.finished_at,
-            max(0, row.missing + row.stale + row.orphaned + row.malformed - row.repaired),
-        )
-        for row in connection.execute(query)
+        (run.target, run.bucket, run.finished_at, max(0, drift_of(run.counts) - run.counts["repaired"])) for run in runs
     ]
 
 

@@ -27,7 +27,6 @@ from app.outbox.reconcile.runs import (
     BACKFILLED,
     BACKFILLING,
     CLEAN,
-    COUNTS,
     DRIFT,
     FAILED,
     RECONCILE,
@@ -212,7 +211,6 @@ def _row(job: str, target: TargetId, bucket: str, now: int) -> dict[str, object]
     return {
         "run": uuid4().hex, "job": job, "type": target.type, "name": target.name, "bucket": bucket, "state": WAITING,
         "started_at": now, "alive_until": NEVER, "finished_at": 0, "report": "", "problem": "",
-        **dict.fromkeys(COUNTS, 0),
     }  # fmt: skip
 
 

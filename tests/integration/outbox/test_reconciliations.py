@@ -15,10 +15,12 @@ from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.reconcile.progress import Progress
 from app.outbox.reconcile.runs import (
     BACKFILLING,
+    COUNTS,
     AlreadyRunning,
     Reconciliations,
     keys_recorded_since,
     last_seq_before,
+    latest_results,
     log_mark,
     newest_sequencers,
     unchanged_since,
@@ -46,6 +48,19 @@ def test_a_target_is_reconciled_with_a_bucket_by_one_run_at_a_time(database: Dat
     ended = runs.list()[-1]
     assert (ended.counts["missing"], ended.counts["objects"], ended.counts["stale"], ended.report) == (3, 7, 0, "/r")
     assert ended.finished_at >= ended.started_at > 0
+
+
+def test_a_run_that_the_version_before_has_ended_keeps_its_numbers(database: Database) -> None:
+    runs, r = Reconciliations(database), tables.reconciliations
+    run = runs.begin(TARGET, "b", lease=60_000)
+    runs.end(run, "drift", {"missing": 3, "objects": 7, "target_rows": 4})
+    with database.writing() as connection:  # as it wrote them: in columns
+        connection.execute(r.update().values(counts=None, malformed=2, objects=70, target_rows=30))
+    counts = runs.get(run).counts
+    assert counts == dict.fromkeys(COUNTS, 0) | {"malformed": 2, "objects": 70, "target_rows": 30}
+    assert runs.last_size(TARGET, "b") == 100
+    with database.reading() as connection:
+        assert [drift for *_, drift in latest_results(connection)] == [2]
 
 
 def test_a_run_shows_its_progress_while_it_is_running(database: Database) -> None:
