@@ -27,10 +27,10 @@ from app.outbox.engine.database import Database, DatabaseUnavailable, describe_e
 from app.outbox.registry import open_registry
 from app.outbox.targets import UnknownTarget
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
-from workers.endpoints import Endpoint, endpoints_of, tls_handshake
 from workers.target_pool import as_served
 from workers.targets import create
-from workers.targets.base import Target, TargetUnavailable
+from workers.targets.base import Adapter, Target, TargetUnavailable
+from workers.targets.endpoint import Endpoint, tls_handshake
 from workers.targets.http_connection import PrivateAddressError
 from workers.telemetry.redaction import RedactingTarget
 
@@ -55,14 +55,11 @@ def run_target_test(settings: TargetSettings, type_name: str) -> Iterator[Step]:
     With several endpoints (brokers, hosts) one reachable endpoint is enough: the others are reported, but do not make
     the test fail.
     """
-    yield from (checks := _EndpointChecks(settings)).steps()
+    adapter = create(type_name, settings)
+    yield from (checks := _EndpointChecks(adapter, settings.timeout)).steps()
     if not checks.ok:
         return
-    try:
-        target = RedactingTarget(create(type_name, settings), settings)
-    except Exception as error:  # noqa: BLE001 - its message may contain anything
-        yield Step("login", False, 0.0, f"unexpected {type(error).__name__}")
-        return
+    target = RedactingTarget(adapter, settings)
     try:
         opened = _timed("login", lambda: _opened(target))
         yield opened
@@ -75,19 +72,20 @@ def run_target_test(settings: TargetSettings, type_name: str) -> Iterator[Step]:
 class _EndpointChecks:
     """The steps that need no protocol, for every endpoint; `ok` is true afterwards if one of them was reached."""
 
-    def __init__(self, settings: TargetSettings) -> None:
-        self._settings = settings
+    def __init__(self, adapter: Adapter, timeout: float) -> None:
+        self._adapter = adapter
+        self._timeout = timeout
         self.ok = False
 
     def steps(self) -> Iterator[Step]:
         try:
-            endpoints = endpoints_of(self._settings)
+            endpoints = self._adapter.endpoints()
         except TargetUnavailable as error:
             yield Step("resolve", False, 0.0, error.reason)
             return
         failures: list[Step] = []
         for endpoint in endpoints:
-            steps = list(_reach(endpoint, self._settings.timeout))
+            steps = list(_reach(endpoint, self._timeout))
             reached = steps[-1].ok
             self.ok |= reached
             if len(endpoints) > 1:

@@ -47,7 +47,7 @@ def connect(settings: RedisSettings) -> redis.Redis | RedisCluster:
     """Return a client with the target's settings; the caller closes it. Raises `redis.RedisError`."""
     connection: dict[str, Any] = {"socket_timeout": 30, "socket_connect_timeout": 10, "protocol": 2}
     connection["client_name"] = "bucketwire-reconcile"
-    if settings.by_tls:
+    if settings.uses_tls:
         connection |= {
             "ssl": True,
             "ssl_ca_certs": settings.tls_ca or None,

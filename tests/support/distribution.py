@@ -18,6 +18,7 @@ from xdist.workermanage import WorkerController
 
 _KEY = "bucketwire/seconds"  # in pytest's cache
 _CASES = "tests/acceptance/test_beat.py", "tests/acceptance/test_clocks.py", "tests/acceptance/test_faults.py"
+_PROBES = {f"tests/contract/test_target_{name}.py" for name in ("contract", "test")}  # they share their servers
 _ELASTIC = {  # they use one Elasticsearch and one Kafka
     "tests/contract/test_elasticsearch.py",
     "tests/contract/test_refused_object.py",
@@ -38,8 +39,8 @@ def group(nodeid: str) -> str:
     first = parameter[1] if parameter else ""
     if file in _CASES:
         return nodeid
-    if file == "tests/contract/test_target_contract.py" or file.startswith("tests/integration/outbox/"):
-        return f"{file}[{first}]"  # the kind of server, or of database
+    if file in _PROBES or file.startswith("tests/integration/outbox/"):
+        return f"{'tests/contract/probes' if file in _PROBES else file}[{first}]"  # the kind of server, or of database
     if file in _OF_SERVICES:
         return "tests/spark/services"
     if file.startswith("tests/spark/") and file not in _WITHOUT_A_SESSION:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from pathlib import Path
 
 from tests.support import distribution
@@ -20,5 +21,6 @@ def test_two_processes_at_most_start_a_spark_session() -> None:
 
 
 def test_every_file_that_is_named_is_there() -> None:
-    named = {*distribution._CASES, *distribution._ELASTIC, *distribution._OF_SERVICES, *distribution._WITHOUT_A_SESSION}
+    files = (distribution._CASES, distribution._PROBES, distribution._ELASTIC)
+    named = {*chain(*files, distribution._OF_SERVICES, distribution._WITHOUT_A_SESSION)}
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

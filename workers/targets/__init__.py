@@ -8,7 +8,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from workers.targets.base import Target
+from workers.targets.base import Adapter
 
 _ADAPTERS = {
     "amqp": "workers.targets.amqp.target:AmqpTarget",
@@ -24,22 +24,22 @@ _ADAPTERS = {
 }
 
 
-def _lazily(place: str) -> Callable[[Any], Target]:
+def _lazily(place: str) -> Callable[[Any], Adapter]:
     module, _, name = place.partition(":")
 
-    def make(settings: Any) -> Target:
-        made: Target = getattr(import_module(module), name)(settings)
+    def make(settings: Any) -> Adapter:
+        made: Adapter = getattr(import_module(module), name)(settings)
         return made
 
     return make
 
 
-TARGETS: Mapping[str, Callable[[Any], Target]] = MappingProxyType(
+TARGETS: Mapping[str, Callable[[Any], Adapter]] = MappingProxyType(
     {type_: _lazily(place) for type_, place in _ADAPTERS.items()}
 )
 
 
-def create(type: str, settings: Any) -> Target:  # noqa: A002 (a target's type, as in its ARN)
+def create(type: str, settings: Any) -> Adapter:  # noqa: A002 (a target's type, as in its ARN)
     """Create a target of this type, not yet opened; `settings` is the type's dataclass of `app.config.targets`.
 
     Raises `LookupError` with the known types.

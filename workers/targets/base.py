@@ -1,4 +1,4 @@
-"""The interface of every target: three methods, and the errors they may raise.
+"""The interface of every target and of its adapter, and the errors that they may raise.
 
 The rules of `deliver`, which the contract suite checks for each target:
 
@@ -30,6 +30,7 @@ from typing import Protocol
 
 from app.events.model import Event
 from workers.delivery.outcomes import Outcome
+from workers.targets.endpoint import Endpoint
 
 
 class TargetUnavailable(Exception):
@@ -82,3 +83,13 @@ class Target(Protocol):
 
     def close(self) -> None:
         """Close every connection. May be called any number of times; never raises."""
+
+
+class Adapter(Target, Protocol):
+    """A target made from its settings by `workers.targets.create`, which opens nothing."""
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Return the addresses that the settings name, in order; the proxy's if HTTP requests go through one.
+
+        `open` needs to reach one of them. Raises `TargetUnavailable` for an unusable proxy or connection string.
+        """

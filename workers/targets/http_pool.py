@@ -10,7 +10,7 @@ import logging
 import ssl
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPSConnectionPool, ProxyManager, Timeout
@@ -18,8 +18,10 @@ from urllib3.connection import HTTPConnection
 from urllib3.exceptions import NewConnectionError
 from urllib3.util import Url, parse_url
 
+from app.config.fields.addresses import HostPort
 from app.config.networks import is_loopback
 from workers.targets.base import TargetUnavailable
+from workers.targets.endpoint import Endpoint
 from workers.targets.http_connection import PlainConnection, PrivateAddressError, TlsConnection, public_addresses
 
 # urllib3 writes whole URLs into its warnings and debug lines, and a webhook's URL may be a secret.
@@ -164,6 +166,25 @@ def http_pool(endpoint: str, context: ssl.SSLContext, *, guarded: bool, connecti
     whole = url._replace(auth=None, port=None if port == _PORTS[scheme] else port, fragment=None).url
     target = whole if forwarded else url.request_uri
     return HttpPool(pool, target, where, url, proxy, context, guarded)
+
+
+@dataclass(frozen=True, slots=True)
+class _GuardedEndpoint(Endpoint):
+    """An endpoint to whose public addresses alone a connection is made."""
+
+    def resolve(self) -> list[str]:
+        """Return the addresses of the host. Raises `OSError`, or `PrivateAddressError` if one is not public."""
+        return public_addresses(*self.address)
+
+
+def http_endpoint(url: str, context: Callable[[], ssl.SSLContext], *, guarded: bool) -> Endpoint:
+    """Return the address that `http_pool` connects to. Raises `TargetUnavailable` for an unusable proxy."""
+    parts = urllib.parse.urlsplit(url)
+    host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+    if proxy := proxy_for(parts.scheme, host, port):
+        return Endpoint(HostPort(proxy.host or "", proxy.port or _PORTS[proxy.scheme or "http"]))
+    kind = _GuardedEndpoint if guarded else Endpoint
+    return kind(HostPort(host, port), context if parts.scheme == "https" else None)
 
 
 def proxy_for(scheme: str, host: str, port: int) -> Url | None:

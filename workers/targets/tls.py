@@ -1,9 +1,12 @@
 """Create TLS contexts from a target's settings, and detect changes of its files."""
 
 import ssl
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from app.config import tls
+from app.config.targets.base import TlsSettings
 from workers.targets.base import TargetUnavailable
 
 
@@ -16,6 +19,26 @@ def context(ca: str = "", *, skip_verify: bool = False, client_cert: str = "", c
         return tls.context(ca, skip_verify=skip_verify, client_cert=client_cert, client_key=client_key)
     except tls.BadFile as bad:
         raise TargetUnavailable(str(bad)) from bad
+
+
+def context_of(settings: TlsSettings) -> ssl.SSLContext:
+    """Return the context that a target's settings define. Raises `TargetUnavailable` for an unusable file."""
+    return context(
+        settings.tls_file("tls_ca"),
+        skip_verify=settings.tls_skip_verify,
+        client_cert=settings.tls_file("client_cert"),
+        client_key=settings.tls_file("client_key"),
+    )
+
+
+def context_maker(settings: TlsSettings) -> Callable[[], ssl.SSLContext] | None:
+    """Return a function that returns `context_of`, or None for a target without TLS."""
+    return partial(context_of, settings) if settings.uses_tls else None
+
+
+def stamp_of(settings: TlsSettings) -> object:
+    """Return the `stamp` of a target's certificate files."""
+    return stamp(*map(settings.tls_file, ("tls_ca", "client_cert", "client_key")))
 
 
 def stamp(*files: str) -> tuple[tuple[int, int] | None, ...]:

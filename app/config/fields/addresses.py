@@ -1,10 +1,12 @@
 """Parse hosts and URLs, and redact the passwords in them (reference §3.3)."""
 
+import base64
 import ipaddress
 import re
+from collections.abc import Iterator
 from itertools import takewhile
 from typing import NamedTuple
-from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 from app.config.errors import REDACTED, BadValue
 from app.config.fields.field_types import FieldType
@@ -141,6 +143,9 @@ class HttpUrl(FieldType[str]):
     def shown(self, text: str) -> str:
         return redacted_url(text)
 
+    def secrets_in(self, value: str) -> Iterator[str]:
+        return secrets_in_url(value)
+
 
 class WebhookUrl(HttpUrl):
     """The address of a webhook. Who knows Slack's may post there, so a path and a query may be secrets.
@@ -160,16 +165,17 @@ class WebhookUrl(HttpUrl):
         query = "&".join(f"{name}={REDACTED}" if equals else REDACTED for name, equals, _ in names)
         return urlunsplit((parts.scheme, login + parts.netloc.rpartition("@")[2], path, query, ""))
 
-    def secrets_in(self, text: str) -> list[str]:
-        """Return what `shown` leaves out, but for the password: parts of the path and values of the query."""
-        parts, _, hidden = _split_webhook(text)
+    def secrets_in(self, value: str) -> Iterator[str]:
+        """Yield what `shown` leaves out: the password, parts of the path and values of the query."""
+        yield from super().secrets_in(value)
+        parts, _, hidden = _split_webhook(value)
         if parts is None:
-            return []
-        values = [pair.rpartition("=")[2] for pair in parts.query.split("&")]
-        found = [*hidden, *(value for value in values if not _PLAIN.fullmatch(value))]
+            return
+        values = (pair.rpartition("=")[2] for pair in parts.query.split("&"))
+        secrets = [*hidden, *(text for text in values if not _PLAIN.fullmatch(text))]
         if parts.password is None and parts.username:
-            found.append(parts.username)
-        return [form for part in found for form in (part, unquote(part)) if part]
+            secrets.append(parts.username)
+        yield from (form for secret in secrets for form in (secret, unquote(secret)) if secret)
 
 
 class PageUrl(HttpUrl):
@@ -215,6 +221,17 @@ def redacted_url(text: str) -> str:
     query = "&".join(map(_redacted_parameter, parts.query.split("&")))
     unchanged = (netloc, query) == (parts.netloc, parts.query)
     return text if unchanged else urlunsplit(parts._replace(netloc=netloc, query=query))
+
+
+def secrets_in_url(url: str) -> Iterator[str]:
+    """Yield a URL's password, as it is written, unescaped and in a login header, and parameters that hold a secret."""
+    parts = urlsplit(url)
+    if parts.password:
+        yield parts.password
+        yield unquote(parts.password)
+        login = f"{unquote(parts.username or '')}:{unquote(parts.password)}"
+        yield base64.b64encode(login.encode()).decode()
+    yield from (value for name, value in parse_qsl(parts.query) if _SECRET_NAME.search(name))
 
 
 def _split_webhook(text: str) -> tuple[SplitResult | None, list[str], list[str]]:

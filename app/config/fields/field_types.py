@@ -6,7 +6,7 @@ it, and the key's default is used instead.
 
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import ClassVar, Generic, Literal, TypeVar
 
@@ -39,6 +39,10 @@ class FieldType(Generic[T]):
     def shown(self, text: str) -> str:
         """Return the text as it may be printed; types that can contain a password redact it."""
         return text
+
+    def secrets_in(self, value: T) -> Iterator[str]:  # noqa: ARG002 (for types that can contain a secret)
+        """Yield the secrets within a value, in each form in which a remote or a driver may repeat them."""
+        return iter(())
 
     def resolve(self, text: str, resolve: Callable[[str], str]) -> str:
         """Return the text with secrets in place of references, by `resolve`; for types with secrets."""

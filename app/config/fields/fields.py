@@ -71,6 +71,13 @@ class Field:
         """Return a text that may have been printed and sent back, with the stored secrets in place of `*redacted*`."""
         return stored if text == self.shown(stored) else self.kind.restored(text, stored)
 
+    def secrets_in(self, value: Any) -> Iterator[str]:
+        """Yield the secrets within a value: the whole of a secret one and its words, and what its type knows of."""
+        if self.secret:
+            yield value
+            yield from value.split()
+        yield from self.kind.secrets_in(value)
+
     def fallback(self) -> Any:
         """Return the value to use if none is set."""
         return self.kind.parse(self.default) if self.default else self.kind.empty
@@ -113,6 +120,12 @@ class Declared:
     def ineffective(self) -> Iterator[Problem]:
         """Yield the settings that have no effect beside the others. MinIO accepts them without a word."""
         return iter(())
+
+    def secrets(self) -> Iterator[str]:
+        """Yield every secret of these settings, also those within URLs, connection strings and headers."""
+        for name, key in fields_of(type(self)).items():
+            if value := getattr(self, name):
+                yield from key.secrets_in(value)
 
     def __repr__(self) -> str:
         parts = []

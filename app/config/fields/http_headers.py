@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from app.config.errors import REDACTED, BadValue
 from app.config.fields.field_types import FieldType
@@ -74,6 +74,11 @@ class HttpHeaders(FieldType[Headers]):
             return REDACTED
         shown = [(name, value if is_secret_ref(value) else REDACTED) for name, value in pairs]
         return _written(shown, as_json=_is_json(text))
+
+    def secrets_in(self, value: Headers) -> Iterator[str]:
+        for _, text in value:
+            yield text
+            yield from text.split()
 
     def restored(self, text: str, stored: str) -> str:
         """Return the text with the stored value of each header that was sent back as `*redacted*`."""

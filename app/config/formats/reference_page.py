@@ -10,7 +10,7 @@ from pathlib import Path
 from app.config.fields.fields import Field, fields_of
 from app.config.formats.environment import variable
 from app.config.settings import Settings
-from app.config.targets.base import TargetSettings
+from app.config.targets.base import TargetSettings, ordered_fields
 from app.config.targets.registry import TYPES
 
 PAGE = Path(__file__).parents[3] / "docs/reference/settings.md"
@@ -53,7 +53,7 @@ def reference_page() -> str:
     parts += _table([(f"`…_{key.env or name.upper()}[_<NAME>]`", key) for name, key in common.items()])
     for cls in TYPES.values():
         # A type may replace a common key by its own.
-        own = [(variable(cls, name), key) for name, key in fields_of(cls).items() if key != common.get(name)]
+        own = [(variable(cls, name), key) for name, key in ordered_fields(cls).items() if key != common.get(name)]
         parts += [
             "",
             f"## {cls.title}",

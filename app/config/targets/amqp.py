@@ -7,9 +7,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HostPort, Hosts, check_host
-from app.config.fields.field_types import Number, Path, Text, Toggle
+from app.config.fields.field_types import Number, Text, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import MessageSettings, check_certificate_pair
+from app.config.targets.base import MessageSettings, TlsSettings
 from app.config.targets.login_url import LoginUrl, login_of, split_login_url
 
 AMQP_HEARTBEAT = 60
@@ -80,8 +80,10 @@ def amqp_address(url: str) -> AmqpAddress:
 
 
 @declared
-class AmqpSettings(MessageSettings, type_name="amqp", title="AMQP"):
+class AmqpSettings(MessageSettings, TlsSettings, type_name="amqp", title="AMQP"):
     """AMQP 0-9-1 (reference §4.3). Without an exchange, events go to the queue named by `routing_key`."""
+
+    tls_hint = "begin url with amqps://"
 
     url: str = setting(AmqpUrl(), about="amqp://user:password@host:5672/vhost, or amqps:// for TLS")
     nodes: tuple[HostPort, ...] = setting(
@@ -116,10 +118,6 @@ class AmqpSettings(MessageSettings, type_name="amqp", title="AMQP"):
         about="accepted for compatibility with MinIO; confirmations are always awaited",
     )
     password: str = setting(Text(), default="", secret=True, about="password of the URL's user, if the URL has none")
-    tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
-    tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
-    client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
-    client_key: str = setting(Path(), default="", about="PEM file of its key")
 
     @property
     def place(self) -> AmqpAddress:
@@ -133,9 +131,14 @@ class AmqpSettings(MessageSettings, type_name="amqp", title="AMQP"):
         addresses = dict.fromkeys((self.place.address, *self.nodes))
         return tuple(replace(self.place, address=address) for address in addresses)
 
-    def file(self, key: str) -> str:
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the URL is amqps."""
+        return amqp_address(self.url).tls
+
+    def tls_file(self, name: str) -> str:
         """Return the PEM file of `tls_ca`, `client_cert` or `client_key`: the setting, else the URL's parameter."""
-        return str(getattr(self, key)) or _parameters(urlsplit(self.url).query).get(_AMQP_FILES[key], "")
+        return super().tls_file(name) or _parameters(urlsplit(self.url).query).get(_AMQP_FILES[name], "")
 
     def host_files(self) -> Iterator[tuple[str, str]]:
         yield from super().host_files()
@@ -144,7 +147,6 @@ class AmqpSettings(MessageSettings, type_name="amqp", title="AMQP"):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        yield from check_certificate_pair(self.file("client_cert"), self.file("client_key"))
         if not self.exchange and self.exchange_type:
             yield Problem("exchange", "", "is missing", "exchange_type needs an exchange: name it, or leave both out")
         if not self.exchange and not self.routing_key:
@@ -153,10 +155,6 @@ class AmqpSettings(MessageSettings, type_name="amqp", title="AMQP"):
             )
         if self.password and urlsplit(self.url).password is not None:
             yield Problem("password", "", "is in url too", "leave one of them out")
-
-    def ineffective(self) -> Iterator[Problem]:
-        if not amqp_address(self.url).tls:
-            yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_cert", hint="begin url with amqps://")
 
 
 def _parameters(query: str) -> dict[str, str]:

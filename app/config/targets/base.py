@@ -110,6 +110,36 @@ class TargetSettings(Declared):
                 yield Problem(name, "", "has no effect without TLS", hint)
 
 
+@declared
+class TlsSettings(TargetSettings):
+    """The settings of targets whose connections begin with TLS, or not, as `uses_tls` says."""
+
+    tls_hint: ClassVar[str] = "set tls=on"  # how to have TLS
+
+    tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
+    tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
+    client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
+    client_key: str = setting(Path(), default="", about="PEM file of its key")
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether to connect with TLS."""
+        raise NotImplementedError
+
+    def tls_file(self, name: str) -> str:
+        """Return the PEM file of `tls_ca`, `client_cert` or `client_key`, or an empty text."""
+        return str(getattr(self, name))
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        yield from check_certificate_pair(self.tls_file("client_cert"), self.tls_file("client_key"))
+
+    def ineffective(self) -> Iterator[Problem]:
+        yield from super().ineffective()
+        if not self.uses_tls:
+            yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_cert", hint=self.tls_hint)
+
+
 class Payload(Choice[P]):
     """What a target gets of an event; without `cloudevents-binary` for targets whose messages have no headers."""
 
@@ -186,7 +216,8 @@ class NamespaceSettings(TargetSettings):
 
 def ordered_fields(cls: type[TargetSettings]) -> dict[str, Field]:
     """Return a type's settings in the order in which people read them: `enable`, its own, every target's, `comment`."""
-    ranks = dict.fromkeys(fields_of(TargetSettings), 2) | {"enable": -1, "payload": 1, "body_shape": 1, "comment": 3}
+    ranks = dict.fromkeys(fields_of(TlsSettings), 1) | dict.fromkeys(fields_of(TargetSettings), 3)
+    ranks |= {"enable": -1, "payload": 2, "body_shape": 2, "comment": 4}
     return dict(sorted(fields_of(cls).items(), key=lambda item: ranks.get(item[0], 0)))
 
 

@@ -8,9 +8,9 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HostPort, HttpUrl
-from app.config.fields.field_types import Choice, FieldType, Path, Text, Toggle
+from app.config.fields.field_types import Choice, FieldType, Text, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import NamespaceSettings, check_certificate_pair, check_shape
+from app.config.targets.base import NamespaceSettings, TlsSettings, check_shape
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -60,6 +60,10 @@ class NodeUrls(HttpUrl):
     def shown(self, text: str) -> str:
         return ",".join(super(NodeUrls, self).shown(url) for url in split_urls(text))
 
+    def secrets_in(self, value: str) -> Iterator[str]:
+        for url in split_urls(value):
+            yield from super().secrets_in(url)
+
 
 def split_urls(text: str) -> list[str]:
     """Split comma-separated URLs; a comma within a login or a path separates nothing."""
@@ -67,8 +71,10 @@ def split_urls(text: str) -> list[str]:
 
 
 @declared
-class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title="Elasticsearch"):
+class ElasticsearchSettings(NamespaceSettings, TlsSettings, type_name="elasticsearch", title="Elasticsearch"):
     """Elasticsearch 7 and later; with `opensearch`, also OpenSearch (reference §4.8)."""
+
+    tls_hint = "write the url with https"
 
     url: str = setting(NodeUrls(), about="the URLs of the cluster's nodes; the first one may contain a login")
     index: str = setting(IndexName(), about="the index, alias or data stream; a missing index is created")
@@ -88,10 +94,6 @@ class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title=
     opensearch: bool = setting(
         Toggle(), default="off", about="accept OpenSearch, and Elasticsearch before 7.14, which do not name themselves"
     )
-    tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
-    tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
-    client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
-    client_key: str = setting(Path(), default="", about="PEM file of its key")
     compression: bool = setting(Toggle(), default="off", about="compress requests and answers by gzip")
     access_shape: Literal["minio", "guide"] = setting(
         Choice("minio", "guide"),
@@ -111,6 +113,11 @@ class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title=
         )
 
     @property
+    def uses_tls(self) -> bool:
+        """Whether the URLs are https."""
+        return self.url.startswith("https:")
+
+    @property
     def authorization(self) -> str:
         """The Authorization header; empty without a login."""
         if key := self.api_key:
@@ -125,7 +132,6 @@ class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title=
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from check_shape(self.payload, "access_shape", self.access_shape)
-        yield from check_certificate_pair(self.client_cert, self.client_key)
         if bool(self.username) != bool(self.password):
             missing = "password" if self.username else "username"
             yield Problem(missing, "", "is missing", "give username and password, or neither")
@@ -139,7 +145,3 @@ class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title=
             yield Problem("url", "", "mixes http and https", "write all URLs with the same of the two")
         if len(logins) > 1:
             yield Problem(logins[1], "", f"is a second login beside that of {logins[0]}", "keep one of them")
-
-    def ineffective(self) -> Iterator[Problem]:
-        if not self.url.startswith("https:"):
-            yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_cert", hint="write the url with https")

@@ -1,11 +1,11 @@
 """Parse URLs that may contain a login, for AMQP and MQTT."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from urllib.parse import SplitResult, unquote
 
 from app.config.errors import BadValue
-from app.config.fields.addresses import redacted_url, split_url
+from app.config.fields.addresses import redacted_url, secrets_in_url, split_url
 from app.config.fields.field_types import FieldType
 
 BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -19,6 +19,9 @@ class LoginUrl(FieldType[str]):
 
     def shown(self, text: str) -> str:
         return redacted_url(text)
+
+    def secrets_in(self, value: str) -> Iterator[str]:
+        return secrets_in_url(value)
 
 
 def split_login_url(url: str, schemes: Mapping[str, int], hint: str, *, needs_host: bool = True) -> SplitResult:

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HostPort, check_host
-from app.config.fields.field_types import Choice, Duration, Number, Path, Text, Toggle
+from app.config.fields.field_types import Choice, Duration, Number, Text, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import MessageSettings, check_certificate_pair
+from app.config.targets.base import MessageSettings, TlsSettings
 from app.config.targets.login_url import LoginUrl, login_of, split_login_url
 
 _MQTT_PORTS = {"tcp": 1883, "tcps": 8883, "ssl": 8883, "tls": 8883, "ws": 80, "wss": 443}
@@ -74,9 +74,10 @@ def mqtt_address(url: str) -> MqttAddress:
 
 
 @declared
-class MqttSettings(MessageSettings, type_name="mqtt", title="MQTT"):
+class MqttSettings(MessageSettings, TlsSettings, type_name="mqtt", title="MQTT"):
     """MQTT 3.1, 3.1.1 and 5 (reference §4.4)."""
 
+    tls_hint = "begin broker with tls:// or wss://"
     # MinIO has generated the client id itself since 2019-01 (§3.5), and so do we.
     obsolete: ClassVar[Mapping[str, str]] = MappingProxyType({"clientid": "each connection has an id of its own"})
 
@@ -105,10 +106,6 @@ class MqttSettings(MessageSettings, type_name="mqtt", title="MQTT"):
         about="protocol version; 3.1.1 tries 3.1 if the broker refuses it; only with 5 can a broker refuse an event",
     )
     retain: bool = setting(Toggle(), default="off", about="the broker keeps the last event for later subscribers")
-    tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
-    tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the broker's certificate")
-    client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
-    client_key: str = setting(Path(), default="", about="PEM file of its key")
 
     @property
     def place(self) -> MqttAddress:
@@ -117,13 +114,17 @@ class MqttSettings(MessageSettings, type_name="mqtt", title="MQTT"):
         return replace(address, user=self.username or address.user, password=self.password or address.password)
 
     @property
+    def uses_tls(self) -> bool:
+        """Whether the URL's scheme asks for TLS."""
+        return mqtt_address(self.broker).tls
+
+    @property
     def keep_alive(self) -> int:
         """The keep-alive interval in whole seconds; as in MinIO, 0 means 10 (§4.4)."""
         return max(1, round(self.keep_alive_interval)) if self.keep_alive_interval else 10
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        yield from check_certificate_pair(self.client_cert, self.client_key)
         url = urlsplit(self.broker)
         if self.payload == "cloudevents-binary" and self.version != "5":
             hint = "set version=5, or payload=cloudevents"
@@ -136,8 +137,3 @@ class MqttSettings(MessageSettings, type_name="mqtt", title="MQTT"):
             yield Problem("password", "", "is in broker too", "leave one of them out")
         if (self.password or url.password) and not (self.username or url.username):
             yield Problem("password", "", "is used only with a username", "set username, or leave password out")
-
-    def ineffective(self) -> Iterator[Problem]:
-        if not mqtt_address(self.broker).tls:
-            hint = "begin broker with tls:// or wss://"
-            yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_cert", hint=hint)

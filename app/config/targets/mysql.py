@@ -24,6 +24,9 @@ class DsnString(FieldType[str]):
         parse_dsn(text)
         return text
 
+    def secrets_in(self, value: str) -> Iterator[str]:
+        yield parse_dsn(value).password
+
 
 class MysqlTable(FieldType[str]):
     """A table's name, bare or in backticks; with a database's name and a dot before it if it is in another one."""

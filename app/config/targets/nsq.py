@@ -1,14 +1,13 @@
 """The settings of NSQ (reference §4.6)."""
 
 import re
-from collections.abc import Iterator
 from typing import Literal
 
-from app.config.errors import BadValue, Problem
+from app.config.errors import BadValue
 from app.config.fields.addresses import Host, HostPort
-from app.config.fields.field_types import FieldType, Path, Toggle
+from app.config.fields.field_types import FieldType, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import MessageSettings, Payload, check_certificate_pair
+from app.config.targets.base import MessageSettings, Payload, TlsSettings
 
 
 class Topic(FieldType[str]):
@@ -26,7 +25,7 @@ class Topic(FieldType[str]):
 
 
 @declared
-class NsqSettings(MessageSettings, type_name="nsq", title="NSQ"):
+class NsqSettings(MessageSettings, TlsSettings, type_name="nsq", title="NSQ"):
     """NSQ (reference §4.6)."""
 
     nsqd_address: HostPort = setting(Host(4150), about="host:port of nsqd's TCP listener, not of nsqlookupd")
@@ -35,15 +34,8 @@ class NsqSettings(MessageSettings, type_name="nsq", title="NSQ"):
         Payload("minio", "cloudevents"), default="minio", about="messages as MinIO writes them, or CloudEvents in JSON"
     )
     tls: bool = setting(Toggle(), default="off", aliases=("tls_enable",), about="use TLS, which nsqd must offer")
-    tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
-    tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
-    client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
-    client_key: str = setting(Path(), default="", about="PEM file of its key")
 
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
-        yield from check_certificate_pair(self.client_cert, self.client_key)
-
-    def ineffective(self) -> Iterator[Problem]:
-        if not self.tls:
-            yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_cert")
+    @property
+    def uses_tls(self) -> bool:
+        """Whether to ask nsqd for TLS."""
+        return self.tls

@@ -1,10 +1,11 @@
 """Parse PostgreSQL's connection strings as libpq does, and its table names (reference §4.10)."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from app.config.errors import BadValue, nearest
+from app.config.fields.addresses import secrets_in_url
 from app.config.fields.field_types import FieldType, Text
 
 _NAME = re.compile(r"[^\W\d][\w$]*")
@@ -59,6 +60,12 @@ class ConnectionString(FieldType[str]):
                 raise BadValue("has no valid port", "a port is a number from 1 to 65535")
         return text
 
+    def secrets_in(self, value: str) -> Iterator[str]:
+        values = parameters(value)
+        yield from (values[name] for name in _SECRETS if values.get(name))
+        if is_url(value):
+            yield from secrets_in_url(value)
+
 
 class PostgresTable(FieldType[str]):
     """A table's name without schema, bare or in double quotes."""
@@ -112,12 +119,6 @@ def connection_string(values: Mapping[str, str]) -> str:
     from psycopg2 import extensions  # noqa: PLC0415 - as above
 
     return str(extensions.make_dsn(**values))
-
-
-def secrets_in(text: str) -> list[str]:
-    """Return the passwords and keys in a connection string."""
-    values = parameters(text)
-    return [values[name] for name in _SECRETS if values.get(name)]
 
 
 def host_files(text: str) -> list[str]:

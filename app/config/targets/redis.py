@@ -6,13 +6,13 @@ from typing import Literal
 from app.config.broker import KEY_PREFIX
 from app.config.errors import Problem
 from app.config.fields.addresses import HostPort, Hosts, RedisHost, SchemedHost
-from app.config.fields.field_types import Choice, Number, Path, Text, Toggle
+from app.config.fields.field_types import Choice, Number, Text, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import NamespaceSettings, check_certificate_pair, check_shape
+from app.config.targets.base import NamespaceSettings, TlsSettings, check_shape
 
 
 @declared
-class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
+class RedisSettings(NamespaceSettings, TlsSettings, type_name="redis", title="Redis"):
     """Redis (reference §4.9), also with Sentinel or Cluster. An address that begins with `/` is a unix socket."""
 
     address: SchemedHost = setting(
@@ -23,10 +23,6 @@ class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
     password: str = setting(Text(), default="", secret=True, about="password of the user, or of the server")
     db: int = setting(Number(0, 2**31 - 1), default="0", about="number of the database")
     tls: bool = setting(Toggle(), default="off", about="use TLS")
-    tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
-    tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
-    client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
-    client_key: str = setting(Path(), default="", about="PEM file of its key")
     sentinel: str = setting(
         Text(),
         default="",
@@ -48,7 +44,7 @@ class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
     )
 
     @property
-    def by_tls(self) -> bool:
+    def uses_tls(self) -> bool:
         """Whether to use TLS, because of `tls` or of the address."""
         return self.tls or self.address.tls
 
@@ -80,15 +76,13 @@ class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
         if self.sentinel_user and not self.sentinel_password:
             hint = "set sentinel_password, or leave sentinel_user out"
             yield Problem("sentinel_user", self.sentinel_user, "is used only with a password", hint)
-        yield from check_certificate_pair(self.client_cert, self.client_key)
         if self.user and not self.password:
             yield Problem("user", self.user, "is used only with a password", "set password, or leave user out")
         if self.tls and self.address.host.startswith("/"):
             yield Problem("tls", "on", "is not possible on a unix socket", "set tls=off or address=host:port")
 
     def ineffective(self) -> Iterator[Problem]:
-        if not self.by_tls:
-            yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_cert")
+        yield from super().ineffective()
         if self.nodes and not (self.cluster or self.sentinel):
             yield Problem("nodes", "", "has no effect without cluster or sentinel", "set cluster=on or sentinel=NAME")
         if self.sentinel_password and not self.sentinel:

@@ -6,10 +6,10 @@ from urllib.parse import urlsplit
 
 from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import WebhookUrl
-from app.config.fields.field_types import Duration, FieldType, Number, Path, Text, Toggle
+from app.config.fields.field_types import Duration, FieldType, Number, Text, Toggle
 from app.config.fields.fields import declared, setting
 from app.config.fields.http_headers import Headers, HttpHeaders
-from app.config.targets.base import MessageSettings, check_certificate_pair
+from app.config.targets.base import MessageSettings, TlsSettings
 
 
 class SigningSecrets(FieldType[str]):
@@ -33,9 +33,12 @@ class SigningSecrets(FieldType[str]):
                 )
         return " ".join(text.split())
 
+    def secrets_in(self, value: str) -> Iterator[str]:
+        return (secret.removeprefix("whsec_") for secret in value.split())
+
 
 @declared
-class WebhookSettings(MessageSettings, type_name="webhook", title="Webhook"):
+class WebhookSettings(MessageSettings, TlsSettings, type_name="webhook", title="Webhook"):
     """Webhook (reference §4.2)."""
 
     endpoint: str = setting(
@@ -55,10 +58,6 @@ class WebhookSettings(MessageSettings, type_name="webhook", title="Webhook"):
         default="",
         about="further headers of each request, such as X-Tenant: a; X-Api-Key: env:HOOK_KEY; their values are secrets",
     )
-    client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
-    client_key: str = setting(Path(), default="", about="PEM file of its key")
-    tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
-    tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
     allow_private: bool = setting(
         Toggle(),
         default="off",
@@ -70,13 +69,17 @@ class WebhookSettings(MessageSettings, type_name="webhook", title="Webhook"):
     )
 
     @property
+    def uses_tls(self) -> bool:
+        """Whether a certificate may be needed: always, as a proxy may be reached by TLS for an endpoint without."""
+        return True
+
+    @property
     def signing_secrets(self) -> tuple[str, ...]:
         """The signing secrets, the newest first."""
         return tuple(self.signing_secret.split())
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        yield from check_certificate_pair(self.client_cert, self.client_key)
         if any(name.lower() == "authorization" for name, _ in self.headers):
             if self.auth_token:
                 yield Problem("headers", "", "has Authorization, and auth_token is set", "keep one of them")

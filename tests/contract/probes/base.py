@@ -31,6 +31,7 @@ class Probe(ABC):
     keeps: ClassVar[bool] = True  # what the remote confirmed is there when it was killed meanwhile
     one_writer: ClassVar[bool] = False  # `held` knows the order only of what one target has written
     settles: ClassVar[float] = 0.0  # seconds until what was made at the server outlives its kill
+    tls_within_protocol: ClassVar[bool] = False  # TLS begins within the protocol, not with the first byte
     secret: ClassVar[str] = services.PASSWORD
 
     server: services.Server

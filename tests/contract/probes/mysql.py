@@ -19,6 +19,7 @@ DATABASE = "notifications"
 
 class _MySQL(Probe):
     type = "mysql"
+    tls_within_protocol = True
     format: ClassVar[str] = "access"
     can_reject = True
     make: ClassVar[type[services.MySQL]] = services.MySQL

@@ -61,6 +61,7 @@ class Nats(Probe):
     """What the three kinds have in common."""
 
     type = "nats"
+    tls_within_protocol = True
     can_reject = True
 
     server: services.Nats

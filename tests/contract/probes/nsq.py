@@ -26,6 +26,7 @@ class Log(Probe):
     """A message for each event."""
 
     type = "nsq"
+    tls_within_protocol = True
     can_reject = True
 
     def __init__(self) -> None:

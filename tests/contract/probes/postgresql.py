@@ -16,6 +16,7 @@ from workers.targets import payloads
 
 class _Postgres(Probe):
     type = "postgresql"
+    tls_within_protocol = True
     format = "access"
     can_reject = True
 

@@ -159,7 +159,7 @@ def test_a_queue_needs_no_exchange_and_an_exchange_no_type() -> None:
 
 def test_files_may_stand_in_the_amqp_url_and_keys_go_before_them() -> None:
     settings = load(AmqpSettings, AMQP | {"url": "amqps://h?cacertfile=/ca&certfile=/c&keyfile=/k", "tls_ca": "/other"})
-    assert [settings.file(key) for key in ("tls_ca", "client_cert", "client_key")] == ["/other", "/c", "/k"]
+    assert [settings.tls_file(key) for key in ("tls_ca", "client_cert", "client_key")] == ["/other", "/c", "/k"]
 
 
 MQTT_BETWEEN: list[tuple[dict[str, str], str]] = [

@@ -13,7 +13,6 @@ from app.config.fields.addresses import HostPort
 from app.config.target_settings import BadSettings, from_config_json, from_environ, load, parse_line, redacted
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.config.targets.kafka import KafkaSettings
-from workers.telemetry.redaction import secrets_of
 
 KAFKA = {"brokers": "kafka", "topic": "events"}
 ELASTICSEARCH = {"url": "http://es:9200", "index": "events"}
@@ -181,7 +180,7 @@ def test_several_nodes_are_urls_with_a_comma_between_them() -> None:
     ]
     assert base64.b64decode(settings.authorization.removeprefix("Basic ")) == b"me:hunter,2"
     assert load(ElasticsearchSettings, ELASTICSEARCH | {"url": text.split(" , ")}).url.startswith("https://me")
-    secrets = set(secrets_of(settings))
+    secrets = set(settings.secrets())
     assert {"hunter,2"} <= secrets
 
 

@@ -109,7 +109,7 @@ def test_no_secret_stands_in_an_error_or_a_printed_form(type_name: str) -> None:
 
 def test_the_address_of_redis_may_be_a_url_that_says_no_more_than_where() -> None:
     secure, plain = (load("redis", REDIS | {"address": f"{scheme}://[::1]"}) for scheme in ("rediss", "redis"))
-    assert (str(secure.address), secure.by_tls, plain.by_tls) == ("[::1]:6379", True, False)
+    assert (str(secure.address), secure.uses_tls, plain.uses_tls) == ("[::1]:6379", True, False)
     for wrong in ("rediss://me:hunter2@h", "rediss://h/3", "http://h"):
         assert set(found := problems("redis", REDIS | {"address": wrong})) == {"address"}
         assert "hunter2" not in str(found)

@@ -26,7 +26,7 @@ class Parrot:
 
     def open(self) -> None:
         """Never opens."""
-        raise TargetUnavailable(self.sentence, 7, pause=True)
+        raise TargetUnavailable(self.sentence, 7, pause=True, may_arrive=True)
 
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> list[Outcome]:
         """One outcome of each kind."""
@@ -68,7 +68,8 @@ def test_a_secret_that_a_remote_repeats_is_taken_out_and_all_else_stays(type_nam
     ]  # fmt: skip
     with pytest.raises(TargetUnavailable) as caught:
         target.open()
-    assert (caught.value.reason, caught.value.retry_after, caught.value.pause) == (told, 7, True)
+    error = caught.value
+    assert (error.reason, error.retry_after, error.pause, error.may_arrive) == (told, 7, True, True)
     assert secret not in str(caught.value)
     assert caught.value.__cause__ is None
 

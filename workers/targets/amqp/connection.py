@@ -61,13 +61,7 @@ def make_connection(settings: AmqpSettings, place: AmqpAddress) -> Any:
     )
     kind: Any = _Transport
     if place.tls:
-        context = tls.context(
-            settings.file("tls_ca"),
-            skip_verify=settings.tls_skip_verify,
-            client_cert=settings.file("client_cert"),
-            client_key=settings.file("client_key"),
-        )
-        kind = functools.partial(_TLSTransport, context=context, server_name=place.server_name)
+        kind = functools.partial(_TLSTransport, context=tls.context_of(settings), server_name=place.server_name)
 
     def transport(host: str, connect_timeout: float, _: object, *timeouts: float, **options: Any) -> Any:
         options |= dict(zip(("read_timeout", "write_timeout"), timeouts, strict=True))

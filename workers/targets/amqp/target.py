@@ -24,8 +24,10 @@ from amqp.exceptions import AMQPError, PreconditionFailed
 from app.config.targets.amqp import AmqpSettings
 from app.events.model import Event
 from workers.delivery.outcomes import Unavailable
+from workers.targets import tls
 from workers.targets.amqp.link import BLOCKED, AmqpLink, Blocked
 from workers.targets.base import TargetUnavailable
+from workers.targets.endpoint import Endpoint
 from workers.targets.link_target import LinkTarget
 from workers.targets.node_rotation import NodeRotation
 from workers.targets.payloads import waves
@@ -41,6 +43,11 @@ class AmqpTarget(LinkTarget[AmqpLink]):
         self._nodes = NodeRotation(settings.places, settings.timeout)
         where = ",".join(str(place.address) for place in settings.places)
         super().__init__(f"AMQP server at {where}", (AMQPError, OSError))
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Return each node."""
+        context = tls.context_maker(self._settings)
+        return [Endpoint(place.address, context, place.server_name) for place in self._settings.places]
 
     def _open_link(self) -> AmqpLink:
         return self._nodes.connect(lambda place: AmqpLink(self._settings, place), self._errors)

@@ -36,12 +36,7 @@ class Cluster:
     def __init__(self, settings: ElasticsearchSettings) -> None:
         self._settings = settings
         self._index = settings.index
-        context = tls.context(
-            settings.tls_ca,
-            skip_verify=settings.tls_skip_verify,
-            client_cert=settings.client_cert,
-            client_key=settings.client_key,
-        )
+        context = tls.context_of(settings)
         nodes = [
             NodeConfig(
                 node.scheme,

@@ -23,6 +23,7 @@ No external versions: an older version of a mirror's object may have to be resto
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.model import Event
@@ -33,6 +34,8 @@ from workers.targets.batch import Batch
 from workers.targets.elasticsearch.bulk import Bulk, Operation
 from workers.targets.elasticsearch.cluster import Cluster
 from workers.targets.elasticsearch.mirror import Mirror
+from workers.targets.endpoint import Endpoint
+from workers.targets.http_pool import http_endpoint
 from workers.targets.messages import entry_format, shaped
 from workers.targets.payloads import elasticsearch_access, waves
 
@@ -49,6 +52,11 @@ class ElasticsearchTarget:
         self._mirror = Mirror(settings, self._bulk)
         self._write = entry_format(settings, shaped(elasticsearch_access, settings.access_shape), end="\n")
 
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Return each node, or its proxy."""
+        context = partial(tls.context_of, self._settings)
+        return [http_endpoint(str(node), context, guarded=False) for node in self._settings.nodes]
+
     def open(self) -> None:
         """Connect, check that the server can be written to, and create the index if it is missing."""
         self._connect()
@@ -56,7 +64,7 @@ class ElasticsearchTarget:
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
         """Send requests of up to 10 MB, or of one document; after a refused request send nothing more."""
         cluster = self._cluster
-        if cluster is None or not self._is_open or self._stamp != self._files():
+        if cluster is None or not self._is_open or self._stamp != tls.stamp_of(self._settings):
             cluster = self._connect()
         cluster.lease = lease
         batch = Batch(events, lease)
@@ -78,7 +86,7 @@ class ElasticsearchTarget:
 
     def _connect(self) -> Cluster:
         self.close()
-        stamp = self._files()
+        stamp = tls.stamp_of(self._settings)
         if self._cluster is None or stamp != self._stamp:
             self._cluster, self._stamp = Cluster(self._settings), stamp
         self._cluster.lease = NO_LEASE
@@ -102,7 +110,3 @@ class ElasticsearchTarget:
             for index, outcome in zip(wave, self._bulk.send(cluster, operations, batch, at_once), strict=True):
                 if outcome is not NOT_ATTEMPTED:
                     batch.settle(index, outcome)
-
-    def _files(self) -> object:
-        chosen = self._settings
-        return tls.stamp(chosen.tls_ca, chosen.client_cert, chosen.client_key)

@@ -1,6 +1,7 @@
 """Map a target's settings to those of kafka-python's producer."""
 
 import socket
+import ssl
 from typing import Any
 
 from app.config.targets.kafka import KafkaSettings
@@ -45,10 +46,15 @@ def producer_config(chosen: KafkaSettings) -> dict[str, Any]:
         config["sasl_plain_username"] = chosen.sasl_username
         config["sasl_plain_password"] = chosen.sasl_password
     if chosen.tls:
-        config["ssl_context"] = tls.context(
-            chosen.tls_ca,
-            skip_verify=chosen.tls_skip_verify,
-            client_cert=chosen.client_tls_cert,
-            client_key=chosen.client_tls_key,
-        )
+        config["ssl_context"] = tls_context(chosen)
     return config
+
+
+def tls_context(chosen: KafkaSettings) -> ssl.SSLContext:
+    """Return the TLS context. Raises `TargetUnavailable` for an unusable file."""
+    return tls.context(
+        chosen.tls_ca,
+        skip_verify=chosen.tls_skip_verify,
+        client_cert=chosen.client_tls_cert,
+        client_key=chosen.client_tls_key,
+    )

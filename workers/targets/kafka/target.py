@@ -23,6 +23,7 @@ that was pending alone is blamed; all others are sent again, by a new producer a
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from kafka import KafkaProducer
@@ -35,9 +36,10 @@ from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unav
 from workers.targets import cloudevents, tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
+from workers.targets.endpoint import Endpoint
 from workers.targets.kafka.answers import TOO_LARGE, describe_error, outcome_of_error, unwrapped
 from workers.targets.kafka.client import Client, missing_package
-from workers.targets.kafka.config import BATCH_BYTES, producer_config
+from workers.targets.kafka.config import BATCH_BYTES, producer_config, tls_context
 from workers.targets.kafka.rounds import Line, Message, Rounds, make_lines
 from workers.targets.messages import message_format
 
@@ -57,6 +59,11 @@ class KafkaTarget:
         self._batch_bytes = BATCH_BYTES
         # From a batch's first message on: half a time limit to collect the others, a whole one for the answer.
         self._patience = settings.timeout * 1.5
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Return each bootstrap broker."""
+        context = partial(tls_context, self._settings) if self._settings.tls else None
+        return [Endpoint(broker, context) for broker in self._settings.bootstrap]
 
     def open(self) -> None:
         """Connect, log in, and check that the topic exists; brokers that create topics automatically create it now."""

@@ -105,14 +105,7 @@ def make_client(
     if place.path:
         client.ws_set_options(place.path)
     if place.tls:
-        client.tls_set_context(
-            tls.context(
-                settings.tls_ca,
-                skip_verify=settings.tls_skip_verify,
-                client_cert=settings.client_cert,
-                client_key=settings.client_key,
-            )
-        )
+        client.tls_set_context(tls.context_of(settings))
     return client
 
 

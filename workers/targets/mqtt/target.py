@@ -23,7 +23,9 @@ from collections.abc import Iterable, Sequence
 from app.config.targets.mqtt import MqttSettings
 from app.events.model import Event
 from workers.delivery.outcomes import Unavailable
+from workers.targets import tls
 from workers.targets.base import TargetUnavailable
+from workers.targets.endpoint import Endpoint
 from workers.targets.link_target import LinkTarget
 from workers.targets.mqtt.link import Lost, MqttLink
 from workers.targets.payloads import waves
@@ -35,6 +37,11 @@ class MqttTarget(LinkTarget[MqttLink]):
     def __init__(self, settings: MqttSettings) -> None:
         self._settings = settings
         super().__init__(f"MQTT broker at {settings.place.address}", (Lost, OSError))
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Return the broker."""
+        context = tls.context_maker(self._settings)
+        return [Endpoint(self._settings.place.address, context)]
 
     def _open_link(self) -> MqttLink:
         settings, place = self._settings, self._settings.place

@@ -15,10 +15,12 @@ from collections.abc import Sequence
 
 import pymysql
 
+from app.config.fields.addresses import HostPort
 from app.config.targets.mysql import MysqlSettings
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected
 from workers.targets.base import LeaseCheck
+from workers.targets.endpoint import Endpoint
 from workers.targets.messages import entry_format
 from workers.targets.mysql.connection import connect, reason
 from workers.targets.mysql.statements import Session, append, is_too_long, mirror
@@ -42,6 +44,12 @@ class MysqlTarget(SqlTarget[Session, pymysql.MySQLError]):
         self._settings = settings
         self._dsn = settings.dsn
         self._write_entry = entry_format(settings, records)
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Return the server, or its socket."""
+        return [
+            Endpoint(HostPort(self._dsn.socket, 0) if self._dsn.socket else HostPort(self._dsn.host, self._dsn.port))
+        ]
 
     def _open_session(self) -> Session:
         server = connect(self._settings)

@@ -52,12 +52,7 @@ class Connection:
     async def connect(self) -> None:
         """Connect and log in. Raises `TargetUnavailable`."""
         chosen = self.settings
-        context = tls.context(
-            chosen.cert_authority,
-            skip_verify=chosen.tls_skip_verify and chosen.uses_tls,
-            client_cert=chosen.client_cert,
-            client_key=chosen.client_key,
-        )
+        context = tls_context(chosen)
         try:
             async with asyncio.timeout(chosen.timeout):
                 await self.client.connect(
@@ -185,3 +180,13 @@ class Connection:
             numbers = {int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))}
             return ", ".join(map(os.strerror, sorted(numbers))) or str(error)
         return str(error).removeprefix("nats: ").strip("'") or type(error).__name__
+
+
+def tls_context(chosen: NatsSettings) -> ssl.SSLContext:
+    """Return the TLS context. Raises `TargetUnavailable` for an unusable file."""
+    return tls.context(
+        chosen.cert_authority,
+        skip_verify=chosen.tls_skip_verify and chosen.uses_tls,
+        client_cert=chosen.client_cert,
+        client_key=chosen.client_key,
+    )

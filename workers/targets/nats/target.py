@@ -15,6 +15,7 @@ the stream or the login: Unavailable.
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from app.config.fields.addresses import HostPort
@@ -23,8 +24,9 @@ from app.events.model import Event
 from workers.delivery.outcomes import Outcome, Unavailable
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
+from workers.targets.endpoint import Endpoint
 from workers.targets.event_loop_thread import EventLoopThread
-from workers.targets.nats.connection import Connection
+from workers.targets.nats.connection import Connection, tls_context
 from workers.targets.nats.core import Core
 from workers.targets.nats.jetstream import JetStream
 from workers.targets.nats.streaming import Streaming
@@ -53,6 +55,11 @@ class NatsTarget:
         self._loop: EventLoopThread | None = None
         self._connection: Connection | None = None
         self._publisher: Publisher | None = None
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Return each server."""
+        context = partial(tls_context, self._settings) if self._settings.tls_handshake_first else None
+        return [Endpoint(address, context) for address in self._settings.address]
 
     def open(self) -> None:
         """Connect and log in; register with NATS Streaming. This checks and creates no streams or channels."""

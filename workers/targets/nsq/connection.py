@@ -46,7 +46,7 @@ class NsqConnection:
         self._where = f"NSQ at {settings.nsqd_address}"
         self._topic = settings.topic.encode()
         self._process = os.getpid()
-        context = self._context() if settings.tls else None
+        context = tls.context_of(settings) if settings.tls else None
         try:
             self._socket: socket.socket = socket.create_connection(settings.nsqd_address, settings.timeout)
         except OSError as error:
@@ -137,15 +137,6 @@ class NsqConnection:
                 raise LostError(f"{self._where}: nsqd closed the connection")
             found += part
         return bytes(found)
-
-    def _context(self) -> ssl.SSLContext:
-        chosen = self._settings
-        return tls.context(
-            chosen.tls_ca,
-            skip_verify=chosen.tls_skip_verify,
-            client_cert=chosen.client_cert,
-            client_key=chosen.client_key,
-        )
 
     def _describe_error(self, error: OSError) -> str:
         if isinstance(error, TimeoutError) and not error.errno:

@@ -23,6 +23,7 @@ from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
+from workers.targets.endpoint import Endpoint
 from workers.targets.messages import message_format
 from workers.targets.nsq.connection import LostError, NsqConnection, RefusedError
 
@@ -42,6 +43,10 @@ class NsqTarget:
         self._write = message_format(settings).body
         self._wire: NsqConnection | None = None
         self._losses = 0  # of connections, in the current call
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Return nsqd."""
+        return [Endpoint(self._settings.nsqd_address)]
 
     def open(self) -> None:
         """Connect, identify and negotiate TLS. nsqd creates the topic with its first message."""

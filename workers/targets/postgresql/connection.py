@@ -6,10 +6,14 @@ import math
 import psycopg2
 from psycopg2 import extensions
 
+from app.config.fields.addresses import HostPort
 from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.postgresql_dsn import parameters as libpq_parameters
 from workers.targets import socket_deadline
 from workers.targets.base import TargetUnavailable
+
+_PORT = "5432"
+_SOCKET_FOLDER = "/var/run/postgresql"  # where libpq looks without a host
 
 
 def parameters(settings: PostgresSettings) -> dict[str, str]:
@@ -25,6 +29,18 @@ def parameters(settings: PostgresSettings) -> dict[str, str]:
     if "," in given.get("host", "") + given.get("hostaddr", ""):
         defaults["target_session_attrs"] = "read-write"  # of several servers, the one that accepts writes
     return {**defaults, **given}
+
+
+def addresses(settings: PostgresSettings) -> list[HostPort]:
+    """Return the addresses as libpq reads them: several hosts, with one port for each or one for all."""
+    options = parameters(settings)
+    hosts = (options.get("hostaddr") or options.get("host") or _SOCKET_FOLDER).split(",")
+    ports = (options.get("port") or "").split(",")
+    ports = ports if len(ports) == len(hosts) else ports * len(hosts)
+    return [
+        HostPort(f"{host}/.s.PGSQL.{port}", 0) if host.startswith("/") else HostPort(host, int(port))
+        for host, port in zip(hosts, (port or _PORT for port in ports), strict=False)
+    ]
 
 
 def connect(settings: PostgresSettings) -> extensions.connection:

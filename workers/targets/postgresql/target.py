@@ -21,9 +21,10 @@ from app.config.targets.postgresql import PostgresSettings
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected
 from workers.targets.base import LeaseCheck
+from workers.targets.endpoint import Endpoint
 from workers.targets.messages import entry_format
 from workers.targets.payloads import records
-from workers.targets.postgresql.connection import connect, deadline, is_stale, reason
+from workers.targets.postgresql.connection import addresses, connect, deadline, is_stale, reason
 from workers.targets.postgresql.statements import append, mirror
 from workers.targets.postgresql.table import Table, take_table
 from workers.targets.sql_batch import in_halves
@@ -50,6 +51,10 @@ class PostgresTarget(SqlTarget[_Session, psycopg2.Error]):
         super().__init__(psycopg2.Error)
         self._settings = settings
         self._write_entry = entry_format(settings, records)
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Return each host."""
+        return [Endpoint(address) for address in addresses(self._settings)]
 
     def _open_session(self) -> _Session:
         connection = connect(self._settings)

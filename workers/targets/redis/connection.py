@@ -81,14 +81,9 @@ class RedisServers:
             kind, options = _UnixConnection, {"path": place.host}
         else:
             kind, options = _PlainConnection, {"host": place.host, "port": place.port, "socket_keepalive": True}
-        if chosen.by_tls:
+        if chosen.uses_tls:
             kind = _TLSConnection
-            options["context"] = tls.context(
-                chosen.tls_ca,
-                skip_verify=chosen.tls_skip_verify,
-                client_cert=chosen.client_cert,
-                client_key=chosen.client_key,
-            )
+            options["context"] = tls.context_of(chosen)
         user, password = chosen.user, chosen.password
         if of_sentinel:
             user, password = chosen.sentinel_user, chosen.sentinel_password

@@ -22,8 +22,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from app.config.targets.redis import RedisSettings
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
+from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
+from workers.targets.endpoint import Endpoint
 from workers.targets.messages import entry_format, shaped
 from workers.targets.payloads import change, collapse, redis_access
 from workers.targets.redis.connection import RedisServers
@@ -64,6 +66,11 @@ class RedisTarget:
         self._write_entry = entry_format(settings, shaped(redis_access, settings.access_shape))
         self._where = _where(settings)
         self._client: redis.Redis | None = None
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Return the server, each Sentinel or each node."""
+        context = tls.context_maker(self._settings)
+        return [Endpoint(place, context) for place in self._settings.places]
 
     def open(self) -> None:
         """Connect, log in, name the connection, and check that the key is unused or of the right type."""

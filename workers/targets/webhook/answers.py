@@ -1,12 +1,13 @@
 """Read an endpoint's answer and decide the outcome; the table is in `workers.targets.webhook.target`."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Sequence
 
 from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, ProtocolError, ProxyError
 from urllib3.exceptions import SSLError as TLSError
 
+from app.config.errors import REDACTED
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.http_connection import PrivateAddressError
 from workers.targets.http_errors import describe_http_error, retry_after
@@ -40,8 +41,11 @@ def read_answer(response: BaseHTTPResponse, patience: float) -> bytes:
     return bytes(answer)
 
 
-def outcome_of_answer(where: str, response: BaseHTTPResponse, answer: bytes, secrets: Collection[str]) -> Outcome:
-    """Return the outcome of a request by the status of its answer; reasons do not contain any of the secrets."""
+def outcome_of_answer(where: str, response: BaseHTTPResponse, answer: bytes, secrets: Sequence[str]) -> Outcome:
+    """Return the outcome of a request by the status of its answer.
+
+    `secrets`, the longest first, are not in its reason.
+    """
     if 200 <= response.status <= 299:
         return DELIVERED
     return _outcome_of_refusal(where, response, _show(answer, secrets))
@@ -83,11 +87,11 @@ def outcome_of_error(http: HttpPool, error: HTTPError, timeout: float) -> Outcom
     return Failed(reason)
 
 
-def _show(answer: bytes, secrets: Collection[str]) -> str:
+def _show(answer: bytes, secrets: Sequence[str]) -> str:
     """Return the answer's beginning on one line, redacted: an endpoint may echo the request and its secrets."""
     text = " ".join(answer[: 4 * _SHOWN].decode(errors="replace").split())
     text = "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
-    for secret in sorted(secrets, key=len, reverse=True):
+    for secret in secrets:  # here already: a secret that is cut off would not be recognised later
         if len(secret) > 3:
-            text = text.replace(secret, "*redacted*")
+            text = text.replace(secret, REDACTED)
     return text.encode()[:_SHOWN].decode(errors="ignore")

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 
 from urllib3 import Timeout
 from urllib3.exceptions import ConnectTimeoutError, HTTPError
@@ -31,9 +32,10 @@ from workers.delivery.outcomes import Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
+from workers.targets.endpoint import Endpoint
 from workers.targets.http_connection import PrivateAddressError
 from workers.targets.http_errors import describe_http_error
-from workers.targets.http_pool import HttpPool, http_pool
+from workers.targets.http_pool import HttpPool, http_endpoint, http_pool
 from workers.targets.socket_deadline import Deadline
 from workers.targets.webhook.answers import outcome_of_answer, outcome_of_error, read_answer
 from workers.targets.webhook.request import RequestFormat
@@ -66,9 +68,12 @@ class WebhookTarget:
         self._endpoint: _Endpoint | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._timeout = Timeout(connect=settings.timeout, read=settings.read_timeout)
-        self._secrets = [*settings.auth_token.split(), *settings.signing_secrets]
-        for _, value in settings.headers:
-            self._secrets += [value, *value.split()]
+        self._secrets = sorted(set(settings.secrets()), key=len, reverse=True)
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Return the endpoint, or its proxy."""
+        chosen = self._settings
+        return [http_endpoint(chosen.endpoint, partial(tls.context_of, chosen), guarded=not chosen.allow_private)]
 
     def open(self) -> None:
         """Check that the endpoint accepts a TCP, and for https a TLS, connection; send no request (as MinIO: §4.2)."""
@@ -77,7 +82,7 @@ class WebhookTarget:
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
         """Send one request at a time in order, or one per object in up to `window` (at most 64) threads."""
         endpoint = self._endpoint
-        if endpoint is None or endpoint.stamp != self._files():
+        if endpoint is None or endpoint.stamp != tls.stamp_of(self._settings):
             endpoint = self._connect()
         try:
             endpoint.http.guard_behind_proxy()
@@ -102,13 +107,8 @@ class WebhookTarget:
     def _connect(self) -> _Endpoint:
         self.close()
         chosen = self._settings
-        stamp = self._files()
-        context = tls.context(
-            chosen.tls_ca,
-            skip_verify=chosen.tls_skip_verify,
-            client_cert=chosen.client_cert,
-            client_key=chosen.client_key,
-        )
+        stamp = tls.stamp_of(self._settings)
+        context = tls.context_of(chosen)
         requests = RequestFormat(chosen)
         http = http_pool(chosen.endpoint, context, guarded=not chosen.allow_private, connections=MOST_THREADS)
         try:
@@ -186,7 +186,3 @@ class WebhookTarget:
                 return no_answer
             answer = read_answer(response, self._settings.timeout)
         return outcome_of_answer(http.where, response, answer, self._secrets)
-
-    def _files(self) -> object:
-        chosen = self._settings
-        return tls.stamp(chosen.tls_ca, chosen.client_cert, chosen.client_key)
