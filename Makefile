@@ -7,7 +7,7 @@ BIN      = $(VENV)/bin
 # A new package at the top has to be made known to an editable installation, like a new dependency.
 CAUSES   = pyproject.toml setup.py constraints.txt $(wildcard */__init__.py)
 
-.PHONY: run test test-all servers lint types fmt bench docs screenshots dist chaos soak explore image-test matrix
+.PHONY: run test test-all servers lint types fmt bench docs screenshots dist chaos soak explore image-test matrix release
 
 run: $(VENV)/.installed
 	@exec $(BIN)/bucketwire up
@@ -58,6 +58,11 @@ screenshots: $(VENV)/.developing servers
 dist: $(VENV)/.developing
 	rm -rf dist
 	$(BIN)/python -m build
+
+# Everything that a release publishes, in dist/VERSION, from a clean tag: make release VERSION=0.3.0
+# RELEASE="--repository https://… --images docker"; --dry-run tries it on any commit. docs/how-to/release.md
+release: $(VENV)/.developing
+	$(BIN)/python deploy/release.py $(VERSION) $(RELEASE)
 
 # Kill and stop processes while events flow: make chaos CHAOS=--all (three set-ups, 300,000 events each), or a short
 # one: make chaos CHAOS="--events 20000 --rounds 11"
