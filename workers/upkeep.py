@@ -8,7 +8,7 @@ from collections.abc import Callable
 from app.outbox import audit, series
 from app.outbox.delivery import attempts, rate_limits
 from app.outbox.delivery.future_times import bring_back_future_times
-from app.outbox.delivery.parked import HeadRepair
+from app.outbox.delivery.head_repair import HeadRepair
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.log.retention import PurgeProgress, purge
 from app.outbox.notices import NoticeRecorder

@@ -20,9 +20,9 @@ from app.config.targets.base import TargetSettings
 from app.outbox import audit, log_head, tables
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.reasons import clean_reason
+from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors
-from app.outbox.log_head import LogHead
 from app.outbox.markers import NO_LIMIT
 from app.outbox.rules import StoredRule, read_rules, rule_facts, rule_to_row
 from app.outbox.service_settings import read_api_settings, write_api_settings
@@ -127,7 +127,7 @@ class Registry:
             if known is None:
                 new = {"enabled": True, "queue_limit": NO_LIMIT, "created_at": now_ms()} | columns
                 inserted = connection.execute(tables.targets.insert().values(type=target.type, name=target.name, **new))
-                _begin(connection, inserted_id(inserted), head)
+                cursors.begin(connection, inserted_id(inserted), head)
                 audit.record(connection, "target.create", _resource(target), details)
                 return
             if known.origin == "environment" != origin:
@@ -195,16 +195,8 @@ class Registry:
             lost = _uses(connection, stored.row_id)
             if lost and not force:
                 raise TargetInUse(f"{target} is in use: {', '.join(lost)}; remove it with force to lose them")
-            # Delete cursors before parked events: a settling worker holds their lock and may be about to park events.
-            for table in (
-                tables.rules,
-                tables.cursors,
-                tables.parked,
-                tables.redeliveries,
-                tables.dead_letters,
-                tables.replays,
-                tables.notices,
-            ):
+            cursors.remove(connection, stored.row_id)
+            for table in (tables.rules, tables.redeliveries, tables.replays, tables.notices):
                 connection.execute(table.delete().where(table.c.target_id == stored.row_id))
             connection.execute(tables.targets.delete().where(tables.targets.c.id == stored.row_id))
             audit.record(connection, "target.remove", _resource(target), {"lost": lost})
@@ -328,13 +320,6 @@ def _resource(target: TargetId) -> str:
 
 def _record_rules(connection: sa.Connection, action: str, rules: Sequence[Rule]) -> None:
     audit.record_all(connection, action, [(f"bucket:{rule.bucket}", rule_facts(rule)) for rule in rules])
-
-
-def _begin(connection: sa.Connection, row_id: int, head: LogHead) -> None:
-    position = {"target_id": row_id, "position": head.last_seq}
-    connection.execute(
-        tables.cursors.insert(), [position | {"partition": partition} for partition in range(head.partitions)]
-    )
 
 
 def _uses(connection: sa.Connection, target_id: int) -> list[str]:

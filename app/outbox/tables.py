@@ -135,7 +135,8 @@ cursors = sa.Table(
     # The position at which a replay began.
     sa.Column("begins_after", sa.BigInteger, nullable=False, default=0),
     # Events that a replay has settled or parked so far. They count as recorded once more, when the replay reaches them.
-    # When a replay finishes, its cursor is removed and its count is added to this column of the log's own cursor.
+    # When a replay finishes, its cursor is removed and its count is added to this column of the log's own cursor, which
+    # counts redelivered events, too.
     sa.Column("replayed", sa.BigInteger, nullable=False, default=0),
     sa.Column("lease_token", sa.String(64), nullable=False, default=""),
     sa.Column("leased_until", sa.BigInteger, nullable=False, default=0),
@@ -143,8 +144,8 @@ cursors = sa.Table(
     sa.Column("superseded", sa.BigInteger, nullable=False, default=0),
     sa.Column("dead", sa.BigInteger, nullable=False, default=0),  # in total, including those replayed or purged since
     sa.Column("failed", sa.BigInteger, nullable=False, default=0),  # attempts that failed or were rejected, in total
-    # Events recorded for the target that do not count against its queue_limit: settled ones, and those delivered once
-    # more, which never counted.
+    # Places in the target's queue (queue_limit) that its events have freed: the settled ones, but not those that were
+    # replayed, which held none.
     sa.Column("freed", sa.BigInteger, nullable=False, default=0),
     # A mirror's events up to this seq are in `object_versions`. If it is less than `position`, another policy has
     # delivered events since.
@@ -188,7 +189,7 @@ parked = sa.Table(
     sa.Column("first_tried", sa.BigInteger, nullable=False, default=0),
     sa.Column("last_tried", sa.BigInteger, nullable=False, default=0),
     sa.Column("history", sa.Text, nullable=False, default="[]"),  # JSON: the last attempts, [time, reason]
-    # Parked by a replay, or a replayed dead letter: does not count against the target's queue_limit.
+    # Parked by a replay or a redelivery, or a replayed dead letter: holds no place in the target's queue.
     sa.Column("replayed", sa.Boolean, nullable=False, default=False),
     sa.Column("refused_at", sa.BigInteger),  # when the target last answered it "unavailable"; NULL, 0: not lately
     sa.Index(None, "target_id", "replayed"),

@@ -22,7 +22,8 @@ from app.outbox.delivery.leases import Lease, LeaseLost
 from app.outbox.delivery.openings import record_opening
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.delivery.retries import Retries, RetryFilter
-from app.outbox.delivery.settlement_store import Settlement, SettlementStore
+from app.outbox.delivery.transitions.settlement import Settlement
+from app.outbox.delivery.transitions.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash

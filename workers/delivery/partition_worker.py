@@ -16,7 +16,8 @@ from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import Batch, PartitionReader, Refusals
 from app.outbox.delivery.rate_limits import RateLimit
 from app.outbox.delivery.redelivery import LATEST_ARRIVAL_MS
-from app.outbox.delivery.settlement_store import Settlement, SettlementStore
+from app.outbox.delivery.transitions.settlement import Settlement
+from app.outbox.delivery.transitions.settlement_store import SettlementStore
 from app.outbox.delivery_times import histogram
 from app.outbox.engine.database import DatabaseUnavailable, now_ms
 from app.outbox.engine.db_errors import may_be_a_value

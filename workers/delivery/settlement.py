@@ -15,7 +15,7 @@ from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import Batch, ParkedEvent
 from app.outbox.delivery.reasons import clean_reason
-from app.outbox.delivery.settlement_store import NewDeadLetter, ParkedRow, Settlement
+from app.outbox.delivery.transitions.settlement import NewDeadLetter, ParkedRow, Settlement
 from app.outbox.markers import NEVER
 from workers.delivery.namespace_policy import SkipReason
 from workers.delivery.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
@@ -99,7 +99,7 @@ def settle_parked(parked: Sequence[ParkedEvent], results: Sequence[Result], rule
                 settlement.repark.append(_suspected(entry, result))
                 blocked.add(logged.object)
                 continue
-        progress.uncounted += entry.replayed
+        progress.replayed += entry.replayed
         settlement.unpark.append((logged.partition, logged.seq))
         settlement.unblocked.add(logged.object)
     return settlement

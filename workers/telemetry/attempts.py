@@ -7,7 +7,7 @@ from itertools import chain, groupby
 from app.outbox.delivery import attempts
 from app.outbox.delivery.attempts import Attempt, bounded
 from app.outbox.delivery.logged_events import LoggedEvent
-from app.outbox.delivery.settlement_store import Progress, Settlement
+from app.outbox.delivery.transitions.settlement import Progress, Settlement
 from app.outbox.markers import NEVER, WHOLE_LOG
 from workers.delivery.namespace_policy import SkipReason
 from workers.delivery.outcomes import DELIVERED, Delivered, Failed, Rejected, Unavailable

@@ -16,7 +16,7 @@ from app.events.model import Event
 from app.events.trace import fields
 from app.logs import printable
 from app.outbox.delivery.logged_events import LoggedEvent
-from app.outbox.delivery.settlement_store import Settlement
+from app.outbox.delivery.transitions.settlement import Settlement
 from workers.delivery.outcomes import Failed, Rejected
 from workers.delivery.settlement import Result
 

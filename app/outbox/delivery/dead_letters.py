@@ -1,7 +1,7 @@
 """List, replay or delete dead letters: events that are no longer retried (a target's dead letter queue)."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -11,9 +11,8 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import audit, tables
-from app.outbox.delivery.parked import restore_heads
+from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import lock_cursors
 from app.outbox.log.append import chunks
 from app.outbox.log.records import small_record, within_budget
 from app.outbox.markers import NEVER
@@ -22,6 +21,9 @@ _WINDOW = 5_000  # dead letters that one query of a page reads at most
 _MOST_READ = 100_000  # dead letters that a page reads, whether they match the filter or not
 _LONGEST = 0.1  # seconds of a page, after which it reads no more than `_ALWAYS_READ`
 _ALWAYS_READ = 10_000
+
+# Changes dead letters of a target, by their numbers, and returns how many there still were.
+_Transition = Callable[[sa.Connection, int, Sequence[int]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,46 +147,21 @@ class DeadLetters:
         They keep their ids and history, but their attempts and their time (`max_age`) are counted from 0 again. They
         do not count against the target's `queue_limit`, so that no live event is discarded because of them.
         """
-        d = tables.dead_letters.c
-        progress = _operation("replay", "replayed", which)
-        for target, some in self._by_target(which):
-            with self._database.writing() as connection:
-                # A concurrent settlement that unparks the preceding event must see these rows, or be seen here.
-                partitions = connection.execute(sa.select(d.partition).where(d.id.in_(some)).distinct()).scalars().all()
-                lock_cursors(connection, target, partitions)
-                rows = connection.execute(
-                    sa.select(tables.dead_letters, tables.events.c.key_hash)
-                    .join_from(tables.dead_letters, tables.events, _is_event())
-                    .where(d.id.in_(some))
-                    .with_for_update(of=tables.dead_letters)
-                ).all()
-                if not rows:
-                    continue
-                connection.execute(tables.parked.insert(), [_parked(row) for row in rows])
-                connection.execute(tables.dead_letters.delete().where(d.id.in_([row.id for row in rows])))
-                restore_heads(connection, target, {(row.partition, row.key_hash) for row in rows})
-                progress.add(connection, len(rows))
-        return progress.total
+        return self._each(which, _operation("replay", "replayed", which), transitions.replay)
 
     def purge(self, which: Filter) -> int:
         """Delete dead letters, counting them as purged in the target's counters; return their number."""
-        d, t = tables.dead_letters.c, tables.targets.c
-        progress = _operation("purge", "purged", which)
-        for target, some in self._by_target(which):
+        return self._each(which, _operation("purge", "purged", which), transitions.purge)
+
+    def _each(self, which: Filter, operation: audit.CountedOperation, transition: _Transition) -> int:
+        """Make a transition of the selected dead letters, some in each transaction; return their number."""
+        for target_id, ids in self._by_target(which):
             with self._database.writing() as connection:
-                # Count the deleted rows: a concurrent replay or purge may have removed some of them.
-                gone = connection.execute(tables.dead_letters.delete().where(d.id.in_(some))).rowcount
-                connection.execute(tables.targets.update().where(t.id == target).values(purged=t.purged + gone))
-                progress.add(connection, gone)
-        return progress.total
+                operation.add(connection, transition(connection, target_id, ids))
+        return operation.total
 
     def _by_target(self, which: Filter) -> Iterator[tuple[int, Sequence[int]]]:
-        """Yield the selected dead letters' numbers, as many as one transaction changes, with their target's row id.
-
-        A transaction has those of one target only. An append locks the rows of many targets, in an order that is the
-        database's: a transaction that held one of them and waited for a second would be a deadlock. On MySQL also one
-        that parks events: the foreign key locks the target's row.
-        """
+        """Yield the selected dead letters' numbers, as many as one transaction changes, with their target's row id."""
         d = tables.dead_letters.c
         with self._database.reading() as connection:
             rows = connection.execute(_joined(which, d.target_id, d.id).order_by(d.target_id, d.id)).all()
@@ -274,18 +251,3 @@ def _letter(row: Any, record: str) -> DeadLetter:
         history=[(at, reason) for at, reason in orjson.loads(row.history)],
         record=record,
     )
-
-
-def _parked(row: Any) -> dict[str, Any]:
-    return {
-        "target_id": row.target_id,
-        "partition": row.partition,
-        "seq": row.seq,
-        "key_hash": row.key_hash,
-        "not_before": 0,
-        "attempts": 0,
-        "first_tried": 0,
-        "last_tried": row.last_tried,
-        "history": row.history,
-        "replayed": True,
-    }

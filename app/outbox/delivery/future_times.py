@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.delivery.log_ahead import chunked
 from app.outbox.delivery.redelivery import LATEST_ARRIVAL_MS
+from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.markers import NEVER, WHOLE_LOG
@@ -76,7 +77,7 @@ def _parked(database: Database, now: int) -> int:
             if found:
                 with database.writing() as connection:
                     lock_cursors(connection, target_id, found)
-                    count += connection.execute(tables.parked.update().where(*here).values(not_before=now)).rowcount
+                    count += transitions.bring_forward(connection, sa.and_(*here), now)
     return count
 
 

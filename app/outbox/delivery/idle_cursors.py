@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from app.outbox import log_head, tables
 from app.outbox.delivery.log_ahead import WINDOW
+from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
 from app.outbox.markers import WHOLE_LOG
@@ -73,7 +74,10 @@ class IdleCursors:
                     for some in chunks(target_ids, _BATCH_CURSORS) if seq > place.position else ():
                         if time.monotonic() > ends:
                             return moved
-                        moved = _move(self._database, log.epoch, place, some, seq, now) or moved
+                        with self._database.committing() as connection:
+                            moved |= cursors.pass_over(
+                                connection, some, place.partition, (place.position, seq), epoch=log.epoch, now=now
+                            )
                     if seq == until < log.last_seq:
                         lagging.setdefault(_Place(place.partition, seq), []).extend(target_ids)
         return moved
@@ -115,21 +119,3 @@ def _reached(seqs: Sequence[int], position: int, until: int) -> int:
     """Return the last seq before the target's first event after a position, or the end of the window."""
     place = bisect_right(seqs, position)
     return seqs[place] - 1 if place < len(seqs) else until
-
-
-def _move(database: Database, epoch: str, place: _Place, target_ids: Sequence[int], seq: int, now: int) -> bool:
-    """Move the cursors of these targets, unless a worker has leased them or the log has another epoch meanwhile.
-
-    Returns whether any was moved.
-    """
-    c = tables.cursors.c
-    same_log = sa.text(log_head.still_has(database.dialect, ":epoch", seq)).bindparams(epoch=epoch)
-    update = (
-        tables.cursors.update()
-        .where(c.target_id.in_(target_ids), c.partition == place.partition, c.replay_id == WHOLE_LOG)
-        .where(c.position == place.position, c.leased_until < now, same_log)
-        # If every event was folded, none is missed now: the skipped events belong to other targets.
-        .values(position=seq, folded=sa.case((c.folded >= place.position, seq), else_=c.folded))
-    )
-    with database.committing() as connection:
-        return bool(connection.execute(update).rowcount)

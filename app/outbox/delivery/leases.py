@@ -39,7 +39,6 @@ _MOST_FREE = 64  # partitions that a claim may take beyond those of its wake-up;
 _LIMITED_APART = 100  # ms between two wake-ups for a target whose rate limit is in use
 _POSTPONED = 1_000  # ms until partitions are offered again whose wake-up was postponed
 _LONGEST_HOST = 39  # characters; with the longest process id and the random part, the column has 64
-REVOKED = "revoked"  # instead of a token: no worker may claim or settle until the lease has expired
 
 
 def new_token() -> str:
@@ -346,6 +345,14 @@ class Leases:
             state = log_head.read_state(connection)
         self._begins_epoch(state)  # where nobody claims anything before a cursor is moved
         return self._idle_cursors.advance(state, now)
+
+
+def fence(connection: sa.Connection, lease: Lease, partition: int) -> None:
+    """Lock the cursor of a lease's partition until the transaction ends. Raises `LeaseLost` if another one has it."""
+    c = tables.cursors.c
+    mine = (_log_cursors(lease.target_id), c.partition == partition, c.lease_token == lease.token)
+    if connection.execute(sa.select(c.partition).where(*mine).with_for_update()).first() is None:
+        raise LeaseLost(f"partition {partition} of target {lease.target_id}")
 
 
 def taken_partitions(connection: sa.Connection, target_ids: Collection[int], now: int) -> set[tuple[int, int]]:

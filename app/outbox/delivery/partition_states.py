@@ -13,11 +13,10 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import log_head, tables
 from app.outbox.delivery.due_work import OFFERED
-from app.outbox.delivery.leases import REVOKED
 from app.outbox.delivery.log_ahead import WINDOW
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.markers import NEVER, WHOLE_LOG
+from app.outbox.markers import NEVER, REVOKED, WHOLE_LOG
 from app.outbox.targets import find_target
 
 MOST = 1000  # events that are counted in a partition

@@ -14,14 +14,13 @@ from itertools import groupby
 import sqlalchemy as sa
 
 from app.outbox import tables
-from app.outbox.delivery.leases import Lease, LeaseLost
-from app.outbox.delivery.logged_events import LoggedEvent, neither_parked_nor_dead
-from app.outbox.delivery.parked import ObjectHash, restore_heads
+from app.outbox.delivery.leases import Lease
+from app.outbox.delivery.logged_events import LoggedEvent
+from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import PartitionReader, Redelivery
+from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import lock_tail
 from app.outbox.log.append import chunks
-from app.outbox.markers import NEVER, WHOLE_LOG
 
 log = logging.getLogger("bucketwire.outbox")
 
@@ -74,9 +73,8 @@ def park_redeliveries(database: Database, reader: PartitionReader, lease: Lease,
             # chosen event are checked again under the lock.
             chosen = [_newest(reader, each, lease.positions[partition], choose) for each in some]
             with database.writing() as connection:
-                _lock(connection, lease, partition)
-                parked = _park(connection, lease.target_id, [logged for logged in chosen if logged is not None])
-                _count_free(connection, lease.target_id, partition, parked)
+                events = [logged for logged in chosen if logged is not None]
+                parked = transitions.redeliver(connection, lease, partition, events)
                 lease.has_parked |= bool(parked)
                 count += parked
                 _finish(connection, lease.target_id, some, now)
@@ -151,28 +149,6 @@ def _warn(database: Database, target_id: int, requests: Sequence[Redelivery]) ->
                 )  # fmt: skip
 
 
-def _lock(connection: sa.Connection, lease: Lease, partition: int) -> None:
-    """Lock the partition's cursor, and its events against purges, until the commit. Raises `LeaseLost`."""
-    lock_tail(connection)  # a purge must not remove the events parked here
-    c = tables.cursors.c
-    updated = connection.execute(
-        tables.cursors.update()
-        .where(c.target_id == lease.target_id, c.partition == partition, c.replay_id == WHOLE_LOG)
-        .where(c.lease_token == lease.token)
-        .values(lease_token=lease.token)
-    )
-    if updated.rowcount != 1:
-        raise LeaseLost(f"partition {partition} of target {lease.target_id}")
-
-
-def _count_free(connection: sa.Connection, target_id: int, partition: int, events: int) -> None:
-    """Count events that do not count against the target's queue limit; the caller has locked the cursor."""
-    c = tables.cursors.c
-    mine = (c.target_id == target_id, c.partition == partition, c.replay_id == WHOLE_LOG)
-    if events:
-        connection.execute(tables.cursors.update().where(*mine).values(freed=c.freed + events))
-
-
 def _newest(reader: PartitionReader, requested: Redelivery, position: int, choose: Choose) -> LoggedEvent | None:
     """Return the newest settled event of an object that `choose` accepts, searching from the newest backwards."""
     before = position + 1
@@ -182,29 +158,3 @@ def _newest(reader: PartitionReader, requested: Redelivery, position: int, choos
             return chosen
         before = page[0].seq
     return None
-
-
-def _park(connection: sa.Connection, target_id: int, chosen: Sequence[LoggedEvent]) -> int:
-    """Park the events that are still in the log and neither parked nor dead letters; return their number."""
-    t, e = tables.targets.c, tables.events.c
-    parked = []
-    for logged in chosen:
-        place = (e.partition == logged.partition, e.seq == logged.seq, *neither_parked_nor_dead(target_id))
-        if connection.execute(sa.select(e.seq).where(*place)).first() is not None:
-            parked.append(logged)
-    if not parked:
-        return 0
-    # Before the insert: on MySQL its foreign key takes a shared lock of the target's row, and upgrading that lock while
-    # an append waits for the row would be a deadlock.
-    connection.execute(tables.targets.update().where(t.id == target_id).values(recorded=t.recorded + len(parked)))
-    # NEVER, so that an event before the object's head takes over its back-off; without a head it becomes due at once.
-    rows = [
-        {
-            "target_id": target_id, "partition": logged.partition, "seq": logged.seq, "key_hash": logged.key_hash,
-            "not_before": NEVER, "replayed": True,
-        }
-        for logged in parked
-    ]  # fmt: skip
-    connection.execute(tables.parked.insert(), rows)
-    restore_heads(connection, target_id, {logged.object for logged in parked})
-    return len(parked)

@@ -14,9 +14,7 @@ from app.config.arn import TargetId
 from app.events.names import EVERY, UnknownEventName, expand, nearest
 from app.events.normalize import MAX_KEY_BYTES
 from app.outbox import audit, tables
-from app.outbox.delivery.due_work import OFFERED
-from app.outbox.delivery.leases import REVOKED
-from app.outbox.delivery.settlement_store import finish_replay
+from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors, lock_tail
 from app.outbox.markers import NEVER, WHOLE_LOG
@@ -125,7 +123,7 @@ class Replays:
         recording of events. Raises `UnknownTarget` or `BadSelection`.
         """
         selection = checked(selection)
-        t, c = tables.targets.c, tables.cursors.c
+        t = tables.targets.c
         now = now_ms()
         with self._database.writing() as connection:
             lock_tail(connection)  # no event may leave the log until the replay has passed it
@@ -134,8 +132,8 @@ class Replays:
             ).scalar_one_or_none()
             oldest = {} if row_id is None else _oldest(connection, row_id)
             # Lock the cursors, so that no settlement moves a position before the commit.
-            cursors = [] if row_id is None else lock_cursors(connection, row_id)
-            if not cursors:
+            locked = [] if row_id is None else lock_cursors(connection, row_id)
+            if row_id is None or not locked:
                 find_target(connection, target)  # raises, and names a similar one
                 raise UnknownTarget(target)
             inserted = connection.execute(
@@ -150,22 +148,15 @@ class Replays:
                 )
             )
             replay_id = inserted_id(inserted)
-            new = [
-                {"target_id": row_id, "partition": row.partition, "replay_id": replay_id}
-                | {"position": first - 1, "begins_after": first - 1, "until": row.position}
-                for row in cursors
+            ranges = {
+                row.partition: (first - 1, row.position)
+                for row in locked
                 if (first := oldest.get(row.partition, row.position + 1)) <= row.position
-            ]
-            if new:
-                connection.execute(tables.cursors.insert(), new)
-            # A worker that has one of these partitions does not know of the replay: revoke its lease, so it expires.
-            connection.execute(
-                tables.cursors.update()
-                .where(c.target_id == row_id, c.replay_id == WHOLE_LOG, c.lease_token.not_in(["", OFFERED]))
-                .values(lease_token=REVOKED)
-            )
+            }
+            cursors.begin_replay(connection, row_id, replay_id, ranges)
+            cursors.revoke(connection, row_id)  # of workers that do not know of the replay
             audit.record(connection, "replay.begin", f"replay:{replay_id}", {"target": str(target)} | _facts(selection))
-        length = sum(cursor["until"] - cursor["position"] for cursor in new)
+        length = sum(until - after for after, until in ranges.values())
         return Replay(replay_id, target, selection, now, 0, 0, length)
 
     def cancel(self, replay_id: int) -> Replay:
@@ -183,17 +174,11 @@ class Replays:
             mine = (c.target_id == target_id, c.replay_id == replay_id)
             partitions = connection.execute(sa.select(c.partition).where(*mine)).scalars().all()
             for partition in partitions:
-                finish_replay(connection, target_id, replay_id, partition)
+                cursors.end_replay(connection, target_id, replay_id, partition)
             if partitions:
                 connection.execute(tables.replays.update().where(r.id == replay_id).values(cancelled_at=now_ms()))
                 audit.record(connection, "replay.cancel", f"replay:{replay_id}")
-                # As in `begin`, revoke the leases of workers that do not know of the change.
-                leased = c.lease_token.not_in(["", OFFERED])
-                connection.execute(
-                    tables.cursors.update()
-                    .where(c.target_id == target_id, c.replay_id == WHOLE_LOG, c.partition.in_(partitions), leased)
-                    .values(lease_token=REVOKED)
-                )
+                cursors.revoke(connection, target_id, partitions)  # as in `begin`
         return self.get(replay_id)
 
     def get(self, replay_id: int) -> Replay:
@@ -214,7 +199,7 @@ class Replays:
             "advanced": c.position - c.begins_after,
             "length": c.until - c.begins_after,
         }
-        cursors = (
+        running = (
             sa.select(c.replay_id, *(sa.func.sum(column).label(name) for name, column in sums.items()))
             .where(c.replay_id != WHOLE_LOG)
             .group_by(c.replay_id)
@@ -222,9 +207,9 @@ class Replays:
         )
         query = (
             sa.select(tables.replays, t.type, t.name)
-            .add_columns(*(sa.func.coalesce(cursors.c[name], 0).label(f"{name}_now") for name in sums))
+            .add_columns(*(sa.func.coalesce(running.c[name], 0).label(f"{name}_now") for name in sums))
             .join_from(tables.replays, tables.targets)
-            .join(cursors, cursors.c.replay_id == r.id, isouter=True)
+            .join(running, running.c.replay_id == r.id, isouter=True)
             .where(chosen)
             .order_by(r.id.desc())
         )

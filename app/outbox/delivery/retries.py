@@ -3,7 +3,7 @@
 Of each object with parked events only the oldest, the head, is retried; the others wait behind it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -13,19 +13,19 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import audit, tables
-from app.outbox.delivery.due_work import OFFERED
-from app.outbox.delivery.leases import REVOKED
 from app.outbox.delivery.log_ahead import chunked, first_of_each
-from app.outbox.delivery.parked import restore_heads
-from app.outbox.delivery.reasons import clean_reason
+from app.outbox.delivery.logged_events import LogPosition
+from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import lock_cursors
 from app.outbox.log.append import chunks
 from app.outbox.markers import NEVER, WHOLE_LOG
 
 _AT_ONCE = 500  # heads in one query
 _MOST_READ = 10_000  # heads that a page reads, whether they match the filter or not
 _LEAST_COUNTED = 100  # heads that one query counts for at least
+
+# Changes retried events of a target, and returns how many still were.
+_Transition = Callable[[sa.Connection, int, Collection[LogPosition]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +114,7 @@ class Retries:
 
         An unavailable target gets them when it is available again.
         """
-        operation = _operation("retry.now", "due", which)
-        p = tables.parked.c
-        for target_id, some in self._chosen(which):
-            with self._database.writing() as connection:
-                rows = _locked(connection, target_id, some)
-                for partition, group in groupby(rows, key=lambda row: row.partition):
-                    mine = (p.target_id == target_id, p.partition == partition, p.seq.in_([row.seq for row in group]))
-                    connection.execute(tables.parked.update().where(*mine).values(not_before=0))
-                operation.add(connection, len(rows))
-        return operation.total
+        return self._each(which, _operation("retry.now", "due", which), transitions.make_due)
 
     def give_up(self, which: RetryFilter) -> int:
         """Make dead letters of retried events, and return their number.
@@ -131,24 +122,14 @@ class Retries:
         The next event of the same object is retried at once. A worker that has one of these partitions may be sending
         such an event: its lease is revoked, so it settles nothing, and its partition waits until the lease expires.
         """
-        operation = _operation("retry.give_up", "given_up", which)
-        p = tables.parked.c
-        for target_id, some in self._chosen(which):
+        return self._each(which, _operation("retry.give_up", "given_up", which), transitions.give_up)
+
+    def _each(self, which: RetryFilter, operation: audit.CountedOperation, transition: _Transition) -> int:
+        """Make a transition of the selected events, some in each transaction; return their number."""
+        for target_id, places in self._chosen(which):
             with self._database.writing() as connection:
-                rows = _locked(connection, target_id, some)
-                if not rows:
-                    continue
-                for partition, group in groupby(rows, key=lambda row: row.partition):
-                    mine = list(group)
-                    _count_dead(connection, target_id, partition, mine)
-                    connection.execute(
-                        tables.parked.delete().where(
-                            p.target_id == target_id, p.partition == partition, p.seq.in_([row.seq for row in mine])
-                        )
-                    )
-                connection.execute(tables.dead_letters.insert(), [_dead_letter(row) for row in rows])
-                restore_heads(connection, target_id, {(row.partition, row.key_hash) for row in rows})
-                operation.add(connection, len(rows))
+                positions = [(place.partition, place.seq) for place in places]
+                operation.add(connection, transition(connection, target_id, positions))
         return operation.total
 
     def _chosen(self, which: RetryFilter) -> Iterator[tuple[int, Sequence[RetryPlace]]]:
@@ -229,45 +210,6 @@ def _matches(retry: Retry, which: RetryFilter) -> bool:
         and which.bucket in ("", retry.bucket)
         and retry.key.startswith(which.prefix)
     )
-
-
-def _locked(connection: sa.Connection, target_id: int, places: Sequence[RetryPlace]) -> list[Any]:
-    """Return those of the rows that are still heads, sorted by partition, and lock their cursors until the commit."""
-    p, e = tables.parked.c, tables.events.c
-    lock_cursors(connection, target_id, {place.partition for place in places})
-    rows: list[Any] = []
-    for partition, group in groupby(
-        sorted(places, key=lambda place: place.partition), key=lambda place: place.partition
-    ):
-        query = (
-            sa.select(tables.parked, e.id.label("event_id"))
-            .join_from(tables.parked, tables.events, sa.and_(e.partition == p.partition, e.seq == p.seq))
-            .where(p.target_id == target_id, p.partition == partition, p.not_before < NEVER)
-            .where(p.seq.in_([place.seq for place in group]))
-        )
-        rows += connection.execute(query.with_for_update(of=tables.parked)).all()
-    return rows
-
-
-def _count_dead(connection: sa.Connection, target_id: int, partition: int, rows: Sequence[Any]) -> None:
-    c = tables.cursors.c
-    freed = sum(not row.replayed for row in rows)  # the others do not count against the queue_limit anyway
-    connection.execute(
-        tables.cursors.update()
-        .where(c.target_id == target_id, c.partition == partition, c.replay_id == WHOLE_LOG)
-        .values(
-            dead=c.dead + len(rows),
-            freed=c.freed + freed,
-            lease_token=sa.case((c.lease_token.in_(["", OFFERED]), c.lease_token), else_=REVOKED),
-        )
-    )
-
-
-def _dead_letter(row: Any) -> Mapping[str, Any]:
-    tried = orjson.loads(row.history)
-    reason = f"given up: {tried[-1][1]}" if tried else "given up before an attempt was counted"
-    same = ("target_id", "partition", "seq", "event_id", "attempts", "first_tried", "last_tried", "history")
-    return {name: getattr(row, name) for name in same} | {"reason": clean_reason(reason)}
 
 
 def _retry(row: Any) -> Retry:

@@ -14,8 +14,9 @@ from app.events.frontends import ceph
 from app.events.model import Event
 from app.events.version_history import Entry, Fold, Holding, Layer, version_of
 from app.outbox import tables
-from app.outbox.delivery.leases import Lease, LeaseLost
+from app.outbox.delivery.leases import Lease, fence
 from app.outbox.delivery.log_ahead import goes_to
+from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
 from app.outbox.markers import WHOLE_LOG
@@ -132,19 +133,10 @@ class ObjectVersions:
             return
         rows.sort(key=lambda row: str(row["id"]))
         with self._database.writing() as connection:
-            self._fence(connection, partition)
+            fence(connection, self._lease, partition)
             for some in chunks(rows):
                 connection.execute(UPSERT[self._database.dialect], some)
         self._filled.add(partition)
-
-    def _fence(self, connection: sa.Connection, partition: int) -> None:
-        c = tables.cursors.c
-        mine = sa.select(c.partition).where(
-            c.target_id == self._lease.target_id, c.partition == partition, c.replay_id == WHOLE_LOG,
-            c.lease_token == self._lease.token,
-        )  # fmt: skip
-        if connection.execute(mine.with_for_update()).first() is None:
-            raise LeaseLost(f"partition {partition} of target {self._lease.target_id}")
 
     def _look(self) -> None:
         c = tables.cursors.c
@@ -167,16 +159,12 @@ class ObjectVersions:
             dropped = _DROPPED_AT_ONCE
             while dropped == _DROPPED_AT_ONCE:
                 with self._database.writing() as connection:
-                    self._fence(connection, partition)
+                    fence(connection, self._lease, partition)
                     dropped = drop(connection, self._lease.target_id, partition, _DROPPED_AT_ONCE)
                     if dropped < _DROPPED_AT_ONCE:
                         connection.execute(
                             tables.cursors.update()
-                            .where(
-                                c.target_id == self._lease.target_id,
-                                c.partition == partition,
-                                c.replay_id == WHOLE_LOG,
-                            )
+                            .where(cursors.of_log(self._lease.target_id, [partition]))
                             .values(folded=c.position)
                         )
             self._gaps.discard(partition)

@@ -12,7 +12,8 @@ from app.outbox.delivery import due_work, isolation
 from app.outbox.delivery.breaker_state import close_breaker, open_breaker
 from app.outbox.delivery.leases import Leases, grouped
 from app.outbox.delivery.log_ahead import Look
-from app.outbox.delivery.settlement_store import Settlement, SettlementStore
+from app.outbox.delivery.transitions.settlement import Settlement
+from app.outbox.delivery.transitions.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.markers import NEVER

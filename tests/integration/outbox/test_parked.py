@@ -16,11 +16,12 @@ from app.events.model import Event
 from app.outbox import tables
 from app.outbox.delivery.breaker_state import open_breaker
 from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.head_repair import HeadRepair
 from app.outbox.delivery.leases import Lease, Offer
-from app.outbox.delivery.parked import HeadRepair, restore_heads
 from app.outbox.delivery.reasons import PLAIN
 from app.outbox.delivery.replays import Replays, Selection
-from app.outbox.delivery.settlement_store import NewDeadLetter, ParkedRow, Settlement
+from app.outbox.delivery.transitions.heads import restore_heads
+from app.outbox.delivery.transitions.settlement import NewDeadLetter, ParkedRow, Settlement
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.markers import NEVER

@@ -13,8 +13,8 @@ from app.outbox.delivery import partition_reader
 from app.outbox.delivery.counters import TargetCounters, read_counters
 from app.outbox.delivery.dead_letters import DeadLetters, Filter
 from app.outbox.delivery.leases import LeaseLost
+from app.outbox.delivery.partition_reader import PartitionReader
 from app.outbox.delivery.replays import BadSelection, Replay, Replays, Selection, UnknownReplay, checked
-from app.outbox.delivery.settlement_store import PartitionReader
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import Receipt

@@ -10,7 +10,7 @@ from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.dead_letters import DeadLetters, Filter
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.delivery.retries import Retries, RetryFilter
-from app.outbox.delivery.settlement_store import Settlement
+from app.outbox.delivery.transitions.settlement import Settlement
 from app.outbox.engine.database import Database, now_ms
 from tests.support.delivery import failing
 from tests.support.parked_rows import due_times

@@ -8,7 +8,7 @@ from app.outbox.delivery.attempts import Attempt
 from app.outbox.delivery.leases import ReplayPartition
 from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.partition_reader import Batch, ParkedEvent
-from app.outbox.delivery.settlement_store import Settlement
+from app.outbox.delivery.transitions.settlement import Settlement
 from app.outbox.markers import NEVER
 from tests.support.builders import event
 from workers.delivery.namespace_policy import SkipReason

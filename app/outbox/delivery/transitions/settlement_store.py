@@ -1,4 +1,4 @@
-"""Settle the batches of a lease's holder: the only code that writes delivery state.
+"""Settle the batches of a lease's holder: deliver, supersede, park, retry and bury their events.
 
 A settlement is one transaction, guarded by the lease's fencing token: a worker that has lost its lease writes nothing.
 So does one whose cursors do not stand where it has left them, or whose log has another epoch by now: the outbox is an
@@ -9,8 +9,6 @@ the same positions.
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import orjson
@@ -20,97 +18,17 @@ from app.outbox import log_head, tables
 from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
 from app.outbox.delivery.log_ahead import chunked
 from app.outbox.delivery.logged_events import LogPosition
-from app.outbox.delivery.parked import ObjectHash, restore_heads
 from app.outbox.delivery.partition_reader import PartitionReader
 from app.outbox.delivery.reasons import PLAIN
+from app.outbox.delivery.transitions import cursors
+from app.outbox.delivery.transitions.heads import restore_heads
+from app.outbox.delivery.transitions.settlement import NewDeadLetter, ParkedRow, Progress, Settlement
 from app.outbox.engine.database import VALUE_ERRORS, Database, describe_error, refuses_value
 from app.outbox.log.append import chunks
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.versions.object_versions import ObjectVersions
 
 log = logging.getLogger("bucketwire.outbox")
-
-
-@dataclass(slots=True)
-class Progress:
-    """The changes of one settlement to one partition's cursor.
-
-    `uncounted` is how many of its delivered, superseded and dead events did not count against the target's queue_limit.
-    """
-
-    position: int | None = None
-    delivered: int = 0
-    superseded: int = 0
-    dead: int = 0
-    uncounted: int = 0
-    failed: int = 0  # attempts that failed or were rejected
-
-    @property
-    def settled(self) -> int:
-        """The number of events that it settles."""
-        return self.delivered + self.superseded + self.dead
-
-
-@dataclass(frozen=True, slots=True)
-class ParkedRow:
-    """A new or changed row of `parked` to write."""
-
-    partition: int
-    seq: int
-    key_hash: int
-    not_before: int
-    attempts: int = 0
-    first_tried: int = 0
-    last_tried: int = 0
-    history: str = "[]"
-    refused_at: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class NewDeadLetter:
-    """A dead letter to write."""
-
-    partition: int
-    seq: int
-    event_id: str
-    reason: str
-    attempts: int
-    first_tried: int
-    last_tried: int
-    history: str
-
-
-@dataclass(slots=True)
-class Settlement:
-    """All changes of one batch, written atomically."""
-
-    progress: dict[int, Progress] = field(default_factory=dict)
-    replay: tuple[ReplayPartition, int] | None = None  # the replay of this batch, and its new position
-    park: list[ParkedRow] = field(default_factory=list)
-    repark: list[ParkedRow] = field(default_factory=list)
-    unpark: list[LogPosition] = field(default_factory=list)
-    deaths: list[NewDeadLetter] = field(default_factory=list)
-    unblocked: set[ObjectHash] = field(default_factory=set)  # objects of `unpark`
-    delivered_at: int = 0  # when the target confirmed an event of this batch (ms), 0 if it confirmed none
-
-    @property
-    def settled(self) -> int:
-        """The number of events read after a cursor that it settles or parks."""
-        return len(self.park) + sum(one.settled for one in self.progress.values())
-
-    def partition(self, partition: int) -> Progress:
-        """Return the partition's progress, created if there is none yet."""
-        return self.progress.setdefault(partition, Progress())
-
-    @property
-    def only_advances(self) -> bool:
-        """Whether it only advances cursors of the log."""
-        return not (self.replay or self.park or self.repark or self.unpark or self.deaths or self.unblocked)
-
-    @property
-    def objects(self) -> set[ObjectHash]:
-        """The objects whose parked events it adds, changes or removes."""
-        return self.unblocked | {(park.partition, park.key_hash) for park in chain(self.park, self.repark)}
 
 
 class SettlementStore:
@@ -219,7 +137,7 @@ def _added(progress: Mapping[int, Progress], *, freeing: bool) -> dict[str, dict
     """Return what is added to the counters of cursors that changes them, by column and partition."""
     counted: dict[str, dict[int, int]] = {name: {} for name in ("delivered", "superseded", "dead", "failed", "freed")}
     for partition, one in progress.items():
-        freed = one.settled - one.uncounted if freeing else 0
+        freed = one.settled - one.replayed if freeing else 0
         for name, number in zip(counted, (one.delivered, one.superseded, one.dead, one.failed, freed), strict=True):
             if number:
                 counted[name][partition] = number
@@ -240,27 +158,7 @@ def _advance_replay(
     if connection.execute(known.values(moved)).rowcount != 1:
         raise LeaseLost(f"replay {replay.replay_id} in partition {replay.partition} of target {lease.target_id}")
     if position >= replay.until:
-        finish_replay(connection, lease.target_id, replay.replay_id, replay.partition)
-
-
-def finish_replay(connection: sa.Connection, target_id: int, replay_id: int, partition: int) -> None:
-    """Remove a replay's cursor at any position, and add its counts to the log's own cursor and to the replay.
-
-    The connection is in a transaction that holds the lock of the log's own cursor.
-    """
-    c, r = tables.cursors.c, tables.replays.c
-    here = (c.target_id == target_id, c.partition == partition)
-    mine = (*here, c.replay_id == replay_id)
-    row = connection.execute(sa.select(c.replayed, (c.position - c.begins_after).label("passed")).where(*mine)).one()
-    connection.execute(tables.cursors.delete().where(*mine))
-    connection.execute(
-        tables.cursors.update().where(*here, c.replay_id == WHOLE_LOG).values(replayed=c.replayed + row.replayed)
-    )
-    connection.execute(
-        tables.replays.update()
-        .where(r.id == replay_id)
-        .values(replayed=r.replayed + row.replayed, passed=r.passed + row.passed)
-    )
+        cursors.end_replay(connection, lease.target_id, replay.replay_id, replay.partition)
 
 
 _Rows = Sequence[tuple[sa.Executable, Sequence[dict[str, Any]]]]  # statements, and the values to run each with

@@ -1,0 +1,104 @@
+"""Change cursors other than by a worker's settlement: begin, move, revoke and remove them."""
+
+from collections.abc import Collection, Mapping
+
+import sqlalchemy as sa
+
+from app.outbox import log_head, tables
+from app.outbox.delivery.due_work import OFFERED
+from app.outbox.log_head import LogHead
+from app.outbox.markers import REVOKED, WHOLE_LOG
+
+_C = tables.cursors.c
+
+
+def of_log(target_id: int, partitions: Collection[int] | None = None) -> sa.ColumnElement[bool]:
+    """Return the condition for a target's own cursors of the log, in these partitions (None: in all)."""
+    mine = sa.and_(_C.target_id == target_id, _C.replay_id == WHOLE_LOG)
+    return mine if partitions is None else sa.and_(mine, _C.partition.in_(sorted(partitions)))
+
+
+def begin(connection: sa.Connection, target_id: int, head: LogHead) -> None:
+    """Have every event that is recorded for a new target from now on delivered. The caller has locked the head."""
+    position = {"target_id": target_id, "position": head.last_seq}
+    connection.execute(
+        tables.cursors.insert(), [position | {"partition": partition} for partition in range(head.partitions)]
+    )
+
+
+def pass_over(
+    connection: sa.Connection,
+    target_ids: Collection[int],
+    partition: int,
+    positions: tuple[int, int],
+    *,
+    epoch: str,
+    now: int,
+) -> bool:
+    """Move the cursors of some targets from one position to another, between which are events of other targets only.
+
+    Leaves alone those that a worker has leased, or that stand elsewhere, and all if the log has another epoch.
+    Returns whether any was moved.
+    """
+    before, after = positions
+    same_log = sa.text(log_head.still_has(connection.dialect.name, ":epoch", after)).bindparams(epoch=epoch)
+    update = (
+        tables.cursors.update()
+        .where(_C.target_id.in_(target_ids), _C.partition == partition, _C.replay_id == WHOLE_LOG)
+        .where(_C.position == before, _C.leased_until < now, same_log)
+        # If every event was folded, none is missed now: the skipped events belong to other targets.
+        .values(position=after, folded=sa.case((_C.folded >= before, after), else_=_C.folded))
+    )
+    return bool(connection.execute(update).rowcount)
+
+
+def begin_replay(
+    connection: sa.Connection, target_id: int, replay_id: int, ranges: Mapping[int, tuple[int, int]]
+) -> None:
+    """Have the events of a part of the log delivered again: in each partition those after the first seq to the last.
+
+    They count as recorded once more when the replay reaches them. The caller has locked the log's tail and the target's
+    cursors.
+    """
+    rows = [
+        {"target_id": target_id, "partition": partition, "replay_id": replay_id}
+        | {"position": after, "begins_after": after, "until": until}
+        for partition, (after, until) in ranges.items()
+    ]
+    if rows:
+        connection.execute(tables.cursors.insert(), rows)
+
+
+def end_replay(connection: sa.Connection, target_id: int, replay_id: int, partition: int) -> None:
+    """Remove a replay's cursor at any position, and add its counts to the log's own cursor and to the replay.
+
+    The caller has locked the log's own cursor.
+    """
+    r = tables.replays.c
+    mine = (_C.target_id == target_id, _C.partition == partition, _C.replay_id == replay_id)
+    row = connection.execute(sa.select(_C.replayed, (_C.position - _C.begins_after).label("passed")).where(*mine)).one()
+    connection.execute(tables.cursors.delete().where(*mine))
+    connection.execute(
+        tables.cursors.update().where(of_log(target_id, [partition])).values(replayed=_C.replayed + row.replayed)
+    )
+    connection.execute(
+        tables.replays.update()
+        .where(r.id == replay_id)
+        .values(replayed=r.replayed + row.replayed, passed=r.passed + row.passed)
+    )
+
+
+def revoke(connection: sa.Connection, target_id: int, partitions: Collection[int] | None = None) -> None:
+    """Take the leases of workers that do not know of a change to these partitions (None: to all of the target).
+
+    Such a worker settles nothing more, and nobody claims its partitions until its lease expires.
+    """
+    leased = _C.lease_token.not_in(["", OFFERED])
+    connection.execute(tables.cursors.update().where(of_log(target_id, partitions), leased).values(lease_token=REVOKED))
+
+
+def remove(connection: sa.Connection, target_id: int) -> None:
+    """Remove a target's cursors, parked events and dead letters. The caller has locked the cursors."""
+    # Cursors first: a settling worker holds their lock and may be about to park events.
+    for table in (tables.cursors, tables.parked, tables.dead_letters):
+        connection.execute(table.delete().where(table.c.target_id == target_id))
