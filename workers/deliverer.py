@@ -128,7 +128,7 @@ class Deliverer:
 
     def _work_off(self, lease: Lease, guard: LeaseGuard, stored: StoredTarget) -> LeaseSummary:
         work = self._held.pool.work(stored)
-        request = partial(self._held.redeliveries.add, lease.target_id, work.name)
+        request = partial(self._held.redeliveries.add, lease, work.name)
         partitions = PartitionWorker(self._store, work, lease, self._held.clock, guard, self._held.attempts, request)
         wait = EventWait(
             lambda: processes.any_idle() and not lease.probing and not processes.has_postponed(),
@@ -137,11 +137,11 @@ class Deliverer:
         try:
             summary = partitions.work_off(lambda: not guard.has_time(), wait)
         except (LeaseLost, LeaseExpired):
-            self._held.redeliveries.add(lease.target_id, work.name, partitions.unsettled())
+            self._held.redeliveries.add(lease, work.name, partitions.unsettled())
             raise
         except DatabaseUnavailable:
             if not guard.holds:  # what was sent cannot be settled, and another worker may have sent newer events
-                self._held.redeliveries.add(lease.target_id, work.name, partitions.unsettled())
+                self._held.redeliveries.add(lease, work.name, partitions.unsettled())
             raise
         if summary.unavailable is not None:
             self._open_breaker(lease, work.name, summary.unavailable)

@@ -25,6 +25,7 @@ from app.api.admin.encryption import encrypt
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox.delivery.breaker_state import open_breaker
+from app.outbox.delivery.leases import Lease
 from app.outbox.delivery.ready_targets import HARD_LIMIT, ReadyTargets
 from app.outbox.engine.database import Database
 from app.outbox.log.spool import Spool
@@ -469,11 +470,11 @@ def test_spooled_events_and_redeliveries_wake_the_drain_when_they_are_recorded(
     assert feeder.feed() == 1
     assert asked == ["fed"]
 
-    target = registry(database).target(add_target(database)).row_id
+    lease = Lease(registry(database).target(add_target(database)).row_id, "gone", {})
     requests = RedeliveryRequests(database, tmp_path, lambda: asked.append("redelivery"))
-    requests.add(target, "arn", {})
+    requests.add(lease, "arn", {})
     assert asked == ["fed"]
-    requests.add(target, "arn", {(0, 1): 1})
+    requests.add(lease, "arn", {(0, 1): 1})
     assert asked == ["fed", "redelivery"]
     requests.close()
 

@@ -117,7 +117,9 @@ class PartitionWorker:
         self._clock = clock
         self._guard = guard
         self._recorder = recorder
-        self._request_redelivery = request_redelivery or partial(redelivery.request, store.database, lease.target_id)
+        self._request_redelivery = request_redelivery or partial(
+            redelivery.request, store.database, lease.target_id, epoch=lease.epoch
+        )
         self._late: set[str] = set()  # ids of the current batch's events that may arrive late
         self._unsettled: tuple[Sequence[LoggedEvent], Sequence[Decision]] = ((), ())
         self._rng = Random()  # noqa: S311 - jitter, not a secret

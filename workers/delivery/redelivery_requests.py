@@ -21,6 +21,7 @@ from pathlib import Path
 import orjson
 
 from app.outbox.delivery import redelivery
+from app.outbox.delivery.leases import Lease
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
 
@@ -35,17 +36,18 @@ class _Request:
     target_id: int
     written: dict[ObjectHash, int]
     due: int
+    epoch: str  # of the log, in which the seqs are
 
     def encode(self) -> bytes:
         objects = [[*key, seq] for key, seq in self.written.items()]
-        return orjson.dumps({"target": self.target_id, "objects": objects, "due": self.due})
+        return orjson.dumps({"target": self.target_id, "objects": objects, "due": self.due, "epoch": self.epoch})
 
     @classmethod
     def decode(cls, text: bytes) -> "_Request":
         """Decode a request. Raises `ValueError`, `LookupError` or `TypeError` for any other content."""
         content = orjson.loads(text)
         written = {(int(partition), int(key_hash)): int(seq) for partition, key_hash, seq in content["objects"]}
-        return cls(int(content["target"]), written, int(content.get("due", 0)))
+        return cls(int(content["target"]), written, int(content.get("due", 0)), str(content.get("epoch", "")))
 
 
 class RedeliveryRequests:
@@ -67,14 +69,15 @@ class RedeliveryRequests:
         if any(self._files()):
             self._keep_trying()
 
-    def add(self, target_id: int, arn: str, written: Mapping[ObjectHash, int], due: int = 0) -> None:
+    def add(self, lease: Lease, arn: str, written: Mapping[ObjectHash, int], due: int = 0) -> None:
         """Request redelivery of the newest events of these objects: now, or once the database is available again.
 
-        `written` and `due` are those of `app.outbox.delivery.redelivery.request`.
+        `lease` is the one with which they were written; `written` and `due` are those of
+        `app.outbox.delivery.redelivery.request`.
         """
         if not written:
             return
-        request = _Request(target_id, dict(written), due)
+        request = _Request(lease.target_id, dict(written), due, lease.epoch)
         try:
             self._write(request)
         except OSError as error:
@@ -118,7 +121,7 @@ class RedeliveryRequests:
         self._closed.set()
 
     def _record(self, request: _Request) -> None:
-        redelivery.request(self._database, request.target_id, request.written, request.due)
+        redelivery.request(self._database, request.target_id, request.written, request.due, epoch=request.epoch)
         self._recorded()
 
     def _read(self, file: Path) -> _Request | None:

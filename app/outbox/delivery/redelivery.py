@@ -13,7 +13,7 @@ from itertools import groupby
 
 import sqlalchemy as sa
 
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.delivery.leases import Lease
 from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.parked import ObjectHash
@@ -38,18 +38,23 @@ class _Changed(Exception):
     """A request has changed since it was read."""
 
 
-def request(database: Database, target_id: int, written: Mapping[ObjectHash, int], due: int = 0) -> None:
+def request(
+    database: Database, target_id: int, written: Mapping[ObjectHash, int], due: int = 0, *, epoch: str | None = None
+) -> None:
     """Request the redelivery of a target's objects from `due` (ms since 1970) on. Idempotent.
 
-    `written` has for each object the seq of the oldest event that may have been written too late. Of several requests
-    for an object the oldest event applies, and the object goes out at the first of their times and at the last. Raises
-    `DatabaseUnavailable`; then some requests may have been committed, and repeating the call is safe.
+    `written` has for each object the seq of the oldest event that may have been written too late, in the log of this
+    `epoch` (None: the present one). If another epoch has begun since, that seq may be another event's, so an object's
+    newest event goes out again whichever it is. Of several requests for an object the oldest event applies, and the
+    object goes out at the first of their times and at the last. Raises `DatabaseUnavailable`; then some requests may
+    have been committed, and repeating the call is safe.
     """
     for some in chunks(sorted(written)):
         for attempt in range(1, _TRIES + 1):
             try:
                 with database.writing() as connection:
-                    _request(connection, target_id, {each: written[each] for each in some}, due)
+                    valid = epoch in (None, log_head.read_state(connection).epoch)
+                    _request(connection, target_id, {key: written[key] if valid else 0 for key in some}, due)
                 break
             # A concurrent transaction requested the same or carried it out, or the target was removed.
             except (sa.exc.IntegrityError, _Changed):
@@ -142,10 +147,10 @@ def _warn(database: Database, target_id: int, requests: Sequence[Redelivery]) ->
             query = sa.select(e.seq).where(e.partition == one.partition, e.seq == one.since)
             if connection.execute(query).first() is None:
                 log.warning(
-                    "target %d may hold an old state of an object (hash %d, partition %d): event %d may have been "
-                    "written late, and retention has removed it and what came after it. Reconcile the target if it is "
-                    "a namespace",
-                    target_id, one.key_hash, one.partition, one.since,
+                    "target %d may hold an old state of an object (hash %d, partition %d): an event may have been "
+                    "written late, and the log has neither it nor what came after it any more. Reconcile the target if "
+                    "it is a namespace",
+                    target_id, one.key_hash, one.partition,
                 )  # fmt: skip
 
 

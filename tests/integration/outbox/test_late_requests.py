@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import sqlalchemy as sa
 
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.delivery import redelivery
-from app.outbox.delivery.leases import Leases
+from app.outbox.delivery.leases import Lease, Leases
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.redelivery import LATEST_ARRIVAL_MS
 from app.outbox.engine.database import Database, now_ms
@@ -16,6 +18,7 @@ from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.scripted_target import Courier, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Unavailable
+from workers.delivery.redelivery_requests import RedeliveryRequests
 from workers.targets.base import LeaseExpired
 
 pytestmark = pytest.mark.promise
@@ -149,6 +152,30 @@ def test_an_object_goes_out_at_once_and_again_when_nothing_can_arrive_any_more(d
     assert courier.scripted.keys() == ["k"], "not before it is due"
     run_later(courier)
     assert courier.scripted.keys() == ["k", "k"]
+    assert requested(database) == []
+    assert_counters_balance(database)
+
+
+@pytest.mark.parametrize("other_epoch", [False, True], ids=["same log", "another epoch"])
+def test_a_request_from_another_epoch_of_the_log_sends_the_newest_event_whichever_it_is(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_epoch: bool
+) -> None:
+    """The seq that the request names is that of an event which the log has lost, or that of none."""
+    courier = courier_of(database)
+    Log(database).append([[event("k")], [event("k")]])
+    courier.run()
+    courier.scripted.got.clear()
+    row, place = registry(database).target(courier.target).row_id, place_of_the_only_object(database)
+    with database.reading() as connection:
+        epoch = log_head.read_state(connection).epoch
+    with monkeypatch.context() as database_is_away:
+        database_is_away.setattr(RedeliveryRequests, "record", lambda _: None)
+        written = RedeliveryRequests(database, tmp_path)
+        written.add(Lease(row, "gone", {}, "of the lost log" if other_epoch else epoch), "arn", {place: 1_000})
+    RedeliveryRequests(database, tmp_path).record()
+    assert len(requested(database)) == 1
+    courier.run()
+    assert courier.scripted.keys() == ["k"] * other_epoch
     assert requested(database) == []
     assert_counters_balance(database)
 

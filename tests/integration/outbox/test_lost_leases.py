@@ -364,11 +364,11 @@ class Outage:
     over: bool = False
     asked: int = 0
 
-    def __call__(self, *arguments: object) -> None:
+    def __call__(self, *arguments: object, **options: object) -> None:
         if not self.over:
             self.asked += 1
             raise sa.exc.OperationalError("INSERT", None, Exception("connection refused"))
-        self.request(*arguments)
+        self.request(*arguments, **options)
 
 
 @pytest.fixture
