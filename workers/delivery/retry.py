@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from random import Random
 
-_MAX_RETRY_AFTER = 15 * 60_000  # milliseconds; a longer Retry-After of a remote is reduced to this
+_MAX_RETRY_AFTER_MS = 15 * 60_000  # a longer Retry-After of a remote is reduced to this
+_MAX_LATE_MS = 60_000  # after its back-off a retry may be this late while its target is available
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,24 +17,43 @@ class RetrySchedule:
     max_age: int = 72 * 3_600_000
 
     def next_try(
-        self, attempts: int, first_tried: int, now: int, rng: Random, retry_after: float | None = None
+        self,
+        attempts: int,
+        first_tried: int,
+        last_tried: int,
+        now: int,
+        rng: Random,
+        retry_after: float | None = None,
     ) -> int | None:
         """Return the time of the next try after the `attempts`-th failure, in milliseconds since 1970; None = give up.
 
         The wait is uniformly random in 0 … min(cap, base · 2^(attempts-1)), and never shorter than what the remote
         asked for (`retry_after`, seconds, up to 15 minutes). It is given up if `max_age` has passed since its first
-        try, however long it had waited before that: after an outage, one failure must not cost an event.
+        try, however long it had waited before that, but not at the first failure after an outage: `last_tried` is the
+        time of the failure before, 0 for the first one. An outage, however long, must not cost an event an attempt.
         """
         if attempts >= self.max_attempts:
             return None
-        ceiling = min(self.cap, self.base << min(attempts - 1, 40))
-        wait = max(rng.randint(0, ceiling), bounded_retry_after(retry_after))
+        wait = max(rng.randint(0, self._longest_wait(attempts)), bounded_retry_after(retry_after))
         due = now + wait
-        if self.max_age and due - first_tried > self.max_age:
+        if (
+            self.max_age
+            and due - first_tried > self.max_age
+            and not self._was_away(attempts, last_tried, now, retry_after)
+        ):
             return None
         return due
+
+    def _longest_wait(self, attempts: int) -> int:
+        return min(self.cap, self.base << min(max(attempts - 1, 0), 40))
+
+    def _was_away(self, attempts: int, last_tried: int, now: int, retry_after: float | None) -> bool:
+        """Return whether the target was unavailable or paused since the last failure: it was tried later than due."""
+        asked = 0 if retry_after is None else _MAX_RETRY_AFTER_MS  # what it may have asked for then
+        due = last_tried + max(self._longest_wait(attempts - 1), asked)
+        return last_tried > 0 and due + _MAX_LATE_MS < now
 
 
 def bounded_retry_after(retry_after: float | None) -> int:
     """Return a remote's Retry-After (seconds) as milliseconds, within bounds."""
-    return 0 if retry_after is None else max(0, min(int(retry_after * 1000), _MAX_RETRY_AFTER))
+    return 0 if retry_after is None else max(0, min(int(retry_after * 1000), _MAX_RETRY_AFTER_MS))

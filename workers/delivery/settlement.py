@@ -88,7 +88,7 @@ def settle_parked(parked: Sequence[ParkedEvent], results: Sequence[Result], rule
             case Failed() | Rejected():
                 progress.failed += 1
                 attempt = _attempt(entry, result, rules.now)
-                due = _next_try(attempt, result, rules)
+                due = _next_try(attempt, entry.last_tried, result, rules)
                 if due is not None:
                     settlement.repark.append(replace(attempt, not_before=due))
                     blocked.add(logged.object)
@@ -136,7 +136,7 @@ def _settle_one(
         case Failed() | Rejected():
             progress.failed += 1
             attempt = _attempt(ParkedEvent(logged, 0, 0, "[]"), result, rules.now)
-            due = _next_try(attempt, result, rules)
+            due = _next_try(attempt, 0, result, rules)
             if due is None:
                 settlement.deaths.append(_death(attempt, logged, result.reason))
                 progress.dead += 1
@@ -185,10 +185,12 @@ def _suspected(entry: ParkedEvent, suspect: Suspect) -> ParkedRow:
     )
 
 
-def _next_try(attempt: ParkedRow, result: Failed | Rejected, rules: SettlementContext) -> int | None:
+def _next_try(attempt: ParkedRow, last_tried: int, result: Failed | Rejected, rules: SettlementContext) -> int | None:
     if isinstance(result, Rejected):
         return None
-    return rules.schedule.next_try(attempt.attempts, attempt.first_tried, rules.now, rules.rng, result.retry_after)
+    return rules.schedule.next_try(
+        attempt.attempts, attempt.first_tried, last_tried, rules.now, rules.rng, result.retry_after
+    )
 
 
 def _death(attempt: ParkedRow, logged: LoggedEvent, reason: str) -> NewDeadLetter:
