@@ -27,6 +27,8 @@ log = logging.getLogger("bucketwire.worker")
 CHECK_INTERVAL = 5  # seconds between two checks of the schedule
 REPEAT_INTERVAL = 300  # seconds after which the wake-up of a run that still waits is repeated
 _STOP_TIMEOUT = 20  # seconds between SIGTERM and SIGKILL
+# The job itself: `bucketwire reconcile` would start Python for the command, and again for the job.
+_JOB = (sys.executable, "-P", "-m", "bucketwire.start", "spark_jobs")
 _ERROR_PREFIX = "bucketwire: "  # of an error that the command line prints
 _ALREADY_RUNNING = os.EX_TEMPFAIL  # the job's exit code if another run of the same pair is active
 
@@ -126,7 +128,7 @@ def last_message(text: str, code: int) -> str:
 
 
 def job_arguments(run: WaitingRun) -> list[str]:
-    """Return the arguments of `bucketwire` for a waiting run; no bucket name can be parsed as an option."""
+    """Return the arguments of the job of a waiting run; no bucket name can be parsed as an option."""
     if run.job == SCAN:
         return ["scan", "--scheduled", run.run, "--", run.bucket]
     return ["reconcile", "--target", str(run.target), "--scheduled", run.run, "--", run.bucket]
@@ -135,7 +137,7 @@ def job_arguments(run: WaitingRun) -> list[str]:
 def update_tables() -> str:
     """Run `bucketwire tables`; return its result in one line."""
     started = time.monotonic()
-    result = jobs.run([sys.executable, "-P", "-m", "bucketwire", "tables", "--scheduled"])
+    result = jobs.run([*_JOB, "tables", "--scheduled"])
     if result.code == _ALREADY_RUNNING:
         log.info("tables: %s", result.message)
     elif result.code:
@@ -160,7 +162,7 @@ def reconcile(database: Database, target: TargetId, bucket: str, arn: str) -> st
         return problem
     attributes = {"bucketwire.target": arn, "aws.s3.bucket": bucket, "bucketwire.run": waiting.run}
     with telemetry.span(waiting.job, **attributes) as span:
-        result = jobs.run([sys.executable, "-P", "-m", "bucketwire", *job_arguments(waiting)])
+        result = jobs.run([*_JOB, *job_arguments(waiting)])
         span.set("bucketwire.exit_code", result.code)
         if result.code and result.code != _ALREADY_RUNNING:
             span.fail("failed", result.message)

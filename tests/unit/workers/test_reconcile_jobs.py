@@ -213,4 +213,4 @@ def test_an_update_of_the_tables_is_a_job_and_its_last_line_the_result(monkeypat
 
     monkeypatch.setattr(reconcile_jobs.jobs, "run", run)
     assert reconcile_jobs.update_tables() == "3 events added"
-    assert commands == [[sys.executable, "-P", "-m", "bucketwire", "tables", "--scheduled"]]
+    assert commands == [[sys.executable, "-P", "-m", "bucketwire.start", "spark_jobs", "tables", "--scheduled"]]
