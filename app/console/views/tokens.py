@@ -7,17 +7,19 @@ from app.console import calls
 from app.console.calls import Refused
 from app.console.formats import command
 from app.console.pages import done, form_values, page, show, visitor
+from app.events.frontends import S3_FRONTENDS
 
 
 @page("/tokens", "GET", "POST")
 def tokens() -> Response:
     """List the tokens; create one and show it, once."""
-    name = form_values("name")["name"]
+    given = form_values("name", "frontend")
+    name, frontend = given["name"], given["frontend"]
     scopes = [scope for scope in request.form.getlist("scopes") if scope in SCOPES]
     made, wrong = None, None
     if request.method == "POST":
         try:
-            made = calls.change("POST", "/v1/tokens", {"name": name, "scopes": scopes})
+            made = calls.change("POST", "/v1/tokens", {"name": name, "scopes": scopes, "frontend": frontend})
         except Refused as refused:
             if refused.status not in (400, 409):
                 raise
@@ -33,8 +35,17 @@ def tokens() -> Response:
         name="" if made else name,
         chosen=scopes,
         all_scopes=SCOPES,
+        frontend="" if made else frontend,
+        frontends=sorted(S3_FRONTENDS),
         own=_own(),
-        cli=command("token", "create", name or "NAME", "--scope", ",".join(scopes or ["read"])),
+        cli=command(
+            "token",
+            "create",
+            name or "NAME",
+            "--scope",
+            ",".join(scopes or ["read"]),
+            *(("--frontend", frontend) if frontend else ()),
+        ),
     )
 
 

@@ -642,6 +642,16 @@ def test_a_token_is_shown_once_and_revoked_by_its_name(browse: Opened, database:
     assert Tokens(database).list() == []
 
 
+def test_a_token_says_which_frontend_sends_with_it(browse: Opened, database: Database) -> None:
+    admin = browse(api_tokens=TOKENS)
+    admin.sign_in(ADMIN)
+    page = admin.post("tokens", name="gate", scopes="ingest", frontend="versity")
+    assert "bucketwire token create gate --scope ingest --frontend versity" in page.text
+    assert [(stored.name, stored.frontend) for stored in Tokens(database).list()] == [("gate", "versity")]
+    assert "of versity" in admin.get("tokens").text
+    assert admin.post("tokens", name="other", scopes="ingest", frontend="nobody").status == 400
+
+
 def test_the_first_token_ends_the_time_without_sign_in(local: Browser, database: Database) -> None:
     page = local.post("tokens", name="first", scopes="admin")
     assert page.status == 200, page.text
