@@ -24,6 +24,7 @@ from app.outbox.reconcile.runs import AlreadyRunning, UnknownRun
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from app.outbox.targets import StoredTarget, UnknownTarget
 from app.outbox.tokens import TokenExists, TokensUnknown
+from app.resources.declaration import BadMember
 from app.rules.model import BadRules
 
 log = logging.getLogger("bucketwire.api")
@@ -129,6 +130,11 @@ def _(error: BadSettings) -> ApiProblem:
 @to_problem.register
 def _(error: BadValue) -> ApiProblem:
     return ApiProblem("bad-value", f"{error.problem}; {error.hint}" if error.hint else error.problem)
+
+
+@to_problem.register
+def _(error: BadMember) -> ApiProblem:
+    return ApiProblem("bad-value", f"{error.field} {error.problem}; {error.hint}", {"field": error.field})
 
 
 @to_problem.register

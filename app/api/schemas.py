@@ -3,7 +3,6 @@
 from typing import Any
 
 from app.api.errors import PROBLEM_TYPES
-from app.api.serialization import MAX_TEXT_LENGTH
 from app.config.settings import SCOPES
 from app.config.targets.registry import TYPES
 from app.events.frontends import S3_FRONTENDS
@@ -15,6 +14,7 @@ from app.outbox.delivery.event_states import STATES
 from app.outbox.delivery.partition_states import LEASE_STATES
 from app.outbox.reconcile.runs import COUNTS
 from app.outbox.targets import OPENED, OPENING_DUE, OPENING_FAILED
+from app.resources.declaration import MAX_TEXT_CHARACTERS
 from app.resources.drift import DRIFT_KINDS, DriftKind
 from app.rules.filters import MAX_SIZE
 
@@ -112,10 +112,6 @@ _EVENT: dict[str, Any] = {
     "tracestate": _TEXT,
     "record": {"type": "object", "description": "not in a search"},
 }  # fmt: skip
-_RETRY_FILTER: dict[str, Any] = {
-    "ids": {"type": "array", "items": _TEXT, "maxItems": 1000, "description": "ids of events"},
-    **{name: _FILTER[name] for name in ("target", "bucket", "prefix", "all")},
-}
 _SCOPES = {"type": "array", "items": {**_TEXT, "enum": list(SCOPES)}, "minItems": 1}
 _LIMITS: dict[str, Any] = {
     "buckets": {
@@ -126,7 +122,7 @@ _LIMITS: dict[str, Any] = {
         "type": "array", "items": _TARGET, "maxItems": 100, "description": "it is limited to these targets",
     },
 }  # fmt: skip
-_NAME = {**_TEXT, "minLength": 1, "maxLength": MAX_TEXT_LENGTH, "pattern": "^[^\\u0000]+$"}
+_NAME = {**_TEXT, "minLength": 1, "maxLength": MAX_TEXT_CHARACTERS, "pattern": "^[^\\u0000]+$"}
 _TOKEN_NAME = {**_TEXT, "pattern": "^[A-Za-z0-9_.-]{1,64}$"}
 SCHEMAS: dict[str, dict[str, Any]] = {
     "Problem": _object(
@@ -162,7 +158,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         },
         searched_to={**_TIME, "description": "of a search: when the oldest event was recorded that was looked at"},
     ),
-    "Text": {**_TEXT, "maxLength": MAX_TEXT_LENGTH, "pattern": "^[^\\u0000]*$"},
+    "Text": {**_TEXT, "maxLength": MAX_TEXT_CHARACTERS, "pattern": "^[^\\u0000]*$"},
     "Frontend": {**_TEXT, "enum": sorted(S3_FRONTENDS)},
     "Settings": {"type": "object", "additionalProperties": True, "description": "the settings of the type, by name"},
     "Target": _object(
@@ -238,26 +234,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         targets_removed={"type": "array", "items": _TEXT},
         not_declared=_object(targets={"type": "array", "items": _TEXT}, rules=_NUMBER),
     ),
-    "DeadLetterFilter": _object(**_FILTER) | {"additionalProperties": False, "minProperties": 1},
-    "DeadLetter": _object(
-        id=_NUMBER, target=_TEXT, event_id=_TEXT, name=_TEXT, bucket=_TEXT, key=_TEXT, reason=_TEXT,
-        attempts=_NUMBER, first_tried=_TIME, last_tried=_TIME,
-        history={"type": "array", "items": _object(at=_TIME, reason=_TEXT)}, record={"type": "object"},
-    ),
-    "DeadLetters": _object(
-        dead_letters=_list("DeadLetter"),
-        next={"type": ["integer", "null"], "description": "the `after` of the next page; null: there is none"},
-    ),
-    "DeadLetterReasons": _object(
-        reasons={"type": "array", "items": _object(
-            target=_TEXT, reason=_TEXT, dead_letters=_NUMBER,
-            last_tried={**_TIME, "description": "when the last one of them was tried last"},
-        )},
-        looked_at={**_NUMBER, "description": "how many dead letters were counted, the newest"},
-        complete={**_FLAG, "description": "whether these are all"},
-    ),
-    "Replayed": _object(replayed=_NUMBER),
-    "Purged": _object(purged=_NUMBER),
     "Removed": _object(
         lost={"type": "array", "items": _TEXT, "description": "what was deleted with it, such as `2 rule(s) name it`"}
     ),
@@ -376,18 +352,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             )},
         )},
     ),
-    "RetryFilter": _object(**_RETRY_FILTER) | {"additionalProperties": False, "minProperties": 1},
-    "Retries": _object(
-        retries={"type": "array", "items": _object(
-            target=_TEXT, event_id=_TEXT, name=_TEXT, bucket=_TEXT, key=_TEXT, attempts=_NUMBER,
-            first_tried=_TIME, last_tried=_TIME,
-            next_try={**_TIME, "description": "null: due at once"},
-            history={"type": "array", "items": _object(at=_TIME, reason=_TEXT)},
-        )},
-        next={"type": ["string", "null"], "description": "the `after` of the next page; null: there is none"},
-    ),
-    "Due": _object(due=_NUMBER),
-    "GivenUp": _object(given_up=_NUMBER),
     "Tokens": _object(
         tokens={"type": "array", "items": _object(
             name=_TEXT, scopes=_SCOPES, **_LIMITS, frontend=_TEXT, origin={**_TEXT, "enum": ["environment", "stored"]},

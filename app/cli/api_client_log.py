@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import orjson
 
 from app.cli.api_client import ApiClient
@@ -11,12 +12,13 @@ from app.config.arn import TargetId, parse_arn
 from app.events.trace import trace_of
 from app.outbox.audit import Actor, AuditFilter, Entry
 from app.outbox.delivery.attempts import Attempt
-from app.outbox.delivery.dead_letters import DeadLetter, Filter
 from app.outbox.delivery.event_states import DeliveryState, RecordedEvent
 from app.outbox.delivery.object_history import ObjectHistory
 from app.outbox.delivery.replays import Replay, Selection
-from app.outbox.delivery.retries import Retry, RetryFilter, RetryPage, RetryPlace
+from app.outbox.delivery.retries import Retry, RetryPage, RetryPlace
 from app.outbox.markers import NEVER
+from app.resources.dead_letter import DeadLetter, DeadLetterFilter
+from app.resources.retry import RetryFilter
 
 _PAGE = 1000  # the API's largest page
 
@@ -57,7 +59,7 @@ class RemoteDeadLetters:
     def __init__(self, remote: ApiClient) -> None:
         self._remote = remote
 
-    def list(self, which: Filter, *, limit: int = 100, after: int = 0) -> list[DeadLetter]:
+    def list(self, which: DeadLetterFilter, *, limit: int = 100, after: int = 0) -> list[DeadLetter]:
         """Return the first `limit` with a number above `after`, in order of number; requests page by page."""
         params = _filter_params(which)
         if which.ids:
@@ -72,7 +74,7 @@ class RemoteDeadLetters:
                 break
         return letters
 
-    def replay(self, which: Filter) -> int:
+    def replay(self, which: DeadLetterFilter) -> int:
         """Queue dead letters for delivery again; return how many."""
         return int(
             self._remote.request("POST", "/v1/dead-letters/replay", json=_explicit(_filter_params(which), which.ids))[
@@ -80,7 +82,7 @@ class RemoteDeadLetters:
             ]
         )
 
-    def purge(self, which: Filter) -> int:
+    def purge(self, which: DeadLetterFilter) -> int:
         """Delete dead letters; return how many."""
         return int(
             self._remote.request("POST", "/v1/dead-letters/purge", json=_explicit(_filter_params(which), which.ids))[
@@ -174,7 +176,7 @@ def _retry(body: dict[str, Any]) -> Retry:
     )
 
 
-def _filter_params(which: Filter) -> dict[str, Any]:
+def _filter_params(which: DeadLetterFilter) -> dict[str, Any]:
     """Return the filter's members that are set, except the numbers."""
     params: dict[str, Any] = {"bucket": which.bucket, "prefix": which.prefix, "reason": which.reason}
     params |= {
@@ -195,20 +197,7 @@ def _history(body: dict[str, Any]) -> list[tuple[int, str]]:
 
 
 def _letter(body: dict[str, Any]) -> DeadLetter:
-    return DeadLetter(
-        letter_id=body["id"],
-        target=parse_arn(body["target"])[1],
-        event_id=body["event_id"],
-        name=body["name"],
-        bucket=body["bucket"],
-        key=body["key"],
-        reason=body["reason"],
-        attempts=body["attempts"],
-        first_tried=milliseconds(body["first_tried"]),
-        last_tried=milliseconds(body["last_tried"]),
-        history=_history(body),
-        record=orjson.dumps(body["record"]).decode(),
-    )
+    return msgspec.convert(body | {"record": msgspec.Raw(orjson.dumps(body["record"]))}, DeadLetter)
 
 
 def _replay(body: dict[str, Any]) -> Replay:

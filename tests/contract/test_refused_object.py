@@ -15,10 +15,11 @@ import pytest
 
 from app.events.model import Event
 from app.outbox.delivery.counters import read_counters
-from app.outbox.delivery.dead_letters import DeadLetter, DeadLetters, Filter
+from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash
+from app.resources.dead_letter import DeadLetter, DeadLetterFilter
 from tests import services
 from tests.contract.probes.elasticsearch import Access
 from tests.services import Answer, Receiver
@@ -58,7 +59,7 @@ def record(database: Database, names: list[str]) -> list[Event]:
 
 
 def letters(database: Database) -> list[DeadLetter]:
-    return DeadLetters(database).list(Filter())
+    return DeadLetters(database).list(DeadLetterFilter())
 
 
 def delivered(database: Database) -> int:

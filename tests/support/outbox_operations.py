@@ -16,12 +16,12 @@ from app.events.model import Event
 from app.outbox import tables
 from app.outbox.delivery import redelivery
 from app.outbox.delivery.counters import audit
-from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.leases import Lease, LeaseLost
 from app.outbox.delivery.openings import record_opening
 from app.outbox.delivery.replays import Replays, Selection
-from app.outbox.delivery.retries import Retries, RetryFilter
+from app.outbox.delivery.retries import Retries
 from app.outbox.delivery.transitions.settlement import Settlement
 from app.outbox.delivery.transitions.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
@@ -31,6 +31,8 @@ from app.outbox.log.retention import purge
 from app.outbox.log_head import LogState
 from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.targets import StoredTarget, UnknownTarget
+from app.resources.dead_letter import DeadLetterFilter
+from app.resources.retry import RetryFilter
 from app.rules.model import Rule
 from tests.support.builders import add_target, event, registry
 from tests.support.interleaving import Side
@@ -253,12 +255,12 @@ def begin_replay(worker: Worker, world: World) -> None:
 
 def replay_dead_letters(worker: Worker, world: World) -> None:
     """An operator replays every dead letter."""
-    DeadLetters(worker.context.database).replay(Filter())
+    DeadLetters(worker.context.database).replay(DeadLetterFilter())
 
 
 def purge_dead_letters(worker: Worker, world: World) -> None:
     """An operator throws every dead letter away."""
-    DeadLetters(worker.context.database).purge(Filter())
+    DeadLetters(worker.context.database).purge(DeadLetterFilter())
 
 
 def give_up(worker: Worker, world: World) -> None:

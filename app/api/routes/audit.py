@@ -5,20 +5,13 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 from app.api.auth import ADMIN, needs
-from app.api.serialization import (
-    bad_value,
-    format_time,
-    json_response,
-    parsed_number,
-    parsed_text,
-    parsed_time,
-    refuse_unknown,
-)
+from app.api.serialization import bad_value, json_response, parsed_number, parsed_text, parsed_time
 from app.api.services import services
 from app.config.errors import did_you_mean
 from app.outbox import audit
 from app.outbox.audit import ACTIONS, KINDS, AuditFilter, Entry
 from app.outbox.markers import NEVER
+from app.resources.declaration import format_time, refuse_unknown
 
 routes = Blueprint("audit", __name__)
 _MEMBERS = ("since", "before", "actor", "action", "resource", "limit", "after")

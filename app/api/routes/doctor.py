@@ -7,13 +7,14 @@ from flask import Blueprint, Flask, Response, current_app, request
 
 from app.api.auth import READ, needs
 from app.api.errors import to_problem
-from app.api.serialization import format_time, json_response, refuse_unknown
+from app.api.serialization import json_response
 from app.api.services import Services
 from app.config.errors import BadSettings
 from app.doctor.checks import SHORT_CHECKS, run_checks
 from app.doctor.findings import Finding
 from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.database import now_ms
+from app.resources.declaration import format_time, refuse_unknown
 
 routes = Blueprint("doctor", __name__)
 _PROBE = "bucketwire_doctor"

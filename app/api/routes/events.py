@@ -11,11 +11,7 @@ from flask import Blueprint, Response, g, request
 from app.api.auth import INGEST, PUBLIC, may_see, needs, require_bucket
 from app.api.errors import ApiProblem, database_unavailable
 from app.api.request_body import event_headers, read_body
-from app.api.serialization import (
-    bad_value,
-    json_response,
-    parsed_flag,
-)
+from app.api.serialization import bad_value, json_response, parsed_flag
 from app.api.services import services
 from app.api.tracing import appending
 from app.config.arn import TargetId

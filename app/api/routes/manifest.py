@@ -4,10 +4,11 @@ from flask import Blueprint, Response, request
 
 from app.api.auth import ADMIN, needs
 from app.api.request_body import json_object
-from app.api.serialization import json_response, parsed_flag, refuse_unknown
+from app.api.serialization import json_response, parsed_flag
 from app.api.services import services
 from app.manifest.document import parse_manifest
 from app.manifest.plan import apply, make_plan, plan_json
+from app.resources.declaration import refuse_unknown
 
 routes = Blueprint("declare", __name__)
 _FLAGS = ("dry_run", "prune", "force", "lenient")

@@ -10,15 +10,7 @@ from flask import Blueprint, Response, request
 from app.api.auth import ADMIN, READ, needs, require_bucket, require_target
 from app.api.errors import ApiProblem, check_active
 from app.api.request_body import event_headers, json_object, read_body
-from app.api.serialization import (
-    bad_value,
-    format_time,
-    json_response,
-    parsed_number,
-    parsed_target,
-    parsed_text,
-    refuse_unknown,
-)
+from app.api.serialization import bad_value, json_response, parsed_number, parsed_target, parsed_text
 from app.api.services import services
 from app.config.arn import TargetId
 from app.events.parsing import parse
@@ -28,6 +20,7 @@ from app.outbox.log.recorder import Recorder
 from app.outbox.reconcile.findings import MOST, read_findings
 from app.outbox.reconcile.requests import RunRequests
 from app.outbox.reconcile.runs import Reconciliation, Reconciliations, unchanged_since
+from app.resources.declaration import format_time, refuse_unknown
 from app.resources.drift import DRIFT_KINDS
 
 logger = logging.getLogger("bucketwire.api")

@@ -8,18 +8,11 @@ from flask import Blueprint, Response, request
 from app.api.auth import ADMIN, READ, may_see, needs, require_target
 from app.api.errors import ApiProblem
 from app.api.request_body import json_object
-from app.api.serialization import (
-    bad_value,
-    format_time,
-    json_response,
-    parsed_target,
-    parsed_text,
-    parsed_time,
-    refuse_unknown,
-)
+from app.api.serialization import bad_value, json_response, parsed_target, parsed_text, parsed_time
 from app.api.services import services
 from app.outbox.delivery.replays import Replay, Selection, UnknownReplay
 from app.outbox.markers import NEVER
+from app.resources.declaration import format_time, refuse_unknown
 
 routes = Blueprint("replays", __name__)
 _LAST = 2**31 - 1  # the greatest number that the table can have

@@ -9,11 +9,12 @@ from flask import Blueprint, Response, request
 from app.api.auth import ADMIN, READ, needs
 from app.api.errors import ApiProblem
 from app.api.request_body import json_object
-from app.api.serialization import bad_value, json_response, parsed_target, parsed_text, refuse_unknown
+from app.api.serialization import bad_value, json_response, parsed_target, parsed_text
 from app.api.services import services
 from app.config.errors import BadSettings
 from app.outbox.rules import StoredRule, matching_rules
 from app.outbox.targets import UnknownTarget
+from app.resources.declaration import refuse_unknown
 from app.rules.filters import MAX_SIZE, Filters, parse_filters
 from app.rules.filters import MEMBERS as FILTER_MEMBERS
 from app.rules.model import BadRules, Rule, check

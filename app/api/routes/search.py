@@ -9,14 +9,12 @@ from app.api.auth import PUBLIC, READ, authorize, may_see, needs, require_bucket
 from app.api.errors import ApiProblem
 from app.api.serialization import (
     bad_value,
-    format_time,
     json_response,
     parsed_flag,
     parsed_number,
     parsed_target,
     parsed_text,
     parsed_time,
-    refuse_unknown,
 )
 from app.api.services import services
 from app.events.trace import fields
@@ -26,6 +24,7 @@ from app.outbox.delivery.object_history import find_event, object_history
 from app.outbox.delivery.replays import Selection, checked
 from app.outbox.markers import NEVER
 from app.outbox.search import EventFilter, search
+from app.resources.declaration import format_time, refuse_unknown
 
 routes = Blueprint("search", __name__)
 _HISTORY = ("bucket", "key", "limit", "after", "brief")

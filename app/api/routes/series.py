@@ -5,20 +5,13 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 from app.api.auth import READ, may_see, needs, require_target
-from app.api.serialization import (
-    bad_value,
-    format_time,
-    json_response,
-    parsed_number,
-    parsed_target,
-    parsed_time,
-    refuse_unknown,
-)
+from app.api.serialization import bad_value, json_response, parsed_number, parsed_target, parsed_time
 from app.api.services import services
 from app.outbox.delivery_times import percentile
 from app.outbox.engine.database import now_ms
 from app.outbox.markers import NEVER
 from app.outbox.series import FINE, RESOLUTIONS, Sample, read_merged, read_series
+from app.resources.declaration import format_time, refuse_unknown
 
 routes = Blueprint("series", __name__)
 _HOUR = 3_600_000  # ms

@@ -8,12 +8,13 @@ from flask import Blueprint, Response
 from app.api.auth import READ, needs
 from app.api.routes.health import readiness
 from app.api.routes.targets import counters_json
-from app.api.serialization import format_time, json_response
+from app.api.serialization import json_response
 from app.api.services import services
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import read_status
 from app.outbox.delivery.leases import leased_partitions
 from app.outbox.engine.clock import database_now
+from app.resources.declaration import format_time
 
 routes = Blueprint("status", __name__)
 

@@ -14,13 +14,14 @@ from app.api.listen.query import LONGEST_FILTER, NO_TARGET, StreamQuery
 from app.api.listen.streams import Streams
 from app.api.listen.wire_format import SERVER_SENT_EVENTS
 from app.api.s3.errors import S3Error
-from app.api.serialization import bad_value, parsed_target, parsed_text, refuse_unknown
+from app.api.serialization import bad_value, parsed_target, parsed_text
 from app.api.services import services
 from app.config.errors import BadValue
 from app.config.secrets import Sealer
 from app.events.model import EVENT_ID
 from app.events.names import EVERY, UnknownEventName, expand
 from app.outbox.engine.database import Database
+from app.resources.declaration import refuse_unknown
 from app.rules.model import EVERY_BUCKET, Rule
 
 routes = Blueprint("stream", __name__)

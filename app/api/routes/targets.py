@@ -10,7 +10,7 @@ from flask import Blueprint, Response, request
 from app.api.auth import ADMIN, READ, is_limited, may_see, needs
 from app.api.errors import ApiProblem, check_active
 from app.api.request_body import json_object
-from app.api.serialization import format_time, json_response, parsed_flag, parsed_text, refuse_unknown
+from app.api.serialization import json_response, parsed_flag, parsed_text
 from app.api.services import services
 from app.config.api_settings import SyncEvents, is_sync, sync_events
 from app.config.arn import TargetId
@@ -27,6 +27,7 @@ from app.outbox.log.batch import QueueFull
 from app.outbox.log.recorder import Recorder
 from app.outbox.service_settings import read_api_settings
 from app.outbox.targets import StoredTarget, UnknownTarget
+from app.resources.declaration import format_time, refuse_unknown
 
 routes = Blueprint("targets", __name__)
 _OF_ALL = {"allow_private": True, "queue_full": "reject"}  # values that concern more than their target

@@ -8,10 +8,11 @@ from flask import Blueprint, Response, request
 from app.api.auth import ADMIN, needs
 from app.api.errors import ApiProblem
 from app.api.request_body import json_object
-from app.api.serialization import bad_value, format_time, json_response, parsed_target, parsed_text, refuse_unknown
+from app.api.serialization import bad_value, json_response, parsed_target, parsed_text
 from app.api.services import services
 from app.config.errors import BadValue
 from app.outbox.tokens import UnknownToken
+from app.resources.declaration import format_time, refuse_unknown
 
 routes = Blueprint("tokens", __name__)
 

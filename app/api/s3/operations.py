@@ -13,7 +13,6 @@ from app.api.listen.streams import Streams
 from app.api.s3 import payload
 from app.api.s3.errors import S3Error
 from app.api.s3.signature import Received, Seal
-from app.api.serialization import format_time
 from app.api.services import Services
 from app.events.minio_json import timestamp
 from app.events.model import Event
@@ -22,6 +21,7 @@ from app.outbox.buckets import every_bucket, is_bucket, remove_bucket
 from app.outbox.engine.database import now_ms
 from app.outbox.log.append import Log
 from app.outbox.targets import UnknownTarget
+from app.resources.declaration import format_time
 from app.rules.model import BadRules
 from app.rules.notification_xml import (
     NAMESPACE,

@@ -3,17 +3,19 @@
 from typing import Any
 
 import click
+import msgspec
 import orjson
 
 from app.cli.context import CommandContext, with_context_or_url
 from app.cli.filter_options import filter_options, require_filter, require_found
 from app.cli_common.errors import CommandError
 from app.cli_common.output import count_noun, printable
-from app.cli_common.param_types import TARGET, TIME, iso
-from app.outbox.delivery.dead_letters import DeadLetter, Filter
+from app.cli_common.param_types import TARGET, TIME
+from app.resources.dead_letter import DeadLetter, DeadLetterFilter
+from app.resources.declaration import object_path, short_target
 
 _filters = filter_options(
-    Filter,
+    DeadLetterFilter,
     {
         "target": {"type": TARGET, "help": "The target, as type:name or ARN."},
         "bucket": {"help": "The event's bucket."},
@@ -36,7 +38,7 @@ def dead_letter() -> None:
 )
 @click.option("--after", default=0, help="Continue after this number.")
 @_filters
-def ls(context: CommandContext, which: Filter, limit: int, after: int) -> None:
+def ls(context: CommandContext, which: DeadLetterFilter, limit: int, after: int) -> None:
     """List dead letters, oldest first."""
     rows = [_row(letter) for letter in context.dead_letters.list(which, limit=limit, after=after)]
     columns = {
@@ -51,14 +53,11 @@ def ls(context: CommandContext, which: Filter, limit: int, after: int) -> None:
 @with_context_or_url
 def show(context: CommandContext, number: int) -> None:
     """Show one dead letter: the last attempts, each with the target's message, and the event's record."""
-    letters = context.dead_letters.list(Filter(ids=[number]))
+    letters = context.dead_letters.list(DeadLetterFilter(ids=[number]))
     if not letters:
         raise CommandError(f"there is no dead letter {number}; `bucketwire dead-letter ls` lists them")
     [letter] = letters
-    row = _row(letter) | {
-        "history": [{"at": iso(at), "reason": reason} for at, reason in letter.history],
-        "record": orjson.loads(letter.record),
-    }
+    row = _row(letter) | {name: value for name, value in whole_json(letter).items() if name in ("history", "record")}
     if context.as_json:
         context.json(row)
         return
@@ -74,7 +73,7 @@ def show(context: CommandContext, number: int) -> None:
 @click.argument("ids", metavar="[NUMBER]...", type=int, nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Every dead letter.")
 @_filters
-def replay(context: CommandContext, which: Filter, everything: bool) -> None:
+def replay(context: CommandContext, which: DeadLetterFilter, everything: bool) -> None:
     """Deliver dead letters again, each object's in order. They keep their ids; attempts count from zero."""
     number = context.dead_letters.replay(_selected(context, which, everything))
     context.done(f"{count_noun(number, 'dead letter')} queued for delivery again", replayed=number)
@@ -84,32 +83,29 @@ def replay(context: CommandContext, which: Filter, everything: bool) -> None:
 @click.argument("ids", metavar="[NUMBER]...", type=int, nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Every dead letter.")
 @_filters
-def purge(context: CommandContext, which: Filter, everything: bool) -> None:
+def purge(context: CommandContext, which: DeadLetterFilter, everything: bool) -> None:
     """Delete dead letters; the target's counters count them as purged."""
     number = context.dead_letters.purge(_selected(context, which, everything))
     context.done(f"{count_noun(number, 'dead letter')} deleted", purged=number)
 
 
-def _selected(context: CommandContext, which: Filter, everything: bool) -> Filter:
+def _selected(context: CommandContext, which: DeadLetterFilter, everything: bool) -> DeadLetterFilter:
     require_filter(which, everything, "dead letters: numbers, options such as --target or --reason")
     if which.ids:
-        letters = context.dead_letters.list(Filter(ids=which.ids), limit=len(which.ids))
-        found = {letter.letter_id for letter in letters}
+        letters = context.dead_letters.list(DeadLetterFilter(ids=which.ids), limit=len(which.ids))
+        found = {letter.id for letter in letters}
         require_found(which.ids, found, "dead letter", "bucketwire dead-letter ls")
     return which
 
 
 def _row(letter: DeadLetter) -> dict[str, Any]:
+    row = whole_json(letter)
     return {
-        "number": letter.letter_id,
-        "target": str(letter.target),
-        "id": letter.event_id,
-        "name": letter.name,
-        "bucket": letter.bucket,
-        "key": letter.key,
-        "path": f"{letter.bucket}/{letter.key}",
-        "attempts": letter.attempts,
-        "first_tried": iso(letter.first_tried),
-        "last_tried": iso(letter.last_tried),
-        "reason": letter.reason,
-    }
+        "number": row["id"], "target": short_target(row), "id": row["event_id"], "path": object_path(row),
+        **{name: row[name] for name in ("name", "bucket", "key", "attempts", "first_tried", "last_tried", "reason")},
+    }  # fmt: skip
+
+
+def whole_json(letter: DeadLetter) -> dict[str, Any]:
+    """Return a dead letter's JSON."""
+    return dict(orjson.loads(msgspec.json.encode(letter)))

@@ -8,7 +8,8 @@ from app.cli.context import CommandContext
 from app.cli.filter_options import filter_options, require_filter, require_found
 from app.cli_common.output import count_noun
 from app.cli_common.param_types import TARGET, iso
-from app.outbox.delivery.retries import Retry, RetryFilter
+from app.outbox.delivery.retries import Retry
+from app.resources.retry import RetryFilter
 
 _MOST = 100_000  # events to list
 

@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+import msgspec
 import orjson
 import sqlalchemy as sa
 
@@ -15,7 +15,17 @@ from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
 from app.outbox.log.records import small_record, within_budget
-from app.outbox.markers import NEVER
+from app.resources.dead_letter import (
+    MAX_COUNTED,
+    MAX_REASONS,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterPage,
+    DeadLetterReason,
+    DeadLetterReasons,
+    FailedAttempt,
+)
+from app.resources.declaration import format_time, set_members
 
 _WINDOW = 5_000  # dead letters that one query of a page reads at most
 _MOST_READ = 100_000  # dead letters that a page reads, whether they match the filter or not
@@ -26,65 +36,13 @@ _ALWAYS_READ = 10_000
 _Transition = Callable[[sa.Connection, int, Sequence[int]], int]
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which dead letters to select; empty = any. Times are milliseconds since 1970, of the last attempt."""
-
-    ids: Sequence[int] = ()
-    target: TargetId | None = None
-    bucket: str = ""
-    prefix: str = ""
-    reason: str = ""  # contained in the reason
-    since: int = 0
-    before: int = NEVER
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A dead letter and its attempts; `history` has the last ones, as (time in ms, reason)."""
-
-    letter_id: int
-    target: TargetId
-    event_id: str
-    name: str
-    bucket: str
-    key: str
-    reason: str
-    attempts: int
-    first_tried: int
-    last_tried: int
-    history: Sequence[tuple[int, str]]
-    record: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetterPage:
-    """A page of dead letters; `next` is the number after which the next one begins, None at the end.
-
-    A page may have fewer dead letters than asked for, or none, and still have a next one: what it reads is bounded.
-    """
-
-    letters: Sequence[DeadLetter]
-    next: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class ReasonCount:
-    """How many dead letters of a target have the same reason, and when the last one was tried (ms)."""
-
-    target: TargetId
-    reason: str
-    dead_letters: int
-    last_tried: int
-
-
 class DeadLetters:
     """The dead letters of every target."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def list(self, which: Filter, *, limit: int = 100, after: int = 0) -> list[DeadLetter]:
+    def list(self, which: DeadLetterFilter, *, limit: int = 100, after: int = 0) -> list[DeadLetter]:
         """Return the first `limit` dead letters with a number above `after`, sorted by number."""
         query = _joined(which).where(tables.dead_letters.c.id > after).order_by(tables.dead_letters.c.id).limit(limit)
         letters: list[DeadLetter] = []
@@ -95,8 +53,10 @@ class DeadLetters:
                 letters, rows = letters + some, rows[count:]
         return letters
 
-    def page(self, which: Filter, *, limit: int = 100, after: int = 0) -> DeadLetterPage:
+    def page(self, which: DeadLetterFilter, *, limit: int = 100, after: int = 0, region: str = "") -> DeadLetterPage:
         """Return dead letters as `list` does, but of a bounded part of them, and where to continue.
+
+        `region` is that of their targets' ARNs.
 
         There are fewer if their records exceed the budget of bytes, which has one dead letter at least.
         """
@@ -107,22 +67,21 @@ class DeadLetters:
                 some = sa.select(d.id).where(d.id > after).order_by(d.id).limit(window).subquery()
                 last, count = connection.execute(sa.select(sa.func.max(some.c.id), sa.func.count())).one()
                 if not count:
-                    return _page(connection, found, None)
+                    return _page(connection, found, None, region)
                 here = _joined(which).where(d.id > after, d.id <= last).order_by(d.id).limit(limit - len(found))
                 found += connection.execute(here)
                 if len(found) == limit:
-                    return _page(connection, found, found[-1].id)
+                    return _page(connection, found, found[-1].id, region)
                 if count < window:
-                    return _page(connection, found, None)
+                    return _page(connection, found, None, region)
                 read, after, window = read + count, last, min(_WINDOW, 4 * window)
                 if read >= _MOST_READ or (read >= _ALWAYS_READ and time.monotonic() > until):
-                    return _page(connection, found, after)
+                    return _page(connection, found, after, region)
 
-    def reasons(self, target: TargetId | None, *, newest: int, limit: int) -> tuple[Sequence[ReasonCount], int]:
-        """Count the `newest` dead letters, of one target or of all, by target and reason, the most frequent first.
-
-        Returns up to `limit` counts, and how many dead letters were counted: less than `newest` if these are all.
-        """
+    def reasons(
+        self, target: TargetId | None, *, newest: int = MAX_COUNTED, limit: int = MAX_REASONS, region: str = ""
+    ) -> DeadLetterReasons:
+        """Count the `newest` dead letters, of one target or of all, by target and reason: up to `limit` counts."""
         d, t = tables.dead_letters.c, tables.targets.c
         last = sa.select(d.target_id, d.reason, d.last_tried).order_by(d.id.desc()).limit(newest)
         if target is not None:
@@ -138,10 +97,17 @@ class DeadLetters:
         with self._database.snapshot() as connection:
             ids = {row.id: TargetId(row.type, row.name) for row in connection.execute(sa.select(t.id, t.type, t.name))}
             rows = connection.execute(query).all()
-        counts = [ReasonCount(ids[row.target_id], row.reason, row.number, row.last_tried) for row in rows]
-        return counts[:limit], sum(count.dead_letters for count in counts)
+        reasons = [
+            DeadLetterReason(
+                target=ids[row.target_id].arn(region), reason=row.reason, dead_letters=row.number,
+                last_tried=format_time(row.last_tried),
+            )
+            for row in rows
+        ]  # fmt: skip
+        counted = sum(row.number for row in rows)
+        return DeadLetterReasons(reasons=reasons[:limit], looked_at=counted, complete=counted < newest)
 
-    def replay(self, which: Filter) -> int:
+    def replay(self, which: DeadLetterFilter) -> int:
         """Park dead letters again, due at once and in order per object; return their number.
 
         They keep their ids and history, but their attempts and their time (`max_age`) are counted from 0 again. They
@@ -149,18 +115,18 @@ class DeadLetters:
         """
         return self._each(which, _operation("replay", "replayed", which), transitions.replay)
 
-    def purge(self, which: Filter) -> int:
+    def purge(self, which: DeadLetterFilter) -> int:
         """Delete dead letters, counting them as purged in the target's counters; return their number."""
         return self._each(which, _operation("purge", "purged", which), transitions.purge)
 
-    def _each(self, which: Filter, operation: audit.CountedOperation, transition: _Transition) -> int:
+    def _each(self, which: DeadLetterFilter, operation: audit.CountedOperation, transition: _Transition) -> int:
         """Make a transition of the selected dead letters, some in each transaction; return their number."""
         for target_id, ids in self._by_target(which):
             with self._database.writing() as connection:
                 operation.add(connection, transition(connection, target_id, ids))
         return operation.total
 
-    def _by_target(self, which: Filter) -> Iterator[tuple[int, Sequence[int]]]:
+    def _by_target(self, which: DeadLetterFilter) -> Iterator[tuple[int, Sequence[int]]]:
         """Yield the selected dead letters' numbers, as many as one transaction changes, with their target's row id."""
         d = tables.dead_letters.c
         with self._database.reading() as connection:
@@ -170,23 +136,9 @@ class DeadLetters:
                 yield target, some
 
 
-def _operation(action: str, verb: str, which: Filter) -> audit.CountedOperation:
+def _operation(action: str, verb: str, which: DeadLetterFilter) -> audit.CountedOperation:
     resource = f"target:{which.target}" if which.target else "dead_letters:"
-    return audit.CountedOperation(f"dead_letter.{action}", resource, verb, _facts(which))
-
-
-def _facts(which: Filter) -> dict[str, Any]:
-    """Return the members of a filter that are set."""
-    facts = {
-        "ids": list(which.ids),
-        "target": str(which.target or ""),
-        "bucket": which.bucket,
-        "prefix": which.prefix,
-        "reason": which.reason,
-        "since": which.since,
-        "before": which.before if which.before < NEVER else 0,
-    }
-    return {name: value for name, value in facts.items() if value}
+    return audit.CountedOperation(f"dead_letter.{action}", resource, verb, set_members(which))
 
 
 def _is_event() -> sa.ColumnElement[bool]:
@@ -194,7 +146,7 @@ def _is_event() -> sa.ColumnElement[bool]:
     return sa.and_(e.partition == d.partition, e.seq == d.seq)
 
 
-def _joined(which: Filter, *columns: Any) -> sa.Select[Any]:
+def _joined(which: DeadLetterFilter, *columns: Any) -> sa.Select[Any]:
     d, e, t = tables.dead_letters.c, tables.events.c, tables.targets.c
     selected = columns or (
         tables.dead_letters,
@@ -224,30 +176,30 @@ def _joined(which: Filter, *columns: Any) -> sa.Select[Any]:
     return query
 
 
-def _page(connection: sa.Connection, rows: Sequence[Any], following: int | None) -> DeadLetterPage:
-    letters, count = _letters(connection, rows)
-    return DeadLetterPage(letters, rows[count - 1].id if count < len(rows) else following)
+def _page(connection: sa.Connection, rows: Sequence[Any], following: int | None, region: str) -> DeadLetterPage:
+    letters, count = _letters(connection, rows, region)
+    return DeadLetterPage(dead_letters=letters, next=rows[count - 1].id if count < len(rows) else following)
 
 
-def _letters(connection: sa.Connection, rows: Sequence[Any]) -> tuple[list[DeadLetter], int]:
+def _letters(connection: sa.Connection, rows: Sequence[Any], region: str = "") -> tuple[list[DeadLetter], int]:
     """Return the dead letters of the first rows, within the budget of bytes, and the number of these rows."""
     records = within_budget(connection, ((row.partition, row.seq, row.record) for row in rows))
     paired = zip(rows, records, strict=False)
-    return [_letter(row, record) for row, record in paired if record is not None], len(records)
+    return [_letter(row, record, region) for row, record in paired if record is not None], len(records)
 
 
-def _letter(row: Any, record: str) -> DeadLetter:
+def _letter(row: Any, record: str, region: str) -> DeadLetter:
     return DeadLetter(
-        letter_id=row.id,
-        target=TargetId(row.type, row.target_name),
+        id=row.id,
+        target=TargetId(row.type, row.target_name).arn(region),
         event_id=row.event_id,
         name=row.name,
         bucket=row.bucket,
         key=row.key,
         reason=row.reason,
         attempts=row.attempts,
-        first_tried=row.first_tried,
-        last_tried=row.last_tried,
-        history=[(at, reason) for at, reason in orjson.loads(row.history)],
-        record=record,
+        first_tried=format_time(row.first_tried),
+        last_tried=format_time(row.last_tried),
+        history=[FailedAttempt(at=format_time(at), reason=reason) for at, reason in orjson.loads(row.history)],
+        record=msgspec.Raw(record),
     )

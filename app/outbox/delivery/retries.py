@@ -19,6 +19,8 @@ from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
 from app.outbox.markers import NEVER, WHOLE_LOG
+from app.resources.declaration import set_members
+from app.resources.retry import RetryFilter
 
 _AT_ONCE = 500  # heads in one query
 _MOST_READ = 10_000  # heads that a page reads, whether they match the filter or not
@@ -26,16 +28,6 @@ _LEAST_COUNTED = 100  # heads that one query counts for at least
 
 # Changes retried events of a target, and returns how many still were.
 _Transition = Callable[[sa.Connection, int, Collection[LogPosition]], int]
-
-
-@dataclass(frozen=True, slots=True)
-class RetryFilter:
-    """Which retried events to select; empty = any. `ids` are events' ids."""
-
-    ids: Sequence[str] = ()
-    target: TargetId | None = None
-    bucket: str = ""
-    prefix: str = ""
 
 
 class RetryPlace(NamedTuple):
@@ -229,5 +221,4 @@ def _retry(row: Any) -> Retry:
 
 def _operation(action: str, verb: str, which: RetryFilter) -> audit.CountedOperation:
     resource = f"target:{which.target}" if which.target else "retries:"
-    facts = {"ids": list(which.ids), "bucket": which.bucket, "prefix": which.prefix}
-    return audit.CountedOperation(action, resource, verb, {name: value for name, value in facts.items() if value})
+    return audit.CountedOperation(action, resource, verb, set_members(which))

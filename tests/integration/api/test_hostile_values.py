@@ -12,8 +12,8 @@ from flask.testing import FlaskClient
 from werkzeug.test import Client
 
 from app.api import create_app
-from app.api.serialization import format_time
 from app.config.settings import Settings
+from app.resources.declaration import format_time
 from tests.support.builders import add_target, migrated
 
 TOKEN = "a-token-of-32-characters-for-you"

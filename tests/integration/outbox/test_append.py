@@ -7,11 +7,12 @@ import sqlalchemy as sa
 
 from app.outbox import log_head, tables
 from app.outbox.delivery.counters import read_counters
-from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
+from app.resources.dead_letter import DeadLetterFilter
 from app.rules.model import Rule
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget
@@ -124,7 +125,7 @@ def test_no_live_event_is_discarded_for_replayed_dead_letters(database: Database
     log.append([[event(f"k{number}") for number in range(4)]])
     courier.run()
     log.append([[event("fills"), event("the"), event("writer's memory")]])
-    assert DeadLetters(database).replay(Filter()) == 4
+    assert DeadLetters(database).replay(DeadLetterFilter()) == 4
     [receipt] = log.append([[event("one more")]])
     assert isinstance(receipt, Receipt)
     assert receipt.discarded == {}

@@ -16,12 +16,13 @@ from app.manifest.plan import apply
 from app.outbox import audit, tables
 from app.outbox.audit import Actor, AuditFilter, Entry, acting, actions_of
 from app.outbox.buckets import remove_bucket
-from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.registry import Registry, TargetInUse
 from app.outbox.tokens import TokenExists, Tokens, UnknownToken
+from app.resources.dead_letter import DeadLetterFilter
 from app.rules.model import Rule
 from tests.support.builders import PUT, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget
@@ -136,10 +137,10 @@ def test_tokens_replays_and_dead_letters_are_recorded(database: Database) -> Non
     Replays(database).cancel(replay.replay_id)
     Replays(database).cancel(replay.replay_id)
     letters = DeadLetters(database)
-    [first] = letters.list(Filter(), limit=1)
-    assert letters.replay(Filter(ids=[first.letter_id])) == 1
-    assert letters.purge(Filter(target=target)) == 599
-    assert letters.purge(Filter(target=target)) == 0
+    [first] = letters.list(DeadLetterFilter(), limit=1)
+    assert letters.replay(DeadLetterFilter(ids=[first.id])) == 1
+    assert letters.purge(DeadLetterFilter(target=target)) == 599
+    assert letters.purge(DeadLetterFilter(target=target)) == 0
     found = list(reversed(entries(database)))
     assert [(entry.action, entry.resource) for entry in found] == [
         ("token.create", "token:console"),

@@ -9,9 +9,10 @@ import pytest
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
-from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
+from app.resources.dead_letter import DeadLetterFilter
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.outcomes import Rejected
@@ -39,7 +40,7 @@ def test_dead_letters_of_many_targets_are_changed_while_an_append_locks_these(
     with ThreadPoolExecutor(1) as pool:
         with database.writing() as connection:
             count(connection, last)
-            changed = pool.submit(getattr(DeadLetters(database), operation), Filter())
+            changed = pool.submit(getattr(DeadLetters(database), operation), DeadLetterFilter())
             time.sleep(1)  # it waits for the last target by then, or will
             count(connection, first)
         assert changed.result(60) == 40

@@ -15,7 +15,7 @@ from app.config.settings import Settings
 from app.events.model import Effect, Event
 from app.outbox import tables
 from app.outbox.delivery import redelivery
-from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.redelivery import LATEST_ARRIVAL_MS
 from app.outbox.delivery.replays import Replays, Selection
@@ -23,6 +23,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash
 from app.outbox.markers import NEVER
+from app.resources.dead_letter import DeadLetterFilter
 from tests.services import until
 from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
@@ -317,7 +318,7 @@ def test_what_is_dead_purged_or_of_a_removed_target_is_not_delivered_again(two: 
     assert two.arrived == []
     assert_settled(two)
     redelivery.request(two.database, row, {line: 1})
-    DeadLetters(two.database).purge(Filter())
+    DeadLetters(two.database).purge(DeadLetterFilter())
     registry(two.database).remove(two.target, force=True)
     redelivery.request(two.database, row, {line: 1})
     assert counted(two.database, tables.redeliveries) == 0

@@ -15,7 +15,7 @@ from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.delivery.breaker_state import open_breaker
-from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.head_repair import HeadRepair
 from app.outbox.delivery.leases import Lease, Offer
 from app.outbox.delivery.reasons import PLAIN
@@ -25,6 +25,8 @@ from app.outbox.delivery.transitions.settlement import NewDeadLetter, ParkedRow,
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.markers import NEVER
+from app.resources.dead_letter import DeadLetterFilter
+from app.resources.declaration import format_time
 from tests.support.builders import add_target, event, registry
 from tests.support.parked_rows import assert_each_object_has_one_head, due_times, parked_rows
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
@@ -67,12 +69,12 @@ def test_an_event_is_not_given_up_for_one_failure_after_an_outage_longer_than_it
         courier.scripted.script = lambda _, answer=answer: answer  # type: ignore[misc]
         work(courier, now_ms() + HOUR, turns=0)  # the outage was an hour
         if isinstance(answer, Failed):
-            assert DeadLetters(database).list(Filter()) == []
+            assert DeadLetters(database).list(DeadLetterFilter()) == []
             assert len(parked_rows(database)) == 1
         elif isinstance(answer, Rejected):
             with database.writing() as connection:  # long ago
                 connection.execute(tables.dead_letters.update().values(first_tried=1, last_tried=2))
-            assert DeadLetters(database).replay(Filter()) == 1
+            assert DeadLetters(database).replay(DeadLetterFilter()) == 1
     assert [sent.id for sent in courier.scripted.got] == [one.id]
     assert_counters_balance(database)
 
@@ -88,7 +90,7 @@ def test_what_waits_behind_an_event_that_dies_at_its_first_attempt_is_delivered_
     record(database, first, second, third, *(event(f"k{number}") for number in range(others * 8)))
     work(courier, now_ms() + 100, turns=100)  # beyond max_age
     assert [one.id for one in courier.scripted.got if one.key == "a"] == [second.id, third.id]
-    assert [letter.event_id for letter in DeadLetters(database).list(Filter())] == [first.id]
+    assert [letter.event_id for letter in DeadLetters(database).list(DeadLetterFilter())] == [first.id]
     assert parked_rows(database) == []
     assert_counters_balance(database)
 
@@ -302,9 +304,9 @@ def test_a_reason_with_any_characters_is_stored_and_wedges_nothing(database: Dat
     courier.scripted.script = lambda one: Failed(reason) if one.id == bad.id else DELIVERED
     record(database, bad, other)
     courier.run()
-    [letter] = DeadLetters(database).list(Filter())
+    [letter] = DeadLetters(database).list(DeadLetterFilter())
     assert (letter.event_id, letter.attempts, len(letter.history)) == (bad.id, 12, 10)
-    assert {said for _, said in letter.history} == {letter.reason}
+    assert {attempt.reason for attempt in letter.history} == {letter.reason}
     assert letter.reason.isprintable()
     assert 10 < len(letter.reason) <= 2_000
     assert [one.id for one in courier.scripted.got] == [other.id]
@@ -356,10 +358,11 @@ def test_a_value_that_the_database_refuses_costs_its_own_reason_only(
         caplog.clear()
         courier.store.settle(lease, settlement, now_ms())
         assert "refused" in caplog.text
-        letters = DeadLetters(database).list(Filter(target=courier.target))
+        letters = DeadLetters(database).list(DeadLetterFilter(target=courier.target))
         assert [letter.event_id for letter in letters] == [one.id for one in events[:3]]
         assert [letter.reason for letter in letters] == ["fine", PLAIN, "fine"]
-        assert [letter.history for letter in letters] == [[(5, "fine")], [(5, PLAIN)], [(5, "fine")]]
+        attempts = [[(one.at, one.reason) for one in letter.history] for letter in letters]
+        assert attempts == [[(format_time(5), "fine")], [(format_time(5), PLAIN)], [(format_time(5), "fine")]]
         with database.reading() as connection:
             query = sa.select(tables.parked.c.history).where(tables.parked.c.target_id == lease.target_id)
             kept = connection.execute(query.order_by(tables.parked.c.seq)).scalars().all()
@@ -382,7 +385,9 @@ def test_a_rejection_is_kept_in_the_words_of_the_remote(database: Database) -> N
     courier.scripted.script = lambda one: Rejected("Ungültig:\n\tfield \u201cé\u201d, \U0001f600\x00")
     record(database, event())
     courier.run()
-    assert DeadLetters(database).list(Filter())[0].reason == "Ungültig:  field \u201cé\u201d, \U0001f600\ufffd"
+    assert (
+        DeadLetters(database).list(DeadLetterFilter())[0].reason == "Ungültig:  field \u201cé\u201d, \U0001f600\ufffd"
+    )
 
 
 @pytest.mark.parametrize("outbox_url", ["postgresql", "mysql", "mariadb"], indirect=True)

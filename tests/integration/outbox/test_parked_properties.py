@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from app.events.model import Event
 from app.outbox.delivery.counters import read_counters
-from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash
+from app.resources.dead_letter import DeadLetterFilter
 from tests.support.builders import add_target, event, registry
 from tests.support.parked_rows import assert_each_object_has_one_head, due_times
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
@@ -124,9 +125,9 @@ class History:
                 self.replayed = True
             case ReplayDead():
                 letters = DeadLetters(self.database)
-                some = [letter.letter_id for letter in letters.list(Filter(target=self.target))][step.first :]
+                some = [letter.id for letter in letters.list(DeadLetterFilter(target=self.target))][step.first :]
                 if some:
-                    letters.replay(Filter(ids=some))
+                    letters.replay(DeadLetterFilter(ids=some))
                     self.replayed = True
         assert_each_object_has_one_head(self.database)
         assert_counters_balance(self.database)
@@ -168,7 +169,7 @@ class History:
             [counters] = [entry for entry in read_counters(connection) if entry.target == self.target]
         assert (counters.pending, counters.parked) == (0, 0)
         if not self.replayed:  # else older events rightly come after newer ones
-            letters = DeadLetters(self.database).list(Filter(target=self.target), limit=10_000)
+            letters = DeadLetters(self.database).list(DeadLetterFilter(target=self.target), limit=10_000)
             dead = {letter.event_id for letter in letters}
             got = [one for one in self._got_after_lost_rejections(dead) if one.id not in dead]
             assert_in_order(self.recorded, got, [one for one in self.recorded if one.id in dead])

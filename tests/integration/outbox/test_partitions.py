@@ -9,11 +9,12 @@ import sqlalchemy as sa
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.delivery.counters import read_counters
-from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.leases import Lease, LeaseLost
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.resources.dead_letter import DeadLetterFilter
 from tests.services import until
 from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order, sometimes
@@ -89,9 +90,9 @@ def test_an_event_that_keeps_failing_dies_with_its_history_and_the_next_of_its_o
     courier.scripted.script = lambda one: Failed("the remote's words") if one.id == bad.id else DELIVERED
     courier.run()
     assert [one.id for one in courier.scripted.got] == [good.id]
-    [letter] = DeadLetters(database).list(Filter())
+    [letter] = DeadLetters(database).list(DeadLetterFilter())
     assert (letter.event_id, letter.attempts, letter.reason) == (bad.id, 3, "the remote's words")
-    assert [reason for _, reason in letter.history] == ["the remote's words"] * 3
+    assert [attempt.reason for attempt in letter.history] == ["the remote's words"] * 3
     assert_counters_balance(database)
 
 
@@ -102,13 +103,13 @@ def test_a_rejected_event_dies_at_once_and_is_delivered_when_it_is_replayed(data
     courier.scripted.script = lambda one: Rejected("400 no such field") if one.id == poison.id else DELIVERED
     assert courier.run().counts == {"dead": 1, "delivered": 1}
     letters = DeadLetters(database)
-    assert letters.list(Filter(reason="no such"))[0].attempts == 1
+    assert letters.list(DeadLetterFilter(reason="no such"))[0].attempts == 1
     courier.scripted.script = lambda one: DELIVERED
-    assert letters.replay(Filter(target=courier.target)) == 1
+    assert letters.replay(DeadLetterFilter(target=courier.target)) == 1
     assert_counters_balance(database)
     assert courier.run().counts == {"delivered": 1}
     assert courier.scripted.got[-1].id == poison.id
-    assert letters.list(Filter()) == []
+    assert letters.list(DeadLetterFilter()) == []
     assert_counters_balance(database)
 
 
@@ -116,7 +117,7 @@ def test_a_purged_dead_letter_is_counted(database: Database) -> None:
     courier = Courier(database, add_target(database), ScriptedTarget(lambda one: Rejected("never")))
     record(database, event(), event())
     courier.run()
-    assert DeadLetters(database).purge(Filter()) == 2
+    assert DeadLetters(database).purge(DeadLetterFilter()) == 2
     with database.reading() as connection:
         [counters] = read_counters(connection)
     assert (counters.recorded, counters.purged, counters.dead, counters.pending) == (2, 2, 0, 0)
@@ -157,7 +158,7 @@ def test_an_unexpected_error_of_an_adapter_counts_against_its_events_and_loses_n
     courier.scripted.script = broken
     record(database, event("a"), event("b"))
     assert courier.run().counts["dead"] == 2
-    assert DeadLetters(database).list(Filter())[0].reason == "unexpected ZeroDivisionError"
+    assert DeadLetters(database).list(DeadLetterFilter())[0].reason == "unexpected ZeroDivisionError"
     assert_counters_balance(database)
 
 

@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from app.events.model import Event
-from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.object_history import object_history
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database
 from app.outbox.log import records
 from app.outbox.log.append import Log
 from app.outbox.log.log_reader import LogReader
+from app.resources.dead_letter import DeadLetterFilter
 from tests.support.builders import add_target, event
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
@@ -138,10 +139,10 @@ def test_dead_letters_have_pages_of_bytes(database: Database) -> None:
     courier.run()
     letters, after, pages = [], 0, []
     while after is not None:
-        page = DeadLetters(database).page(Filter(), after=after)
-        letters, after = [*letters, *page.letters], page.next
-        pages.append([len(letter.record) for letter in page.letters])
+        page = DeadLetters(database).page(DeadLetterFilter(), after=after)
+        letters, after = [*letters, *page.dead_letters], page.next
+        pages.append([len(bytes(letter.record).decode()) for letter in page.dead_letters])
     assert len(pages) > 10
     assert [sizes for sizes in pages if sum(sizes) > _BUDGET and len(sizes) > 1] == []
-    assert {one.event_id: one.record for one in letters} == {one.id: one.record for one in recorded}
-    assert DeadLetters(database).list(Filter()) == letters
+    assert {one.event_id: bytes(one.record).decode() for one in letters} == {one.id: one.record for one in recorded}
+    assert DeadLetters(database).list(DeadLetterFilter()) == letters

@@ -11,10 +11,11 @@ import sqlalchemy as sa
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.delivery.counters import read_counters
-from app.outbox.delivery.dead_letters import DeadLetter, DeadLetters, Filter
+from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash
+from app.resources.dead_letter import DeadLetter, DeadLetterFilter
 from tests.support.builders import add_target, event, registry
 from tests.support.delivery import Delivery, delivery
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
@@ -62,7 +63,7 @@ def refusing(*names: str, outcome: Outcome = REFUSED) -> ScriptedTarget:
 
 
 def letters(database: Database) -> list[DeadLetter]:
-    return DeadLetters(database).list(Filter())
+    return DeadLetters(database).list(DeadLetterFilter())
 
 
 def attempts(database: Database) -> list[int]:

@@ -11,7 +11,7 @@ from app.events.model import Event
 from app.outbox import tables
 from app.outbox.delivery import partition_reader
 from app.outbox.delivery.counters import TargetCounters, read_counters
-from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.delivery.partition_reader import PartitionReader
 from app.outbox.delivery.replays import BadSelection, Replay, Replays, Selection, UnknownReplay, checked
@@ -19,6 +19,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import Receipt
 from app.outbox.log.retention import purge
+from app.resources.dead_letter import DeadLetterFilter
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
@@ -161,7 +162,7 @@ def test_a_replay_finds_a_dead_letter_also_while_that_is_replayed(database: Data
     courier = Courier(database, add_target(database), ScriptedTarget(lambda one: Rejected("no")))
     _record(database, [event("k")])
     courier.run()
-    [letter] = DeadLetters(database).list(Filter())
+    [letter] = DeadLetters(database).list(DeadLetterFilter())
     lease = courier.leases.claim(registry(database).target(courier.target).row_id, range(4), "token", 1)
     assert lease is not None
     with database.reading() as connection:
@@ -170,8 +171,8 @@ def test_a_replay_finds_a_dead_letter_also_while_that_is_replayed(database: Data
 
     def meanwhile(*_: object) -> None:
         if not replayed:
-            replayed.append(letter.letter_id)
-            DeadLetters(database).replay(Filter())
+            replayed.append(letter.id)
+            DeadLetters(database).replay(DeadLetterFilter())
 
     with courier.store.reading(lease) as reader:
         sa.event.listen(database._reader, "after_cursor_execute", meanwhile)
@@ -186,7 +187,7 @@ def test_a_purge_passes_over_events_that_are_still_needed(database: Database) ->
     _record(database, [event(f"bad-{number}") for number in range(40)] + [event(f"k{number}") for number in range(9)])
     courier.run(turns=1000)
     assert purge(database, 1 << 60, batch=3) == 9
-    assert DeadLetters(database).purge(Filter()) == 40
+    assert DeadLetters(database).purge(DeadLetterFilter()) == 40
     removed = purge(database, 1 << 60, batch=3, most=7)
     assert 7 <= removed <= 9, "whole batches"
     assert purge(database, 1 << 60, batch=3) == 40 - removed

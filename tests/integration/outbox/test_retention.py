@@ -17,13 +17,14 @@ from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.delivery import redelivery
-from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import retention
 from app.outbox.log.append import Log
 from app.outbox.log.retention import PurgeProgress, purge
 from app.outbox.versions.retention import KEPT
+from app.resources.dead_letter import DeadLetterFilter
 from tests.services import until
 from tests.support.builders import DELETE, PUT, add_target, event, migrated, registry
 from tests.support.delivery import delivery
@@ -67,7 +68,7 @@ def record(courier: Courier, *events: Event) -> None:
 
 
 def replay_dead_letters(mirror: Mirror) -> dict[str, str]:
-    assert DeadLetters(mirror.database).replay(Filter()) > 0
+    assert DeadLetters(mirror.database).replay(DeadLetterFilter()) > 0
     return mirror.deliver()
 
 
@@ -304,7 +305,7 @@ def test_a_purge_goes_on_where_the_last_one_ended(database: Database, monkeypatc
     looked_at.clear()
     assert purge(database, DAY, batch=5, progress=progress) == 0
     assert sum(looked_at) == 0, "nothing is looked at twice"
-    DeadLetters(database).purge(Filter())
+    DeadLetters(database).purge(DeadLetterFilter())
     monkeypatch.setattr(retention, "_REVISIT_INTERVAL", -1.0)
     assert purge(database, DAY, batch=5, progress=progress) == 30
     assert_counters_balance(database)

@@ -17,12 +17,13 @@ from hypothesis import given
 
 from app.events.model import Event
 from app.outbox import tables
-from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.retention import PurgeProgress, purge
 from app.outbox.markers import NEVER
+from app.resources.dead_letter import DeadLetterFilter
 from tests.support.builders import DELETE, add_target, event, migrated
 from tests.support.mirror import Mirror
 from tests.support.properties import thorough
@@ -76,7 +77,7 @@ class Life:
             case ("replay",):
                 Replays(self.database).begin(self.mirror.target, Selection())
             case ("replay dead letters",):
-                DeadLetters(self.database).replay(Filter())
+                DeadLetters(self.database).replay(DeadLetterFilter())
             case (str(answer),):
                 self.answer = ANSWERS[answer]
 
@@ -137,7 +138,7 @@ def test_the_mirror_ends_as_the_bucket_is(empty_log: Path, steps: list[tuple[obj
                 life.do(step)
             life.answer = DELIVERED
             life.deliver()
-            DeadLetters(database).replay(Filter())
+            DeadLetters(database).replay(DeadLetterFilter())
             for _ in range(3):
                 rows = life.deliver()
             assert rows == life.bucket()

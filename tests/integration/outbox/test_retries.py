@@ -7,11 +7,13 @@ import pytest
 from app.config.arn import TargetId
 from app.outbox.delivery import retries
 from app.outbox.delivery.counters import read_counters
-from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.leases import LeaseLost
-from app.outbox.delivery.retries import Retries, RetryFilter
+from app.outbox.delivery.retries import Retries
 from app.outbox.delivery.transitions.settlement import Settlement
 from app.outbox.engine.database import Database, now_ms
+from app.resources.dead_letter import DeadLetterFilter
+from app.resources.retry import RetryFilter
 from tests.support.delivery import failing
 from tests.support.parked_rows import due_times
 from tests.support.scripted_target import assert_counters_balance
@@ -72,14 +74,14 @@ def test_what_is_given_up_is_a_dead_letter_and_its_successor_goes_on(database: D
     courier = failing(database, 3)
     assert Retries(database).give_up(RetryFilter(target=courier.target, prefix="k2")) == 1
     assert counters(database, courier.target) == (5, 1, 0)
-    [letter] = DeadLetters(database).list(Filter())
+    [letter] = DeadLetters(database).list(DeadLetterFilter())
     assert (letter.key, letter.reason, letter.attempts) == ("k2", "given up: 500 broken", 1)
     due_times(database)
     courier.scripted.script = lambda _: DELIVERED
     courier.run(now=now_ms())
     assert courier.scripted.keys() == ["k2"], "the one behind it"
     assert_counters_balance(database)
-    assert DeadLetters(database).replay(Filter()) == 1
+    assert DeadLetters(database).replay(DeadLetterFilter()) == 1
     assert Retries(database).give_up(RetryFilter()) == 3
     assert Retries(database).give_up(RetryFilter(prefix="nothing")) == 0
     assert_counters_balance(database)

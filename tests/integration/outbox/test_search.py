@@ -12,7 +12,7 @@ from app.config.arn import TargetId
 from app.outbox import search as searching
 from app.outbox import tables
 from app.outbox.delivery import dead_letters
-from app.outbox.delivery.dead_letters import DeadLetter, DeadLetterPage, DeadLetters, Filter
+from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.event_states import RecordedEvent
 from app.outbox.delivery.object_history import find_event
 from app.outbox.delivery.replays import Selection
@@ -20,6 +20,7 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.search import EventFilter, search
 from app.outbox.targets import UnknownTarget
+from app.resources.dead_letter import DeadLetter, DeadLetterFilter, DeadLetterPage
 from tests.support.builders import DELETE, PUT, add_target, event, registry
 from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier, ScriptedTarget
@@ -211,20 +212,27 @@ def test_a_page_of_dead_letters_reads_a_bounded_number_of_them(
     bury(database, one, list(range(10, 160)))
     bury(database, two, [190, 191])
     letters = DeadLetters(database)
-    for which, number in ((Filter(), 153), (Filter(target=two), 3), (Filter(prefix="k19"), 3), (Filter(ids=[1]), 1)):
+    for which, number in (
+        (DeadLetterFilter(), 153),
+        (DeadLetterFilter(target=two), 3),
+        (DeadLetterFilter(prefix="k19"), 3),
+        (DeadLetterFilter(ids=[1]), 1),
+    ):
         found, after, read = list[DeadLetter](), 0, 0
         while True:
             page = letters.page(which, limit=7, after=after)
-            found += page.letters
+            found += page.dead_letters
             if page.next is None:
                 break
             assert page.next > after
             after, read = page.next, read + 1
-            assert len(page.letters) <= 7
-        assert [each.letter_id for each in found] == [each.letter_id for each in letters.list(which, limit=1000)]
+            assert len(page.dead_letters) <= 7
+        assert [each.id for each in found] == [each.id for each in letters.list(which, limit=1000)]
         assert len(found) == number
         assert read > 1
-    assert letters.page(Filter(), limit=1000) == DeadLetterPage(letters.list(Filter(), limit=1000), None)
+    assert letters.page(DeadLetterFilter(), limit=1000) == DeadLetterPage(
+        dead_letters=letters.list(DeadLetterFilter(), limit=1000), next=None
+    )
 
 
 def test_what_was_purged_costs_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

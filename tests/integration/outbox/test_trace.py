@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from app.events.model import Event
-from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.object_history import object_history
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.spool_format import decoded, encoded
+from app.resources.dead_letter import DeadLetterFilter
 from tests.support.builders import add_target, event
 from tests.support.scripted_target import Courier
 from workers.delivery.outcomes import DELIVERED, Failed, Rejected
@@ -36,7 +37,7 @@ def test_a_trace_context_goes_with_its_event_through_retries_and_replays(databas
     courier.scripted.script = lambda one: Rejected("never") if one.key == "traced" else DELIVERED
     courier.run()
     courier.scripted.script = lambda _: DELIVERED
-    assert DeadLetters(database).replay(Filter()) == 1
+    assert DeadLetters(database).replay(DeadLetterFilter()) == 1
     courier.run()
     assert _by_key(courier.scripted.got) == expected
 

@@ -1,0 +1,322 @@
+"""What the declaration of a resource is made of.
+
+A `Resource` is what the API answers: its members have the types of the JSON, its schema is in the OpenAPI document, and
+`columns` are those of the table that a command prints of the JSON. A `Query` is what selects resources: the members of
+a query string, of a body, or of both. The routes, their description and SQL read the same one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from app.config.arn import TargetId, parse_arn, parse_target
+from app.config.errors import BadValue
+from app.config.targets.registry import TYPES
+
+MAX_TEXT_CHARACTERS = 4096  # an object's key has at most as many bytes
+MAX_PAGE = 1000  # resources
+MAX_NUMBER = 2**63 - 1  # what every database's BIGINT holds; a time of it is never reached
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_FIRST = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
+_LAST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
+_TARGET_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
+
+Row = Mapping[str, Any]
+Columns = Mapping[str, str | Callable[[Row], object]]  # by header: a member of the JSON, or a value that is made of it
+
+
+# Type checkers do not know that the configuration of a Struct is inherited.
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Resource(Struct, frozen=True, kw_only=True):
+    """What the API answers. A member that is not in every answer is `UNSET` in the others."""
+
+    columns: ClassVar[Columns] = {}
+
+
+def about(text: str, **schema: Any) -> Meta:
+    """Describe a member, with more of its JSON Schema."""
+    return Meta(description=text, extra_json_schema=schema or None)
+
+
+Time = Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})]
+Arn = Annotated[str, about("the target's ARN")]
+Next = Annotated[int | None, about("the `after` of the next page; null: there is none")]
+Json = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "object"})]
+
+
+def format_time(at: int) -> str | None:
+    """Format milliseconds since 1970 as RFC 3339 in UTC, in the years 1 to 9999; null for no time."""
+    if not at:
+        return None
+    time = _EPOCH + timedelta(milliseconds=min(max(at, _FIRST), _LAST))
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def short_target(row: Row) -> str:
+    """Return the target of a row as commands take it, `type:name`, for a column."""
+    return str(parse_arn(row["target"])[1])
+
+
+def object_path(row: Row) -> str:
+    """Return the path of the object of a row, for a column."""
+    return f"{row['bucket']}/{row['key']}"
+
+
+class BadMember(BadValue):
+    """A member of a query or of a body has no valid value; `field` is its name."""
+
+    def __init__(self, field: str, problem: str, hint: str) -> None:
+        super().__init__(problem, hint)
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """How a member of a `Query` is parsed, and its JSON Schema.
+
+    `parse` gets its name and a value that is set, and raises `BadMember`. A list is comma-separated in a query string.
+    """
+
+    parse: Callable[[str, Any], Any]
+    schema: Mapping[str, Any]
+    is_list: bool = False
+    takes_blank: bool = False  # "" is a value; otherwise it stands for none
+    text: str = ""
+
+    def __call__(self, text: str, **schema: Any) -> "Member":
+        """Return the member with its description, and with more in its schema."""
+        return replace(self, text=text, schema={**self.schema, **schema})
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Query(Struct, frozen=True, kw_only=True):
+    """What selects resources. Each member is annotated with its `Member`; one without a default is required."""
+
+
+Q = TypeVar("Q", bound=Query)
+
+
+class Part(NamedTuple):
+    """A member of a query with its name and its default; `msgspec.NODEFAULT` if it is required."""
+
+    name: str
+    member: Member
+    default: Any
+
+
+@cache
+def parts_of(query: type[Query]) -> Sequence[Part]:
+    """Return the members of a query in the order in which they are declared."""
+    hints = get_type_hints(query, include_extras=True)
+    return [
+        Part(field.name, next(one for one in hints[field.name].__metadata__ if isinstance(one, Member)), field.default)
+        for field in msgspec.structs.fields(query)
+    ]
+
+
+def parse_query(query: type[Q], arguments: Mapping[str, str]) -> Q:
+    """Parse a query string. Raises `BadMember`, also for an unknown name."""
+    return query(**_parsed(query, arguments, is_body=False))
+
+
+def parse_body(query: type[Q], members: Mapping[str, Any]) -> Q:
+    """Parse the members of a body. Raises `BadMember`, also for an unknown name."""
+    return query(**_parsed(query, members, is_body=True))
+
+
+def parse_change(query: type[Q], members: Mapping[str, Any]) -> Q:
+    """Parse a body that says what is changed. Raises `BadMember`.
+
+    A change of everything needs `all`, so that a filter is not left out by mistake.
+    """
+    filters = {name: value for name, value in members.items() if name != "all"}
+    refuse_unknown(filters, (*(part.name for part in parts_of(query)), "all"))
+    chosen = {name: value for name, value in filters.items() if value not in (None, "", [])}
+    if members.get("all") is True:
+        if chosen:
+            raise BadMember("all", "contradicts the filter", "omit one of them")
+    elif not chosen:
+        raise BadMember("all", "is not set, and no filter is", 'give a filter, or {"all": true}')
+    return query(**_parsed(query, chosen, is_body=True))
+
+
+def set_members(query: Query) -> dict[str, Any]:
+    """Return the members that are not what they are if nothing is given, as JSON."""
+    values = ((part.name, getattr(query, part.name), part.default) for part in parts_of(type(query)))
+    return {name: _as_json(value) for name, value, default in values if value not in (default, [])}
+
+
+def parameters(query: type[Query]) -> list[dict[str, Any]]:
+    """Return the query's parameters as OpenAPI describes them."""
+    described = []
+    for name, member, default in parts_of(query):
+        schema: dict[str, Any] = {"type": "string"} if member.is_list else dict(member.schema)
+        if isinstance(default, bool) or (isinstance(default, int) and "minimum" in schema):
+            schema["default"] = default
+        text = f"{member.text}, comma-separated" if member.is_list else member.text
+        required = {"required": True} if default is msgspec.NODEFAULT else {}
+        described.append({"name": name, "in": "query", "schema": schema, "description": text} | required)
+    return described
+
+
+def body_schema(query: type[Query], *, with_all: bool = False) -> dict[str, Any]:
+    """Return the schema of a body; `with_all` is for `parse_change`."""
+    properties = {part.name: {**part.member.schema, "description": part.member.text} for part in parts_of(query)}
+    required = [part.name for part in parts_of(query) if part.default is msgspec.NODEFAULT]
+    schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+    if with_all:
+        properties["all"] = {"type": "boolean", "description": "required if no filter is given"}
+        schema["minProperties"] = 1
+    return schema | ({"required": required} if required else {})
+
+
+def refuse_unknown(members: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise `BadMember` for unknown members: a misspelt filter must not select everything."""
+    for name in members:
+        if name not in known:
+            raise BadMember(name, "is unknown", f"known are {', '.join(known)}")
+
+
+def _parsed(query: type[Query], given: Mapping[str, Any], *, is_body: bool) -> dict[str, Any]:
+    parts = parts_of(query)
+    refuse_unknown(given, [part.name for part in parts])
+    values = {}
+    for name, member, default in parts:
+        value = given.get(name)
+        if value is None or (value == "" and not member.takes_blank):
+            if default is msgspec.NODEFAULT:
+                raise BadMember(name, "is missing", f"give {member.text}")
+            continue
+        if member.is_list and not is_body:
+            value = [part for text in value.split(",") if (part := text.strip())]
+        values[name] = member.parse(name, value)
+    return values
+
+
+def _as_json(value: Any) -> Any:
+    match value:
+        case TargetId():
+            return str(value)
+        case tuple() | list():
+            return list(value)
+        case _:
+            return value
+
+
+def parse_text(field: str, value: object) -> str:
+    """Parse a text that every database can search for. Raises `BadMember`."""
+    if not isinstance(value, str):
+        raise BadMember(field, "is not a string", "put it in quotes")
+    if len(value) > MAX_TEXT_CHARACTERS:
+        raise BadMember(field, f"has {len(value)} characters", f"give at most {MAX_TEXT_CHARACTERS}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise BadMember(field, "has an unpaired surrogate", "write it as UTF-8") from None
+    if "\0" in value:
+        raise BadMember(field, "contains U+0000", "remove it: no name, key or reason has it")
+    return value
+
+
+def parse_number(field: str, value: object, least: int, most: int) -> int:
+    """Parse an integer from `least` to `most`, both included. Raises `BadMember`."""
+    try:
+        number = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else least - 1
+    except ValueError:
+        number = least - 1
+    if not least <= number <= most:
+        raise BadMember(field, "is not in range", f"give a whole number from {least} to {most}")
+    return number
+
+
+def parse_flag(field: str, value: object) -> bool:
+    """Parse `true` or `false`. Raises `BadMember`."""
+    known = {"true": True, "1": True, "false": False, "0": False, True: True, False: False}
+    if not isinstance(value, str | bool) or value not in known:
+        raise BadMember(field, "is neither true nor false", "write true or false")
+    return known[value]
+
+
+def parse_time(field: str, value: object) -> int:
+    """Parse RFC 3339, or milliseconds since 1970, to milliseconds since 1970. Raises `BadMember`.
+
+    A time is in the years 1 to 9999, so that `format_time` can write it.
+    """
+    at = _milliseconds(value)
+    if at is None or not _FIRST <= at <= _LAST:
+        raise BadMember(field, "is not a time", "write it as 2026-11-21T00:33:56Z, or in milliseconds since 1970")
+    return at
+
+
+def _milliseconds(value: object) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        return None
+    try:
+        if value.isascii() and value.isdigit():
+            return int(value)  # raises ValueError for more digits than Python converts
+        time = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return (time.replace(tzinfo=time.tzinfo or UTC) - _EPOCH) // _MILLISECOND
+
+
+def parse_target_name(field: str, value: object) -> TargetId:
+    """Parse an ARN or `type:name` as a target. Raises `BadMember`."""
+    try:
+        return parse_target(parse_text(field, value))
+    except BadMember:
+        raise
+    except BadValue as error:
+        raise BadMember(field, error.problem, error.hint) from None
+
+
+TEXT = Member(parse_text, {"type": "string", "maxLength": MAX_TEXT_CHARACTERS, "pattern": "^[^\\u0000]*$"})
+TIME = Member(parse_time, {"type": "string", "format": "date-time"})
+FLAG = Member(parse_flag, {"type": "boolean"})
+TARGET = Member(parse_target_name, {
+    "type": "string",
+    "pattern": rf"^({'|'.join(TYPES)}):{_TARGET_NAME}$"
+    rf"|^arn:minio:sqs:[A-Za-z0-9_-]{{0,64}}:{_TARGET_NAME}:({'|'.join(TYPES)})$",
+})("the target, as an ARN or type:name")  # fmt: skip
+
+
+def number(least: int, most: int) -> Member:
+    """Return a member that is an integer from `least` to `most`."""
+    schema = {"type": "integer", "minimum": least, "maximum": most}
+    return Member(lambda field, value: parse_number(field, value, least, most), schema, takes_blank=True)
+
+
+def choice(names: Sequence[str], problem: str) -> Member:
+    """Return a member that is one of some names; `problem` says what another value is not."""
+
+    def parse(field: str, value: object) -> str:
+        if parse_text(field, value) not in names:
+            raise BadMember(field, problem, f"give one of {', '.join(names)}")
+        return str(value)
+
+    return Member(parse, {"type": "string", "enum": list(names)})
+
+
+def list_of(member: Member, example: str, *, problem: str = "is not a list", most: int | None = None) -> Member:
+    """Return a member that is a list of at most `most` others; `problem` and `example` are for what is none."""
+
+    def parse(field: str, value: object) -> tuple[Any, ...]:
+        if not isinstance(value, list) or (most is not None and len(value) > most):
+            raise BadMember(field, problem, example)
+        return tuple(member.parse(field, one) for one in value)
+
+    schema: dict[str, Any] = {"type": "array", "items": member.schema}
+    schema |= {"maxItems": most} if most is not None else {}
+    return Member(parse, schema, is_list=True)
+
+
+Limit = Annotated[int, number(1, MAX_PAGE)("the most to return")]
+After = Annotated[int, number(0, MAX_NUMBER)("the `next` of the previous page")]
