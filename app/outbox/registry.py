@@ -20,14 +20,17 @@ from app.config.targets.base import TargetSettings
 from app.outbox import audit, log_head, tables
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.reasons import clean_reason
-from app.outbox.delivery.transitions import cursors
+from app.outbox.delivery.transitions import cursors, events
 from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.markers import NO_LIMIT
 from app.outbox.rules import StoredRule, read_rules, rule_facts, rule_to_row
 from app.outbox.service_settings import read_api_settings, write_api_settings
-from app.outbox.targets import OPENING_DUE, StoredTarget, find_target, stored_target
+from app.outbox.targets import OPENING_DUE, StoredTarget, UnknownTarget, find_target, stored_target
 from app.rules.model import Rule, check, check_expressions
+
+_BATCH_PURGED = 1000  # dead letters or parked events that one transaction of a removal deletes
+_BEING_REMOVED = "it is being removed; if that was stopped, remove it once more"
 
 
 class TargetInUse(Exception):
@@ -183,24 +186,42 @@ class Registry:
     def remove(self, target: TargetId, *, force: bool = False) -> list[str]:
         """Delete a target with its cursors, parked events and dead letters, and return what was lost, as phrases.
 
+        A target with many of these is first disabled, and no rule names it any more; then they are purged in batches,
+        so that nothing else waits for them; at last the target goes. If this is stopped in between, the target stays
+        disabled, its counters balance, and removing it once more does the rest.
+
         Raises `ReadOnlyTarget`, and without `force` `TargetInUse` if rules name the target or it has undelivered events
         or dead letters.
         """
-        with self._database.writing() as connection:
-            log_head.change_routing(connection)
-            stored = find_target(connection, target)
-            lock_cursors(connection, stored.row_id)  # before parked events and dead letters, as a settlement does
-            if stored.origin == "environment" and stored.enabled:
-                raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; remove them first")
-            lost = _uses(connection, stored.row_id)
-            if lost and not force:
-                raise TargetInUse(f"{target} is in use: {', '.join(lost)}; remove it with force to lose them")
-            cursors.remove(connection, stored.row_id)
-            for table in (tables.rules, tables.redeliveries, tables.replays, tables.notices):
-                connection.execute(table.delete().where(table.c.target_id == stored.row_id))
-            connection.execute(tables.targets.delete().where(tables.targets.c.id == stored.row_id))
-            audit.record(connection, "target.remove", _resource(target), {"lost": lost})
-        return lost
+        lost: list[str] | None = None
+        while True:
+            with self._database.writing() as connection:
+                log_head.change_routing(connection)
+                try:
+                    stored = find_target(connection, target)
+                except UnknownTarget:
+                    if lost is None:
+                        raise
+                    return lost  # somebody else has removed it meanwhile
+                lock_cursors(connection, stored.row_id)  # before parked events and dead letters, as a settlement does
+                if stored.origin == "environment" and stored.enabled:
+                    raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; remove them first")
+                if lost is None:
+                    lost = _uses(connection, stored.row_id)
+                    if lost and not force:
+                        raise TargetInUse(f"{target} is in use: {', '.join(lost)}; remove it with force to lose them")
+                if not events.has_more(connection, stored.row_id, _BATCH_PURGED):
+                    cursors.remove(connection, stored.row_id)
+                    for table in (tables.rules, tables.redeliveries, tables.replays, tables.notices):
+                        connection.execute(table.delete().where(table.c.target_id == stored.row_id))
+                    connection.execute(tables.targets.delete().where(tables.targets.c.id == stored.row_id))
+                    audit.record(connection, "target.remove", _resource(target), {"lost": lost})
+                    return lost
+                _begin_removal(connection, stored)
+            purged = _BATCH_PURGED
+            while purged == _BATCH_PURGED:
+                with self._database.writing() as connection:
+                    purged = events.purge_any(connection, stored.row_id, _BATCH_PURGED)
 
     def pause(self, target: TargetId, reason: str) -> None:
         """Stop deliveries to a target until it is resumed; its events wait. Raises `UnknownTarget`."""
@@ -320,6 +341,19 @@ def _resource(target: TargetId) -> str:
 
 def _record_rules(connection: sa.Connection, action: str, rules: Sequence[Rule]) -> None:
     audit.record_all(connection, action, [(f"bucket:{rule.bucket}", rule_facts(rule)) for rule in rules])
+
+
+def _begin_removal(connection: sa.Connection, stored: StoredTarget) -> None:
+    """Have nothing recorded for the target any more, nor sent."""
+    r, t = tables.rules.c, tables.targets.c
+    gone = [row.rule for row in read_rules(connection) if row.rule.target == stored.target]
+    connection.execute(tables.rules.delete().where(r.target_id == stored.row_id))
+    _record_rules(connection, "rule.remove", gone)
+    if stored.enabled or stored.reason != _BEING_REMOVED:
+        change = {"enabled": False, "reason": _BEING_REMOVED}
+        connection.execute(tables.targets.update().where(t.id == stored.row_id).values(**change))
+        audit.record(connection, "target.disable", _resource(stored.target), {"reason": _BEING_REMOVED})
+    cursors.revoke(connection, stored.row_id)
 
 
 def _uses(connection: sa.Connection, target_id: int) -> list[str]:

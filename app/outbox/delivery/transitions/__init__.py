@@ -13,7 +13,7 @@ worker's batch has several of them, one member of its `Settlement`:
 | redeliver | settled, parked | `events.redeliver` |
 | retry now | parked, due | `events.make_due` |
 | give up | parked, dead | `events.give_up` |
-| purge | dead, purged | `events.purge` |
+| purge | dead, purged | `events.purge`; with its target also parked, `events.purge_any` |
 | revoke | leased, revoked | `cursors.revoke` |
 | remove | all | `cursors.remove` |
 

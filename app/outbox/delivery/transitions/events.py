@@ -91,11 +91,38 @@ def replay(connection: sa.Connection, target_id: int, letter_ids: Sequence[int])
 
 def purge(connection: sa.Connection, target_id: int, letter_ids: Sequence[int]) -> int:
     """Delete those of the dead letters that still exist; return their number."""
-    t = tables.targets.c
-    # Count what is deleted: a concurrent replay or purge may have removed some of them.
-    purged = connection.execute(tables.dead_letters.delete().where(_D.id.in_(letter_ids))).rowcount
-    connection.execute(tables.targets.update().where(t.id == target_id).values(purged=t.purged + purged))
-    return purged
+    return _delete_letters(connection, target_id, letter_ids)
+
+
+def has_more(connection: sa.Connection, target_id: int, count: int) -> bool:
+    """Return whether a target has more parked events and dead letters than that, together."""
+    seqs = [
+        sa.select(table.c.seq).where(table.c.target_id == target_id).limit(count + 1).subquery()
+        for table in (tables.parked, tables.dead_letters)
+    ]
+    return sum(connection.execute(sa.select(sa.func.count()).select_from(some)).scalar_one() for some in seqs) > count
+
+
+def purge_any(connection: sa.Connection, target_id: int, count: int) -> int:
+    """Purge that many parked events and dead letters of a target, whichever; return the number, less at the end."""
+    lock_cursors(connection, target_id)
+    parked = connection.execute(
+        sa.select(_P.partition, _P.seq, _P.key_hash, _P.replayed)
+        .where(_P.target_id == target_id)
+        .order_by(_P.partition, _P.seq)
+        .limit(count)
+    ).all()
+    for partition, seqs in _by_partition(parked):
+        freed = sum(not row.replayed for row in parked if row.partition == partition)
+        update = tables.cursors.update().where(cursors.of_log(target_id, [partition]))
+        connection.execute(update.values(freed=_C.freed + freed))
+        mine = (_P.target_id == target_id, _P.partition == partition, _P.seq.in_(seqs))
+        connection.execute(tables.parked.delete().where(*mine))
+    if parked:
+        restore_heads(connection, target_id, {(row.partition, row.key_hash) for row in parked})
+    letters = sa.select(_D.id).where(_D.target_id == target_id).order_by(_D.partition, _D.seq)
+    letter_ids = connection.execute(letters.limit(count - len(parked))).scalars().all()
+    return _delete_letters(connection, target_id, letter_ids, already=len(parked))
 
 
 def redeliver(connection: sa.Connection, lease: Lease, partition: int, settled: Sequence[LoggedEvent]) -> int:
@@ -125,6 +152,15 @@ def redeliver(connection: sa.Connection, lease: Lease, partition: int, settled: 
         connection.execute(tables.parked.insert(), rows)
         restore_heads(connection, target_id, {logged.object for logged in events})
     return len(events)
+
+
+def _delete_letters(connection: sa.Connection, target_id: int, letter_ids: Sequence[int], already: int = 0) -> int:
+    """Delete dead letters and count them as purged, with those `already` deleted; return the number of all."""
+    t = tables.targets.c
+    # Count what is deleted: a concurrent replay or purge may have removed some of them.
+    purged = already + connection.execute(tables.dead_letters.delete().where(_D.id.in_(letter_ids))).rowcount
+    connection.execute(tables.targets.update().where(t.id == target_id).values(purged=t.purged + purged))
+    return purged
 
 
 def _lock_heads(connection: sa.Connection, target_id: int, positions: Collection[LogPosition]) -> list[Any]:
