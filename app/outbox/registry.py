@@ -19,6 +19,7 @@ from app.config.target_settings import BadSettings, changed_lines, load, texts
 from app.config.targets.base import TargetSettings
 from app.outbox import audit, log_head, tables
 from app.outbox.delivery.counters import read_counters
+from app.outbox.delivery.policies import REMOVAL
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.delivery.transitions import cursors, events
 from app.outbox.engine.database import Database, inserted_id, now_ms
@@ -29,7 +30,6 @@ from app.outbox.service_settings import read_api_settings, write_api_settings
 from app.outbox.targets import OPENING_DUE, StoredTarget, UnknownTarget, find_target, stored_target
 from app.rules.model import Rule, check, check_expressions
 
-_BATCH_PURGED = 1000  # dead letters or parked events that one transaction of a removal deletes
 _BEING_REMOVED = "it is being removed; if that was stopped, remove it once more"
 
 
@@ -210,7 +210,7 @@ class Registry:
                     lost = _uses(connection, stored.row_id)
                     if lost and not force:
                         raise TargetInUse(f"{target} is in use: {', '.join(lost)}; remove it with force to lose them")
-                if not events.has_more(connection, stored.row_id, _BATCH_PURGED):
+                if not events.has_more(connection, stored.row_id, REMOVAL.batch_events):
                     cursors.remove(connection, stored.row_id)
                     for table in (tables.rules, tables.redeliveries, tables.replays, tables.notices):
                         connection.execute(table.delete().where(table.c.target_id == stored.row_id))
@@ -218,10 +218,10 @@ class Registry:
                     audit.record(connection, "target.remove", _resource(target), {"lost": lost})
                     return lost
                 _begin_removal(connection, stored)
-            purged = _BATCH_PURGED
-            while purged == _BATCH_PURGED:
+            purged = REMOVAL.batch_events
+            while purged == REMOVAL.batch_events:
                 with self._database.writing() as connection:
-                    purged = events.purge_any(connection, stored.row_id, _BATCH_PURGED)
+                    purged = events.purge_any(connection, stored.row_id, REMOVAL.batch_events)
 
     def pause(self, target: TargetId, reason: str) -> None:
         """Stop deliveries to a target until it is resumed; its events wait. Raises `UnknownTarget`."""

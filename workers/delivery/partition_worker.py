@@ -14,8 +14,8 @@ from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
 from app.outbox.delivery.logged_events import LoggedEvent, LogPosition
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import Batch, PartitionReader, Refusals
+from app.outbox.delivery.policies import REDELIVERY
 from app.outbox.delivery.rate_limits import RateLimit
-from app.outbox.delivery.redelivery import LATEST_ARRIVAL_MS
 from app.outbox.delivery.transitions.settlement import Settlement
 from app.outbox.delivery.transitions.settlement_store import SettlementStore
 from app.outbox.delivery_times import histogram
@@ -354,7 +354,7 @@ class PartitionWorker:
                 late[logged.object] = min(logged.seq, late.get(logged.object, logged.seq))
         self._late.clear()
         if late:  # before the settlement, or a crash in between would lose it
-            self._request_redelivery(late, self._clock() + LATEST_ARRIVAL_MS)
+            self._request_redelivery(late, self._clock() + REDELIVERY.latest_arrival_ms)
 
     def _with_decisions(
         self,

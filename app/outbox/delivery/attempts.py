@@ -3,8 +3,8 @@
 Workers record attempts some seconds after them, beside their deliveries (`workers.telemetry.attempt_recorder`): the
 record is for people, and no delivery depends on it. A row of delivered events stands for a run of them: those of one
 partition from `first_seq` to `last_seq` that go to the target, and of these only such as a replay selects if it
-is a replay's. Of each target the last `KEPT` rows are kept of delivered events, of failures and of refusals as
-unavailable: neither many deliveries nor a long outage displace the failures.
+is a replay's. Of each target the last rows (`policies.ATTEMPTS`) are kept of delivered events, of failures and of
+refusals as unavailable: neither many deliveries nor a long outage displace the failures.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,15 +17,13 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.delivery.policies import ATTEMPTS
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.markers import WHOLE_LOG
 
 DELIVERED, SUPERSEDED, UNCHANGED, FAILED, REJECTED, UNAVAILABLE = OUTCOMES = (
     "delivered", "superseded", "unchanged", "failed", "rejected", "unavailable",
 )  # fmt: skip
-KEPT = 20_000  # rows of a target in each ring
-LONGEST_REASON = 500  # characters
-_MOST = 100  # attempts at one event at one target that are read
 _SETTLED = (DELIVERED, SUPERSEDED, UNCHANGED)
 _RINGS = (0, 1, 2)  # settled events, failed attempts, refusals as unavailable
 
@@ -58,7 +56,7 @@ class Attempt:
 
 def bounded(reason: str) -> str:
     """Return the reason as it is kept: storable, in one line of at most 500 characters."""
-    return clean_reason(reason[:LONGEST_REASON])
+    return clean_reason(reason[: ATTEMPTS.max_reason_characters])
 
 
 def record(connection: sa.Connection, attempts: Sequence[Attempt]) -> None:
@@ -72,7 +70,7 @@ def trim(connection: sa.Connection, target_id: int) -> None:
     a = tables.attempts.c
     for ring in _RINGS:
         mine = (a.target_id == target_id, a.ring == ring)
-        newest_gone = sa.select(a.id).where(*mine).order_by(a.id.desc()).offset(KEPT).limit(1)
+        newest_gone = sa.select(a.id).where(*mine).order_by(a.id.desc()).offset(ATTEMPTS.max_rows).limit(1)
         last = connection.execute(newest_gone).scalar()
         if last is not None:
             connection.execute(tables.attempts.delete().where(*mine, a.id <= last))
@@ -92,7 +90,7 @@ def forget_removed(connection: sa.Connection) -> None:
 def timelines(connection: sa.Connection, event: Any) -> Mapping[TargetId, Sequence[Attempt]]:
     """Return the last attempts at an event, a row of the log, at each of its targets that has some, oldest first.
 
-    The cost is bounded by `KEPT`, however large the log is.
+    The cost is bounded by `policies.ATTEMPTS`, however large the log is.
     """
     a = tables.attempts.c
     query = (
@@ -100,16 +98,16 @@ def timelines(connection: sa.Connection, event: Any) -> Mapping[TargetId, Sequen
         .where(a.target_id == sa.bindparam("of_target"), a.partition == event.partition)
         .where(a.last_seq >= event.seq, a.first_seq <= event.seq)
         .order_by(a.at.desc(), a.id.desc())
-        .limit(_MOST)
+        .limit(ATTEMPTS.max_read_attempts)
     )
     t = tables.targets.c
     ids = [int(part) for part in event.targets.split(",") if part]
     names = connection.execute(sa.select(t.id, t.type, t.name).where(t.id.in_(ids))).all()
-    found = {
+    by_target = {
         TargetId(name.type, name.name): [_attempt(row) for row in connection.execute(query, {"of_target": name.id})]
         for name in names
     }
-    replays = {attempt.replay_id for attempts in found.values() for attempt in attempts} - {WHOLE_LOG}
+    replays = {attempt.replay_id for attempts in by_target.values() for attempt in attempts} - {WHOLE_LOG}
     selecting = _selecting(connection, event, replays) | {WHOLE_LOG} if replays else {WHOLE_LOG}
     return {
         target: [
@@ -117,7 +115,7 @@ def timelines(connection: sa.Connection, event: Any) -> Mapping[TargetId, Sequen
             for attempt in reversed(attempts)
             if attempt.first_seq == attempt.last_seq or attempt.replay_id in selecting
         ]
-        for target, attempts in found.items()
+        for target, attempts in by_target.items()
     }
 
 

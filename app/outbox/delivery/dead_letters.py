@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import audit, tables
+from app.outbox.delivery.policies import DEAD_LETTERS
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
@@ -26,11 +27,6 @@ from app.resources.dead_letter import (
     FailedAttempt,
 )
 from app.resources.declaration import format_time, set_members
-
-_WINDOW = 5_000  # dead letters that one query of a page reads at most
-_MOST_READ = 100_000  # dead letters that a page reads, whether they match the filter or not
-_LONGEST = 0.1  # seconds of a page, after which it reads no more than `_ALWAYS_READ`
-_ALWAYS_READ = 10_000
 
 # Changes dead letters of a target, by their numbers, and returns how many there still were.
 _Transition = Callable[[sa.Connection, int, Sequence[int]], int]
@@ -61,22 +57,23 @@ class DeadLetters:
         There are fewer if their records exceed the budget of bytes, which has one dead letter at least.
         """
         d = tables.dead_letters.c
-        read, found, window, until = 0, list[Any](), limit, time.monotonic() + _LONGEST
+        read, matching, window, until = 0, list[Any](), limit, time.monotonic() + DEAD_LETTERS.max_seconds
         with self._database.reading() as connection:
             while True:
                 some = sa.select(d.id).where(d.id > after).order_by(d.id).limit(window).subquery()
                 last, count = connection.execute(sa.select(sa.func.max(some.c.id), sa.func.count())).one()
                 if not count:
-                    return _page(connection, found, None, region)
-                here = _joined(which).where(d.id > after, d.id <= last).order_by(d.id).limit(limit - len(found))
-                found += connection.execute(here)
-                if len(found) == limit:
-                    return _page(connection, found, found[-1].id, region)
+                    return _page(connection, matching, None, region)
+                here = _joined(which).where(d.id > after, d.id <= last).order_by(d.id).limit(limit - len(matching))
+                matching += connection.execute(here)
+                if len(matching) == limit:
+                    return _page(connection, matching, matching[-1].id, region)
                 if count < window:
-                    return _page(connection, found, None, region)
-                read, after, window = read + count, last, min(_WINDOW, 4 * window)
-                if read >= _MOST_READ or (read >= _ALWAYS_READ and time.monotonic() > until):
-                    return _page(connection, found, after, region)
+                    return _page(connection, matching, None, region)
+                read, after, window = read + count, last, min(DEAD_LETTERS.window_letters, 4 * window)
+                is_late = read >= DEAD_LETTERS.min_letters and time.monotonic() > until
+                if is_late or read >= DEAD_LETTERS.max_letters:
+                    return _page(connection, matching, after, region)
 
     def reasons(
         self, target: TargetId | None, *, newest: int = MAX_COUNTED, limit: int = MAX_REASONS, region: str = ""

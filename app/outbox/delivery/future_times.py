@@ -13,18 +13,12 @@ import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.delivery.log_ahead import chunked
-from app.outbox.delivery.redelivery import LATEST_ARRIVAL_MS
+from app.outbox.delivery.policies import FUTURE_TIMES, REDELIVERY
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.reconcile.runs import BACKFILLING, RUNNING
-
-_TOLERANCE_MS = 60_000  # that clocks, or the readings of one, may differ by
-# The longest that each can be ahead of the clock (ms), without the tolerance.
-_MAX_RETRY_AFTER_MS = 900_000
-_MAX_OPENING_PAUSE_MS = 3_600_000
-_RUN_LEASE_MS = 60_000
 
 
 def bring_back_future_times(database: Database, lease_ms: int, now: int) -> int:
@@ -43,7 +37,7 @@ def bring_back_future_times(database: Database, lease_ms: int, now: int) -> int:
 
 def _leases(database: Database, lease_ms: int, now: int) -> int:
     c, count = tables.cursors.c, 0
-    ahead = (c.replay_id == WHOLE_LOG, c.leased_until > now + lease_ms + _TOLERANCE_MS)
+    ahead = (c.replay_id == WHOLE_LOG, c.leased_until > now + lease_ms + FUTURE_TIMES.tolerance_ms)
     with database.reading() as connection:
         rows = connection.execute(sa.select(c.target_id, c.partition).where(*ahead).order_by(c.target_id)).all()
     for target_id, group in groupby(rows, key=lambda row: row.target_id):
@@ -59,11 +53,11 @@ def _parked(database: Database, now: int) -> int:
     """Make due what was last tried in the future, and what took over such a time from another event of its object."""
     c, p, count = tables.cursors.c, tables.parked.c, 0
     ahead = (
-        p.not_before > now + _TOLERANCE_MS,
+        p.not_before > now + FUTURE_TIMES.tolerance_ms,
         p.not_before < NEVER,
         sa.or_(
-            p.last_tried > now + _TOLERANCE_MS,
-            sa.and_(p.attempts == 0, p.not_before > now + _MAX_RETRY_AFTER_MS + _TOLERANCE_MS),
+            p.last_tried > now + FUTURE_TIMES.tolerance_ms,
+            sa.and_(p.attempts == 0, p.not_before > now + FUTURE_TIMES.max_retry_after_ms + FUTURE_TIMES.tolerance_ms),
         ),
     )
     cursors = sa.select(c.target_id, c.partition).where(c.replay_id == WHOLE_LOG).order_by(c.target_id, c.partition)
@@ -73,10 +67,10 @@ def _parked(database: Database, now: int) -> int:
         for some in chunked([row.partition for row in group]):
             here = (p.target_id == target_id, p.partition.in_(some), *ahead)  # a range of an index for each partition
             with database.reading() as connection:
-                found = set(connection.execute(sa.select(p.partition).where(*here).distinct()).scalars())
-            if found:
+                affected = set(connection.execute(sa.select(p.partition).where(*here).distinct()).scalars())
+            if affected:
                 with database.writing() as connection:
-                    lock_cursors(connection, target_id, found)
+                    lock_cursors(connection, target_id, affected)
                     count += transitions.bring_forward(connection, sa.and_(*here), now)
     return count
 
@@ -85,12 +79,12 @@ def _targets(database: Database, now: int) -> int:
     """Bring back when breakers are probed and targets opened, and when a target was created: its heartbeat's age."""
     t, count = tables.targets.c, 0
     changes = (
-        (t.resume_at, now + _MAX_RETRY_AFTER_MS),
-        (t.opening_due_at, now + _MAX_OPENING_PAUSE_MS),
+        (t.resume_at, now + FUTURE_TIMES.max_retry_after_ms),
+        (t.opening_due_at, now + FUTURE_TIMES.max_opening_pause_ms),
         (t.created_at, now),
     )
     for column, latest in changes:
-        ahead = (column > latest + _TOLERANCE_MS, column < NEVER)
+        ahead = (column > latest + FUTURE_TIMES.tolerance_ms, column < NEVER)
         with database.reading() as connection:
             ids = connection.execute(sa.select(t.id).where(*ahead)).scalars().all()
         for row_id in ids:  # each by a statement that commits by itself: intake waits for a target's row
@@ -103,20 +97,23 @@ def _targets(database: Database, now: int) -> int:
 def _other_times(database: Database, now: int) -> int:
     h, r, d = tables.heartbeats.c, tables.reconciliations.c, tables.redeliveries.c
     with database.reading() as connection:
-        names = connection.execute(sa.select(h.name).where(h.at > now + _TOLERANCE_MS)).scalars().all()
-        alive = (r.state.in_((RUNNING, BACKFILLING)), r.alive_until > now + _RUN_LEASE_MS + _TOLERANCE_MS)
+        names = connection.execute(sa.select(h.name).where(h.at > now + FUTURE_TIMES.tolerance_ms)).scalars().all()
+        alive = (
+            r.state.in_((RUNNING, BACKFILLING)),
+            r.alive_until > now + FUTURE_TIMES.run_lease_ms + FUTURE_TIMES.tolerance_ms,
+        )
         runs = connection.execute(sa.select(r.id).where(*alive)).scalars().all()
-    latest = now + LATEST_ARRIVAL_MS
+    latest = now + REDELIVERY.latest_arrival_ms
     with database.committing() as connection:
-        update = tables.redeliveries.update().where(d.until > latest + _TOLERANCE_MS)
+        update = tables.redeliveries.update().where(d.until > latest + FUTURE_TIMES.tolerance_ms)
         bounded = {"until": latest, "due": sa.case((d.due > latest, latest), else_=d.due)}
         count = connection.execute(update.values(bounded)).rowcount
     for name in names:
         with database.committing() as connection:
-            update = tables.heartbeats.update().where(h.name == name, h.at > now + _TOLERANCE_MS)
+            update = tables.heartbeats.update().where(h.name == name, h.at > now + FUTURE_TIMES.tolerance_ms)
             count += connection.execute(update.values(at=now)).rowcount
     for row_id in runs:
         with database.committing() as connection:
             update = tables.reconciliations.update().where(r.id == row_id, *alive)
-            count += connection.execute(update.values(alive_until=now + _RUN_LEASE_MS)).rowcount
+            count += connection.execute(update.values(alive_until=now + FUTURE_TIMES.run_lease_ms)).rowcount
     return count

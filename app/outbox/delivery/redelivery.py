@@ -18,6 +18,7 @@ from app.outbox.delivery.leases import Lease
 from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import PartitionReader, Redelivery
+from app.outbox.delivery.policies import REDELIVERY
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
@@ -26,12 +27,6 @@ log = logging.getLogger("bucketwire.outbox")
 
 # Chooses, from one object's events in log order, the one whose delivery makes the target correct; None for none.
 Choose = Callable[[Sequence[LoggedEvent]], LoggedEvent | None]
-
-# Until then a request without an answer may arrive: Linux repeats unacknowledged bytes for 15.4 minutes (tcp_retries2).
-LATEST_ARRIVAL_MS = 16 * 60_000
-_AT_ONCE = 100  # objects in one transaction, which blocks purges and new replays
-_PAGE = 200  # events of an object that are read together
-_TRIES = 3
 
 
 class _Changed(Exception):
@@ -50,7 +45,7 @@ def request(
     have been committed, and repeating the call is safe.
     """
     for some in chunks(sorted(written)):
-        for attempt in range(1, _TRIES + 1):
+        for attempt in range(1, REDELIVERY.max_tries + 1):
             try:
                 with database.writing() as connection:
                     valid = epoch in (None, log_head.read_state(connection).epoch)
@@ -58,7 +53,7 @@ def request(
                 break
             # A concurrent transaction requested the same or carried it out, or the target was removed.
             except (sa.exc.IntegrityError, _Changed):
-                if attempt == _TRIES:
+                if attempt == REDELIVERY.max_tries:
                     raise
 
 
@@ -70,20 +65,20 @@ def park_redeliveries(database: Database, reader: PartitionReader, lease: Lease,
     count = 0
     if not lease.has_redeliveries:
         return count
-    for partition, requested in groupby(reader.redeliveries(now), key=lambda each: each.partition):
+    for partition, requested in groupby(reader.redeliveries(now), key=lambda request: request.partition):
         rows = list(requested)
-        for start in range(0, len(rows), _AT_ONCE):
-            some = rows[start : start + _AT_ONCE]
+        for start in range(0, len(rows), REDELIVERY.batch_objects):
+            some = rows[start : start + REDELIVERY.batch_objects]
             # Choose before locking: no other worker may settle an event of this partition, and other changes of the
             # chosen event are checked again under the lock.
-            chosen = [_newest(reader, each, lease.positions[partition], choose) for each in some]
+            chosen = [_newest(reader, asked, lease.positions[partition], choose) for asked in some]
             with database.writing() as connection:
                 events = [logged for logged in chosen if logged is not None]
                 parked = transitions.redeliver(connection, lease, partition, events)
                 lease.has_parked |= bool(parked)
                 count += parked
                 _finish(connection, lease.target_id, some, now)
-            _warn(database, lease.target_id, [each for each, logged in zip(some, chosen, strict=True) if not logged])
+            _warn(database, lease.target_id, [asked for asked, logged in zip(some, chosen, strict=True) if not logged])
     return count
 
 
@@ -157,7 +152,7 @@ def _warn(database: Database, target_id: int, requests: Sequence[Redelivery]) ->
 def _newest(reader: PartitionReader, requested: Redelivery, position: int, choose: Choose) -> LoggedEvent | None:
     """Return the newest settled event of an object that `choose` accepts, searching from the newest backwards."""
     before = position + 1
-    while page := reader.settled(requested, before, _PAGE):
+    while page := reader.settled(requested, before, REDELIVERY.page_events):
         chosen = choose(page)
         if chosen is not None:
             return chosen

@@ -14,14 +14,12 @@ from app.config.arn import TargetId
 from app.events.names import EVERY, UnknownEventName, expand, nearest
 from app.events.normalize import MAX_KEY_BYTES
 from app.outbox import audit, tables
+from app.outbox.delivery.policies import REPLAYS
 from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors, lock_tail
 from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.targets import UnknownTarget, find_target
-
-_MOST_NAMES = 1000
-_LONGEST_BUCKET = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +55,14 @@ def checked(selection: Selection) -> Selection:
 
     Raises `BadSelection` for values that no event can have or that no database can search for.
     """
-    if len(selection.names) > _MOST_NAMES:
+    if len(selection.names) > REPLAYS.max_names:
         raise BadSelection(
-            "events", f"has {len(selection.names)} names", f"give at most {_MOST_NAMES}, or none for all"
+            "events", f"has {len(selection.names)} names", f"give at most {REPLAYS.max_names}, or none for all"
         )
-    if len(selection.bucket) > _LONGEST_BUCKET or not selection.bucket.isprintable():
-        raise BadSelection("bucket", "is no bucket's name", f"give up to {_LONGEST_BUCKET} printable characters")
+    if len(selection.bucket) > REPLAYS.max_bucket_characters or not selection.bucket.isprintable():
+        raise BadSelection(
+            "bucket", "is no bucket's name", f"give up to {REPLAYS.max_bucket_characters} printable characters"
+        )
     # Keys may contain control characters other than NUL.
     if "\0" in selection.prefix or len(selection.prefix.encode(errors="replace")) > MAX_KEY_BYTES:
         raise BadSelection("prefix", "is that of no key", f"give up to {MAX_KEY_BYTES} bytes without U+0000")

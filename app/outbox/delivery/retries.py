@@ -15,16 +15,13 @@ from app.config.arn import TargetId
 from app.outbox import audit, tables
 from app.outbox.delivery.log_ahead import chunked, first_of_each
 from app.outbox.delivery.logged_events import LogPosition
+from app.outbox.delivery.policies import RETRIES
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
 from app.outbox.markers import NEVER, WHOLE_LOG
 from app.resources.declaration import set_members
 from app.resources.retry import RetryFilter
-
-_AT_ONCE = 500  # heads in one query
-_MOST_READ = 10_000  # heads that a page reads, whether they match the filter or not
-_LEAST_COUNTED = 100  # heads that one query counts for at least
 
 # Changes retried events of a target, and returns how many still were.
 _Transition = Callable[[sa.Connection, int, Collection[LogPosition]], int]
@@ -85,21 +82,21 @@ class Retries:
 
         An event whose time changes meanwhile may be missing or be on two pages.
         """
-        found: list[Retry] = []
+        matching: list[Retry] = []
         read = 0
         last = after
         with self._database.reading() as connection:
             for some in self._heads(connection, which, after):
-                read += max(_LEAST_COUNTED, len(some))
+                read += max(RETRIES.min_counted_heads, len(some))
                 for retry in some:
                     last = retry.place
                     if _matches(retry, which):
-                        found.append(retry)
-                        if len(found) == limit:
-                            return RetryPage(found, last)
-                if read >= _MOST_READ:
-                    return RetryPage(found, last)
-        return RetryPage(found, None)
+                        matching.append(retry)
+                        if len(matching) == limit:
+                            return RetryPage(matching, last)
+                if read >= RETRIES.max_heads:
+                    return RetryPage(matching, last)
+        return RetryPage(matching, None)
 
     def try_now(self, which: RetryFilter) -> int:
         """Make retried events due at once, and return their number; attempts stay counted.
@@ -155,7 +152,7 @@ class Retries:
             while some := _heads_of_partition(connection, here, place):
                 yield some
                 place = some[-1].place
-                if len(some) < _AT_ONCE:
+                if len(some) < RETRIES.batch_heads:
                     break
 
 
@@ -184,7 +181,7 @@ def _heads_of_partition(connection: sa.Connection, here: tuple[int, int], after:
     if after is not None:
         later = sa.and_(p.not_before == after.not_before, p.seq > after.seq)
         query = query.where(p.not_before >= after.not_before, sa.or_(p.not_before > after.not_before, later))
-    return [_retry(row) for row in connection.execute(query.order_by(p.not_before, p.seq).limit(_AT_ONCE))]
+    return [_retry(row) for row in connection.execute(query.order_by(p.not_before, p.seq).limit(RETRIES.batch_heads))]
 
 
 def _heads_of_events(

@@ -12,6 +12,7 @@ from app.outbox import delivery_times, tables
 from app.outbox.delivery import attempts
 from app.outbox.delivery.attempts import Attempt
 from app.outbox.delivery.object_history import find_event
+from app.outbox.delivery.policies import AttemptRecordPolicy
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
@@ -98,7 +99,7 @@ def test_a_replays_range_counts_for_the_events_that_it_selects(database: Databas
 def test_the_rows_of_a_target_are_bounded_and_failures_outlast_deliveries_and_outages(
     database: Database, recorder: AttemptRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "KEPT", 30)
+    monkeypatch.setattr(attempts, "ATTEMPTS", AttemptRecordPolicy(max_rows=30))
     monkeypatch.setattr(attempt_recorder, "_TRIM_EVERY", 20)
     now = now_ms()
     for number in range(200):

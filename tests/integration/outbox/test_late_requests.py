@@ -11,7 +11,7 @@ from app.outbox import log_head, tables
 from app.outbox.delivery import redelivery
 from app.outbox.delivery.leases import Lease, Leases
 from app.outbox.delivery.parked import ObjectHash
-from app.outbox.delivery.redelivery import LATEST_ARRIVAL_MS
+from app.outbox.delivery.policies import REDELIVERY
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from tests.support.builders import DELETE, add_target, event, registry
@@ -32,7 +32,7 @@ def courier_of(database: Database, policy: Policy = Policy.MIRROR) -> Courier:
 
 def run_later(courier: Courier) -> None:
     """Work off what is due when the late request has arrived at the latest."""
-    courier.clock = lambda: now_ms() + LATEST_ARRIVAL_MS + 1_000
+    courier.clock = lambda: now_ms() + REDELIVERY.latest_arrival_ms + 1_000
     courier.run(now=courier.clock())
     courier.clock = now_ms
 
@@ -73,7 +73,7 @@ def test_the_newest_event_goes_out_again_after_the_latest_arrival(
     first = [new.id] if policy is Policy.MIRROR else [old.id, new.id]  # a mirror's older event is superseded
     assert [one.id for one in sent.got if one.key == "k"] == first
     [(_, due, _)] = requested(database)
-    assert due >= began + LATEST_ARRIVAL_MS
+    assert due >= began + REDELIVERY.latest_arrival_ms
     sent.got.append(old)  # the late request
     courier.run()
     assert sent.got[-1].id == old.id, "not before it is due"
@@ -142,7 +142,7 @@ def test_an_object_goes_out_at_once_and_again_when_nothing_can_arrive_any_more(d
     courier.run()
     courier.scripted.got.clear()
     row, place = registry(database).target(courier.target).row_id, place_of_the_only_object(database)
-    redelivery.request(database, row, {place: 1}, now_ms() + LATEST_ARRIVAL_MS)
+    redelivery.request(database, row, {place: 1}, now_ms() + REDELIVERY.latest_arrival_ms)
     redelivery.request(database, row, {place: 1})
     courier.run()
     assert courier.scripted.keys() == ["k"]

@@ -17,7 +17,7 @@ from app.outbox import tables
 from app.outbox.delivery import redelivery
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.leases import Leases
-from app.outbox.delivery.redelivery import LATEST_ARRIVAL_MS
+from app.outbox.delivery.policies import REDELIVERY
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
@@ -499,4 +499,4 @@ def test_a_request_without_an_answer_is_kept_with_its_due_time_while_the_databas
     assert list((tmp_path / FOLDER).glob("*.json")) == []
     with two.database.reading() as connection:
         due = connection.execute(sa.select(tables.redeliveries.c.due)).scalar_one()
-    assert due > now_ms() + LATEST_ARRIVAL_MS - LATER
+    assert due > now_ms() + REDELIVERY.latest_arrival_ms - LATER

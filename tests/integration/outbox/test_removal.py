@@ -7,6 +7,7 @@ from app.outbox import registry as registry_module
 from app.outbox import tables
 from app.outbox.audit import AuditFilter, entries
 from app.outbox.delivery.counters import read_status
+from app.outbox.delivery.policies import RemovalPolicy
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
@@ -26,7 +27,7 @@ HOUR = 3_600_000
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_module, "_BATCH_PURGED", BATCH)
+    monkeypatch.setattr(registry_module, "REMOVAL", RemovalPolicy(batch_events=BATCH))
 
 
 def with_backlog(database: Database) -> Courier:

@@ -9,6 +9,7 @@ from app.outbox.delivery import retries
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.leases import LeaseLost
+from app.outbox.delivery.policies import RetryListPolicy
 from app.outbox.delivery.retries import Retries
 from app.outbox.delivery.transitions.settlement import Settlement
 from app.outbox.engine.database import Database, now_ms
@@ -28,7 +29,7 @@ def counters(database: Database, target: TargetId) -> tuple[int, int, int]:
 
 
 def test_heads_are_listed_by_page_and_filter(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_AT_ONCE", 3)
+    monkeypatch.setattr(retries, "RETRIES", RetryListPolicy(batch_heads=3))
     courier = failing(database, 20)
     listing = Retries(database)
     whole = listing.page(RetryFilter(), limit=100)
@@ -51,7 +52,7 @@ def test_heads_are_listed_by_page_and_filter(database: Database, monkeypatch: py
     assert listing.page(RetryFilter(ids=[one.event_id, "none"])).retries == [one]
     assert listing.page(RetryFilter(target=courier.target, ids=[one.event_id])).retries == [one]
     assert listing.page(RetryFilter(target=TargetId("webhook", "none"))).retries == []
-    monkeypatch.setattr(retries, "_MOST_READ", 5)
+    monkeypatch.setattr(retries, "RETRIES", RetryListPolicy(batch_heads=3, max_heads=5))
     bounded = listing.page(RetryFilter(prefix="nothing"))
     assert (list(bounded.retries), bounded.next is not None) == ([], True)
 

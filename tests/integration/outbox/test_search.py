@@ -15,6 +15,7 @@ from app.outbox.delivery import dead_letters
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.event_states import RecordedEvent
 from app.outbox.delivery.object_history import find_event
+from app.outbox.delivery.policies import DeadLetterPolicy
 from app.outbox.delivery.replays import Selection
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
@@ -204,8 +205,7 @@ def test_a_page_ends_early_when_it_takes_long(database: Database, monkeypatch: p
 def test_a_page_of_dead_letters_reads_a_bounded_number_of_them(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "_WINDOW", 20)
-    monkeypatch.setattr(dead_letters, "_MOST_READ", 40)
+    monkeypatch.setattr(dead_letters, "DEAD_LETTERS", DeadLetterPolicy(window_letters=20, max_letters=40))
     one, two = add_target(database, "one"), add_target(database, "two")
     fill(database, one, 200)
     bury(database, two, [5])

@@ -1,0 +1,80 @@
+"""The numbers that tune how delivery state is listed and changed, each with its unit and the reason for its value.
+
+None changes what is promised. A policy belongs to the module of the same name.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterPolicy:
+    """How far a page of dead letters reads, whether they match the filter or not."""
+
+    window_letters: int = 5_000  # of one query
+    max_letters: int = 100_000
+    max_seconds: float = 0.1  # after which a page reads no more than `min_letters`
+    min_letters: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class RetryListPolicy:
+    """How far a page of retried events reads, whether they match the filter or not."""
+
+    batch_heads: int = 500  # of one query
+    max_heads: int = 10_000
+    min_counted_heads: int = 100  # that one query counts for, because an empty one has a cost, too
+
+
+@dataclass(frozen=True, slots=True)
+class RedeliveryPolicy:
+    """How redeliveries are requested and carried out."""
+
+    # Until then a request without an answer may arrive: Linux repeats unacknowledged bytes for 15.4 minutes
+    # (tcp_retries2).
+    latest_arrival_ms: int = 16 * 60_000
+    batch_objects: int = 100  # in one transaction, which blocks purges and new replays
+    page_events: int = 200  # of an object that are read together
+    max_tries: int = 3  # of a request that meets another one for the same object
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPolicy:
+    """Limits of what a replay selects."""
+
+    max_names: int = 1_000
+    max_bucket_characters: int = 255
+
+
+@dataclass(frozen=True, slots=True)
+class RemovalPolicy:
+    """How a target with a backlog is removed."""
+
+    batch_events: int = 1_000  # parked events and dead letters that one transaction deletes
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecordPolicy:
+    """What is kept of the attempts at each target."""
+
+    max_rows: int = 20_000  # in each ring of a target
+    max_reason_characters: int = 500
+    max_read_attempts: int = 100  # at one event at one target
+
+
+@dataclass(frozen=True, slots=True)
+class FutureTimePolicy:
+    """How far ahead of the clock a stored time can be, if no clock was ahead when it was stored."""
+
+    tolerance_ms: int = 60_000  # that clocks, or the readings of one, may differ by
+    max_retry_after_ms: int = 900_000
+    max_opening_pause_ms: int = 3_600_000
+    run_lease_ms: int = 60_000
+
+
+DEAD_LETTERS = DeadLetterPolicy()
+RETRIES = RetryListPolicy()
+REDELIVERY = RedeliveryPolicy()
+REPLAYS = ReplayPolicy()
+REMOVAL = RemovalPolicy()
+ATTEMPTS = AttemptRecordPolicy()
+FUTURE_TIMES = FutureTimePolicy()
