@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests import services
-from tests.support import compiled_pages, compiled_statements, server_logs
+from tests.support import compiled_pages, compiled_statements, interruption, server_logs
 from tests.support.distribution import Distribution, Durations
 from tests.support.outboxes import Outboxes
 
@@ -41,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
     compiled_statements.share()
     compiled_pages.share()
+    interruption.watch(config)
 
 
 @pytest.hookimpl(wrapper=True)
