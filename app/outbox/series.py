@@ -137,7 +137,7 @@ def read_merged(
 ) -> list[Sample]:
     """Return a target's samples as `read_series` does, those of each `width` seconds merged into one.
 
-    Its `at` is that of the last of them. The database merges the numbers: a month has thousands of samples.
+    The merged sample has the time of the last one. The database merges the numbers: a month has thousands of samples.
     """
     s = tables.series.c
     group = s.at - s.at % sa.literal_column(str(width * 1000))
