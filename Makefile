@@ -1,4 +1,4 @@
-# Two commands matter: `make run` and `make test`. Everything is in .venv; remove that folder to begin anew.
+# `make` lists the targets: what stands behind ## in their lines. Everything is in .venv; remove that folder to begin anew.
 SUITABLE = import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON  ?= $(shell for each in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$each -c '$(SUITABLE)' 2>/dev/null && echo $$each && break; done)
@@ -7,41 +7,50 @@ BIN      = $(VENV)/bin
 # A new package at the top has to be made known to an editable installation, like a new dependency.
 CAUSES   = pyproject.toml setup.py constraints.txt $(wildcard */__init__.py)
 
-.PHONY: run test test-all servers lint types fmt bench docs screenshots dist chaos soak explore image-test matrix release
+.PHONY: help run check test test-all servers lint types fmt bench docs screenshots dist release chaos soak explore image-test matrix
 
-run: $(VENV)/.installed
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 12
+
+run: $(VENV)/.installed ## the service, in the folder var/
 	@exec $(BIN)/bucketwire up
 
-test:
+# What takes longest, and what needs a server that pip does not bring, is left to `make test`.
+check: $(VENV)/.developing ## ruff, mypy, and the tests that need no server: before each commit
+	@$(MAKE) --no-print-directory lint types
+	TEST_SERVERS=none $(BIN)/pytest -q -n 2 --dist loadscope -m "not slow and not heavy and not sender" --hypothesis-profile check \
+		tests/unit tests/integration/outbox tests/integration/api tests/integration/cli
+
+test: ## servers, ruff, mypy and every test but those of test-all: before a merge
 	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.developing servers
 	@$(MAKE) --no-print-directory lint types
 	$(BIN)/pytest -n 4 --dist loadscope --max-worker-restart 0 --reruns 1  # a lost worker's tests would wait for ever
 
 # All that `make test` does, then the frontends that take long to build: SeaweedFS, Versity, Ceph RGW (Debian, as root).
-test-all: test
+test-all: test ## the same, then what takes long to build: before a release
 	$(BIN)/python -m tests.provision ceph seaweedfs versity
 	$(BIN)/pytest -m sender tests/acceptance/test_senders.py
 
 # Needs the standard library only, so that it goes on beside the installation.
-servers: | $(BIN)/pip
+servers: | $(BIN)/pip ## install the real servers into ~/.cache/bucketwire
 	@$(BIN)/python -m tests.provision
 
-lint: $(VENV)/.developing
+lint: $(VENV)/.developing ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/.developing
+types: $(VENV)/.developing ## mypy
 	$(BIN)/mypy
 
-fmt: $(VENV)/.developing
+fmt: $(VENV)/.developing ## let ruff correct and format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.developing
+bench: $(VENV)/.developing ## measure: docs/explanation/performance.md
 	$(BIN)/python -m bench
 
 # The documentation as a site in build/docs; a broken link fails it. Sphinx has an environment of its own.
-docs: build/docs-venv/.installed
+docs: build/docs-venv/.installed ## the documentation as a site in build/docs
 	build/docs-venv/bin/sphinx-build -W --keep-going -q -b html -d build/doctrees -c docs . build/docs
 	@echo "open build/docs/docs/index.html"
 
@@ -51,40 +60,40 @@ build/docs-venv/.installed: pyproject.toml | $(BIN)/pip
 	@touch $@
 
 # The pictures of the console in docs/how-to/images, as its tests make them.
-screenshots: $(VENV)/.developing servers
+screenshots: $(VENV)/.developing servers ## the pictures of the console
 	SCREENSHOTS=docs $(BIN)/pytest tests/acceptance/test_console_screens.py
 
 # The sdist, and the wheel made from it, in dist/: docs/how-to/release.md
-dist: $(VENV)/.developing
+dist: $(VENV)/.developing ## sdist and wheel in dist/
 	rm -rf dist
 	$(BIN)/python -m build
 
 # Everything that a release publishes, in dist/VERSION, from a clean tag: make release VERSION=0.3.0
 # RELEASE="--repository https://… --images docker"; --dry-run tries it on any commit. docs/how-to/release.md
-release: $(VENV)/.developing
+release: $(VENV)/.developing ## everything that a release publishes, in dist/VERSION
 	$(BIN)/python deploy/release.py $(VERSION) $(RELEASE)
 
 # Kill and stop processes while events flow: make chaos CHAOS=--all (three set-ups, 300,000 events each), or a short
 # one: make chaos CHAOS="--events 20000 --rounds 11"
-chaos: $(VENV)/.developing servers
+chaos: $(VENV)/.developing servers ## kill and stop processes while events flow
 	$(BIN)/python -m tests.chaos $(CHAOS)
 
 # An hour at 500 events a second, to see whether anything grows. A shorter one: make soak SOAK="--minutes 10 --rate 50"
-soak: $(VENV)/.developing servers
+soak: $(VENV)/.developing servers ## an hour at a steady rate: does anything grow?
 	$(BIN)/python -m tests.soak $(SOAK)
 
 # The long form of tests/integration/outbox/test_interleavings.py: two operations of the outbox in every order of their statements.
-explore: $(VENV)/.developing servers
+explore: $(VENV)/.developing servers ## two operations of the outbox in every order of their statements
 	$(BIN)/pytest -m heavy tests/integration/outbox/test_interleavings.py
 
 # Build both images and run them hardened, then run the compose file with each broker; without a Docker engine by Debian's
 # buildah and podman (as root).
-image-test: $(VENV)/.developing
+image-test: $(VENV)/.developing ## build the images and the compose file, and run them
 	$(BIN)/python -m tests.images
 
 # What servers are asked for most, against the newest of each (on Debian, as root), and the unit tests and the service on
 # the other Pythons. A part: make matrix MATRIX=servers, or MATRIX=3.14
-matrix: $(VENV)/.developing servers
+matrix: $(VENV)/.developing servers ## the newest servers and the other Pythons
 	$(BIN)/python -m tests.matrix $(MATRIX)
 
 $(VENV)/.installed: $(CAUSES) | $(BIN)/pip

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from tests import services
-from tests.support import compiled_pages, compiled_statements, interruption, server_logs
+from tests.services import server_process, speed
+from tests.support import compiled_pages, compiled_statements, interruption, properties, server_logs, without_servers
 from tests.support.distribution import Distribution, Durations
 from tests.support.outboxes import Outboxes
 
@@ -23,6 +24,8 @@ _LOGGED = pytest.StashKey[dict[Path, int]]()
 OUTBOXES = ("sqlite", "postgresql", "mysql", "mariadb")
 _SERVERS = {"postgresql": "postgres_server", "mysql": "mysql_server", "mariadb": "mariadb_server"}
 
+
+properties.load_profile()
 
 _MEMORY = Path("/dev/shm")
 _ROOM = 8 << 30  # bytes; what all servers of all test processes write at once is about half of that
@@ -39,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     room = os.access(_MEMORY, os.W_OK) and min(disk_usage(_MEMORY).free, psutil.virtual_memory().available // 2)
     if "TMPDIR" not in os.environ and room > _ROOM:
         os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
+    speed.measure()
     compiled_statements.share()
     compiled_pages.share()
     interruption.watch(config)
@@ -56,8 +60,12 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` runs a test that fails a second time; not one that may have found a broken promise."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without servers, leave out what needs one. Do not run a test again that may have found a broken promise."""
+    if server_process.NONE:
+        chosen = [item for item in items if not without_servers.is_left_out(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
     for item in items:
         if item.get_closest_marker("promise"):
             item.add_marker(pytest.mark.flaky(reruns=0))

@@ -24,12 +24,14 @@ import psutil
 
 from tests import provision
 from tests.services import reaper
+from tests.services.speed import slowness
 from tests.support import debian_tree
 
 LOOPBACK = "127.0.0.1"
 USER = "alice"
 PASSWORD = "s3cret"
 NEWEST = os.environ.get("TEST_SERVERS") == "newest"  # of each server Debian's newest version, see `make matrix`
+NONE = os.environ.get("TEST_SERVERS") == "none"  # but what pip brings, see `make check`
 
 logs: dict[Path, str] = {}  # of every server that this test process has made, with its name
 _issued: set[int] = set()
@@ -42,6 +44,10 @@ def need(name: str) -> None:
     Under CI=true it fails instead, if the server is one of those that `make test` provides. Outside of pytest it is a
     LookupError.
     """
+    if NONE:
+        import pytest
+
+        pytest.skip("without servers, as `make check` asks for")
     reason = provision.missing(name)
     if reason is None:
         return
@@ -93,12 +99,16 @@ def get(port: int, path: str) -> None:
 
 
 def until(condition: Callable[[], object], timeout: float = 10, *, what: str = "") -> None:
-    """Return as soon as `condition()` is true; an AssertionError says after `timeout` seconds what did not come."""
+    """Return as soon as `condition()` is true; an AssertionError says after `timeout` seconds what did not come.
+
+    On a machine that was slower at the start of the run the limit is longer in proportion.
+    """
+    timeout *= slowness()
     deadline = time.monotonic() + timeout
     for looked in looks():
         if condition():
             return
-        assert looked < deadline, f"not within {timeout} s: {what or getattr(condition, '__name__', condition)}"
+        assert looked < deadline, f"not within {timeout:g} s: {what or getattr(condition, '__name__', condition)}"
 
 
 def looks() -> Iterator[float]:
@@ -276,7 +286,7 @@ class Server:
                 self.ping()
             except Exception as not_yet:  # every client has its own errors; the deadline decides
                 why = f"ended with {self._child.returncode}" if self._child.poll() is not None else ""
-                why = why or ("does not answer" if looked - began > self.patience else "")
+                why = why or ("does not answer" if looked - began > self.patience * slowness() else "")
                 if why:
                     self.kill()
                     raise RuntimeError(f"{self.name} {why}: {not_yet!r}\n{self.tail()}") from not_yet
@@ -294,7 +304,7 @@ class Server:
         members = reaper.family(self._child.pid)
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             self._child.send_signal(self.stop_signal)
-            self._child.wait(self.patience)
+            self._child.wait(self.patience * slowness())
         self._end(members)
 
     def kill(self) -> None:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_USUAL = 100
+
+
+def load_profile() -> None:
+    """No deadlines. The profile `check` tries a tenth of the examples; choose it by `--hypothesis-profile`."""
+    settings.register_profile("usual", max_examples=_USUAL, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("check", settings.get_profile("usual"), max_examples=_USUAL // 10)
+    settings.load_profile("usual")
 
 
 def thorough(examples: int) -> settings:
-    """More examples than usual, for properties that carry a promise."""
-    return settings(unhurried, max_examples=examples)
+    """More examples than usual, for properties that carry a promise; in proportion, where a profile has fewer."""
+    return settings(max_examples=max(1, examples * settings.default.max_examples // _USUAL))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import provision, services
+from tests.services import server_process
 
 TOP = Path(__file__).parents[2]
 
@@ -62,6 +63,7 @@ def test_a_missing_server_skips_its_test_but_fails_it_under_ci(
 ) -> None:
     monkeypatch.setitem(provision.RECIPES, "redis", provision.Recipe("redis", ("/nowhere/redis",), usual=usual))
     monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr(server_process, "NONE", False)
     with pytest.raises(
         BaseException, match=r"redis: /nowhere/redis not found; run `python -m tests.provision redis`"
     ) as ended:

@@ -212,6 +212,7 @@ def _is_slow(pattern: re.Pattern[Any], method: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", _PACKAGES)
 def test_no_regular_expression_takes_long_for_a_hostile_text(package: str) -> None:
     slow = {
@@ -222,6 +223,7 @@ def test_no_regular_expression_takes_long_for_a_hostile_text(package: str) -> No
     assert slow == {}
 
 
+@pytest.mark.slow
 def test_the_test_finds_patterns_that_backtrack() -> None:
     assert len(_patterns()) > 100
     for bad in (r"(^|&)([^=&]*(?:pass|key)[^=&]*)=[^&]*", r"\s+$", r"(a|aa)+b"):

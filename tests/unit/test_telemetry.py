@@ -100,6 +100,7 @@ print([name for name, found in sys.modules.items() if name.partition(".")[0] in 
 """
 
 
+@pytest.mark.slow
 def test_off_nothing_of_it_is_imported_by_the_api_or_a_worker(tmp_path: Path) -> None:
     environ = {name: text for name, text in os.environ.items() if not name.startswith(("OTEL_", "BUCKETWIRE_"))}
     done = subprocess.run(

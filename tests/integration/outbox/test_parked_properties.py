@@ -22,6 +22,7 @@ from app.outbox.log.batch import key_hash
 from app.resources.dead_letter import DeadLetterFilter
 from tests.support.builders import add_target, event, registry
 from tests.support.parked_rows import assert_each_object_has_one_head, due_times
+from tests.support.properties import thorough
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
@@ -207,11 +208,7 @@ def live(database: Database, schedule: RetrySchedule, batch: int, taken: Sequenc
 
 
 def explore(database: Database, examples: int) -> Callable[[], None]:
-    @settings(
-        deadline=None,
-        max_examples=examples,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    @settings(thorough(examples), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
     @given(
         schedules, st.sampled_from((PARTITIONS, 3 * PARTITIONS, 10 * PARTITIONS)), records, st.lists(steps, max_size=12)
     )

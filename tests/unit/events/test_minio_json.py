@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.events import minio_json
-from tests.support.properties import unhurried
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
 
@@ -91,7 +90,6 @@ JSON = st.recursive(
 )
 
 
-@unhurried
 @given(JSON)
 def test_every_value_comes_back_from_its_text(value: object) -> None:
     text = minio_json.text(value)
@@ -100,7 +98,6 @@ def test_every_value_comes_back_from_its_text(value: object) -> None:
     assert minio_json.load(text.encode()) == value
 
 
-@unhurried
 @given(st.dictionaries(KEYS, JSON, max_size=6), st.randoms(use_true_random=False))
 def test_the_order_of_members_does_not_change_the_digest(record: dict[str, object], chance: random.Random) -> None:
     members = list(record.items())
@@ -150,7 +147,6 @@ def test_a_key_in_a_record_is_form_encoded(key: str, encoded: str) -> None:
     assert minio_json.decode_key(encoded) == key
 
 
-@unhurried
 @given(KEYS)
 def test_every_key_survives_the_round_trip(key: str) -> None:
     encoded = minio_json.encode_key(key)
@@ -158,7 +154,6 @@ def test_every_key_survives_the_round_trip(key: str) -> None:
     assert minio_json.decode_key(encoded) == key
 
 
-@unhurried
 @given(st.text(st.sampled_from("ab/%2Ff+ é0"), max_size=12))
 def test_whatever_decodes_decodes_as_the_standard_library_does(encoded: str) -> None:
     try:
@@ -226,7 +221,6 @@ def test_what_is_no_time_is_none(moment: str) -> None:
     assert minio_json.milliseconds(moment) is None
 
 
-@unhurried
 @given(st.datetimes(datetime(1970, 1, 1), datetime(9999, 12, 31), timezones=st.just(UTC)))  # noqa: DTZ001 (Hypothesis wants naive bounds)
 def test_a_time_survives_the_round_trip(moment: datetime) -> None:
     found = minio_json.milliseconds(moment.isoformat().replace("+00:00", "Z"))

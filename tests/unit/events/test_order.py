@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from app.events import names
 from app.events.effects import ContentChange, content_change
 from app.events.order import MAX_SEQUENCER_CHARACTERS, comparable, from_time, states_content
-from tests.support.properties import unhurried
 
 HEX = st.text(st.sampled_from("0123456789abcdefABCDEF"), max_size=24)
 
@@ -31,7 +30,6 @@ def test_a_sequencer_is_made_comparable(sequencer: str, expected: str) -> None:
     assert comparable(expected) == expected
 
 
-@unhurried
 @given(HEX, HEX)
 def test_comparing_texts_is_the_rule_of_padding_on_the_right(one: str, other: str) -> None:
     longest = max(len(one), len(other))

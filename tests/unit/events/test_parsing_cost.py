@@ -14,6 +14,8 @@ from app.events.parsing import BadEvents, Limits, Parsed, parse
 from tests.support.captured import record
 from tests.support.frontend_records import sns
 
+pytestmark = pytest.mark.slow
+
 _MEASURE = """
 import resource, sys, time
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.events.parsing import parse
@@ -19,6 +19,7 @@ from app.rules.filters import Filters, Pairs, compile_regex
 from app.rules.matching import compile_rules, pattern
 from app.rules.model import BadRules, Rule, check_expressions
 from tests.support.captured import LINES
+from tests.support.properties import thorough
 from tests.support.rule_matching import DELETE, PUT, TARGET, deep_match, fastest
 
 
@@ -196,7 +197,7 @@ some_filters = st.builds(
 affixes = st.sampled_from(["", "", "a", "ab", "b"])
 
 
-@settings(max_examples=400, deadline=None)
+@thorough(400)
 @given(
     rules=st.lists(st.tuples(st.builds(rule, some_filters, affixes, affixes), st.integers(1, 5)), max_size=12),
     key=st.text(alphabet="ab", max_size=4),
@@ -216,6 +217,7 @@ def test_the_matcher_finds_what_trying_every_rule_finds(
     assert sorted(found, key=order.index) == list(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", ["regex", "tag", "metadata"])
 def test_ten_thousand_filtered_rules_cost_about_what_ten_cost(spread: str) -> None:
     def made(number: int) -> tuple[Rule, int]:

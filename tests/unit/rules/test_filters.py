@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.config.errors import BadSettings, BadValue
@@ -21,6 +21,7 @@ from app.rules.filters import (
     literal_beginning,
     parse_filters,
 )
+from tests.support.properties import thorough
 
 ALL: dict[str, Any] = {
     "regex": "in/.*",
@@ -174,7 +175,7 @@ def test_a_literal_beginning_is_found_where_it_is_obvious(regex: str, literal: s
 PARTS = ["a", "b", "é", "^", "$", "*", "+", "?", "{0}", "{0,1}", "(?i)", "(?s)", "(", ")", "\\Q", "\\E", "[", "]", "."]
 
 
-@settings(max_examples=300, deadline=None)
+@thorough(300)
 @given(regex=st.lists(st.sampled_from(PARTS), max_size=5).map("".join), key=st.text(alphabet="abé", max_size=3))
 @example(regex="ab(?i)*", key="a")
 @example(regex="ab+(?s){0,1}", key="a")
@@ -183,7 +184,7 @@ def test_a_repetition_beyond_flags_counts_for_what_is_before_them(regex: str, ke
     assert_key_has_literal_beginning(regex, key)
 
 
-@settings(max_examples=300, deadline=None)
+@thorough(300)
 @given(regex=st.text(alphabet="ab/.*+?^$()[]{}|\\1,-i:Qé", max_size=9), key=st.text(alphabet="ab/1é^", max_size=6))
 @example(regex="ab{0}", key="a")
 @example(regex="a??b", key="b")
@@ -202,7 +203,7 @@ def assert_key_has_literal_beginning(regex: str, key: str) -> None:
         assert key.startswith(literal_beginning(regex))
 
 
-@settings(max_examples=200)
+@thorough(200)
 @given(regex=st.text(alphabet="ab.*?|()", max_size=7), key=st.text(alphabet="ab", max_size=5))
 def test_simple_expressions_match_what_python_matches(regex: str, key: str) -> None:
     try:

@@ -3,13 +3,14 @@
 import time
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.events.names import expand
 from app.events.service_events import SERVICE_BUCKET
 from app.rules.matching import Automaton, Matcher, Stars, compile_rules, pattern
 from app.rules.model import Rule
+from tests.support.properties import thorough
 from tests.support.rule_matching import DELETE, HEAD, PUT, TARGET, Numbered, deep_match, fastest
 
 
@@ -113,7 +114,7 @@ one_rule = st.builds(
 )
 
 
-@settings(max_examples=400)
+@thorough(400)
 @given(
     rules=st.lists(st.tuples(one_rule, st.integers(1, 4)), max_size=12),
     bucket=st.sampled_from(["b", "c", "d"]),
@@ -130,7 +131,7 @@ def test_the_matcher_finds_what_trying_every_rule_finds(rules: Numbered, bucket:
     assert sorted(found, key=order.index) == list(found)
 
 
-@settings(max_examples=400)
+@thorough(400)
 @given(made=st.text(alphabet="ab*?", max_size=9), key=st.text(alphabet="abx", max_size=9))
 @example(made="ab*ba", key="aba")
 @example(made="a*b*b", key="ab")
@@ -209,6 +210,7 @@ def test_a_pattern_that_would_keep_backtracking_busy_is_matched_in_no_time() -> 
     assert time.perf_counter() - start < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", ["buckets", "prefixes", "suffixes", "both", "wildcards"])
 def test_ten_thousand_rules_cost_about_what_ten_cost(spread: str) -> None:
     def made(number: int) -> tuple[Rule, int]:

@@ -15,7 +15,6 @@ from app.rules.filters import Filters, Pairs
 from app.rules.model import Rule
 from app.rules.notification_xml import NAMESPACE, BadConfiguration, configuration, parse_configuration
 from tests.support.notification_xml import REFUSED, TAKEN, block, filtered, queue, with_filter
-from tests.support.properties import unhurried
 
 TARGET = TargetId("redis", "cache")
 
@@ -211,7 +210,6 @@ RULES = st.builds(
 )
 
 
-@unhurried
 @given(st.lists(RULES, unique=True))
 def test_rules_that_are_written_are_read_again(rules: list[Rule]) -> None:
     body = configuration(rules, "")

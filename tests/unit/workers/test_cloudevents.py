@@ -17,7 +17,6 @@ from app.events.model import Event
 from app.events.normalize import event_of
 from app.events.parsing import parse
 from tests.support import cloud_events, sample_events
-from tests.support.properties import unhurried
 from workers.targets import cloudevents, payloads
 from workers.targets.messages import entry_format, message_format
 
@@ -123,7 +122,6 @@ def test_what_a_real_minio_sent_is_read_by_the_sdk_with_minios_message_as_data(l
     cloud_events.assert_is(cloud_events.structured(text), event)
 
 
-@unhurried
 @given(key=ODD, bucket=ODD, name=ODD, sender=TEXTS, region=TEXTS, traced=st.booleans())
 def test_whatever_an_event_says_its_cloud_event_is_valid_and_always_the_same(
     key: str, bucket: str, name: str, sender: str, region: str, traced: bool
@@ -148,7 +146,6 @@ def test_whatever_an_event_says_its_cloud_event_is_valid_and_always_the_same(
         assert dict(cloudevents.binary_headers(event, binding)).items() >= plain.items()
 
 
-@unhurried
 @given(key=ODD, bucket=ODD, traced=st.booleans())
 def test_another_bucketwire_records_the_same_event_of_each_mode(key: str, bucket: str, traced: bool) -> None:
     event = recorded(key, bucket)

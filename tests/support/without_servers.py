@@ -1,0 +1,40 @@
+"""What `make check` leaves out: tests that need a server which pip does not bring, and modules that cost seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+_DATABASES = {"postgresql", "mysql", "mariadb"}
+_FIXTURES = {"postgres_database"}  # beside those whose names end with _server
+_OUTBOX, _API, _CLI = (f"tests/integration/{room}/test" for room in ("outbox", "api", "cli"))
+# Each takes more than two seconds of processor time on SQLite, and proves less on it than on the servers.
+DEAR = frozenset(
+    {
+        f"{_OUTBOX}_frontend_order.py",
+        f"{_OUTBOX}_object_versions.py",
+        f"{_OUTBOX}_query_cost.py",
+        f"{_OUTBOX}_record_budget.py",
+        f"{_OUTBOX}_refusals.py",
+        f"{_OUTBOX}_series.py",
+        f"{_API}_large_events.py",
+        f"{_API}_listen.py",
+        f"{_API}_openapi.py",
+        f"{_CLI}_guides.py",
+        f"{_CLI}_processes.py",
+        f"{_CLI}_up.py",
+        f"{_CLI}_watch.py",
+    }
+)
+
+
+def is_left_out(item: pytest.Item) -> bool:
+    """Whether a server is started before this test begins, or it is too dear. One that starts its own is skipped."""
+    names = set(getattr(item, "fixturenames", ()))
+    parameters = getattr(item, "callspec", None)
+    values = parameters.params.values() if parameters else ()
+    return bool(
+        item.nodeid.partition("::")[0] in DEAR
+        or names & _FIXTURES
+        or any(name.endswith("_server") for name in names)
+        or any(value in _DATABASES for value in values if isinstance(value, str))
+    )

@@ -1,0 +1,33 @@
+"""`make` says what it can do, and a commit runs what continuous integration lints."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import yaml
+
+from tests.support.without_servers import DEAR
+
+ROOT = Path(__file__).parents[2]
+TARGETS = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_make_lists_every_target_with_its_purpose() -> None:
+    listed = subprocess.run(["make"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert TARGETS is not None
+    assert [line.split()[0] for line in listed.splitlines() if not line.startswith("make")] == TARGETS[1].split()
+
+
+def test_a_commit_is_linted_as_continuous_integration_does_and_a_push_is_checked() -> None:
+    [hooks] = [repo["hooks"] for repo in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]]
+    assert {hook["entry"]: hook.get("stages", ["pre-commit"]) for hook in hooks} == {
+        "make lint": ["pre-commit"],
+        "make types": ["pre-commit"],
+        "make check": ["pre-push"],
+    }
+
+
+def test_what_a_check_leaves_out_is_there() -> None:
+    assert [name for name in sorted(DEAR) if not (ROOT / name).is_file()] == []
