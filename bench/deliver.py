@@ -27,17 +27,16 @@ from app.outbox.delivery.leases import Lease, Leases
 from app.outbox.delivery.transitions.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from app.telemetry.tracing import Tracing
 from bench.report import show
 from tests import services
 from tests.support.builders import add_target, event, migrated, registry
-from workers.delivery.partition_worker import BatchSizer, OpenTarget, PartitionWorker
-from workers.target_pool import policy, schedule, window
+from workers.delivery.partition_worker import PartitionWorker
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
+from workers.target_pool import observers, policy, schedule, window
 from workers.targets import create
 from workers.targets.payloads import log as log_envelope
 from workers.targets.payloads import records, redis_access
 from workers.telemetry.attempt_recorder import AttemptRecorder
-from workers.telemetry.traced_target import TracedTarget
 
 BATCH = 500
 
@@ -111,17 +110,16 @@ def webhook_cases(server: services.Receiver) -> Iterable[Case]:
 class Deliverer:
     """Deliver every partition of one target, as one worker process does."""
 
-    def __init__(self, database: Database, target: TargetId, tracing: Tracing | None = None) -> None:
+    def __init__(self, database: Database, target: TargetId) -> None:
         targets = registry(database)
         settings = targets.settings(targets.target(target))
         self.leases, self.store = Leases(database, 60_000), SettlementStore(database, 60_000)
         self.row_id = targets.target(target).row_id
         self.adapter = create(target.type, settings)
         self.recorder = AttemptRecorder(database)
-        called = self.adapter if tracing is None else TracedTarget(self.adapter, tracing, target, str(target))
-        self.work = OpenTarget(
-            str(target), called, policy(settings), schedule(settings), window(settings, sync_events=False),
-            BatchSizer(BATCH, BATCH),
+        self.pooled = PooledTarget(
+            str(target), self.adapter, policy(settings), schedule(settings), window(settings, sync_events=False),
+            BatchSizer(BATCH, BATCH), observers=tuple(observers(target, target.arn(""))),
         )  # fmt: skip
 
     def run(self, partitions: Iterable[int] = range(16)) -> int:
@@ -135,7 +133,7 @@ class Deliverer:
 
     def worker(self, lease: Lease) -> PartitionWorker:
         """Return a worker of the lease that records its attempts, as in a worker process."""
-        return PartitionWorker(self.store, self.work, lease, recorder=self.recorder)
+        return PartitionWorker(self.store, self.pooled, lease, observers=[self.recorder])
 
     def close(self) -> None:
         """Close the target."""

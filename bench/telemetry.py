@@ -30,7 +30,6 @@ from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from app.telemetry.tracing import Tracing
 from bench.deliver import BATCH, Deliverer, rewind
 from bench.report import Aim, show
 from tests import services
@@ -79,13 +78,10 @@ def measure(deliver: Callable[[], int], times: int) -> Round:
     return Round((time.process_time() - processor) / delivered * 1e6, wall / delivered * 1e6)
 
 
-def start() -> Tracing:
+def start() -> None:
     """Export everything from here on, as a worker process does."""
     telemetry.start("bench")
     telemetry.send_metrics(metrics.pool_registry(os.environ[metrics.FOLDER]).collect)
-    tracing = telemetry.tracing()
-    assert tracing is not None
-    return tracing
 
 
 def prepare(stack: ExitStack) -> logging.Handler:
@@ -136,7 +132,9 @@ def main() -> None:
                 rounds = {}
                 for traced in (False, True) if number % 2 else (True, False):
                     lines.filters = []  # that of the round before
-                    deliverer = Deliverer(database, target, start() if traced else None)
+                    if traced:
+                        start()
+                    deliverer = Deliverer(database, target)
 
                     def deliver(case: Case = case, target: TargetId = target, by: Deliverer = deliverer) -> int:
                         rewind(database, target)

@@ -26,7 +26,8 @@ from tests import services
 from tests.support.builders import DELETE, add_target, event, migrated
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Outcome
-from workers.delivery.partition_worker import BatchSizer, OpenTarget, PartitionWorker
+from workers.delivery.partition_worker import PartitionWorker
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
 
@@ -51,7 +52,7 @@ def deliver_due(database: Database, target: TargetId, batch: int) -> float:
     leases, store = Leases(database, 600_000), SettlementStore(database, 600_000)
     lease = leases.claim(target, range(16), "bench", now_ms())
     assert lease is not None
-    work = OpenTarget(
+    work = PooledTarget(
         str(target), AcceptingTarget(), Policy.MIRROR, RetrySchedule(base=0, cap=0), 1000, BatchSizer(batch, batch)
     )
     started = time.perf_counter()

@@ -20,7 +20,8 @@ from workers.delivery.breaker import back_off
 from workers.delivery.event_wait import EventWait
 from workers.delivery.lease_guard import LeaseGuard
 from workers.delivery.outcomes import Unavailable
-from workers.delivery.partition_worker import LeaseSummary, OpenTarget, PartitionWorker
+from workers.delivery.partition_worker import LeaseSummary, PartitionWorker
+from workers.delivery.pooled_target import PooledTarget
 from workers.idle_processes import processes
 from workers.resources import Resources
 from workers.targets.base import LeaseExpired
@@ -127,34 +128,35 @@ class Deliverer:
                 self._held.wakeups.request()
 
     def _work_off(self, lease: Lease, guard: LeaseGuard, stored: StoredTarget) -> LeaseSummary:
-        work = self._held.pool.work(stored)
-        request = partial(self._held.redeliveries.add, lease, work.name)
-        partitions = PartitionWorker(self._store, work, lease, self._held.clock, guard, self._held.attempts, request)
+        target = self._held.pool.target(stored)
+        request = partial(self._held.redeliveries.add, lease, target.name)
+        observers = (self._held.attempts,)
+        partitions = PartitionWorker(self._store, target, lease, self._held.clock, guard, observers, request)
         wait = EventWait(
             lambda: processes.any_idle() and not lease.probing and not processes.has_postponed(),
-            lambda: self._is_unchanged(stored, work),
+            lambda: self._is_unchanged(stored, target),
         )
         try:
             summary = partitions.work_off(lambda: not guard.has_time(), wait)
         except (LeaseLost, LeaseExpired):
-            self._held.redeliveries.add(lease, work.name, partitions.unsettled())
+            self._held.redeliveries.add(lease, target.name, partitions.unsettled())
             raise
         except DatabaseUnavailable:
             if not guard.holds:  # what was sent cannot be settled, and another worker may have sent newer events
-                self._held.redeliveries.add(lease, work.name, partitions.unsettled())
+                self._held.redeliveries.add(lease, target.name, partitions.unsettled())
             raise
         if summary.unavailable is not None:
-            self._open_breaker(lease, work.name, summary.unavailable)
+            self._open_breaker(lease, target.name, summary.unavailable)
         elif lease.probing and summary.answered:
             close_breaker(self._held.database, lease.target_id)
-            log.info("%s is available again", work.name, extra={"target": work.name})
+            log.info("%s is available again", target.name, extra={"target": target.name})
         return summary
 
-    def _is_unchanged(self, stored: StoredTarget, work: OpenTarget) -> bool:
+    def _is_unchanged(self, stored: StoredTarget, target: PooledTarget) -> bool:
         try:
             found = self._held.registry.target(stored.target)
             same = (found.row_id, found.revision, found.state) == (stored.row_id, stored.revision, stored.state)
-            return same and self._held.pool.work(stored) is work
+            return same and self._held.pool.target(stored) is target
         except (UnknownTarget, BadSettings):
             return False
 

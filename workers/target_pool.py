@@ -3,12 +3,13 @@
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from app import telemetry
 from app.config.api_settings import sync_events
+from app.config.arn import TargetId
 from app.config.errors import BadSettings
 from app.config.fields.fields import references
 from app.config.settings import Settings
@@ -16,13 +17,14 @@ from app.config.targets.base import TargetSettings
 from app.config.targets.webhook import WebhookSettings
 from app.outbox.registry import Registry
 from app.outbox.targets import StoredTarget
+from workers.delivery.batch_record import Observer
 from workers.delivery.namespace_policy import Policy
-from workers.delivery.partition_worker import BatchSizer, OpenTarget
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
 from workers.targets import create
-from workers.targets.base import Target
+from workers.telemetry import metrics
+from workers.telemetry.call_spans import CallSpans
 from workers.telemetry.redaction import RedactingTarget
-from workers.telemetry.traced_target import TracedTarget
 
 log = logging.getLogger("bucketwire.worker")
 
@@ -31,27 +33,27 @@ _REMOVED_KEPT = 60.0  # seconds between two searches for open targets that were 
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _Entry:
     values: Mapping[str, str]
     settings: TargetSettings
     sync: bool  # the service's, for targets that do not set it
-    work: OpenTarget
+    target: PooledTarget
     in_files: bool  # whether a secret may change while its setting does not; variables of a process do not change
 
 
 class TargetPool:
-    """One `OpenTarget` for each target. A forked child does not inherit it: it must not share a driver's connection."""
+    """One `PooledTarget` for each target. A forked child has its own: it must not share a driver's connection."""
 
     def __init__(self, registry: Registry, settings: Settings) -> None:
         self._registry = registry
         self._settings = settings
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _Entry] = {}
         self._stored: Mapping[str, str] = {}  # the settings of the section `api`
         self._read_again = 0.0  # when to read them
         self._searched = time.monotonic()  # when it looked for removed targets
         self._unread: set[int] = set()  # targets with a secret in a file that could not be read again
 
-    def work(self, stored: StoredTarget) -> OpenTarget:
+    def target(self, stored: StoredTarget) -> PooledTarget:
         """Return the target, with the current content of the secret files in its settings. Raises `BadSettings`.
 
         Targets that were removed are closed, one of the same name before this one is opened.
@@ -63,7 +65,7 @@ class TargetPool:
         sync = self._sync_events()
         same = known is not None and known.values == stored.values and known.sync == sync
         if known is not None and same and not known.in_files:
-            return known.work
+            return known.target
         try:
             settings = as_served(self._registry.settings(stored), self._settings)
         except BadSettings as error:
@@ -71,37 +73,35 @@ class TargetPool:
                 raise
             # A file that is being replaced must not stop a target that works with the file's previous content.
             if stored.row_id not in self._unread:
-                log.warning("%s keeps its secrets, because they cannot be read again: %s", known.work.name, error)
+                log.warning("%s keeps its secrets, because they cannot be read again: %s", known.target.name, error)
             self._unread.add(stored.row_id)
-            return known.work
+            return known.target
         self._unread.discard(stored.row_id)
         if known is not None:
             if same and known.settings == settings:
-                return known.work
-            known.work.target.close()
+                return known.target
+            known.target.adapter.close()
         arn = stored.target.arn(self._settings.region)
-        self._close_all({row_id for row_id, one in self._open.items() if one.work.name == arn} - {stored.row_id})
-        target: Target = RedactingTarget(create(stored.target.type, settings), settings)
-        if (tracing := telemetry.tracing()) is not None:
-            target = TracedTarget(target, tracing, stored.target, arn)
-        work = OpenTarget(
+        self._close_all({row_id for row_id, one in self._open.items() if one.target.name == arn} - {stored.row_id})
+        target = PooledTarget(
             name=arn,
-            target=target,
+            adapter=RedactingTarget(create(stored.target.type, settings), settings),
             policy=policy(settings),
             schedule=schedule(settings),
             window=window(settings, sync_events=sync),
             sizer=BatchSizer(limit=settings.batch_size, size=min(16, settings.batch_size)),
             rate=settings.rate_limit,
+            observers=tuple(observers(stored.target, arn)),
         )
         secrets = chain.from_iterable(references(type(settings), self._registry.texts(stored)).values())
         in_files = any(secret.startswith("file:") for secret in secrets)
-        self._open[stored.row_id] = _Open(dict(stored.values), settings, sync, work, in_files)
-        return work
+        self._open[stored.row_id] = _Entry(dict(stored.values), settings, sync, target, in_files)
+        return target
 
     def is_quick(self, stored: StoredTarget) -> bool:
         """Return whether this process has the target open, and its last batch took little time."""
         known = self._open.get(stored.row_id)
-        return known is not None and known.work.quick
+        return known is not None and known.target.is_quick
 
     def _sync_events(self) -> bool:
         """Return whether targets are in sync mode that do not set it; a stored value is known within half a second."""
@@ -120,7 +120,15 @@ class TargetPool:
             known = self._open.pop(row_id)
             self._unread.discard(row_id)
             with contextlib.suppress(Exception):  # nobody uses it; either way the remote detects a closed connection
-                known.work.target.close()
+                known.target.adapter.close()
+
+
+def observers(target: TargetId, arn: str) -> Iterator[Observer]:
+    """Yield what sees this process's calls to a target: its metrics and spans, if there are any."""
+    if (of_target := metrics.of(arn)) is not None:
+        yield of_target
+    if (tracing := telemetry.tracing()) is not None:
+        yield CallSpans(tracing, target, arn)
 
 
 def as_served(settings: TargetSettings, service: Settings) -> TargetSettings:

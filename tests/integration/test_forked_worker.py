@@ -53,13 +53,13 @@ def test_a_workers_child_makes_its_context_anew_with_no_target_open(
     stored = registry(database).target(target)
     database.close()
     parents = runtime.current()
-    parents.pool.work(stored).target.open()
+    parents.pool.target(stored).adapter.open()
     report = tmp_path / "said"
 
     def work() -> None:
         own = runtime.current()
         assert own is not parents
-        assert own.pool.work(stored).target is not parents.pool.work(stored).target
+        assert own.pool.target(stored).adapter is not parents.pool.target(stored).adapter
         assert own.database is not parents.database
         report.write_text("anew")
 

@@ -13,7 +13,7 @@ from app.outbox.engine.database import Database
 from tests.support.builders import migrated, registry
 from tests.support.scripted_target import ScriptedTarget
 from workers import target_pool
-from workers.delivery.partition_worker import OpenTarget
+from workers.delivery.pooled_target import PooledTarget
 from workers.target_pool import TargetPool
 
 
@@ -47,8 +47,8 @@ def added(database: Database, name: str, letter: str) -> TargetId:
     return target
 
 
-def opened(pool: TargetPool, database: Database, target: TargetId) -> OpenTarget:
-    return pool.work(registry(database).target(target))
+def opened(pool: TargetPool, database: Database, target: TargetId) -> PooledTarget:
+    return pool.target(registry(database).target(target))
 
 
 def test_a_target_that_was_removed_and_set_again_closes_its_predecessor(database: Database, closed: list[str]) -> None:

@@ -19,7 +19,7 @@ from tests.support.builders import SECRET_KEY, add_target, event
 from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import Failed
-from workers.delivery.partition_worker import BatchSizer, OpenTarget
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
 from workers.targets.base import Target
@@ -39,14 +39,14 @@ class Delivery:
 
     def serve(self, target: Target, schedule: RetrySchedule, *, batch: int = 16, rate: int = 0) -> None:
         """Deliver to this target object, whatever the settings of a target say."""
-        works: dict[int, OpenTarget] = {}
+        pooled: dict[int, PooledTarget] = {}
 
-        def work(stored: StoredTarget) -> OpenTarget:
+        def of(stored: StoredTarget) -> PooledTarget:
             name = stored.target.arn("")
-            made = OpenTarget(name, target, Policy.LOG, schedule, 1, BatchSizer(batch, batch), rate=rate)
-            return works.setdefault(stored.row_id, made)
+            made = PooledTarget(name, target, Policy.LOG, schedule, 1, BatchSizer(batch, batch), rate=rate)
+            return pooled.setdefault(stored.row_id, made)
 
-        self.context.pool.work = work  # type: ignore[method-assign]
+        self.context.pool.target = of  # type: ignore[method-assign]
 
     def turn(self) -> list[str]:
         """Drain once and carry out each offer; what each came to."""

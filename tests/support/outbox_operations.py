@@ -37,11 +37,12 @@ from app.rules.model import Rule
 from tests.support.builders import add_target, event, registry
 from tests.support.interleaving import Side
 from tests.support.scripted_target import Courier, ScriptedTarget
-from workers.delivery.namespace_policy import Policy
+from workers.delivery.batch_record import BatchRecord, Delivery
+from workers.delivery.namespace_policy import Policy, SkipReason
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
-from workers.delivery.partition_worker import BatchSizer, OpenTarget
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
-from workers.delivery.settlement import BEHIND_PARKED, SettlementContext, settle_batch, settle_parked
+from workers.delivery.settlement import settle
 from workers.runtime import Runtime
 
 _LEASE = 600_000  # ms: no lease runs out while an operation is stopped
@@ -124,16 +125,22 @@ def build(database: Database) -> World:
         connection.execute(
             tables.cursors.update().where(tables.cursors.c.lease_token == "stopped").values(leased_until=1)
         )
-    rules = SettlementContext(courier.schedule, now_ms(), Random(0))
     with courier.store.reading(lease) as reader:
         batch = reader.load(10)
         heads = reader.waiting(batch.events)
-        results = [BEHIND_PARKED if one.object in heads else DELIVERED for one in batch.events]
-        sent = frozenset(one.event.id for one in batch.events if one.object not in heads)
-        pending = Prepared(settle_batch(batch, results, rules), sent)
+        pending = _prepared(
+            [
+                Delivery(one, SkipReason.BEHIND_PARKED)
+                if one.object in heads
+                else Delivery(one, one.event, outcome=DELIVERED)
+                for one in batch.events
+            ],
+            courier,
+            lease,
+            batch.scanned,
+        )
         tried = reader.load_parked(reader.due_objects(now_ms(), 10), 10)
-        again = frozenset(one.logged.event.id for one in tried)
-        parked = Prepared(settle_parked(tried, [DELIVERED] * len(tried), rules), again)
+        parked = _prepared([Delivery(one.logged, one.logged.event, one, DELIVERED) for one in tried], courier, lease)
     with database.reading() as connection:
         rows = {
             table.name: [dict(row) for row in connection.execute(sa.select(table)).mappings()]
@@ -143,6 +150,14 @@ def build(database: Database) -> World:
     assert [len(rows[name]) for name in ("parked", "dead_letters")] == [1, 2]
     letters = frozenset((row["target_id"], row["partition"], row["seq"]) for row in rows["dead_letters"])
     return World(database, target, row_id, lease, parked, pending, log, rows, base, letters=letters)
+
+
+def _prepared(
+    deliveries: Sequence[Delivery], courier: Courier, lease: Lease, read_to: Mapping[int, int] | None = None
+) -> Prepared:
+    batch = BatchRecord(lease.target_id, deliveries, 0.0, lease.positions, read_to or {})
+    sent = frozenset(one.logged.event.id for one in deliveries if one.outcome == DELIVERED)
+    return Prepared(settle(batch, courier.schedule, now_ms(), Random(0)), sent)
 
 
 def _apart() -> tuple[str, str]:
@@ -164,14 +179,14 @@ class Worker:
         self.store = SettlementStore(self.context.database, _LEASE)
         self.side = Side(name, self.context.database)
         self.world: World
-        self.context.pool.work = self._work  # type: ignore[method-assign]
+        self.context.pool.target = self._pooled  # type: ignore[method-assign]
 
-    def _work(self, stored: StoredTarget) -> OpenTarget:
+    def _pooled(self, stored: StoredTarget) -> PooledTarget:
         def take(one: Event) -> Outcome:
             self.world.delivered.add((stored.row_id, one.id))
             return DELIVERED
 
-        return OpenTarget(
+        return PooledTarget(
             str(stored.target), ScriptedTarget(take), Policy.LOG, RetrySchedule(), 1000, BatchSizer(10, 10)
         )
 

@@ -19,7 +19,8 @@ from app.outbox.log.append import settled
 from tests.support.builders import registry
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected
-from workers.delivery.partition_worker import BatchSizer, LeaseSummary, OpenTarget, PartitionWorker
+from workers.delivery.partition_worker import LeaseSummary, PartitionWorker
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
 from workers.telemetry.attempt_recorder import AttemptRecorder
@@ -93,11 +94,12 @@ class Courier:
         )
         if lease is None:
             return None
-        work = OpenTarget(
+        target = PooledTarget(
             str(self.target), self.scripted, self.policy, self.schedule, 1000, BatchSizer(self.batch, self.batch),
             rate=self.rate,
         )  # fmt: skip
-        return PartitionWorker(self.store, work, lease, self.clock, recorder=self.recorder)
+        observers = [] if self.recorder is None else [self.recorder]
+        return PartitionWorker(self.store, target, lease, self.clock, observers=observers)
 
     def run(self, *, turns: int = 100, now: int | None = None) -> LeaseSummary:
         """Work off everything that is due, and give the partitions back."""

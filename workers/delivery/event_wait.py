@@ -41,7 +41,7 @@ class EventWait:
         self._ends = self._began + _LONGEST
         self._caught_up = self._began  # when the log was last read to its end
 
-    def goes_on(self, reader: PartitionReader, events: int, *, at_end: bool, shares: bool = False) -> bool:
+    def wants_next_batch(self, reader: PartitionReader, events: int, *, at_end: bool, shares: bool = False) -> bool:
         """Return whether to read the next batch, after one of so many events; wait for it, if that is worth while.
 
         `at_end` says that nothing more was due when the batch was read, `shares` that others could work off some of the
@@ -49,22 +49,22 @@ class EventWait:
         """
         if not at_end:
             behind = time.monotonic() - self._caught_up >= _BEHIND
-            return not (shares and behind and self._may_wait()) and self._is_as_claimed(_CHECK)
+            return not (shares and behind and self._may_wait()) and self._checks_unchanged(_CHECK)
         if events > FEW and reader.has_work():
             self._pause(_LONG_PAUSE)
             self._caught_up = time.monotonic()
-            return self._is_as_claimed(_CHECK)
+            return self._checks_unchanged(_CHECK)
         self._caught_up = now = time.monotonic()
         if not self._may_wait():  # with few events, whatever waits for this process comes soon
-            return now < self._began + _PATIENCE and reader.has_work() and self._is_as_claimed(_CHECK)
+            return now < self._began + _PATIENCE and reader.has_work() and self._checks_unchanged(_CHECK)
         ends = min(self._ends, time.monotonic() + _PATIENCE)
         while time.monotonic() < ends and self._may_wait():
             self._pause(_PAUSE)
             if reader.has_new_events():
-                return self._is_as_claimed(0)
+                return self._checks_unchanged(0)
         return False
 
-    def _is_as_claimed(self, known_for: float) -> bool:
+    def _checks_unchanged(self, known_for: float) -> bool:
         """Return whether the target is unchanged, or was so many seconds ago or less."""
         now = time.monotonic()
         if now - self._checked < known_for:
@@ -76,7 +76,7 @@ class EventWait:
 class _NoWait(EventWait):
     """Goes on while there is work, as where nothing else waits for the process."""
 
-    def goes_on(self, reader: PartitionReader, events: int, *, at_end: bool, shares: bool = False) -> bool:  # noqa: ARG002 - as above
+    def wants_next_batch(self, reader: PartitionReader, events: int, *, at_end: bool, shares: bool = False) -> bool:  # noqa: ARG002 - as above
         return not at_end or reader.has_work()
 
 

@@ -24,8 +24,11 @@ class Known(Protocol):
     def holdings(self, events: Iterable[LoggedEvent]) -> Mapping[tuple[str, str], Holding]:
         """Return what the bucket holds under the keys of some events, as (bucket, key) to holding."""
 
-    def records(self, places: Iterable[LogPosition]) -> Mapping[LogPosition, str]:
-        """Return the records of some events as JSON text, without those that are no longer stored."""
+    def records(self, positions: Iterable[LogPosition]) -> Sequence[str | None]:
+        """Return the records of the first of these events as JSON text: as many as a batch may have, at least one.
+
+        None stands for a record that is no longer stored.
+        """
 
 
 class Policy(Enum):
@@ -37,10 +40,12 @@ class Policy(Enum):
 
 
 class SkipReason(Enum):
-    """Why an event is settled without being sent."""
+    """Why an event is not sent; the first two settle it."""
 
     SUPERSEDED = "a newer event of its object is known"
-    NOTHING_TO_DO = "it does not change what the bucket holds"
+    UNCHANGED = "it does not change what the bucket holds"
+    BEHIND_PARKED = "an earlier event of its object is parked"
+    NO_ROOM = "the records that its batch needs would be too long together"
 
 
 Decision = Event | SkipReason
@@ -51,22 +56,33 @@ def decide(events: Sequence[LoggedEvent], policy: Policy, known: Known) -> list[
     if policy is Policy.LOG:
         return [logged.event for logged in events]
     if policy is Policy.COMPATIBLE:
-        return [_having(logged.event, compatible_effect(logged.event)) for logged in events]
-    versioned = [logged for logged in events if _needs_history(logged.event)]
-    holdings = known.holdings(versioned) if versioned else {}
-    decided = [
-        _versioned(logged, holdings[logged.event.bucket, logged.event.key])
-        if _needs_history(logged.event)
-        else _unversioned(logged)
-        for logged in events
+        return [_with_effect(logged.event, compatible_effect(logged.event)) for logged in events]
+    verdicts = _verdicts(events, known)
+    rows = [
+        (logged.partition, verdict.survivor)
+        for logged, verdict in zip(events, verdicts, strict=True)
+        if isinstance(verdict, _Row)
     ]
-    wanted = [
-        (logged.partition, seq.survivor) for logged, seq in zip(events, decided, strict=True) if isinstance(seq, _Row)
-    ]
-    if not wanted:
-        return [verdict for verdict in decided if not isinstance(verdict, _Row)]
-    found = known.records(wanted)
-    return [_restored(logged, verdict, found) for logged, verdict in zip(events, decided, strict=True)]
+    if not rows:
+        return [verdict for verdict in verdicts if not isinstance(verdict, _Row)]
+    records = list(known.records(rows))
+    decisions: list[Decision] = []
+    has_room = True  # after an event that has none nothing is sent: it may be of the same object
+    for logged, verdict in zip(events, verdicts, strict=True):
+        decision = verdict
+        if isinstance(decision, _Row):
+            has_room &= bool(records)
+            decision = _restored(logged, records.pop(0)) if has_room else SkipReason.NO_ROOM
+        decisions.append(decision if has_room or isinstance(decision, SkipReason) else SkipReason.NO_ROOM)
+    return decisions
+
+
+def newest_sent(events: Sequence[LoggedEvent], policy: Policy, known: Known) -> LoggedEvent | None:
+    """Return the last of these events, all of one object, that would be sent now."""
+    if policy is not Policy.MIRROR:
+        return events[-1] if events else None
+    paired = [*zip(events, _verdicts(events, known), strict=True)]
+    return next((logged for logged, verdict in reversed(paired) if not isinstance(verdict, SkipReason)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +90,17 @@ class _Row:
     """The row becomes that of another, surviving event."""
 
     survivor: int  # its seq
+
+
+def _verdicts(events: Sequence[LoggedEvent], known: Known) -> list[Decision | _Row]:
+    versioned = [logged for logged in events if _needs_history(logged.event)]
+    holdings = known.holdings(versioned) if versioned else {}
+    return [
+        _versioned(logged, holdings[logged.event.bucket, logged.event.key])
+        if _needs_history(logged.event)
+        else _unversioned(logged)
+        for logged in events
+    ]
 
 
 def _needs_history(event: Event) -> bool:
@@ -87,33 +114,30 @@ def _creates(event: Event) -> bool:
 def _unversioned(logged: LoggedEvent) -> Decision:
     event = logged.event
     if content_change(event.name) is ContentChange.NOTHING:
-        return SkipReason.NOTHING_TO_DO
+        return SkipReason.UNCHANGED
     if event.sequencer and event.sequencer < (logged.newest or ""):
         return SkipReason.SUPERSEDED
-    return _having(event, Effect.UPSERT if _creates(event) else Effect.REMOVE)
+    return _with_effect(event, Effect.UPSERT if _creates(event) else Effect.REMOVE)
 
 
 def _versioned(logged: LoggedEvent, holding: Holding) -> Decision | _Row:
     event = logged.event
     if isinstance(holding, Present):
         if holding.seq == logged.seq:
-            return _having(event, Effect.UPSERT)
+            return _with_effect(event, Effect.UPSERT)
         return SkipReason.SUPERSEDED if _creates(event) else _Row(holding.seq)
     if _creates(event):
         return SkipReason.SUPERSEDED
-    return _having(event, Effect.REMOVE if isinstance(holding, Absent) else Effect.REMOVE_VERSION)
+    return _with_effect(event, Effect.REMOVE if isinstance(holding, Absent) else Effect.REMOVE_VERSION)
 
 
-def _restored(logged: LoggedEvent, verdict: Decision | _Row, found: Mapping[LogPosition, str]) -> Decision:
-    if not isinstance(verdict, _Row):
-        return verdict
-    record = found.get((logged.partition, verdict.survivor))
+def _restored(logged: LoggedEvent, record: str | None) -> Event:
     if record is None:  # no longer stored; at least the row must not show a version that is gone
-        return _having(logged.event, Effect.REMOVE_VERSION)
-    return _having(logged.event, Effect.UPSERT, record)
+        return _with_effect(logged.event, Effect.REMOVE_VERSION)
+    return _with_effect(logged.event, Effect.UPSERT, record)
 
 
-def _having(event: Event, effect: Effect, record: str | None = None) -> Event:
+def _with_effect(event: Event, effect: Effect, record: str | None = None) -> Event:
     # An explicit constructor call: dataclasses.replace costs more than the rest of the decision.
     return Event(
         event.id, event.name, event.bucket, event.key, event.version, event.sequencer, event.time,

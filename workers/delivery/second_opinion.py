@@ -12,118 +12,133 @@ A suspect's refusal counts as a failed attempt once the target has delivered som
 event. So an outage, short or long, costs no event an attempt, and one event cannot block a target.
 """
 
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 from app.events.model import Event
+from app.outbox.delivery.logged_events import LogPosition
 from app.outbox.delivery.partition_reader import Refusals
-from workers.delivery.outcomes import NOT_ATTEMPTED, Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
+from workers.delivery.batch_record import Delivery, Suspicion
+from workers.delivery.breaker import back_off
+from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 
-
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """The target refused this event, and no other object's event in the same call.
-
-    The event is parked until `due`; no attempt is counted. Both times are milliseconds since 1970.
-    """
-
-    refusal: Unavailable
-    refused_at: int = 0
-    due: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedAgain(Failed):
-    """The target refused this event twice and delivered others in between: a failed attempt."""
-
-    refused_at: int = 0
-
-
-Answer = Outcome | Suspect
-
-MOST_ASKED = 5  # second opinions per batch that may be refused
-_PATIENCE = 1.0  # seconds; after that, one refused second opinion is enough
+MAX_OPINIONS = 5  # second opinions per batch that may be refused
+_PATIENCE_SECONDS = 1.0  # after that, one refused second opinion is enough
 
 
 class SecondOpinion:
-    """Sends the events of one lease, and tracks whether the target seems to be up.
+    """Chooses the calls for the events of one lease, and tracks whether the target seems to be up. Makes no call.
 
-    `call` sends events to the target. It gets one event at a time while the target is in doubt: after a refusal, and
-    from the start if `probing` is true, because the breaker is open.
+    A call has one event while the target is in doubt: after a refusal, and from the start if `probing` is true, because
+    the breaker is open.
     """
 
-    def __init__(self, call: Callable[[Sequence[Event]], Sequence[Outcome]], rng: Random, *, probing: bool) -> None:
-        self._call = call
+    def __init__(self, rng: Random, *, probing: bool) -> None:
         self._rng = rng
         self._refused: set[str] = set()  # objects refused since the target last answered for a single event
+        self._refusals: Refusals | None = None  # the outbox's record of them when the target was last in doubt
         self.in_doubt = probing
         self.answered = False  # the target gave an answer about an event itself
         self.refusal: Unavailable | None = None  # why the target is in doubt
         self.is_certain = False  # the target cannot be reached, or does not answer: every event would fail
+        self.begin(())
 
-    def send(self, events: Sequence[Event], stop: Callable[[], bool]) -> list[Answer]:
-        """Send events until all have an answer, second opinions are refused, or `stop()`; the rest is `NotAttempted`.
+    def begin(self, batch: Sequence[Delivery]) -> None:
+        """Begin with the next events that are to be sent."""
+        self._batch = batch
+        self._left = list(batch)  # without an answer, and to be sent in this batch
+        self._size = len(batch)
+        self._suspects: list[Delivery] = []
+        self._opinions, self._seconds, self._ended = 0, 0.0, False
+
+    def next_call(self) -> Sequence[Delivery]:
+        """Return what to send next; nothing if all have an answer, or enough second opinions were refused.
 
         If several objects share a refusal, smaller and smaller calls find out which of them caused it.
         """
-        answers: list[Answer] = [NOT_ATTEMPTED] * len(events)
-        left = list(range(len(events)))
-        size = len(left)
-        calls = opinions = 0
-        began = time.monotonic()
-        while left and not self.is_certain and (not calls or not stop()):
-            calls += 1
-            alone = self.in_doubt
-            some = [self._pick(events, left)] if alone else left[:size]
-            asked = time.monotonic()
-            for index, outcome in zip(some, self._call([events[index] for index in some]), strict=True):
-                answers[index] = outcome
-            refused = [index for index in some if isinstance(answers[index], Unavailable)]
-            self._note(events, answers, some, refused, hangs=time.monotonic() - asked > _PATIENCE)
-            closed = {events[index].path for index in some if isinstance(answers[index], Failed)}
-            objects = {events[index].path for index in refused}
-            if len(objects) == 1 and not self.is_certain:
-                closed |= objects
-                answers[refused[0]] = Suspect(self._refusal(answers, refused))
-                size = len(events)
-            elif refused:
-                size = max(1, len(refused) // 2)
-            done = {index for index in some if not refused or isinstance(answers[index], Delivered | Failed | Rejected)}
-            left = [index for index in left if index not in done and events[index].path not in closed]
-            if refused and alone:
-                opinions += 1
-                if opinions == MOST_ASKED or self._asks_for_rest() or time.monotonic() - began > _PATIENCE:
-                    break
-        return answers
+        if not self._left or self._ended or self.is_certain:
+            return ()
+        return [self._pick()] if self.in_doubt else self._left[: self._size]
 
-    def clear(self) -> None:
-        """Blame the refusals since the last answer on their events; only if all of them are of one object."""
-        if len(self._refused) == 1 and not self.is_certain:
-            self._trust()
+    def record(self, sent: Sequence[Delivery], outcomes: Sequence[Outcome], seconds: float) -> None:
+        """Note the outcomes of a call, which took so many seconds."""
+        alone = self.in_doubt
+        self._seconds += seconds
+        for delivery, outcome in zip(sent, outcomes, strict=True):
+            delivery.outcome = outcome
+        refused = [delivery for delivery in sent if isinstance(delivery.outcome, Unavailable)]
+        self._note(sent, refused, hangs=seconds > _PATIENCE_SECONDS)
+        if not refused and len(sent) == len(self._left):  # nearly always; a path costs as much as the rest
+            self._left = []
+            return
+        closed = {_path(delivery) for delivery in sent if isinstance(delivery.outcome, Failed)}
+        objects = {_path(delivery) for delivery in refused}
+        if len(objects) == 1 and not self.is_certain:
+            closed |= objects
+            self._suspects.append(refused[0])
+            self._size = len(self._batch)
+        elif refused:
+            self._size = max(1, len(refused) // 2)
+        done = {id(delivery) for delivery in sent if not refused or _is_answer(delivery.outcome)}
+        self._left = [one for one in self._left if id(one) not in done and _path(one) not in closed]
+        if refused and alone:
+            self._opinions += 1
+            self._ended = self._opinions == MAX_OPINIONS or self._asks_for_rest() or self._seconds > _PATIENCE_SECONDS
 
-    def verdict(self, refusals: Refusals | None) -> Unavailable | None:
+    def suspects(self) -> set[LogPosition]:
+        """Return the events of the batch that the target refused, and no other object's event in the same call."""
+        return {(delivery.logged.partition, delivery.logged.seq) for delivery in self._suspects}
+
+    def judge(self, refusals: Refusals, now: int) -> None:
+        """Decide what each suspect's refusal is: a failed attempt, a reason to park the event, or neither.
+
+        While the target is in doubt, an event of the log is parked only if it is the first of its partition and the
+        partition has no such event yet: an outage parks one event in each partition, not all of them.
+        """
+        is_up = not self.in_doubt
+        refused_at = now - is_up  # a target that is up delivered after the refusal, one in doubt before it
+        taken = set(refusals.partitions)  # partitions with such an event, and those in which an earlier event stays
+        suspects = {id(delivery) for delivery in self._suspects}
+        for delivery in self._batch:
+            partition, parked, refusal = delivery.logged.partition, delivery.parked, delivery.outcome
+            if not isinstance(refusal, Unavailable) or id(delivery) not in suspects:
+                if isinstance(refusal, Unavailable | NotAttempted):
+                    taken.add(partition)
+            elif parked is not None and 0 < parked.refused_at < refusals.delivered_at:
+                delivery.suspicion = Suspicion(refused_at, None)
+            elif parked is not None or is_up or partition not in taken:
+                taken.add(partition)
+                delivery.suspicion = Suspicion(refused_at, now + back_off(1, self._rng, refusal.retry_after))
+        self._refusals = refusals
+        if all(delivery.suspicion and delivery.suspicion.due is None for delivery in self._suspects):
+            self._blame_events()
+
+    def verdict(self) -> Unavailable | None:
         """Return why the breaker must open, None if the target is up.
 
         As long as only one object has been refused, ignore the parts of its answer that affect the whole target: a long
         wait or a pause.
         """
         why = self.refusal
-        if why is None or self.is_certain or len(self._refused) > 1 or (refusals and refusals.of_others):
+        of_others = self._refusals is not None and self._refusals.of_others
+        if why is None or self.is_certain or len(self._refused) > 1 or of_others:
             return why
         return replace(why, retry_after=None, pause=False)
 
-    def _note(
-        self, events: Sequence[Event], answers: Sequence[Answer], some: list[int], refused: list[int], *, hangs: bool
-    ) -> None:
-        answered = any(isinstance(answers[index], Delivered | Failed | Rejected) for index in some)
+    def _blame_events(self) -> None:
+        """Blame the refusals since the last answer on their events; only if all of them are of one object."""
+        if len(self._refused) == 1 and not self.is_certain:
+            self._trust()
+
+    def _note(self, sent: Sequence[Delivery], refused: Sequence[Delivery], *, hangs: bool) -> None:
+        answered = any(_is_answer(delivery.outcome) for delivery in sent)
         self.answered |= answered
         if refused:
             # Other events of the same call may have been answered before the target became unavailable.
-            self.refusal = self._refusal(answers, refused)
+            self.refusal = _refusal(refused)
             self.in_doubt = True
-            self._refused.update(events[index].path for index in refused)
+            self._refused.update(map(_path, refused))
             self.is_certain = self.refusal.unreachable or (hangs and not answered and len(self._refused) > 1)
         elif answered:
             self._trust()
@@ -138,52 +153,25 @@ class SecondOpinion:
         self.refusal = None
         self._refused.clear()
 
-    def _pick(self, events: Sequence[Event], left: Sequence[int]) -> int:
+    def _pick(self) -> Delivery:
         """Return the first event or, with equal chance, one of a random object: not the same one each time."""
         if self._rng.random() < 0.5:
-            return left[0]
-        firsts: dict[str, int] = {}
-        for index in left:
-            firsts.setdefault(events[index].path, index)
+            return self._left[0]
+        firsts: dict[str, Delivery] = {}
+        for delivery in self._left:
+            firsts.setdefault(_path(delivery), delivery)
         return self._rng.choice(list(firsts.values()))
 
-    @staticmethod
-    def _refusal(answers: Sequence[Answer], refused: Iterable[int]) -> Unavailable:
-        found = [answer for index in refused if isinstance(answer := answers[index], Unavailable)]
-        return next((refusal for refusal in found if refusal.unreachable), found[0])
+
+def _path(delivery: Delivery) -> str:
+    event = delivery.decision
+    return event.path if isinstance(event, Event) else ""
 
 
-def judged(
-    answers: Sequence[Answer],
-    partitions: Sequence[int],
-    refused_before: Sequence[int],
-    refusals: Refusals,
-    *,
-    parked: bool,
-    is_up: bool,
-    refused_at: int,
-    due: Callable[[Unavailable], int],
-) -> list[Answer]:
-    """Decide what happens to each suspect among the answers: a failed attempt, parked for another try, or unavailable.
+def _is_answer(outcome: Outcome) -> bool:
+    return isinstance(outcome, Delivered | Failed | Rejected)
 
-    `refused_before` is the time of each event's previous refusal, 0 if there was none. While the target is in doubt, an
-    event of the log is parked only if it is the first of its partition and the partition has no such event yet: an
-    outage parks one event in each partition, not all of them.
-    """
-    decided: list[Answer] = []
-    taken = set(refusals.partitions)  # partitions with such an event, and those in which an earlier event stays
-    for answer, partition, before in zip(answers, partitions, refused_before, strict=True):
-        if not isinstance(answer, Suspect):
-            decided.append(answer)
-            if isinstance(answer, Unavailable | NotAttempted):
-                taken.add(partition)
-            continue
-        refusal = answer.refusal
-        if 0 < before < refusals.delivered_at:
-            decided.append(RefusedAgain(refusal.reason, refusal.retry_after, refused_at))
-        elif parked or is_up or partition not in taken:
-            taken.add(partition)
-            decided.append(Suspect(refusal, refused_at, due(refusal)))
-        else:
-            decided.append(refusal)
-    return decided
+
+def _refusal(refused: Sequence[Delivery]) -> Unavailable:
+    refusals = [delivery.outcome for delivery in refused if isinstance(delivery.outcome, Unavailable)]
+    return next((refusal for refusal in refusals if refusal.unreachable), refusals[0])

@@ -1,206 +1,176 @@
-"""Turn outcomes into a settlement: which events are done, parked or dead. Pure: uses no clock and no database.
+"""Decide what becomes of each event of a batch: settled, parked or dead. Pure: uses no clock and no database.
 
 It keeps the order of the log per object: once an event of an object is parked, every later one waits behind it.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from dataclasses import replace
 from random import Random
 
 import orjson
 
-from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.parked import ObjectHash
-from app.outbox.delivery.partition_reader import Batch, ParkedEvent
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.delivery.transitions.settlement import NewDeadLetter, ParkedRow, Settlement
 from app.outbox.markers import NEVER
+from workers.delivery.batch_record import BatchRecord, Delivery, State
 from workers.delivery.namespace_policy import SkipReason
-from workers.delivery.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
-from workers.delivery.second_opinion import RefusedAgain, Suspect
 
-_REMEMBERED = 10  # attempts kept in a parked event's history
-
-
-class BehindParked:
-    """Not sent: an earlier event of its object is parked."""
+_MAX_HISTORY = 10  # attempts kept of a parked event
 
 
-BEHIND_PARKED = BehindParked()
-Result = Outcome | Suspect | SkipReason | BehindParked
+def settle(batch: BatchRecord, schedule: RetrySchedule, now: int, rng: Random) -> Settlement:
+    """Set the state of each event of the record, and return the changes that this makes to the outbox.
 
-
-@dataclass(frozen=True, slots=True)
-class SettlementContext:
-    """What a settlement depends on besides the results."""
-
-    schedule: RetrySchedule
-    now: int
-    rng: Random = field(compare=False)
-
-
-def settle_batch(batch: Batch, results: Sequence[Result], rules: SettlementContext) -> Settlement:
-    """Settle events that were read from the log at the cursors.
-
-    An event that is `Unavailable` or `NotAttempted` stays where it is, unless a later event of its partition got an
-    answer: then it is parked without counting an attempt, so that the cursor can pass without sending the later one
-    twice. It waits behind an earlier event of its object that this batch parked. If there is none, or that one became a
-    dead letter, it is the object's head and due at once. A suspect is parked until it is due.
+    An event of the log that is `Unavailable` or `NotAttempted` stays where it is, unless a later event of its partition
+    got an answer: then it is parked without counting an attempt, so that the cursor can pass without sending the later
+    one twice. It waits behind an earlier event of its object that this batch parked. If there is none, or that one
+    became a dead letter, it is the object's head and due at once. A suspect is parked until it is due.
     """
     settlement = Settlement()
-    for partition, seq in batch.scanned.items():
+    for partition, seq in batch.read_to.items():
         settlement.partition(partition).position = seq
-    if all(result is DELIVERED for result in results):
-        for partition, count in Counter(logged.partition for logged in batch.events).items():
+    deliveries = batch.deliveries
+    batch.is_delivered = all(isinstance(delivery.outcome, Delivered) for delivery in deliveries)
+    if batch.is_delivered and batch.read_to:
+        for partition, count in Counter(delivery.logged.partition for delivery in deliveries).items():
             settlement.partition(partition).delivered = count
-        return settlement
-    paired = sorted(zip(batch.events, results, strict=True), key=lambda pair: (pair[0].partition, pair[0].seq))
-    for partition, group in groupby(paired, key=lambda pair: pair[0].partition):
-        pairs = list(group)
-        end = _stays_from(pairs)
-        if end < len(pairs):
-            settlement.partition(partition).position = pairs[end - 1][0].seq if end else None
-        blocked: set[ObjectHash] = set()
-        for logged, result in pairs[:end]:
-            _settle_one(settlement, logged, result, blocked, rules)
+        for delivery in deliveries:
+            delivery.state = State.DELIVERED
+    else:
+        by_partition: defaultdict[int, list[Delivery]] = defaultdict(list)
+        for delivery in deliveries:
+            by_partition[delivery.logged.partition].append(delivery)
+        for partition, of_partition in by_partition.items():
+            of_partition.sort(key=lambda delivery: delivery.logged.seq)
+            end = _count_passed(of_partition) if batch.read_to else len(of_partition)
+            progress = settlement.partition(partition)  # also where nothing changes: the lease guards the settlement
+            if end < len(of_partition):
+                progress.position = of_partition[end - 1].logged.seq if end else None
+            blocked: set[ObjectHash] = set()
+            for delivery in of_partition[:end]:
+                _decide(delivery, blocked, schedule, now, rng)
+                _write(settlement, delivery)
+    if batch.replay is not None:
+        progress = settlement.partition(batch.replay.partition)
+        settlement.replay = (batch.replay, batch.replay.position if progress.position is None else progress.position)
+        progress.position = None  # the log's own cursor stays where it is
     return settlement
 
 
-def settle_parked(parked: Sequence[ParkedEvent], results: Sequence[Result], rules: SettlementContext) -> Settlement:
-    """Settle parked events that were retried, and those sent behind them; oldest first within each object."""
-    settlement = Settlement()
-    blocked: set[ObjectHash] = set()
-    for entry, result in zip(parked, results, strict=True):
-        logged = entry.logged
-        progress = settlement.partition(logged.partition)
-        match result:
-            case Delivered():
-                progress.delivered += 1
-            case SkipReason():
-                _count_unsent(settlement, logged, result)
-            case Unavailable() | NotAttempted() | BehindParked():
-                continue
-            case _ if logged.object in blocked:  # it waits behind an earlier one, whatever its own result
-                continue
-            case Failed() | Rejected():
-                progress.failed += 1
-                attempt = _attempt(entry, result, rules.now)
-                due = _next_try(attempt, entry.last_tried, result, rules)
-                if due is not None:
-                    settlement.repark.append(replace(attempt, not_before=due))
-                    blocked.add(logged.object)
-                    continue
-                settlement.deaths.append(_death(attempt, logged, result.reason))
-                progress.dead += 1
-            case Suspect():
-                settlement.repark.append(_suspected(entry, result))
-                blocked.add(logged.object)
-                continue
-        progress.replayed += entry.replayed
+def _count_passed(deliveries: Sequence[Delivery]) -> int:
+    """Return how many events of a partition the cursor passes."""
+    passed = 0
+    for index, delivery in enumerate(deliveries, 1):
+        if delivery.suspicion is not None or isinstance(delivery.outcome, Delivered | Failed | Rejected):
+            passed = index
+    while passed < len(deliveries) and not _is_unanswered(deliveries[passed]):
+        passed += 1
+    return passed
+
+
+def _is_unanswered(delivery: Delivery) -> bool:
+    is_sent = delivery.decision is SkipReason.NO_ROOM or not isinstance(delivery.decision, SkipReason)
+    return is_sent and isinstance(delivery.outcome, Unavailable | NotAttempted)
+
+
+def _decide(delivery: Delivery, blocked: set[ObjectHash], schedule: RetrySchedule, now: int, rng: Random) -> None:
+    """Set the state of an event that its cursor passes, or that was parked, and the row that it gets.
+
+    `blocked` are the objects of which this batch has parked an earlier event.
+    """
+    outcome, suspicion, waiting = delivery.outcome, delivery.suspicion, delivery.logged.object in blocked
+    if isinstance(outcome, Delivered):
+        delivery.state = State.DELIVERED
+    elif delivery.decision is SkipReason.SUPERSEDED:
+        delivery.state = State.SUPERSEDED
+    elif delivery.decision is SkipReason.UNCHANGED:
+        delivery.state = State.UNCHANGED
+    elif waiting or delivery.decision is SkipReason.BEHIND_PARKED:
+        _park(delivery, State.WAITING)
+    elif suspicion is not None and suspicion.due is not None:
+        _park(delivery, State.SUSPECTED, suspicion.due)
+    elif suspicion is not None or isinstance(outcome, Failed | Rejected):
+        _count_attempt(delivery, schedule, now, rng)
+    else:
+        _park(delivery, State.WAITING, due=0)
+    if delivery.row is not None and delivery.state is not State.DEAD:
+        blocked.add(delivery.logged.object)
+
+
+def _park(delivery: Delivery, state: State, due: int = NEVER) -> None:
+    """Park an event until `due`, without an attempt. One that is parked already and just waits stays as it is."""
+    if state is State.WAITING and delivery.parked is not None:
+        return
+    suspicion = delivery.suspicion
+    refused_at = suspicion.refused_at if suspicion is not None and state is State.SUSPECTED else 0
+    delivery.state = state
+    delivery.row = replace(_known_row(delivery), not_before=due, refused_at=refused_at)
+
+
+def _count_attempt(delivery: Delivery, schedule: RetrySchedule, now: int, rng: Random) -> None:
+    """Count a failed attempt: the event is parked until its next one, or dead."""
+    known, suspicion = _known_row(delivery), delivery.suspicion
+    history = [*orjson.loads(known.history), [now, clean_reason(delivery.reason)]][-_MAX_HISTORY:]
+    row = replace(
+        known,
+        attempts=known.attempts + 1,
+        first_tried=known.first_tried or now,
+        last_tried=now,
+        history=orjson.dumps(history).decode(),
+        refused_at=0 if suspicion is None else suspicion.refused_at,
+    )
+    due = None
+    if not isinstance(delivery.outcome, Rejected):
+        due = schedule.next_try(row.attempts, row.first_tried, known.last_tried, now, rng, delivery.retry_after)
+    delivery.state = State.DEAD if due is None else State.FAILED
+    delivery.row = row if due is None else replace(row, not_before=due)
+
+
+def _known_row(delivery: Delivery) -> ParkedRow:
+    logged, parked = delivery.logged, delivery.parked
+    row = ParkedRow(logged.partition, logged.seq, logged.key_hash, NEVER)
+    if parked is None:
+        return row
+    return replace(
+        row,
+        attempts=parked.attempts,
+        first_tried=parked.first_tried,
+        last_tried=parked.last_tried,
+        history=parked.history,
+    )
+
+
+def _write(settlement: Settlement, delivery: Delivery) -> None:
+    """Add to the settlement what the state of an event changes."""
+    logged, parked, state, row = delivery.logged, delivery.parked, delivery.state, delivery.row
+    progress = settlement.partition(logged.partition)
+    progress.delivered += state in (State.DELIVERED, State.UNCHANGED)
+    progress.superseded += state is State.SUPERSEDED
+    progress.dead += state is State.DEAD
+    progress.failed += state in (State.FAILED, State.DEAD)
+    if row is not None and state is State.DEAD:
+        settlement.deaths.append(_death(delivery, row))
+    elif row is not None:
+        (settlement.park if parked is None else settlement.repark).append(row)
+        return
+    if parked is not None and state is not State.STAYS:
+        progress.replayed += parked.replayed
         settlement.unpark.append((logged.partition, logged.seq))
         settlement.unblocked.add(logged.object)
-    return settlement
 
 
-def _stays_from(pairs: Sequence[tuple[LoggedEvent, Result]]) -> int:
-    answers = [i for i, (_, result) in enumerate(pairs) if isinstance(result, Delivered | Failed | Rejected | Suspect)]
-    answered = answers[-1] if answers else -1
-    for index in range(answered + 1, len(pairs)):
-        if isinstance(pairs[index][1], Unavailable | NotAttempted):
-            return index
-    return len(pairs)
-
-
-def _settle_one(
-    settlement: Settlement, logged: LoggedEvent, result: Result, blocked: set[ObjectHash], rules: SettlementContext
-) -> None:
-    progress = settlement.partition(logged.partition)
-    match result:
-        case Delivered():
-            progress.delivered += 1
-        case SkipReason():
-            _count_unsent(settlement, logged, result)
-        case BehindParked():
-            settlement.park.append(ParkedRow(logged.partition, logged.seq, logged.key_hash, NEVER))
-        case _ if logged.object in blocked:
-            settlement.park.append(ParkedRow(logged.partition, logged.seq, logged.key_hash, NEVER))
-        case Unavailable() | NotAttempted():
-            settlement.park.append(ParkedRow(logged.partition, logged.seq, logged.key_hash, 0))
-            blocked.add(logged.object)
-        case Suspect():
-            settlement.park.append(_suspected(ParkedEvent(logged, 0, 0, "[]"), result))
-            blocked.add(logged.object)
-        case Failed() | Rejected():
-            progress.failed += 1
-            attempt = _attempt(ParkedEvent(logged, 0, 0, "[]"), result, rules.now)
-            due = _next_try(attempt, 0, result, rules)
-            if due is None:
-                settlement.deaths.append(_death(attempt, logged, result.reason))
-                progress.dead += 1
-            else:
-                settlement.park.append(replace(attempt, not_before=due))
-                blocked.add(logged.object)
-
-
-def _count_unsent(settlement: Settlement, logged: LoggedEvent, why: SkipReason) -> None:
-    progress = settlement.partition(logged.partition)
-    if why is SkipReason.SUPERSEDED:
-        progress.superseded += 1
-    else:
-        progress.delivered += 1  # the target already holds what this event would write
-
-
-def _attempt(entry: ParkedEvent, result: Failed | Rejected, now: int) -> ParkedRow:
-    tried = [*orjson.loads(entry.history), [now, clean_reason(result.reason)]][-_REMEMBERED:]
-    logged = entry.logged
-    return ParkedRow(
-        partition=logged.partition,
-        seq=logged.seq,
-        key_hash=logged.key_hash,
-        not_before=NEVER,
-        attempts=entry.attempts + 1,
-        first_tried=entry.first_tried or now,
-        last_tried=now,
-        history=orjson.dumps(tried).decode(),
-        refused_at=result.refused_at if isinstance(result, RefusedAgain) else 0,
-    )
-
-
-def _suspected(entry: ParkedEvent, suspect: Suspect) -> ParkedRow:
-    """Return the row of a suspect: attempts, times and history stay as they are."""
-    logged = entry.logged
-    return ParkedRow(
-        partition=logged.partition,
-        seq=logged.seq,
-        key_hash=logged.key_hash,
-        not_before=suspect.due,
-        attempts=entry.attempts,
-        first_tried=entry.first_tried,
-        last_tried=entry.last_tried,
-        history=entry.history,
-        refused_at=suspect.refused_at,
-    )
-
-
-def _next_try(attempt: ParkedRow, last_tried: int, result: Failed | Rejected, rules: SettlementContext) -> int | None:
-    if isinstance(result, Rejected):
-        return None
-    return rules.schedule.next_try(
-        attempt.attempts, attempt.first_tried, last_tried, rules.now, rules.rng, result.retry_after
-    )
-
-
-def _death(attempt: ParkedRow, logged: LoggedEvent, reason: str) -> NewDeadLetter:
+def _death(delivery: Delivery, row: ParkedRow) -> NewDeadLetter:
     return NewDeadLetter(
-        partition=logged.partition,
-        seq=logged.seq,
-        event_id=logged.event.id,
-        reason=clean_reason(reason),
-        attempts=attempt.attempts,
-        first_tried=attempt.first_tried,
-        last_tried=attempt.last_tried,
-        history=attempt.history,
+        partition=row.partition,
+        seq=row.seq,
+        event_id=delivery.logged.event.id,
+        reason=clean_reason(delivery.reason),
+        attempts=row.attempts,
+        first_tried=row.first_tried,
+        last_tried=row.last_tried,
+        history=row.history,
     )

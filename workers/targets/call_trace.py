@@ -8,7 +8,7 @@ _trace = ""
 
 
 def begin(trace: str) -> None:
-    """Set the context of the call that begins."""
+    """Set the context of the call that begins, "" when it has ended."""
     global _trace  # noqa: PLW0603 - one for each process is the point
     _trace = trace
 
@@ -16,10 +16,3 @@ def begin(trace: str) -> None:
 def current() -> str:
     """Return the context of the call that is being made."""
     return _trace
-
-
-def take() -> str:
-    """Return the context of the last call, once: for the log line of its batch."""
-    global _trace
-    trace, _trace = _trace, ""
-    return trace

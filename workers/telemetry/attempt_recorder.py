@@ -18,8 +18,10 @@ from app.outbox import delivery_times
 from app.outbox.delivery import attempts
 from app.outbox.delivery.attempts import Attempt
 from app.outbox.delivery.reasons import PLAIN
-from app.outbox.delivery_times import Histogram
+from app.outbox.delivery_times import Histogram, histogram
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable, describe_error, refuses_value
+from workers.delivery.batch_record import BatchRecord, Observer
+from workers.telemetry.attempts import attempts_of
 
 log = logging.getLogger("bucketwire.worker")
 
@@ -68,7 +70,7 @@ def _joined(before: Attempt, attempt: Attempt) -> Attempt:
     )
 
 
-class AttemptRecorder:
+class AttemptRecorder(Observer):
     """The attempts of this process that are not written yet. Create one in the process that uses it."""
 
     def __init__(self, database: Database) -> None:
@@ -93,6 +95,11 @@ class AttemptRecorder:
                 self._thread = threading.Thread(target=self._run, name="attempts", daemon=True)
                 self._thread.start()
         self._wanted.set()
+
+    def batch_settled(self, batch: BatchRecord) -> None:
+        """Have the attempts of a batch recorded."""
+        if batch.deliveries:
+            self.add(batch.target_id, attempts_of(batch), histogram(batch.delivered_times(), batch.settled_at))
 
     def flush(self) -> None:
         """Write what is pending now; while the database is unavailable, it stays pending."""

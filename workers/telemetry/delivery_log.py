@@ -8,32 +8,18 @@ not fail; only the line about the target reports them.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping
 
-from app.events.model import Event
 from app.events.trace import fields
 from app.logs import printable
-from app.outbox.delivery.logged_events import LoggedEvent
-from app.outbox.delivery.transitions.settlement import Settlement
-from workers.delivery.outcomes import Failed, Rejected
-from workers.delivery.settlement import Result
+from app.outbox.delivery.transitions.settlement import ParkedRow
+from workers.delivery.batch_record import BatchRecord, Delivery, Observer, State
+from workers.delivery.outcomes import Rejected
 
 log = logging.getLogger("bucketwire.partitions")
 
-_SHARED = 1.0  # seconds whose batches share a line
-
-
-@dataclass(frozen=True, slots=True)
-class FailedAttempt:
-    """A failed attempt at one event. `due` is the time of the next attempt (ms), None for a dead letter."""
-
-    event: Event
-    outcome: str  # failed | rejected
-    attempt: int
-    due: int | None
-    reason: str
+_SHARED_SECONDS = 1.0  # whose batches share a line
+_COUNTS = ("delivered", "superseded", "dead", "parked", "retried")
 
 
 def format_partitions(partitions: Iterable[int]) -> str:
@@ -52,42 +38,10 @@ def counts_text(counts: Mapping[str, int]) -> str:
     return " ".join(f"{name}={count}" for name, count in sorted(counts.items()) if count)
 
 
-def counted(settlement: Settlement) -> Counter[str]:
-    """Return how many events a settlement moves to each delivery state."""
-    counts: Counter[str] = Counter()
-    for progress in settlement.progress.values():
-        counts["delivered"] += progress.delivered
-        counts["superseded"] += progress.superseded
-        counts["dead"] += progress.dead
-    counts["parked"] = len(settlement.park)
-    # Without the refusals of suspects: they are no attempts, and during an outage each probe causes one.
-    counts["retried"] = sum(park.last_tried >= park.refused_at for park in settlement.repark)
-    return counts
+class BatchLog(Observer):
+    """Logs the batches of one lease: the first at once, then one line for all of a second, the rest when it ends.
 
-
-def failed_attempts(settlement: Settlement, results: Iterable[tuple[LoggedEvent, Result]]) -> Iterator[FailedAttempt]:
-    """Yield the attempts that a settlement counts against its events, in no particular order."""
-    if not (settlement.park or settlement.repark or settlement.deaths):
-        return
-    tried = {
-        (logged.partition, logged.seq): (logged.event, result)
-        for logged, result in results
-        if isinstance(result, Failed | Rejected)
-    }
-    for park in chain(settlement.park, settlement.repark):
-        if park.attempts and (park.partition, park.seq) in tried:
-            event, result = tried[park.partition, park.seq]
-            yield FailedAttempt(event, "failed", park.attempts, park.not_before, result.reason)
-    for death in settlement.deaths:
-        event, result = tried[death.partition, death.seq]
-        outcome = "rejected" if isinstance(result, Rejected) else "failed"
-        yield FailedAttempt(event, outcome, death.attempts, None, result.reason)
-
-
-class BatchLog:
-    """Logs the results of the batches of one lease: the first at once, then one line for all of a second.
-
-    `write` logs what is left. Batches without results are not logged. `clock` returns seconds, monotonically.
+    `clock` returns seconds, monotonically.
     """
 
     def __init__(self, target: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -101,56 +55,62 @@ class BatchLog:
         self._counts: Counter[str] = Counter()
         self._batches, self._seconds, self._trace = 0, 0.0, ""
 
-    def add(self, partitions: Iterable[int], counts: Mapping[str, int], seconds: float, trace: str = "") -> None:
-        """Add the results of a batch; `trace` is the context of its last call to the target."""
+    def batch_settled(self, batch: BatchRecord) -> None:
+        """Log the failed attempts, and the batch, or add it to a line that is written later."""
+        for delivery, row in batch.failures():
+            _log_failed_attempt(self._target, delivery, row, batch)
+        counts = batch.counts()
         if not any(counts.values()) or not log.isEnabledFor(logging.INFO):
             return
-        self._partitions.update(partitions)
+        self._partitions.update(batch.partitions)
         self._counts.update(counts)
         self._batches += 1
-        self._seconds += seconds
-        self._trace = trace
-        if self._clock() - self._written >= _SHARED:
-            self.write()
+        self._seconds += self._clock() - batch.began
+        self._trace = batch.trace
+        if self._clock() - self._written >= _SHARED_SECONDS:
+            self.lease_ended()
 
-    def write(self) -> None:
+    def lease_ended(self) -> None:
         """Log the batches that have no line yet."""
         if not self._batches:
             return
         self._written = self._clock()
         text, counts, batches = format_partitions(self._partitions), self._counts, self._batches
-        members = {"target": self._target, "partitions": text, **counts, "batches": batches}
-        members |= {"duration": round(self._seconds, 6), **dict(fields(self._trace)[:1])}
+        members = {"target": self._target, "partitions": text, **dict.fromkeys(_COUNTS, 0), **counts}
+        members |= {"batches": batches, "duration": round(self._seconds, 6), **dict(fields(self._trace)[:1])}
         shared = f" ({batches} batches)" if batches > 1 else ""
         results = counts_text(counts)
         log.info("%s partitions=%s %s in %.3f s%s", self._target, text, results, self._seconds, shared, extra=members)
         self._begin()
 
 
-def log_failed_attempt(target: str, setback: FailedAttempt, seconds: float, now: int) -> None:
+def _log_failed_attempt(target: str, delivery: Delivery, row: ParkedRow, batch: BatchRecord) -> None:
     """Log a failed attempt at an event; as a warning only if there will be no further attempt."""
-    again = None if setback.due is None else max(0, setback.due - now) / 1000
-    traced = dict(fields(setback.event.trace)[:1])  # only the first of the two fields, by which a trace is found
+    event = delivery.logged.event
+    is_dead = delivery.state is State.DEAD
+    next_try_in = None if is_dead else max(0, row.not_before - batch.settled_at) / 1000
+    outcome = "rejected" if isinstance(delivery.outcome, Rejected) else "failed"
+    traced = dict(fields(event.trace)[:1])  # only the first of the two fields, by which a trace is found
     log.log(
-        logging.WARNING if again is None else logging.INFO,
+        logging.WARNING if is_dead else logging.INFO,
         "%s event=%s%s %s, attempt %d in %.3f s, %s: %s",
         target,
-        setback.event.id,
+        event.id,
         "".join(f" {name}={value}" for name, value in traced.items()),
-        setback.outcome,
-        setback.attempt,
-        seconds,
-        "dead" if again is None else f"again in {again:.1f} s",
-        printable(setback.reason),
+        outcome,
+        row.attempts,
+        batch.seconds,
+        "dead" if next_try_in is None else f"again in {next_try_in:.1f} s",
+        printable(delivery.reason),
         extra={
             "target": target,
-            "event": setback.event.id,
+            "event": event.id,
             **traced,
-            "outcome": setback.outcome,
-            "attempt": setback.attempt,
-            "duration": round(seconds, 6),
-            "dead": again is None,
-            "next_try_in": again,
-            "reason": setback.reason,
+            "outcome": outcome,
+            "attempt": row.attempts,
+            "duration": round(batch.seconds, 6),
+            "dead": is_dead,
+            "next_try_in": next_try_in,
+            "reason": delivery.reason,
         },
     )

@@ -11,7 +11,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections import Counter as Tally
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from wsgiref.simple_server import WSGIServer
 
@@ -21,7 +21,9 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from app.config.arn import TargetId, parse_target
 from app.config.fields.addresses import HostPort
 from app.metrics_folder import VARIABLE
-from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
+from workers.delivery.batch_record import BatchRecord, Observer, TargetCall
+from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Rejected, Unavailable
+from workers.targets.base import LeaseExpired
 
 log = logging.getLogger("bucketwire.worker")
 
@@ -52,7 +54,7 @@ class Bulk(Histogram):
                 return
 
 
-class TargetMetrics:
+class TargetMetrics(Observer):
     """The metrics of one target in this process."""
 
     def __init__(self, worker: "WorkerMetrics", target: TargetId) -> None:
@@ -64,19 +66,21 @@ class TargetMetrics:
         self._leases_lost = worker.leases_lost.labels(*labels)
         self._openings = worker.openings.labels(*labels)
 
-    def called(self, outcomes: Sequence[Outcome], seconds: float) -> None:
-        """Record a call to the target, which took `seconds`."""
-        self._sizes.observe(len(outcomes))
-        self._calls.observe(seconds)
-        kinds = Tally(map(type, outcomes))
+    def call_ended(self, call: TargetCall) -> None:
+        """Record a call to the target, unless the lease expired meanwhile."""
+        if isinstance(call.error, LeaseExpired):
+            return
+        self._sizes.observe(len(call.outcomes))
+        self._calls.observe(call.seconds)
+        kinds = Tally(map(type, call.outcomes))
         del kinds[NotAttempted]
         for kind, count in kinds.items():
             self._attempts[kind].inc(count)
 
-    def delivered(self, received: Sequence[int], now: int) -> None:
-        """Record the settlement at `now` of delivered events, accepted at `received` (both in milliseconds)."""
-        if received:
-            self._ages.observe_all([max(0, now - at) / 1000 for at in received])
+    def batch_settled(self, batch: BatchRecord) -> None:
+        """Record how old the delivered events are."""
+        if received := batch.delivered_times():
+            self._ages.observe_all([max(0, batch.settled_at - at) / 1000 for at in received])
 
     def lost_lease(self) -> None:
         """Record that a lease expired while a worker was working it off."""

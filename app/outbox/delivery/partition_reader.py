@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from app.outbox.delivery.logged_events import (
 from app.outbox.delivery.newest_sequencers import fill_in_newest
 from app.outbox.delivery.parked import ObjectHash, first_due, oldest_parked
 from app.outbox.log.append import chunks
+from app.outbox.log.records import first_within_budget
 from app.outbox.markers import NEVER
 from app.outbox.versions.object_versions import ObjectVersions
 
@@ -233,7 +235,7 @@ class PartitionReader:
         seq = self._connection.execute(last.order_by(e.seq).offset(_REPLAY_WINDOW - 1).limit(1)).scalar_one_or_none()
         return replay.until if seq is None else int(seq)
 
-    def expect_changes(self) -> None:
+    def recheck_parked(self) -> None:
         """Read again whether there are parked events: time has passed in which others may have parked some."""
         self._lease.has_parked = True
 
@@ -381,22 +383,22 @@ class PartitionReader:
         holdings = self._versions.holdings(map(object_key, events))
         return {(key.bucket, key.key): holding for key, holding in holdings.items()}
 
-    def records(self, positions: Iterable[LogPosition]) -> dict[LogPosition, str]:
-        """Return events' records as JSON text, from the log or from the copy made when they were purged."""
+    def records(self, positions: Iterable[LogPosition]) -> list[str | None]:
+        """Return the records of the first of these events as JSON text, as many as the budget of bytes allows.
+
+        They come from the log or from the copy made when they were purged; None stands for one that is in neither. An
+        event that is named several times counts as often, because it is sent so often.
+        """
+        read = cache(self._record)
+        return first_within_budget(read(partition, seq) for partition, seq in positions)
+
+    def _record(self, partition: int, seq: int) -> str | None:
         e = tables.events.c
-        records: dict[LogPosition, str] = {}
-        for partition, seq in dict.fromkeys(positions):
-            row = self._connection.execute(
-                sa.select(e.record).where(e.partition == partition, e.seq == seq)
-            ).one_or_none()
-            # In this order, because the purge moves a record from the log to its copy, and never back.
-            if row is None and self._versions is not None:
-                record = self._versions.kept_record(partition, seq)
-            else:
-                record = row.record if row is not None else None
-            if record is not None:
-                records[partition, seq] = record
-        return records
+        row = self._connection.execute(sa.select(e.record).where(e.partition == partition, e.seq == seq)).one_or_none()
+        # In this order, because the purge moves a record from the log to its copy, and never back.
+        if row is None and self._versions is not None:
+            return self._versions.kept_record(partition, seq)
+        return None if row is None else str(row.record)
 
     def _resolved(self, events: list[LoggedEvent]) -> list[LoggedEvent]:
         if self._versions is None:

@@ -57,6 +57,21 @@ def within_budget(connection: sa.Connection, events: Iterable[tuple[int, int, st
     return [record or records.get(seq) for _, seq, record in kept]
 
 
+def first_within_budget(records: Iterable[str | None]) -> list[str | None]:
+    """Return the first of these records, as many as have `BUDGET_BYTES` bytes together, but at least one.
+
+    It reads one more at most.
+    """
+    kept: list[str | None] = []
+    total = 0
+    for record in records:
+        total += len(record or "")
+        if total > BUDGET_BYTES and kept:
+            break
+        kept.append(record)
+    return kept
+
+
 def _of(connection: sa.Connection, places: Sequence[tuple[int, int]], column: Any) -> Iterable[tuple[int, Any]]:
     """Yield the seq and a column's value of each of these events that the log has."""
     for some in chunks(places):

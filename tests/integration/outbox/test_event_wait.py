@@ -188,7 +188,7 @@ class Reader:
 
 
 def goes_on(wait: EventWait, reader: Reader, events: int, *, at_end: bool = True) -> bool:
-    return wait.goes_on(reader, events, at_end=at_end)  # type: ignore[arg-type]
+    return wait.wants_next_batch(reader, events, at_end=at_end)  # type: ignore[arg-type]
 
 
 def test_where_no_process_is_idle_a_worker_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,15 +233,15 @@ def test_of_a_backlog_that_others_could_share_the_lease_is_given_up_after_some_t
     monkeypatch.setattr(event_wait.time, "monotonic", lambda: moments[0])
     wait, alone = EventWait(lambda: True, pause=lambda _: None), EventWait(lambda: False)
     moments[0] = event_wait._BEHIND / 2
-    assert wait.goes_on(Reader(), 1000, at_end=False, shares=True)  # type: ignore[arg-type]
+    assert wait.wants_next_batch(Reader(), 1000, at_end=False, shares=True)  # type: ignore[arg-type]
     moments[0] = event_wait._BEHIND
-    assert wait.goes_on(Reader(), 1000, at_end=False)  # type: ignore[arg-type]
-    assert wait.goes_on(Reader(work=True), 1000, at_end=True, shares=True)  # type: ignore[arg-type]
+    assert wait.wants_next_batch(Reader(), 1000, at_end=False)  # type: ignore[arg-type]
+    assert wait.wants_next_batch(Reader(work=True), 1000, at_end=True, shares=True)  # type: ignore[arg-type]
     moments[0] += event_wait._BEHIND / 2
-    assert wait.goes_on(Reader(), 1000, at_end=False, shares=True)  # type: ignore[arg-type]
+    assert wait.wants_next_batch(Reader(), 1000, at_end=False, shares=True)  # type: ignore[arg-type]
     moments[0] += event_wait._BEHIND / 2
-    assert not wait.goes_on(Reader(), 1000, at_end=False, shares=True)  # type: ignore[arg-type]
-    assert alone.goes_on(Reader(), 1000, at_end=False, shares=True)  # type: ignore[arg-type]
+    assert not wait.wants_next_batch(Reader(), 1000, at_end=False, shares=True)  # type: ignore[arg-type]
+    assert alone.wants_next_batch(Reader(), 1000, at_end=False, shares=True)  # type: ignore[arg-type]
 
 
 def worked_off(courier: Courier, wait: EventWait) -> None:

@@ -29,7 +29,7 @@ from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
-from workers.delivery.partition_worker import BatchSizer, OpenTarget
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.redelivery_requests import FOLDER
 from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
@@ -51,9 +51,9 @@ class OneTarget:
     scripted: ScriptedTarget
     policy: Policy
 
-    def work(self, _: object) -> OpenTarget:
+    def target(self, _: object) -> PooledTarget:
         schedule = RetrySchedule(base=3_600_000, cap=3_600_000)
-        return OpenTarget("arn:test", self.scripted, self.policy, schedule, 1000, BatchSizer(100, 100))
+        return PooledTarget("arn:test", self.scripted, self.policy, schedule, 1000, BatchSizer(100, 100))
 
     def close(self) -> None:
         """Nothing to close."""

@@ -59,10 +59,10 @@ def test_batches_grow_also_where_most_is_superseded(database: Database) -> None:
     Log(database).append([[event(key) for _ in range(20) for key in keys]])
     partitions = courier.partitions()
     assert partitions is not None
-    partitions._work.sizer.size = 16
+    partitions._target.sizer.size = 16
     turns = iter(range(3))
     partitions.work_off(lambda: next(turns, None) is None)
-    assert partitions._work.sizer.size == 64
+    assert partitions._target.sizer.size == 64
     assert courier.scripted.got == [], "each has a newer one"
 
 

@@ -15,6 +15,7 @@ from app.outbox.log.log_reader import LogReader
 from app.resources.dead_letter import DeadLetterFilter
 from tests.support.builders import add_target, event
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
+from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 from workers.targets.base import NO_LEASE, LeaseCheck
 
@@ -44,9 +45,9 @@ class _Measured(ScriptedTarget):
         self.sizes.clear()
 
 
-def long_event(key: str, size: int = _LONG) -> Event:
+def long_event(key: str, size: int = _LONG, version: str = "") -> Event:
     """An event with a record of this many bytes."""
-    one = event(key)
+    one = event(key, version=version)
     return one._replace(record=f'{one.record[:-1]},"userMetadata":{{"note":"{"x" * (size - len(one.record) - 28)}"}}}}')
 
 
@@ -84,6 +85,24 @@ def test_a_replay_is_bounded_in_bytes(database: Database) -> None:
     assert {one.id: one.record for one in target.got} == {one.id: one.record for one in recorded}
     assert len(target.got) == len(recorded)
     assert Replays(database).list()[0].finished
+    assert_counters_balance(database)
+
+
+def test_the_rows_that_a_mirror_restores_are_bounded_in_bytes(database: Database) -> None:
+    target = _Measured()
+    courier = Courier(database, add_target(database), target, Policy.MIRROR, batch=100)
+    log = Log(database)
+    older = [long_event(f"k{number}", version="old") for number in range(20)]
+    older += [long_event("k20", 3 * _BUDGET, version="old")]
+    log.append([older])
+    courier.run()
+    newer = [event(f"k{number}", version="new") for number in range(21)]
+    gone = [event(f"k{number}", name="s3:ObjectRemoved:Delete", version="new") for number in range(21)]
+    log.append([newer, gone])
+    target.sizes.clear(), target.got.clear()
+    courier.run()
+    target.assert_bounded()
+    assert sorted((one.path, one.record) for one in target.got) == sorted((one.path, one.record) for one in older)
     assert_counters_balance(database)
 
 

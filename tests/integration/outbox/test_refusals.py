@@ -62,6 +62,27 @@ def refusing(*names: str, outcome: Outcome = REFUSED) -> ScriptedTarget:
     return ScriptedTarget(lambda one: outcome if one.key in names else DELIVERED)
 
 
+class CountingTarget(ScriptedTarget):
+    """Counts the calls."""
+
+    calls = 0
+
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> list[Outcome]:
+        """Answer by the script."""
+        self.calls += 1
+        return super().deliver(events, window, lease)
+
+
+def test_no_second_opinion_is_asked_for_when_the_lease_is_to_end(database: Database) -> None:
+    target = CountingTarget(lambda one: REFUSED if one.key == "a" else DELIVERED)
+    courier = Courier(database, add_target(database), target)
+    record(database, ["a", "b", "c"])
+    partitions = courier.partitions()
+    assert partitions is not None
+    partitions.work_off(lambda: True)
+    assert target.calls == 1
+
+
 def letters(database: Database) -> list[DeadLetter]:
     return DeadLetters(database).list(DeadLetterFilter())
 

@@ -12,7 +12,7 @@ from workers.target_pool import TargetPool
 
 
 def window(pool: TargetPool, database: Database, name: str) -> int:
-    return pool.work(registry(database).target(TargetId("webhook", name))).window
+    return pool.target(registry(database).target(TargetId("webhook", name))).window
 
 
 def test_a_stored_value_is_in_force_while_workers_run(database: Database) -> None:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from random import Random
+from typing import Any
 
 from app.outbox.delivery.attempts import Attempt
 from app.outbox.delivery.leases import ReplayPartition
 from app.outbox.delivery.logged_events import LoggedEvent
-from app.outbox.delivery.partition_reader import Batch, ParkedEvent
-from app.outbox.delivery.transitions.settlement import Settlement
+from app.outbox.delivery.partition_reader import ParkedEvent
 from app.outbox.markers import NEVER
+from tests.support.batch_records import NOW, Result, settled
 from tests.support.builders import event
+from workers.delivery.batch_record import Suspicion
 from workers.delivery.namespace_policy import SkipReason
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
-from workers.delivery.second_opinion import Suspect
-from workers.delivery.settlement import BEHIND_PARKED, Result, SettlementContext, settle_batch, settle_parked
 from workers.telemetry.attempts import attempts_of
 
-NOW = 1_795_000_000_000
-RULES = SettlementContext(RetrySchedule(base=1000, cap=1000, max_attempts=2), NOW, Random(1))
+SCHEDULE = RetrySchedule(base=1000, cap=1000, max_attempts=2)
 Run = tuple[str, int, int, int]
 
 
@@ -30,12 +28,12 @@ def logged(seq: int, key: str = "", partition: int = 3) -> LoggedEvent:
 def of_batch(*results: Result, keys: str = "", scanned: int = 40) -> list[Attempt]:
     """The attempts of a batch of the log: events 11, 12 and so on, after a cursor at 5."""
     events = [logged(11 + index, keys[index : index + 1]) for index in range(len(results))]
-    settlement = settle_batch(Batch(events, {3: scanned}), list(results), RULES)
-    return made(settlement, events, list(results))
+    return made(events, list(results), read_to={3: scanned})
 
 
-def made(settlement: Settlement, events: list[LoggedEvent], results: list[Result]) -> list[Attempt]:
-    return list(attempts_of(7, {3: 5, 4: 5}, settlement, events, results, at=NOW, duration=30))
+def made(read: Any, results: list[Result], **members: Any) -> list[Attempt]:
+    batch, _ = settled(read, results, SCHEDULE, read_after={3: 5, 4: 5}, seconds=0.03, **members)
+    return list(attempts_of(batch))
 
 
 def runs(attempts: list[Attempt]) -> list[Run]:
@@ -49,7 +47,7 @@ def test_a_batch_that_was_delivered_is_one_attempt_that_reaches_from_cursor_to_c
 
 
 def test_runs_end_where_an_event_is_not_delivered() -> None:
-    assert runs(of_batch(DELIVERED, DELIVERED, Failed("500"), DELIVERED, BEHIND_PARKED, DELIVERED)) == [
+    assert runs(of_batch(DELIVERED, DELIVERED, Failed("500"), DELIVERED, SkipReason.BEHIND_PARKED, DELIVERED)) == [
         ("delivered", 11, 12, 2),
         ("delivered", 14, 14, 1),
         ("delivered", 16, 16, 1),
@@ -58,7 +56,7 @@ def test_runs_end_where_an_event_is_not_delivered() -> None:
 
 
 def test_superseded_and_unchanged_events_are_told_from_delivered_ones() -> None:
-    found = of_batch(SkipReason.SUPERSEDED, SkipReason.SUPERSEDED, DELIVERED, SkipReason.NOTHING_TO_DO)
+    found = of_batch(SkipReason.SUPERSEDED, SkipReason.SUPERSEDED, DELIVERED, SkipReason.UNCHANGED)
     assert runs(found) == [("superseded", 11, 12, 2), ("delivered", 13, 13, 1), ("unchanged", 14, 14, 1)]
 
 
@@ -80,33 +78,28 @@ def test_an_outage_is_one_attempt_of_a_partition_and_settles_nothing() -> None:
         ("unavailable", 12, 13, 2),
     ]
     assert runs(of_batch(away, SkipReason.SUPERSEDED)) == [("unavailable", 11, 11, 1)]
-    [suspect] = of_batch(Suspect(away, NOW, NOW + 1))
+    [suspect] = of_batch((away, Suspicion(NOW, NOW + 1)))
     assert (suspect.outcome, suspect.attempt, suspect.reason) == ("unavailable", 0, "connection refused")
 
 
 def test_parked_events_are_attempts_by_themselves() -> None:
     parked = [ParkedEvent(logged(seq), 1, NOW - 400, "[]") for seq in (11, 15, 19)]
-    events = [entry.logged for entry in parked]
-    results: list[Result] = [DELIVERED, Failed("again"), SkipReason.SUPERSEDED]
-    found = made(settle_parked(parked, results, RULES), events, results)
+    found = made(parked, [DELIVERED, Failed("again"), SkipReason.SUPERSEDED])
     assert runs(found) == [("delivered", 11, 11, 1), ("superseded", 19, 19, 1), ("failed", 15, 15, 1)]
     assert found[-1].attempt == 2
 
 
 def test_an_outage_during_a_retry_settles_nothing() -> None:
     parked = [ParkedEvent(logged(seq), 1, NOW - 400, "[]") for seq in (11, 15)]
-    results: list[Result] = [Unavailable("away"), NOT_ATTEMPTED]
-    found = made(settle_parked(parked, results, RULES), [entry.logged for entry in parked], results)
+    found = made(parked, [Unavailable("away"), NOT_ATTEMPTED])
     assert runs(found) == [("unavailable", 11, 11, 1)]
 
 
 def test_a_replay_is_named_and_what_it_passes_over_is_not_superseded() -> None:
     events = [logged(seq) for seq in (11, 13, 14, 17)]
     results: list[Result] = [DELIVERED, DELIVERED, SkipReason.SUPERSEDED, DELIVERED]
-    settlement = settle_batch(Batch(events, {3: 17}), results, RULES)
-    settlement.replay = (ReplayPartition(9, 3, 5, 17, 0, NEVER, "", "", ()), 17)
-    settlement.partition(3).position = None
-    found = made(settlement, events, results)
+    replay = ReplayPartition(9, 3, 5, 17, 0, NEVER, "", "", ())
+    found = made(events, results, read_to={3: 17}, replay=replay)
     assert runs(found) == [("delivered", 11, 13, 2), ("delivered", 17, 17, 1)]
     assert {one.replay_id for one in found} == {9}
 
@@ -114,5 +107,5 @@ def test_a_replay_is_named_and_what_it_passes_over_is_not_superseded() -> None:
 def test_partitions_have_attempts_of_their_own() -> None:
     events = [logged(11), logged(12), logged(11, partition=4)]
     results: list[Result] = [DELIVERED] * 3
-    found = made(settle_batch(Batch(events, {3: 20, 4: 20}), results, RULES), events, results)
+    found = made(events, results, read_to={3: 20, 4: 20})
     assert [(one.partition, one.events) for one in found] == [(3, 2), (4, 1)]

@@ -8,7 +8,13 @@ from prometheus_client import Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
 from app.config.arn import TargetId
+from app.outbox.delivery.logged_events import LoggedEvent
+from tests.support.batch_records import NOW, settled
+from tests.support.builders import event
+from workers.delivery.batch_record import TargetCall
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.retry import RetrySchedule
+from workers.targets.base import LeaseExpired
 from workers.telemetry.metrics import Bulk, TargetMetrics, WorkerMetrics
 
 
@@ -41,8 +47,9 @@ def test_each_event_handed_over_counts_once_by_its_outcome_and_those_not_tried_n
     figures = WorkerMetrics()
     outcomes: list[Outcome] = [DELIVERED, DELIVERED, Failed("x"), NOT_ATTEMPTED, Rejected("x")]
     of = TargetMetrics(figures, TargetId("redis", "a"))
-    of.called([*outcomes, Unavailable("away")], 0.2)
-    of.called([DELIVERED], 0.2)
+    of.call_ended(TargetCall((), [*outcomes, Unavailable("away")], 0.2))
+    of.call_ended(TargetCall((), [DELIVERED], 0.2))
+    of.call_ended(TargetCall([event()], error=LeaseExpired()))
     assert samples(figures.attempts) == {
         ("bucketwire_worker_attempts_total", "redis", "a", "delivered"): 3,
         ("bucketwire_worker_attempts_total", "redis", "a", "failed"): 1,
@@ -55,7 +62,9 @@ def test_each_event_handed_over_counts_once_by_its_outcome_and_those_not_tried_n
 
 def test_a_clock_that_was_set_back_makes_no_negative_times() -> None:
     figures = WorkerMetrics()
-    TargetMetrics(figures, TargetId("redis", "a")).delivered([5000, 1000], 2000)
+    events = [LoggedEvent(event(), 3, 1, 1, NOW + 3000), LoggedEvent(event(), 3, 2, 2, NOW - 1000)]
+    batch, _ = settled(events, [DELIVERED] * 2, RetrySchedule(), {3: 2})
+    TargetMetrics(figures, TargetId("redis", "a")).batch_settled(batch)
     found = samples(figures.ages)
     assert found["bucketwire_worker_delivery_seconds_sum", "redis", "a"] == 1
     assert found["bucketwire_worker_delivery_seconds_count", "redis", "a"] == 2

@@ -8,10 +8,12 @@ from random import Random
 import pytest
 
 from app.events.model import Event
-from app.outbox.delivery.partition_reader import Refusals
+from app.outbox.delivery.logged_events import LoggedEvent
+from app.outbox.delivery.partition_reader import ParkedEvent, Refusals
 from tests.support.builders import event
+from workers.delivery.batch_record import Delivery, Suspicion
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Delivered, Failed, Outcome, Rejected, Unavailable
-from workers.delivery.second_opinion import MOST_ASKED, Answer, RefusedAgain, SecondOpinion, Suspect, judged
+from workers.delivery.second_opinion import MAX_OPINIONS, SecondOpinion
 
 REFUSED = Unavailable("503")
 UNREACHABLE = Unavailable("connection refused", unreachable=True)
@@ -21,8 +23,9 @@ Script = Callable[[Event], Outcome]
 class Remote:
     """A target that stops at its first refusal and remembers its calls."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, seconds: float = 0.0) -> None:
         self.script = script
+        self.seconds = seconds  # that a refusal takes
         self.calls: list[list[str]] = []
 
     def call(self, events: Sequence[Event]) -> list[Outcome]:
@@ -38,9 +41,38 @@ def refusing(*keys: str, outcome: Outcome = REFUSED) -> Remote:
     return Remote(lambda one: outcome if one.key in keys else DELIVERED)
 
 
-def ask(remote: Remote, keys: str, *, probing: bool = False, seed: int = 1) -> tuple[SecondOpinion, list[Answer]]:
-    opinion = SecondOpinion(remote.call, Random(seed), probing=probing)
-    return opinion, opinion.send([event(key) for key in keys], lambda: False)
+def logged(seq: int, key: str, partition: int = 0) -> LoggedEvent:
+    return LoggedEvent(event(key), partition, seq, seq, 0)
+
+
+def deliveries(keys: Sequence[str]) -> list[Delivery]:
+    return [Delivery(one, one.event) for one in (logged(seq, key) for seq, key in enumerate(keys))]
+
+
+def send(
+    opinion: SecondOpinion, call: Callable[[Sequence[Event]], list[Outcome]], batch: list[Delivery], seconds: float = 0
+) -> list[Delivery]:
+    """Make the calls that are asked for, of which each that is refused takes so many seconds."""
+    opinion.begin(batch)
+    while some := opinion.next_call():
+        outcomes = call([one.logged.event for one in some])
+        refused = any(isinstance(outcome, Unavailable) for outcome in outcomes)
+        opinion.record(some, outcomes, seconds if refused else 0)
+    return batch
+
+
+def ask(remote: Remote, keys: str, *, probing: bool = False, seed: int = 1) -> tuple[SecondOpinion, list[Delivery]]:
+    opinion = SecondOpinion(Random(seed), probing=probing)
+    return opinion, send(opinion, remote.call, deliveries(keys), remote.seconds)
+
+
+def suspected(opinion: SecondOpinion) -> list[int]:
+    """The numbers of the batch's events that are suspects."""
+    return sorted(seq for _, seq in opinion.suspects())
+
+
+def outcomes_of(batch: list[Delivery]) -> list[Outcome]:
+    return [one.outcome for one in batch]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -49,32 +81,31 @@ def test_what_is_refused_while_others_pass_is_suspected_and_all_else_is_delivere
     keys = "abcdefghz"
     remote = refusing(*poison)
     opinion, answers = ask(remote, keys, seed=seed)
-    assert [key for key, answer in zip(keys, answers, strict=True) if isinstance(answer, Suspect)] == list(poison)
-    assert [key for key, answer in zip(keys, answers, strict=True) if answer == DELIVERED] == sorted(
+    assert [keys[index] for index in suspected(opinion)] == list(poison)
+    assert [key for key, one in zip(keys, answers, strict=True) if one.outcome == DELIVERED] == sorted(
         {*keys} - {*poison}
     )
     in_doubt = poison.endswith("z")  # nothing was left to ask
-    assert (opinion.verdict(None) is not None) == in_doubt
+    assert (opinion.verdict() is not None) == in_doubt
     assert opinion.answered
 
 
 def test_an_objects_later_events_are_not_sent_after_one_that_was_refused() -> None:
     remote = refusing("a")
-    _, answers = ask(remote, "abaab")
-    assert [type(answer).__name__ for answer in answers] == [
-        "Suspect", "Delivered", "NotAttempted", "NotAttempted", "Delivered",
-    ]  # fmt: skip
+    opinion, answers = ask(remote, "abaab")
+    assert outcomes_of(answers) == [REFUSED, DELIVERED, NOT_ATTEMPTED, NOT_ATTEMPTED, DELIVERED]
+    assert suspected(opinion) == [0]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_target_that_refuses_everything_is_asked_a_few_times_and_no_more(seed: int) -> None:
     remote = Remote(lambda one: REFUSED)
     opinion, answers = ask(remote, "abcdefghijklmnop", seed=seed)
-    assert len(remote.calls) == 1 + MOST_ASKED
-    assert [len(call) for call in remote.calls[1:]] == [1] * MOST_ASKED
-    assert opinion.verdict(None) == REFUSED
+    assert len(remote.calls) == 1 + MAX_OPINIONS
+    assert [len(call) for call in remote.calls[1:]] == [1] * MAX_OPINIONS
+    assert opinion.verdict() == REFUSED
     assert not opinion.answered
-    assert DELIVERED not in answers
+    assert DELIVERED not in outcomes_of(answers)
 
 
 def test_a_target_that_names_a_time_is_asked_once_more() -> None:
@@ -82,61 +113,44 @@ def test_a_target_that_names_a_time_is_asked_once_more() -> None:
     remote = Remote(lambda one: later)
     opinion, _ = ask(remote, "abcdefgh")
     assert len(remote.calls) == 2
-    assert opinion.verdict(None) == later
+    assert opinion.verdict() == later
 
 
 def test_a_target_that_cannot_be_reached_is_not_asked_again() -> None:
     remote = Remote(lambda one: UNREACHABLE)
-    opinion, answers = ask(remote, "abcdefgh")
+    opinion, _ = ask(remote, "abcdefgh")
     assert len(remote.calls) == 1
-    assert opinion.verdict(None) == UNREACHABLE
-    assert not any(isinstance(answer, Suspect) for answer in answers)
+    assert opinion.verdict() == UNREACHABLE
+    assert suspected(opinion) == []
 
 
 @pytest.mark.parametrize("size", [1, 16])
 @pytest.mark.parametrize("probing", [False, True])
-def test_a_target_that_does_not_answer_costs_two_timeouts_at_most(
-    monkeypatch: pytest.MonkeyPatch, size: int, *, probing: bool
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr("workers.delivery.second_opinion.time.monotonic", lambda: now[0])
-
-    def hang(_: Event) -> Outcome:
-        now[0] += 10
-        return Unavailable("no answer within 10 s")
-
-    remote = Remote(hang)
-    opinion = SecondOpinion(remote.call, Random(1), probing=probing)
+def test_a_target_that_does_not_answer_costs_two_timeouts_at_most(size: int, *, probing: bool) -> None:
+    remote = Remote(lambda one: Unavailable("no answer within 10 s"))
+    opinion = SecondOpinion(Random(1), probing=probing)
     for batch in ("abcdefghijklmnop", "qrst", "uvwx"):  # parked events, a replay, the log
         if not opinion.is_certain:
-            opinion.send([event(key) for key in batch[:size]], lambda: False)
+            send(opinion, remote.call, deliveries(batch[:size]), seconds=10)
     assert len(remote.calls) == 2
-    assert opinion.verdict(None) is not None
+    assert opinion.verdict() is not None
     assert not opinion.answered
 
 
-def test_one_event_without_an_answer_does_not_make_the_target_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("workers.delivery.second_opinion.time.monotonic", lambda: now[0])
-
-    def answer(one: Event) -> Outcome:
-        if one.key != "a":
-            return DELIVERED
-        now[0] += 10
-        return Unavailable("no answer within 10 s")
-
-    opinion = SecondOpinion(Remote(answer).call, Random(1), probing=True)
-    opinion.send([event("a")], lambda: False)
+def test_one_event_without_an_answer_does_not_make_the_target_unavailable() -> None:
+    remote = refusing("a", outcome=Unavailable("no answer within 10 s"))
+    opinion = SecondOpinion(Random(1), probing=True)
+    send(opinion, remote.call, deliveries("a"), seconds=10)
     assert not opinion.is_certain
-    assert opinion.send([event("b"), event("c")], lambda: False) == [DELIVERED] * 2
-    assert opinion.verdict(None) is None
+    assert outcomes_of(send(opinion, remote.call, deliveries("bc"), seconds=10)) == [DELIVERED] * 2
+    assert opinion.verdict() is None
 
 
 @pytest.mark.parametrize("answer", [DELIVERED, Failed("500"), Rejected("400")])
 def test_any_answer_of_its_own_shows_that_the_target_is_up(answer: Outcome) -> None:
-    opinion, answers = ask(Remote(lambda one: REFUSED if one.key == "a" else answer), "ab")
-    assert isinstance(answers[0], Suspect)
-    assert opinion.verdict(None) is None
+    opinion, _ = ask(Remote(lambda one: REFUSED if one.key == "a" else answer), "ab")
+    assert suspected(opinion) == [0]
+    assert opinion.verdict() is None
 
 
 def test_a_probe_begins_with_a_single_event_and_goes_on_with_the_rest() -> None:
@@ -144,16 +158,16 @@ def test_a_probe_begins_with_a_single_event_and_goes_on_with_the_rest() -> None:
     opinion, answers = ask(remote, "abcdefgh", probing=True)
     assert len(remote.calls[0]) == 1
     assert len(remote.calls) == 2
-    assert {type(answer) for answer in answers} == {Delivered}
+    assert {type(outcome) for outcome in outcomes_of(answers)} == {Delivered}
     assert not opinion.in_doubt
 
 
 def test_a_doubt_outlasts_its_batch_and_ends_with_the_first_answer_of_the_next() -> None:
     remote = refusing("a")
     opinion, _ = ask(remote, "a")
-    assert opinion.verdict(None) == REFUSED
-    assert opinion.send([event("b"), event("c")], lambda: False) == [DELIVERED] * 2
-    assert opinion.verdict(None) is None
+    assert opinion.verdict() == REFUSED
+    assert outcomes_of(send(opinion, remote.call, deliveries("bc"))) == [DELIVERED] * 2
+    assert opinion.verdict() is None
 
 
 @pytest.mark.parametrize("size", [2, 3, 10, 64, 200])
@@ -167,18 +181,11 @@ def test_a_refusal_that_many_objects_share_is_narrowed_down(size: int, seed: int
         refused = any(one.key == keys[size // 2] for one in events)
         return [REFUSED if refused else DELIVERED] * len(events)
 
-    opinion = SecondOpinion(call, Random(seed), probing=False)
-    answers = opinion.send([event(key) for key in keys], lambda: False)
-    assert [index for index, answer in enumerate(answers) if isinstance(answer, Suspect)] == [size // 2]
-    assert answers.count(DELIVERED) == size - 1
+    opinion = SecondOpinion(Random(seed), probing=False)
+    answers = send(opinion, call, deliveries(keys))
+    assert suspected(opinion) == [size // 2]
+    assert outcomes_of(answers).count(DELIVERED) == size - 1
     assert len(calls) <= 6 * size.bit_length(), calls
-
-
-def test_nothing_more_is_sent_when_the_lease_is_to_end() -> None:
-    remote = refusing("a")
-    opinion = SecondOpinion(remote.call, Random(1), probing=False)
-    opinion.send([event("a"), event("b"), event("c")], lambda: True)
-    assert len(remote.calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -195,48 +202,58 @@ def test_what_one_answer_asks_of_all_is_heeded_only_where_several_objects_got_it
 ) -> None:
     gone = Unavailable("410", retry_after=900, pause=True)
     opinion, _ = ask(Remote(lambda one: gone), keys)
-    assert opinion.verdict(known) == (gone if heeded else Unavailable("410"))
+    if known is not None:
+        opinion.judge(known, 100)
+    assert opinion.verdict() == (gone if heeded else Unavailable("410"))
 
 
 @pytest.mark.parametrize(
     ("before", "delivered_at", "partitions", "parked", "is_up", "expected"),
     [
         # refused for the first time
-        (0, 50, set(), False, True, Suspect),
-        (0, 50, set(), True, False, Suspect),
-        (0, 50, set(), False, False, Suspect),
-        (0, 50, {3}, False, False, Unavailable),  # an outage: the partition has one already
-        (0, 50, {4}, False, False, Suspect),
-        (0, 50, {3}, False, True, Suspect),
+        (0, 50, set(), False, True, "parked"),
+        (0, 50, set(), True, False, "parked"),
+        (0, 50, set(), False, False, "parked"),
+        (0, 50, {3}, False, False, "stays"),  # an outage: the partition has one already
+        (0, 50, {4}, False, False, "parked"),
+        (0, 50, {3}, False, True, "parked"),
         # refused again
-        (40, 50, set(), True, True, RefusedAgain),
-        (40, 50, {3}, True, False, RefusedAgain),
-        (50, 50, set(), True, True, Suspect),
-        (60, 50, set(), True, True, Suspect),
-        (60, 0, set(), True, False, Suspect),
+        (40, 50, set(), True, True, "attempt"),
+        (40, 50, {3}, True, False, "attempt"),
+        (50, 50, set(), True, True, "parked"),
+        (60, 50, set(), True, True, "parked"),
+        (60, 0, set(), True, False, "parked"),
     ],
 )
 def test_a_refusal_counts_once_the_target_delivered_something_since_the_one_before(
-    before: int, delivered_at: int, partitions: set[int], parked: bool, is_up: bool, expected: type
+    before: int, delivered_at: int, partitions: set[int], parked: bool, is_up: bool, expected: str
 ) -> None:
-    [decided] = judged(
-        [Suspect(REFUSED)],
-        [3],
-        [before],
-        Refusals(delivered_at, frozenset(partitions)),
-        parked=parked,
-        is_up=is_up,
-        refused_at=100,
-        due=lambda refusal: 200,
-    )
-    assert type(decided) is expected
-    if isinstance(decided, Suspect):
-        assert (decided.refused_at, decided.due) == (100, 200)
+    suspect, other = logged(1, "a", partition=3), logged(2, "b", partition=9)
+    entry = ParkedEvent(suspect, 0, 0, "[]", 0, before) if parked else None
+    batch = [Delivery(suspect, suspect.event, entry)] + [Delivery(other, other.event)] * is_up
+    opinion = SecondOpinion(Random(1), probing=False)
+    send(opinion, refusing("a").call, batch)
+    opinion.judge(Refusals(delivered_at, frozenset(partitions)), 100)
+    suspicion = batch[0].suspicion
+    if expected == "stays":
+        assert suspicion is None
+    else:
+        assert suspicion is not None
+        # One that is up delivered after the refusal, one in doubt before it.
+        assert suspicion.refused_at == 100 - is_up
+        assert (suspicion.due is None) == (expected == "attempt")
+        assert suspicion.due is None or 200 <= suspicion.due <= 300
 
 
 def test_an_outage_parks_no_event_behind_one_of_its_partition_that_stays() -> None:
-    answers: list[Answer] = [REFUSED, Suspect(REFUSED), Suspect(REFUSED), Suspect(REFUSED)]
-    decided = judged(
-        answers, [0, 0, 1, 1], [0] * 4, Refusals(0), parked=False, is_up=False, refused_at=1, due=lambda refusal: 2
-    )
-    assert [type(answer) for answer in decided] == [Unavailable, Unavailable, Suspect, Unavailable]
+    places = [(0, "a"), (0, "b"), (1, "c"), (1, "d")]
+    batch = [Delivery(one, one.event) for one in (logged(seq, key, place) for seq, (place, key) in enumerate(places))]
+    opinion = SecondOpinion(Random(1), probing=True)
+    opinion.begin(batch)
+    # The first stays without suspicion: it was refused together with another one.
+    for index in (1, 2, 3):
+        opinion.record([batch[index]], [REFUSED], 0)
+    batch[0].outcome = REFUSED
+    opinion.judge(Refusals(0), 1)
+    assert [one.suspicion is not None for one in batch] == [False, False, True, False]
+    assert batch[2].suspicion == Suspicion(1, batch[2].suspicion.due if batch[2].suspicion else None)

@@ -15,11 +15,15 @@ from app.config.targets.webhook import WebhookSettings
 from app.events.model import Event
 from app.telemetry.otlp.spans import OtelTracing
 from tests.support.builders import event
-from workers.delivery.outcomes import DELIVERED, Outcome, Rejected
+from workers.delivery.batch_record import TargetCall
+from workers.delivery.namespace_policy import Policy
+from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
+from workers.delivery.retry import RetrySchedule
 from workers.targets import call_trace
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, TargetUnavailable
 from workers.targets.webhook.request import RequestFormat
-from workers.telemetry.traced_target import TracedTarget
+from workers.telemetry.call_spans import CallSpans
 
 NAME = TargetId("webhook", "orders")
 
@@ -30,6 +34,7 @@ class Recorder:
 
     answer: Callable[[Event], Outcome] = lambda _: DELIVERED
     got: list[Event] = field(default_factory=list)
+    contexts: list[str] = field(default_factory=list)  # of the calls, while they are made
 
     def open(self) -> None: ...
 
@@ -37,6 +42,7 @@ class Recorder:
 
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
         self.got += events
+        self.contexts.append(call_trace.current())
         return [self.answer(each) for each in events]
 
 
@@ -47,10 +53,13 @@ def exporter() -> Iterator[InMemorySpanExporter]:
     call_trace.begin("")
 
 
-def traced(target: Recorder, exporter: InMemorySpanExporter) -> TracedTarget:
+def deliver(target: Recorder, exporter: InMemorySpanExporter, events: Sequence[Event]) -> TargetCall:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return TracedTarget(target, OtelTracing(provider.get_tracer("x"), 128), NAME, "arn:x")
+    spans = CallSpans(OtelTracing(provider.get_tracer("x"), 128), NAME, "arn:x")
+    sizer = BatchSizer(10)
+    pooled = PooledTarget("arn:x", target, Policy.LOG, RetrySchedule(), 1, sizer, observers=[spans])
+    return pooled.call(events, NO_LEASE)
 
 
 def trace(number: int, flags: str = "01") -> str:
@@ -71,7 +80,7 @@ def test_a_call_with_one_event_continues_its_trace_and_the_event_is_sent_with_th
 ) -> None:
     target = Recorder()
     sent = event("k")._replace(key="k\ud800", trace=f"{trace(7)} a=1")
-    assert traced(target, exporter).deliver([sent], 1) == [DELIVERED]
+    assert deliver(target, exporter, [sent]).outcomes == [DELIVERED]
     [span] = exporter.get_finished_spans()
     assert (span.name, span.kind.name, parent(span)) == ("deliver webhook:orders", "PRODUCER", 7)
     [got] = target.got
@@ -91,7 +100,7 @@ def test_a_call_with_several_is_linked_to_their_traces_and_leaves_them_as_they_a
     target = Recorder()
     events = [event(f"k{number}")._replace(trace=trace(number)) for number in (1, 2, 2)]
     events += [event("plain"), event("unsampled")._replace(trace=trace(9, "00"))]
-    traced(target, exporter).deliver(events, 1)
+    call = deliver(target, exporter, events)
     [span] = exporter.get_finished_spans()
     assert (span.kind.name, parent(span)) == ("CLIENT", None)
     assert [link.context.span_id for link in span.links] == [1, 2]
@@ -99,19 +108,20 @@ def test_a_call_with_several_is_linked_to_their_traces_and_leaves_them_as_they_a
     assert span.attributes is not None
     assert span.attributes["messaging.batch.message_count"] == 5
     assert not {"aws.s3.key", "messaging.message.id"} & set(span.attributes)
-    assert call_trace.take().startswith(ids(span))
-    assert call_trace.take() == "", "once"
+    assert call.trace.startswith(ids(span))
+    assert target.contexts == [call.trace]
+    assert call_trace.current() == "", "only during the call"
 
 
 def test_a_call_with_events_of_one_request_is_in_its_trace(exporter: InMemorySpanExporter) -> None:
-    traced(Recorder(), exporter).deliver([event(f"k{n}")._replace(trace=trace(5)) for n in range(3)], 1)
+    deliver(Recorder(), exporter, [event(f"k{n}")._replace(trace=trace(5)) for n in range(3)])
     [span] = exporter.get_finished_spans()
     assert (parent(span), len(span.links)) == (5, 0)
 
 
 def test_what_was_not_delivered_is_an_error_with_its_reason(exporter: InMemorySpanExporter) -> None:
     refusing = Recorder(lambda each: Rejected("too large") if each.key == "b" else DELIVERED)
-    traced(refusing, exporter).deliver([event("a"), event("b")], 1)
+    deliver(refusing, exporter, [event("a"), event("b")])
     [span] = exporter.get_finished_spans()
     assert span.attributes is not None
     assert (span.attributes["bucketwire.delivered"], span.attributes["bucketwire.rejected"]) == (1, 1)
@@ -127,22 +137,25 @@ def test_what_was_not_delivered_is_an_error_with_its_reason(exporter: InMemorySp
         (RuntimeError("s3cr3t"), "RuntimeError"),
     ],
 )
-def test_what_a_target_raises_ends_the_span_and_is_raised(
-    error: Exception, kind: str, exporter: InMemorySpanExporter
-) -> None:
+def test_what_a_target_raises_ends_the_span(error: Exception, kind: str, exporter: InMemorySpanExporter) -> None:
     def raising(_: Event) -> Outcome:
         raise error
 
-    with pytest.raises(type(error)):
-        traced(Recorder(raising), exporter).deliver([event("a")], 1)
+    call = deliver(Recorder(raising), exporter, [event("a")])
+    assert call.error is error
     [span] = exporter.get_finished_spans()
     assert span.attributes is not None
     assert span.attributes["error.type"] == kind
     assert span.status.description == ("refused" if kind == "unavailable" else None)
 
 
-def test_nothing_to_deliver_is_no_span(exporter: InMemorySpanExporter) -> None:
-    assert traced(Recorder(), exporter).deliver([], 1) == []
+def test_a_target_that_cannot_be_opened_is_not_called_and_has_no_span(exporter: InMemorySpanExporter) -> None:
+    class Closed(Recorder):
+        def open(self) -> None:
+            raise TargetUnavailable("refused")
+
+    call = deliver(Closed(), exporter, [event("a"), event("b")])
+    assert call.outcomes == [Unavailable("refused", unreachable=True)] * 2
     assert exporter.get_finished_spans() == ()
 
 

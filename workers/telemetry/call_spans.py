@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 from app.config.arn import TargetId
 from app.events.model import Event
-from app.telemetry.tracing import Span, Tracing, Value
+from app.telemetry.tracing import NO_SPAN, Span, Tracing, Value
+from workers.delivery.batch_record import Observer, TargetCall
 from workers.delivery.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.targets import call_trace
-from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, TargetUnavailable
+from workers.targets.base import LeaseExpired, TargetUnavailable
 
 _COUNTED = {
     Delivered: "delivered",
@@ -19,17 +20,17 @@ _COUNTED = {
 }
 
 
-class TracedTarget:
-    """Wraps a target whose reasons contain no secrets.
+class CallSpans(Observer):
+    """The spans of one target, whose reasons contain no secrets.
 
     A call with one event continues the event's trace, and the event is sent with the context of this span. A call with
     several has a trace of its own, unless they all came with the same; its span is linked to theirs. Each of these
     events is sent with its own context, and a request with several of them with that of the call.
     """
 
-    def __init__(self, target: Target, tracing: Tracing, name: TargetId, arn: str) -> None:
-        self._target = target
+    def __init__(self, tracing: Tracing, name: TargetId, arn: str) -> None:
         self._tracing = tracing
+        self._span: Span = NO_SPAN
         self._span_name = f"deliver {name}"
         self._attributes: dict[str, Value] = {
             "messaging.system": name.type,
@@ -39,39 +40,29 @@ class TracedTarget:
             "bucketwire.target": arn,
         }
 
-    def open(self) -> None:
-        """Open the target. Raises `TargetUnavailable`."""
-        self._target.open()
+    def call_begins(self, call: TargetCall) -> None:
+        """Start the span."""
+        self._span = self._start(call.events)
+        call.trace = self._span.trace
+        call_trace.begin(call.trace)
+        if len(call.events) == 1:
+            call.events = [call.events[0]._replace(trace=call.trace)]
 
-    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
-        """Deliver within a span. Raises what the target raises."""
-        if not events:
-            return self._target.deliver(events, window, lease)
-        span = self._started(events)
-        call_trace.begin(span.trace)
-        try:
-            sent = [events[0]._replace(trace=span.trace)] if len(events) == 1 else events
-            outcomes = self._target.deliver(sent, window, lease)
-            _record(span, outcomes)
-        except TargetUnavailable as error:
-            span.fail("unavailable", error.reason)
-            raise
-        except LeaseExpired:
+    def call_ended(self, call: TargetCall) -> None:
+        """End the span with what came of the call."""
+        span, self._span = self._span, NO_SPAN
+        call_trace.begin("")
+        if isinstance(call.error, TargetUnavailable):
+            span.fail("unavailable", call.error.reason)
+        elif isinstance(call.error, LeaseExpired):
             span.fail("lease_expired")
-            call_trace.begin("")  # the batch gets no line
-            raise
-        except Exception as error:
-            span.fail(type(error).__name__)
-            raise
-        finally:
-            span.end()
-        return outcomes
+        elif call.error is not None:
+            span.fail(type(call.error).__name__)  # its text may contain secrets
+        else:
+            _record(span, call.outcomes)
+        span.end()
 
-    def close(self) -> None:
-        """Close the target."""
-        self._target.close()
-
-    def _started(self, events: Sequence[Event]) -> Span:
+    def _start(self, events: Sequence[Event]) -> Span:
         first = events[0]
         if len(events) == 1:
             attributes = {

@@ -1,0 +1,90 @@
+"""A target as a worker's process has it, and the one way to call it."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from app.events.model import Event
+from workers.delivery.batch_record import Observer, TargetCall
+from workers.delivery.failing_replays import FailingReplays
+from workers.delivery.namespace_policy import Policy
+from workers.delivery.outcomes import Failed, Unavailable
+from workers.delivery.retry import RetrySchedule
+from workers.targets.base import LeaseCheck, LeaseExpired, Target, TargetUnavailable
+
+log = logging.getLogger("bucketwire.partitions")
+
+_SLOW_SECONDS, _FAST_SECONDS = 3.0, 1.0  # of a call after which the next ones are smaller, or larger
+_STEP = 4  # by which factor
+
+
+@dataclass(slots=True)
+class BatchSizer:
+    """How many events to pass to a target in one call: as many as it has proved to take in about a second.
+
+    So a target that hangs holds up a partition with few events, and a fast one gets full batches after a few calls.
+    """
+
+    limit: int
+    size: int = 16
+
+    def took(self, events: int, seconds: float) -> None:
+        """Adjust the size after a batch of so many events that took the target so many seconds."""
+        if seconds > _SLOW_SECONDS:
+            self.size = max(1, self.size // _STEP)
+        elif seconds < _FAST_SECONDS and events >= self.size:
+            self.size = min(self.limit, self.size * _STEP)
+
+
+@dataclass(slots=True)
+class PooledTarget:
+    """One target, with its settings in the form that partitions need."""
+
+    name: str  # its ARN, for the log
+    adapter: Target
+    policy: Policy
+    schedule: RetrySchedule
+    window: int
+    sizer: BatchSizer
+    rate: int = 0  # most events per second; 0: no limit
+    observers: Sequence[Observer] = ()
+    is_connected: bool = False
+    is_quick: bool = False  # whether it took little time for the last batch of the log
+    failing_replays: FailingReplays = field(default_factory=FailingReplays)
+
+    def call(self, events: Sequence[Event], lease: LeaseCheck) -> TargetCall:
+        """Send events in one call; connect before, if needed. Whatever the adapter raises is in the result."""
+        call = TargetCall(events)
+        began = time.monotonic()
+        try:
+            if not self.is_connected:
+                self.adapter.open()
+                self.is_connected = True
+            for observer in self.observers:
+                observer.call_begins(call)
+            call.outcomes = self.adapter.deliver(call.events, self.window, lease)
+        except LeaseExpired as error:
+            # The call may have stopped anywhere: an answer to a pending request must not be taken for one to the next.
+            self.disconnect()
+            call.error = error
+        except TargetUnavailable as error:
+            call.error = error
+            call.outcomes = [
+                Unavailable(error.reason, error.retry_after, error.pause, unreachable=True, may_arrive=error.may_arrive)
+            ] * len(events)
+        except Exception as error:
+            # A defect of an adapter must not stop the partition: it counts as a failed attempt at the events, which
+            # makes it visible and bounds the number of attempts.
+            log.exception("%s: unexpected", self.name)
+            call.error = error
+            call.outcomes = [Failed(f"unexpected {type(error).__name__}")] * len(events)
+        call.seconds = time.monotonic() - began
+        for observer in self.observers:
+            observer.call_ended(call)
+        return call
+
+    def disconnect(self) -> None:
+        """Close the connections; the next call opens them again."""
+        self.adapter.close()
+        self.is_connected = False
