@@ -6,13 +6,11 @@ closed ──unavailable──> open ──resume_at passed──> one partition
 
 from random import Random
 
+from workers.delivery import policy
 from workers.delivery.retry import bounded_retry_after
-
-_FIRST = 200  # milliseconds
-_LONGEST = 3_000  # so that delivery resumes within five seconds after the target is available again
 
 
 def back_off(failures: int, rng: Random, retry_after: float | None = None) -> int:
     """Return the milliseconds until the next probe, after `failures` consecutive unavailable results (≥ 1)."""
-    ceiling = min(_LONGEST, _FIRST << min(failures - 1, 10))
+    ceiling = min(policy.MAX_PROBE_MS, policy.FIRST_PROBE_MS << min(failures - 1, policy.MAX_DOUBLINGS))
     return max(rng.randint(ceiling // 2, ceiling), bounded_retry_after(retry_after))

@@ -9,20 +9,11 @@ import time
 from collections.abc import Callable
 
 from app.outbox.delivery.partition_reader import PartitionReader
-
-# Seconds. Events gather during a pause and are delivered together; after the patience without any, the lease is
-# released. The longest time bounds how late a dead letter is replayed meanwhile. It does not bound how late a replay
-# begins: that revokes the lease, and waits until it has expired.
-_PAUSE, _PATIENCE, _LONGEST = 0.008, 0.05, 1.0
-# Seconds. Where many events come in all the time, they gather for longer: a batch costs milliseconds, however small.
-_LONG_PAUSE = 0.02
-_BEHIND = 0.05  # seconds for which a worker does not get to the end of the log until it lets others share the work
-_CHECK = 0.5  # seconds: how often a worker that goes on with a backlog checks that the target is unchanged
-FEW = 16  # events of a batch; after more than these a worker goes on, whether others are idle or not
+from workers.delivery import policy
 
 
 class EventWait:
-    """Decides whether a worker goes on with its lease after a batch.
+    """Decides whether a worker keeps its lease after a batch.
 
     `may_wait` returns whether another process could take whatever else is due, `is_unchanged` whether the target still
     has the settings and the state with which the lease was claimed. `pause` waits so many seconds.
@@ -38,34 +29,38 @@ class EventWait:
         self._is_unchanged = is_unchanged
         self._pause = pause
         self._began = self._checked = time.monotonic()
-        self._ends = self._began + _LONGEST
+        self._ends = self._began + policy.MAX_WAIT_SECONDS
         self._caught_up = self._began  # when the log was last read to its end
 
     def wants_next_batch(self, reader: PartitionReader, events: int, *, at_end: bool, shares: bool = False) -> bool:
-        """Return whether to read the next batch, after one of so many events; wait for it, if that is worth while.
+        """Return whether to read the next batch, after one of `events` events; wait for it if that is worth while.
 
         `at_end` says that nothing more was due when the batch was read, `shares` that others could work off some of the
         partitions at the same time.
         """
         if not at_end:
-            behind = time.monotonic() - self._caught_up >= _BEHIND
-            return not (shares and behind and self._may_wait()) and self._checks_unchanged(_CHECK)
-        if events > FEW and reader.has_work():
-            self._pause(_LONG_PAUSE)
+            behind = time.monotonic() - self._caught_up >= policy.MAX_BEHIND_SECONDS
+            return not (shares and behind and self._may_wait()) and self._is_still_unchanged(policy.CHECK_SECONDS)
+        if events > policy.FEW_EVENTS and reader.has_work():
+            self._pause(policy.LONG_PAUSE_SECONDS)
             self._caught_up = time.monotonic()
-            return self._checks_unchanged(_CHECK)
+            return self._is_still_unchanged(policy.CHECK_SECONDS)
         self._caught_up = now = time.monotonic()
         if not self._may_wait():  # with few events, whatever waits for this process comes soon
-            return now < self._began + _PATIENCE and reader.has_work() and self._checks_unchanged(_CHECK)
-        ends = min(self._ends, time.monotonic() + _PATIENCE)
+            return (
+                now < self._began + policy.WAIT_PATIENCE_SECONDS
+                and reader.has_work()
+                and self._is_still_unchanged(policy.CHECK_SECONDS)
+            )
+        ends = min(self._ends, time.monotonic() + policy.WAIT_PATIENCE_SECONDS)
         while time.monotonic() < ends and self._may_wait():
-            self._pause(_PAUSE)
+            self._pause(policy.WAIT_PAUSE_SECONDS)
             if reader.has_new_events():
-                return self._checks_unchanged(0)
+                return self._is_still_unchanged(0)
         return False
 
-    def _checks_unchanged(self, known_for: float) -> bool:
-        """Return whether the target is unchanged, or was so many seconds ago or less."""
+    def _is_still_unchanged(self, known_for: float) -> bool:
+        """Return whether the target is unchanged; a check is made only if the last one is `known_for` seconds old."""
         now = time.monotonic()
         if now - self._checked < known_for:
             return True
@@ -74,7 +69,7 @@ class EventWait:
 
 
 class _NoWait(EventWait):
-    """Goes on while there is work, as where nothing else waits for the process."""
+    """Keeps the lease while there is work, as where nothing else waits for the process."""
 
     def wants_next_batch(self, reader: PartitionReader, events: int, *, at_end: bool, shares: bool = False) -> bool:  # noqa: ARG002 - as above
         return not at_end or reader.has_work()

@@ -1,9 +1,7 @@
 """Postpone a replay whose turns fail unexpectedly, so that the events of the log continue."""
 
 from app.outbox.delivery.leases import ReplayPartition
-
-_FIRST_WAIT_MS, _MAX_WAIT_MS = 5_000, 300_000
-_MAX_DOUBLINGS = 10
+from workers.delivery import policy
 
 
 class FailingReplays:
@@ -19,7 +17,7 @@ class FailingReplays:
     def postpone(self, replay: ReplayPartition, now: int) -> int:
         """Note a turn that failed; return how many milliseconds the next one is away, more after each failure."""
         failures, _ = self._failing.get(_place(replay), (0, 0))
-        wait = min(_MAX_WAIT_MS, _FIRST_WAIT_MS << min(failures, _MAX_DOUBLINGS))
+        wait = min(policy.MAX_REPLAY_WAIT_MS, policy.FIRST_REPLAY_WAIT_MS << min(failures, policy.MAX_DOUBLINGS))
         self._failing[_place(replay)] = (failures + 1, now + wait)
         return wait
 

@@ -13,11 +13,10 @@ from typing import Self
 from app.outbox.delivery.leases import Lease, Leases
 from app.outbox.engine.clock import elapsed
 from app.outbox.engine.database import DatabaseUnavailable
+from workers.delivery import policy
 from workers.targets.base import LeaseExpired
 
 log = logging.getLogger("bucketwire.worker")
-
-_MARGIN = 0.1  # share of the lease time, at its end, in which nothing is sent: a request takes time to arrive
 
 
 class LeaseGuard:
@@ -98,4 +97,4 @@ class LeaseGuard:
                 self._lost = True
 
     def _end(self, began: float) -> float:
-        return began + self._term * (1 - _MARGIN)
+        return began + self._term * (1 - policy.LEASE_MARGIN)

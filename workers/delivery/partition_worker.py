@@ -19,20 +19,18 @@ from app.outbox.delivery.rate_limits import RateLimit
 from app.outbox.delivery.transitions.settlement_store import SettlementStore
 from app.outbox.engine.database import DatabaseUnavailable, now_ms
 from app.outbox.engine.db_errors import may_be_a_value
+from workers.delivery import policy
 from workers.delivery.batch_record import BatchRecord, Delivery, Observer, oldest_by_object
-from workers.delivery.event_wait import FEW, NO_WAIT, EventWait
+from workers.delivery.event_wait import NO_WAIT, EventWait
 from workers.delivery.namespace_policy import Decision, Policy, SkipReason, decide, newest_sent
 from workers.delivery.outcomes import Delivered, Unavailable
 from workers.delivery.pooled_target import PooledTarget
-from workers.delivery.second_opinion import MAX_OPINIONS, SecondOpinion
+from workers.delivery.second_opinion import SecondOpinion
 from workers.delivery.settlement import settle
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired
 from workers.telemetry.delivery_log import BatchLog, counts_text
 
 log = logging.getLogger("bucketwire.partitions")
-
-_MAX_SAMPLED = 1000  # due objects to sample from while the target is in doubt
-_QUICK_SECONDS = 0.05  # for a batch
 
 
 @dataclass(slots=True)
@@ -102,10 +100,9 @@ class PartitionWorker:
         `wait` may wait for more events before they count as empty. Raises `LeaseLost`, `LeaseExpired`.
         """
         self._stop = stop
-        policy = self._target.policy
         try:
-            with self._store.reading(self._lease, newest=policy is Policy.MIRROR) as reader:
-                choose = partial(newest_sent, policy=policy, known=reader)
+            with self._store.reading(self._lease, newest=self._target.policy is Policy.MIRROR) as reader:
+                choose = partial(newest_sent, policy=self._target.policy, known=reader)
                 redelivery.park_redeliveries(self._store.database, reader, self._lease, choose, self._clock())
                 while self._run_turn(reader) and self.summary.unavailable is None and not stop():
                     turn = self._turn
@@ -128,7 +125,7 @@ class PartitionWorker:
         """Return whether others could work off some of the partitions at the same time, and that would be faster."""
         if self._limit is not None:  # whose tokens are what the partitions wait for
             return False
-        busy = self._turn.partitions if self._turn.events > FEW else frozenset()
+        busy = self._turn.partitions if self._turn.events > policy.FEW_EVENTS else frozenset()
         return len(busy | {replay.partition for replay in self._lease.replays}) > 1
 
     def _run_turn(self, reader: PartitionReader) -> bool:
@@ -158,13 +155,13 @@ class PartitionWorker:
 
     def _deliver_parked(self, reader: PartitionReader) -> bool:
         began, size, in_doubt = time.monotonic(), self._target.sizer.size, self._opinion.in_doubt
-        due = reader.due_objects(self._clock(), _MAX_SAMPLED if in_doubt else size)
+        due = reader.due_objects(self._clock(), policy.MAX_SAMPLED_OBJECTS if in_doubt else size)
         if not due:
             return False
         self._turn.had_parked = True
         # While the target is in doubt, choose objects at random: the first one may be the only one that it refuses.
         size = min(len(due), size)
-        objects = self._rng.sample(due, min(size, MAX_OPINIONS)) if in_doubt else due[:size]
+        objects = self._rng.sample(due, min(size, policy.MAX_OPINIONS)) if in_doubt else due[:size]
         parked = reader.load_parked(objects, self._target.sizer.size)
         decisions = decide([entry.logged for entry in parked], self._target.policy, reader)
         paired = zip(parked, decisions, strict=True)
@@ -181,7 +178,7 @@ class PartitionWorker:
             return False
         record = self._deliver_batch(reader, batch, began)  # one without events settles how far the log was read
         turn.at_end &= not any(delivery.decision is SkipReason.NO_ROOM for delivery in record.deliveries)
-        self._target.is_quick = record.seconds < _QUICK_SECONDS
+        self._target.is_quick = record.seconds < policy.QUICK_BATCH_SECONDS
         return True
 
     def _deliver_replays(self, reader: PartitionReader) -> bool:

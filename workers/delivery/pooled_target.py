@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from app.events.model import Event
+from workers.delivery import policy
 from workers.delivery.batch_record import Observer, TargetCall
 from workers.delivery.failing_replays import FailingReplays
 from workers.delivery.namespace_policy import Policy
@@ -14,9 +15,6 @@ from workers.delivery.retry import RetrySchedule
 from workers.targets.base import LeaseCheck, LeaseExpired, Target, TargetUnavailable
 
 log = logging.getLogger("bucketwire.partitions")
-
-_SLOW_SECONDS, _FAST_SECONDS = 3.0, 1.0  # of a call after which the next ones are smaller, or larger
-_STEP = 4  # by which factor
 
 
 @dataclass(slots=True)
@@ -27,14 +25,14 @@ class BatchSizer:
     """
 
     limit: int
-    size: int = 16
+    size: int = policy.INITIAL_BATCH_EVENTS
 
     def took(self, events: int, seconds: float) -> None:
         """Adjust the size after a batch of so many events that took the target so many seconds."""
-        if seconds > _SLOW_SECONDS:
-            self.size = max(1, self.size // _STEP)
-        elif seconds < _FAST_SECONDS and events >= self.size:
-            self.size = min(self.limit, self.size * _STEP)
+        if seconds > policy.SLOW_CALL_SECONDS:
+            self.size = max(1, self.size // policy.BATCH_GROWTH)
+        elif seconds < policy.FAST_CALL_SECONDS and events >= self.size:
+            self.size = min(self.limit, self.size * policy.BATCH_GROWTH)
 
 
 @dataclass(slots=True)

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-_MAX_RETRY_AFTER_MS = 15 * 60_000  # a longer Retry-After of a remote is reduced to this
-_MAX_LATE_MS = 60_000  # after its back-off a retry may be this late while its target is available
+from workers.delivery import policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +48,11 @@ class RetrySchedule:
 
     def _was_away(self, attempts: int, last_tried: int, now: int, retry_after: float | None) -> bool:
         """Return whether the target was unavailable or paused since the last failure: it was tried later than due."""
-        asked = 0 if retry_after is None else _MAX_RETRY_AFTER_MS  # what it may have asked for then
+        asked = 0 if retry_after is None else policy.MAX_RETRY_AFTER_MS  # what it may have asked for then
         due = last_tried + max(self._longest_wait(attempts - 1), asked)
-        return last_tried > 0 and due + _MAX_LATE_MS < now
+        return last_tried > 0 and due + policy.MAX_LATE_RETRY_MS < now
 
 
 def bounded_retry_after(retry_after: float | None) -> int:
     """Return a remote's Retry-After (seconds) as milliseconds, within bounds."""
-    return 0 if retry_after is None else max(0, min(int(retry_after * 1000), _MAX_RETRY_AFTER_MS))
+    return 0 if retry_after is None else max(0, min(int(retry_after * 1000), policy.MAX_RETRY_AFTER_MS))

@@ -19,12 +19,10 @@ from random import Random
 from app.events.model import Event
 from app.outbox.delivery.logged_events import LogPosition
 from app.outbox.delivery.partition_reader import Refusals
+from workers.delivery import policy
 from workers.delivery.batch_record import Delivery, Suspicion
 from workers.delivery.breaker import back_off
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
-
-MAX_OPINIONS = 5  # second opinions per batch that may be refused
-_PATIENCE_SECONDS = 1.0  # after that, one refused second opinion is enough
 
 
 class SecondOpinion:
@@ -68,7 +66,7 @@ class SecondOpinion:
         for delivery, outcome in zip(sent, outcomes, strict=True):
             delivery.outcome = outcome
         refused = [delivery for delivery in sent if isinstance(delivery.outcome, Unavailable)]
-        self._note(sent, refused, hangs=seconds > _PATIENCE_SECONDS)
+        self._note(sent, refused, hangs=seconds > policy.OPINION_PATIENCE_SECONDS)
         if not refused and len(sent) == len(self._left):  # nearly always; a path costs as much as the rest
             self._left = []
             return
@@ -84,7 +82,11 @@ class SecondOpinion:
         self._left = [one for one in self._left if id(one) not in done and _path(one) not in closed]
         if refused and alone:
             self._opinions += 1
-            self._ended = self._opinions == MAX_OPINIONS or self._asks_for_rest() or self._seconds > _PATIENCE_SECONDS
+            self._ended = (
+                self._opinions == policy.MAX_OPINIONS
+                or self._asks_for_rest()
+                or self._seconds > policy.OPINION_PATIENCE_SECONDS
+            )
 
     def suspects(self) -> set[LogPosition]:
         """Return the events of the batch that the target refused, and no other object's event in the same call."""

@@ -14,12 +14,11 @@ from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.delivery.transitions.settlement import NewDeadLetter, ParkedRow, Settlement
 from app.outbox.markers import NEVER
+from workers.delivery import policy
 from workers.delivery.batch_record import BatchRecord, Delivery, State
 from workers.delivery.namespace_policy import SkipReason
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
-
-_MAX_HISTORY = 10  # attempts kept of a parked event
 
 
 def settle(batch: BatchRecord, schedule: RetrySchedule, now: int, rng: Random) -> Settlement:
@@ -114,7 +113,7 @@ def _park(delivery: Delivery, state: State, due: int = NEVER) -> None:
 def _count_attempt(delivery: Delivery, schedule: RetrySchedule, now: int, rng: Random) -> None:
     """Count a failed attempt: the event is parked until its next one, or dead."""
     known, suspicion = _known_row(delivery), delivery.suspicion
-    history = [*orjson.loads(known.history), [now, clean_reason(delivery.reason)]][-_MAX_HISTORY:]
+    history = [*orjson.loads(known.history), [now, clean_reason(delivery.reason)]][-policy.MAX_HISTORY_ATTEMPTS :]
     row = replace(
         known,
         attempts=known.attempts + 1,

@@ -20,16 +20,11 @@ from app.outbox.delivery.attempts import Attempt
 from app.outbox.delivery.reasons import PLAIN
 from app.outbox.delivery_times import Histogram, histogram
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable, describe_error, refuses_value
+from workers.delivery import policy
 from workers.delivery.batch_record import BatchRecord, Observer
 from workers.telemetry.attempts import attempts_of
 
 log = logging.getLogger("bucketwire.worker")
-
-_INTERVAL = 2.0  # seconds between two writes
-_SEPARATE = 10  # rows of delivered events at one target after which contiguous batches are merged
-_MOST = 250  # rows of delivered events at one target in a write, and as many others
-_PATIENCE = 5.0  # seconds for the last write
-_TRIM_EVERY = 1_000  # rows of a target that a process writes between two times that it removes the oldest ones
 
 
 @dataclass(slots=True)
@@ -43,13 +38,13 @@ class _Pending:
 
     def add(self, attempt: Attempt) -> None:
         if not attempt.is_settled:
-            if len(self.failed) < _MOST:
+            if len(self.failed) < policy.MAX_RECORDED_ROWS:
                 self.failed.append(attempt)
             return
         index = self.last.get(attempt.partition)
-        if index is not None and len(self.settled) >= _SEPARATE and _continues(self.settled[index], attempt):
+        if index is not None and len(self.settled) >= policy.SEPARATE_RUNS and _continues(self.settled[index], attempt):
             self.settled[index] = _joined(self.settled[index], attempt)
-        elif len(self.settled) < _MOST:
+        elif len(self.settled) < policy.MAX_RECORDED_ROWS:
             self.last[attempt.partition] = len(self.settled)
             self.settled.append(attempt)
 
@@ -119,13 +114,13 @@ class AttemptRecorder(Observer):
         self._closed.set()
         self._wanted.set()
         if self._thread is not None:
-            self._thread.join(_PATIENCE)
+            self._thread.join(policy.LAST_RECORD_SECONDS)
 
     def _run(self) -> None:
         is_last = False
         while not is_last:
             self._wanted.wait()
-            is_last = self._closed.wait(_INTERVAL)
+            is_last = self._closed.wait(policy.RECORD_INTERVAL_SECONDS)
             self._wanted.clear()
             try:
                 self.flush()
@@ -154,7 +149,7 @@ class AttemptRecorder(Observer):
 
     def _insert(self, rows: Sequence[Attempt], times: Mapping[int, Histogram]) -> None:
         written = Counter(row.target_id for row in rows)
-        full = sorted(one for one in written if self._untrimmed.get(one, _TRIM_EVERY) >= _TRIM_EVERY)
+        full = sorted(one for one in written if self._untrimmed.get(one, policy.TRIM_ROWS) >= policy.TRIM_ROWS)
         with self._database.writing() as connection:
             attempts.record(connection, rows)
             delivery_times.report(connection, times)

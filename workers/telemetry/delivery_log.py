@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from app.events.trace import fields
 from app.logs import printable
 from app.outbox.delivery.transitions.settlement import ParkedRow
+from workers.delivery import policy
 from workers.delivery.batch_record import BatchRecord, Delivery, Observer, State
 from workers.delivery.outcomes import Rejected
 
 log = logging.getLogger("bucketwire.partitions")
 
-_SHARED_SECONDS = 1.0  # whose batches share a line
 _COUNTS = ("delivered", "superseded", "dead", "parked", "retried")
 
 
@@ -67,7 +67,7 @@ class BatchLog(Observer):
         self._batches += 1
         self._seconds += self._clock() - batch.began
         self._trace = batch.trace
-        if self._clock() - self._written >= _SHARED_SECONDS:
+        if self._clock() - self._written >= policy.LOG_LINE_SECONDS:
             self.lease_ended()
 
     def lease_ended(self) -> None:

@@ -19,7 +19,7 @@ from app.outbox.log.records import small_record, within_budget
 from app.outbox.versions.rows import ObjectKey
 
 LogPosition = tuple[int, int]  # partition and seq of an event in the log
-NEWER_LOOKED_AT = 16  # newer events of an object, for any target, that are checked for each event
+MAX_NEWER_EVENTS = 16  # newer events of an object, for any target, that are checked for each event
 _COLUMNS = (
     tables.events.c.id,
     tables.events.c.name,
@@ -87,10 +87,10 @@ def select_logged(target_id: int, *, newest: bool) -> sa.Select[Any]:
     latest = ordered.where(other.c.key == e.key, other.c.bucket == e.bucket)
     latest = latest.where(other.c.targets.like(f"%,{target_id},%"))
     # Most newer events of a hot key may belong to other targets: do not scan them for each event.
-    hot = sa.func.coalesce(ordered.offset(NEWER_LOOKED_AT - 1).scalar_subquery(), "") >= e.sequencer
-    # Events with a version are judged by the known versions of their key; those without a sequencer are not judged.
-    judged = sa.and_(e.sequencer != "", e.version == "")
-    known = sa.case((~judged, ""), (hot, sa.null()), else_=latest.scalar_subquery())
+    hot = sa.func.coalesce(ordered.offset(MAX_NEWER_EVENTS - 1).scalar_subquery(), "") >= e.sequencer
+    # Events with a version are compared by the known versions of their key; those without a sequencer are not.
+    is_comparable = sa.and_(e.sequencer != "", e.version == "")
+    known = sa.case((~is_comparable, ""), (hot, sa.null()), else_=latest.scalar_subquery())
     return sa.select(*_COLUMNS, known.label("newest"))
 
 
@@ -110,7 +110,7 @@ def select_ahead(target_id: int, *, newest: bool) -> sa.Select[Any]:
     `share`, `partition`, `position` (after which) and `until` (up to which) are bind parameters.
     """
     places = ("partition", "position", "until", "share")
-    return _select_ahead(target_id, *(sa.bindparam(each, type_=sa.BigInteger) for each in places), newest=newest)
+    return _select_ahead(target_id, *(sa.bindparam(name, type_=sa.BigInteger) for name in places), newest=newest)
 
 
 def events_after(
@@ -126,16 +126,16 @@ def events_after(
     A window is a partition, the seq after which it begins, and its last one. One statement reads many of them, because
     a batch is small where events come in all the time: a statement for each took longer than everything else.
     """
-    found: dict[int, list[LoggedEvent]] = {}
+    by_partition: dict[int, list[LoggedEvent]] = {}
     for some in chunked(windows):
         statement = _union(connection.dialect, target_id, some, share, newest=newest)
         rows = connection.exec_driver_sql(statement, execution_options={"no_parameters": True}).all()  # all at once
         for row in rows:
             logged = logged_event(row, newest=newest)
-            found.setdefault(logged.partition, []).append(logged)
-    for events in found.values():  # no database promises the order of a union's rows
+            by_partition.setdefault(logged.partition, []).append(logged)
+    for events in by_partition.values():  # no database promises the order of a union's rows
         events.sort(key=attrgetter("seq"))
-    return found
+    return by_partition
 
 
 def _union(
@@ -153,8 +153,8 @@ def _union(
         for place, position, until in windows
     )
     if dialect.name == "sqlite":
-        return " UNION ALL ".join(f"SELECT * FROM ({each})" for each in searches)  # noqa: S608 - numbers
-    return " UNION ALL ".join(f"({each})" for each in searches)
+        return " UNION ALL ".join(f"SELECT * FROM ({query})" for query in searches)  # noqa: S608 - numbers
+    return " UNION ALL ".join(f"({query})" for query in searches)
 
 
 @lru_cache(maxsize=1024)
@@ -198,7 +198,7 @@ def with_records(connection: sa.Connection, events: Sequence[LoggedEvent]) -> tu
 
     The events are in the order of seq. At least one is within the budget. An event that has left the log is left out.
     """
-    records = within_budget(connection, ((each.partition, each.seq, each.event.record) for each in events))
+    records = within_budget(connection, ((one.partition, one.seq, one.event.record) for one in events))
     beyond = events[len(records)].seq if len(records) < len(events) else None
     return [
         logged if logged.event.record else logged._replace(event=logged.event._replace(record=record))

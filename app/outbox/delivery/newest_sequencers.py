@@ -4,7 +4,7 @@ import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.delivery.log_ahead import goes_to
-from app.outbox.delivery.logged_events import NEWER_LOOKED_AT, LoggedEvent, newest_first, object_key
+from app.outbox.delivery.logged_events import MAX_NEWER_EVENTS, LoggedEvent, newest_first, object_key
 from app.outbox.versions.object_versions import ObjectVersions
 from app.outbox.versions.rows import ObjectKey
 
@@ -27,6 +27,6 @@ def _newest_of_some(connection: sa.Connection, target_id: int, key: ObjectKey) -
     """Return the greatest sequencer of the target's events of a key; None if not among the greatest of all."""
     e = tables.events.c
     columns = sa.select(e.bucket, e.key, e.sequencer, goes_to(target_id).label("mine"))
-    query = newest_first(columns, tables.events).where(e.key_hash == key.key_hash).limit(NEWER_LOOKED_AT)
+    query = newest_first(columns, tables.events).where(e.key_hash == key.key_hash).limit(MAX_NEWER_EVENTS)
     rows = connection.execute(query).all()
     return next((row.sequencer for row in rows if row.mine and (row.bucket, row.key) == key[:2]), None)

@@ -32,10 +32,10 @@ from app.outbox.log.records import first_within_budget
 from app.outbox.markers import NEVER
 from app.outbox.versions.object_versions import ObjectVersions
 
-_REPLAY_WINDOW = 10_000  # most events of the log that one query of a replay scans
+_MAX_REPLAY_SCAN = 10_000  # events of the log that one query of a replay scans
 _FEW_OBJECTS = 64  # with more due objects than this, one event of each makes a batch
 _FEW_PARTITIONS = 2  # of more it is searched first which have events, which is one statement
-_LOOKS = 10  # windows of other targets' events that one batch scans in each partition
+_MAX_WINDOWS = 10  # windows of other targets' events that one batch scans in each partition
 _P = tables.parked.c
 _TIMED = sa.select(_P.partition, _P.key_hash, _P.seq, _P.not_before).where(  # by an index: one row for each object
     _P.target_id == sa.bindparam("target"),
@@ -125,9 +125,9 @@ class PartitionReader:
         self._read_to = head
         at_end = not replaying
         search = self._searched[0] == head or (self._lease.has_free and len(positions) > _FEW_PARTITIONS)
-        if search and (found := positions.keys() & self._with_events(head)):
+        if search and (busy := positions.keys() & self._with_events(head)):
             at_end &= _near(positions, head)  # the others have no events, but a search ends after a window
-            positions = {partition: positions[partition] for partition in positions if partition in found}
+            positions = {partition: positions[partition] for partition in positions if partition in busy}
             share = max(1, limit // len(positions))
         events, scanned = self._within_budget(*self._load(positions, share, head))
         ended = {partition for partition, some in events.items() if len(some) < share and scanned[partition] >= head}
@@ -162,10 +162,10 @@ class PartitionReader:
                 for partition, position in self._lease.positions.items()
             }
             looks = (Look(self._lease.target_id, partition, seq, seq + WINDOW) for partition, seq in after.items())
-            found = {partition for _, partition in events_ahead(self._connection, looks)}
-            for partition in after.keys() - found:
+            busy = {partition for _, partition in events_ahead(self._connection, looks)}
+            for partition in after.keys() - busy:
                 self._none_until[partition] = min(head, after[partition] + WINDOW)
-            self._searched = head, found
+            self._searched = head, busy
         return self._searched[1]
 
     def _load(
@@ -173,18 +173,18 @@ class PartitionReader:
     ) -> tuple[dict[int, list[LoggedEvent]], dict[int, int]]:
         """Return the next events of each partition, up to a share, and the seq up to which it was read.
 
-        Scans at most `_LOOKS` windows, because many events of other targets may come first.
+        Scans at most `_MAX_WINDOWS` windows, because many events of other targets may come first.
         """
         events: dict[int, list[LoggedEvent]] = {partition: [] for partition in positions}
         scanned, left = dict(positions), list(positions)
-        for _ in range(_LOOKS):
+        for _ in range(_MAX_WINDOWS):
             # Events recorded since the head was read may be in the batch too.
             windows = [(partition, scanned[partition], _until(scanned[partition], head)) for partition in left]
             missing = share - max(len(events[partition]) for partition in left)  # 1 or more
-            found = events_after(self._connection, self._lease.target_id, windows, missing, newest=self._newest)
+            read = events_after(self._connection, self._lease.target_id, windows, missing, newest=self._newest)
             left = []
             for partition, _, until in windows:
-                some = found.get(partition, [])
+                some = read.get(partition, [])
                 events[partition] += some
                 if len(some) == missing:
                     scanned[partition] = some[-1].seq
@@ -216,7 +216,7 @@ class PartitionReader:
     def load_replay(self, replay: ReplayPartition, limit: int) -> Batch:
         """Return the next events of a replay, which ends at `replay.until`.
 
-        Scans at most `_REPLAY_WINDOW` events of the log: even if none of many millions is selected, each query stays
+        Scans at most `_MAX_REPLAY_SCAN` events of the log: even if none of many millions is selected, each query stays
         short and the replay advances.
         """
         if replay.position >= replay.window:
@@ -229,10 +229,10 @@ class PartitionReader:
         return Batch(self._resolved(kept), {replay.partition: scanned if beyond is None else beyond - 1})
 
     def _window(self, replay: ReplayPartition) -> int:
-        """Return the seq of the `_REPLAY_WINDOW`th event, of any target, after the replay's position."""
+        """Return the seq of the `_MAX_REPLAY_SCAN`th event, of any target, after the replay's position."""
         e = tables.events.c
         last = sa.select(e.seq).where(e.partition == replay.partition, e.seq > replay.position, e.seq <= replay.until)
-        seq = self._connection.execute(last.order_by(e.seq).offset(_REPLAY_WINDOW - 1).limit(1)).scalar_one_or_none()
+        seq = self._connection.execute(last.order_by(e.seq).offset(_MAX_REPLAY_SCAN - 1).limit(1)).scalar_one_or_none()
         return replay.until if seq is None else int(seq)
 
     def recheck_parked(self) -> None:
@@ -264,7 +264,7 @@ class PartitionReader:
         """Return those of the events' objects that have a parked event, behind which their later events wait."""
         objects = {logged.object for logged in events}
         parked = self._parked_partitions().keys() if objects else ()
-        return set(self._heads([each for each in objects if each[0] in parked]))
+        return set(self._heads([(partition, key_hash) for partition, key_hash in objects if partition in parked]))
 
     def _parked_partitions(self) -> dict[int, int]:
         """Return the lease's partitions that have parked events, and when the first of each is due (ms)."""

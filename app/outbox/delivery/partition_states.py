@@ -1,7 +1,7 @@
-"""Read how a target's partitions stand: what waits in each of them, and which worker has it.
+"""Read the state of a target's partitions: what waits in each of them, and which worker has it.
 
 What it reads is bounded, whatever waits: of each partition the events of `WINDOW` sequence numbers after its cursor,
-and `MOST` events and parked ones.
+and `MAX_COUNTED_EVENTS` events and parked ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,20 +19,21 @@ from app.outbox.engine.database import Database
 from app.outbox.markers import NEVER, REVOKED, WHOLE_LOG
 from app.outbox.targets import find_target
 
-MOST = 1000  # events that are counted in a partition
+MAX_COUNTED_EVENTS = 1000  # in a partition, and as many parked ones
 FREE, LEASED = "free", "leased"
 LEASE_STATES = (FREE, OFFERED, LEASED, REVOKED)
-_AT_ONCE = 64  # partitions in one statement
-_ANONYMOUS = 8  # characters of a token without its worker's name that are shown
+_BATCH_PARTITIONS = 64  # partitions in one statement
+_ANONYMOUS_CHARACTERS = 8  # of a token without its worker's name that are shown
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
     """One partition of a target.
 
-    `pending` and `parked` are counted up to `MOST`; `more` says that there may be more of either. Of `parked` events
-    one of each object is retried, so `parked_objects` is the number of objects. `lease` is one of `LEASE_STATES`; a
-    leased partition has a `holder`, `HOST:PID`, until `leased_until` (ms), which it renews while it works.
+    `pending` and `parked` are counted up to `MAX_COUNTED_EVENTS`; `more` says that there may be more of either. One
+    `parked` event of each object is retried, so `parked_objects` is the number of objects. `lease` is one of
+    `LEASE_STATES`; a leased partition has a `holder`, `HOST:PID`, until `leased_until` (ms), which it renews while it
+    works.
     """
 
     partition: int
@@ -66,10 +67,10 @@ def _state(cursor: Any, counts: Any, head: int, now: int) -> PartitionState:
     return PartitionState(
         partition=cursor.partition,
         position=cursor.position,
-        pending=min(counts.pending, MOST),
-        parked=min(counts.parked, MOST),
-        parked_objects=min(counts.objects, MOST),
-        more=max(counts.pending, counts.parked) > MOST or cursor.position + WINDOW < head,
+        pending=min(counts.pending, MAX_COUNTED_EVENTS),
+        parked=min(counts.parked, MAX_COUNTED_EVENTS),
+        parked_objects=min(counts.objects, MAX_COUNTED_EVENTS),
+        more=max(counts.pending, counts.parked) > MAX_COUNTED_EVENTS or cursor.position + WINDOW < head,
         lease=lease,
         holder=holder,
         leased_until=cursor.leased_until if lease != FREE else 0,
@@ -82,34 +83,34 @@ def lease_of(token: str, leased_until: int, now: int) -> tuple[str, str]:
         return FREE, ""
     if token in (OFFERED, REVOKED):
         return token, ""
-    return LEASED, token.rpartition(":")[0] or token[:_ANONYMOUS]
+    return LEASED, token.rpartition(":")[0] or token[:_ANONYMOUS_CHARACTERS]
 
 
 def _count(connection: sa.Connection, target_id: int, cursors: Sequence[Any]) -> Iterator[Any]:
-    """Yield what waits in each partition, counted up to one more than `MOST`."""
+    """Yield what waits in each partition, counted up to one more than `MAX_COUNTED_EVENTS`."""
     partition = connection.dialect.identifier_preparer.quote("partition")
 
-    def counted(name: str, table: str, place: int, condition: str) -> str:
+    def count_up_to_max(name: str, table: str, place: int, condition: str) -> str:
         # Literals, for the reason given in `log_ahead`.
         return (
             f"(SELECT count(*) FROM (SELECT 1 FROM {table} WHERE {partition} = {place:d} AND {condition}"  # noqa: S608 - numbers
-            f" LIMIT {MOST + 1:d}) AS {name}{place:d}) AS {name}"
+            f" LIMIT {MAX_COUNTED_EVENTS + 1:d}) AS {name}{place:d}) AS {name}"
         )
 
-    for some in (cursors[start : start + _AT_ONCE] for start in range(0, len(cursors), _AT_ONCE)):
+    for some in (cursors[start : start + _BATCH_PARTITIONS] for start in range(0, len(cursors), _BATCH_PARTITIONS)):
         union = " UNION ALL ".join(
             ", ".join(
                 (
                     f"SELECT {cursor.partition:d} AS place",
-                    counted(
+                    count_up_to_max(
                         "pending",
                         "events",
                         cursor.partition,
                         f"seq > {cursor.position:d} AND seq <= {cursor.position + WINDOW:d}"
                         f" AND targets LIKE '%,{target_id:d},%'",
                     ),
-                    counted("parked", "parked", cursor.partition, f"target_id = {target_id:d}"),
-                    counted(
+                    count_up_to_max("parked", "parked", cursor.partition, f"target_id = {target_id:d}"),
+                    count_up_to_max(
                         "objects", "parked", cursor.partition, f"target_id = {target_id:d} AND not_before < {NEVER:d}"
                     ),
                 )

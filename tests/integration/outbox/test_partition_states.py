@@ -46,15 +46,15 @@ def test_partitions_show_what_waits_in_them_for_their_target(database: Database)
 def test_what_is_counted_is_bounded_and_says_so(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     target = failing(database, 1, events=5).target
     Log(database).append([[event("k0") for _ in range(9)]])
-    monkeypatch.setattr(partition_states, "MOST", 3)
+    monkeypatch.setattr(partition_states, "MAX_COUNTED_EVENTS", 3)
     [busy] = [each for each in read_partitions(database, target) if each.parked]
     assert (busy.parked, busy.pending, busy.more) == (3, 3, True)
-    monkeypatch.setattr(partition_states, "MOST", 1000)
+    monkeypatch.setattr(partition_states, "MAX_COUNTED_EVENTS", 1000)
     monkeypatch.setattr(partition_states, "WINDOW", 4)
     [busy] = [each for each in read_partitions(database, target) if each.parked]
     assert (busy.parked, busy.pending, busy.more) == (5, 4, True)
     monkeypatch.setattr(partition_states, "WINDOW", 10_000)
-    monkeypatch.setattr(partition_states, "_AT_ONCE", 1)
+    monkeypatch.setattr(partition_states, "_BATCH_PARTITIONS", 1)
     [busy] = [each for each in read_partitions(database, target) if each.parked]
     assert (busy.parked, busy.pending, busy.more) == (5, 9, False)
 

@@ -13,7 +13,8 @@ from app.outbox.delivery.partition_reader import ParkedEvent, Refusals
 from tests.support.builders import event
 from workers.delivery.batch_record import Delivery, Suspicion
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Delivered, Failed, Outcome, Rejected, Unavailable
-from workers.delivery.second_opinion import MAX_OPINIONS, SecondOpinion
+from workers.delivery.policy import MAX_OPINIONS
+from workers.delivery.second_opinion import SecondOpinion
 
 REFUSED = Unavailable("503")
 UNREACHABLE = Unavailable("connection refused", unreachable=True)

@@ -1,0 +1,40 @@
+"""The numbers by which a worker's deliveries are tuned, with their units and the reasons for them."""
+
+# How many events go into a batch: as many as the target has proved to take in about a second.
+INITIAL_BATCH_EVENTS = 16
+FAST_CALL_SECONDS, SLOW_CALL_SECONDS = 1.0, 3.0  # after a faster one batches get larger, after a slower one smaller
+BATCH_GROWTH = 4  # by which factor
+
+# When a worker keeps its lease although nothing is due. Events gather during a pause and are delivered together; after
+# the patience without any, the lease is released. The longest time bounds how late a dead letter is replayed meanwhile.
+# It does not bound how late a replay begins: that revokes the lease, and waits until it has expired.
+WAIT_PAUSE_SECONDS, WAIT_PATIENCE_SECONDS, MAX_WAIT_SECONDS = 0.008, 0.05, 1.0
+# Where many events come in all the time, they gather for longer: a batch costs milliseconds, however small.
+LONG_PAUSE_SECONDS = 0.02
+FEW_EVENTS = 16  # of a batch; after more than these a worker goes on, whether others are idle or not
+QUICK_BATCH_SECONDS = 0.05  # a target whose last batch took less is worth waiting for
+MAX_BEHIND_SECONDS = 0.05  # for which a worker does not reach the end of the log before it lets others share the work
+CHECK_SECONDS = 0.5  # how often a worker with a backlog checks that the target is unchanged
+
+# When a refusal is believed to be one of the whole target.
+MAX_OPINIONS = 5  # second opinions per batch that may be refused
+OPINION_PATIENCE_SECONDS = 1.0  # after that, one refused second opinion is enough
+MAX_SAMPLED_OBJECTS = 1_000  # due objects to sample from while the target is in doubt
+
+# When something is tried again.
+FIRST_PROBE_MS, MAX_PROBE_MS = 200, 3_000  # so that delivery resumes within five seconds after the target is back
+MAX_RETRY_AFTER_MS = 15 * 60_000  # a longer Retry-After of a remote is reduced to this
+MAX_LATE_RETRY_MS = 60_000  # after its back-off a retry may be this late while its target is available
+FIRST_REPLAY_WAIT_MS, MAX_REPLAY_WAIT_MS = 5_000, 300_000  # for a replay whose turn failed unexpectedly
+MAX_DOUBLINGS = 10  # of a wait
+
+LEASE_MARGIN = 0.1  # share of the lease time, at its end, in which nothing is sent: a request takes time to arrive
+MAX_HISTORY_ATTEMPTS = 10  # that are kept of a parked event
+
+# The record of attempts, which a thread writes beside the deliveries, and the log.
+RECORD_INTERVAL_SECONDS = 2.0  # between two writes
+SEPARATE_RUNS = 10  # rows of delivered events at one target after which contiguous batches are merged
+MAX_RECORDED_ROWS = 250  # of delivered events at one target in a write, and as many others
+LAST_RECORD_SECONDS = 5.0  # for the last write
+TRIM_ROWS = 1_000  # of a target that a process writes between two times that it removes the oldest ones
+LOG_LINE_SECONDS = 1.0  # whose batches share a line
