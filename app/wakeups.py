@@ -157,6 +157,10 @@ class WakeUps:
                     sender = self._sender = _Sender(self._broker_url, self._ready)
         return sender
 
+    def flush(self, seconds: float) -> None:
+        """Wait until this process has sent a wake-up, or could not; for so many seconds at most. Raises nothing."""
+        self._started().attempted.wait(seconds)
+
     def close(self) -> None:
         """End this process's thread. A wake-up that was requested and not sent yet is lost."""
         sender, self._sender = self._sender, None
@@ -191,6 +195,7 @@ class _Sender:
         self._changed = threading.Condition()
         self._requested = _Requested()
         self._closed = False
+        self.attempted = threading.Event()
         self.thread = threading.Thread(target=self._run, name="wakeups", daemon=True)
         self.thread.start()
 
@@ -227,9 +232,11 @@ class _Sender:
                 if not (is_unavailable or self._closed):
                     log.warning("the broker is unavailable, so events are delivered later: %s", error)
                 is_unavailable = True
+                self.attempted.set()
                 self._disconnect()
                 time.sleep(_RETRY_PAUSE)
             else:
+                self.attempted.set()
                 if is_unavailable:
                     log.info("the broker is available again")
                 is_unavailable = False

@@ -3,7 +3,7 @@
 import click
 
 from app.cli_common.run import run_command
-from app.outbox.reconcile.runs import AlreadyRunning
+from app.outbox.errors import AlreadyRunning
 from spark_jobs import shutdown
 from spark_jobs.commands.backfill import backfill
 from spark_jobs.commands.reconcile import reconcile

@@ -2,7 +2,7 @@
 
 import re
 
-from app.outbox.reconcile.runs import AlreadyRunning
+from app.outbox.errors import AlreadyRunning
 
 # Spark passes on the traceback of a Python task as text; its last line is the error.
 _TASK_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+[\w.]+: (.+)")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.errors import AlreadyRunning
 from app.outbox.reconcile import runs as r
 from app.outbox.reconcile.schedule import Schedule
 from spark_jobs.errors import root_cause
@@ -21,7 +22,7 @@ def recorded(database: Database, run: str, retention: int) -> Iterator[Callable[
         return
     waiting = next((waiting for waiting in Schedule(database).waiting() if waiting.run == run), None)
     if waiting is None:
-        raise r.AlreadyRunning(f"the run {run} has already been started")
+        raise AlreadyRunning(f"the run {run} has already been started")
     runs, problems = r.Reconciliations(database), list[str]()
     runs.begin(waiting.target, waiting.bucket, lease=LEASE, run=run)
     try:

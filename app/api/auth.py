@@ -4,7 +4,9 @@ The scopes are those of the tokens: ingest, read, admin; admin includes the othe
 API needs none, but only for requests from this machine: it must listen on a loopback address, be called by one, and not
 through a proxy. From then on the API always needs a token, even after the last one has been revoked.
 
-The console calls the routes for a browser: its session stands in for the token in the header.
+The console calls the routes for a browser: its session stands in for the token in the header. A command on the
+service's own database runs routes with every right, as the operating system's user: what it could not do by a route, it
+could by the database.
 """
 
 import base64
@@ -13,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from flask import Flask, Request, current_app, g, request
@@ -25,15 +27,20 @@ from app.config.networks import is_loopback
 from app.config.settings import ApiToken
 from app.outbox import audit
 from app.outbox.engine.database import DatabaseUnavailable
-from app.outbox.sessions import Sessions
-from app.outbox.tokens import Tokens, TokensUnknown
+from app.outbox.errors import TokensUnknown
+
+if TYPE_CHECKING:
+    from app.outbox.sessions import Sessions
+    from app.outbox.tokens import Tokens
 
 F = TypeVar("F", bound=Callable[..., object])
 
 PUBLIC = "anyone"  # for probes, which have no token; reveals nothing about the events
 VISITOR = "visitor"  # of a page of the console, which checks its session itself and then calls routes that have a scope
 INGEST, READ, ADMIN = "ingest", "read", "admin"
-SESSION = "bucketwire.session"  # in the environment of the console's calls: a `ConsoleSession`
+# In the environment of a call within the process: a `ConsoleSession`, or the `audit.Actor` of a command. No client can
+# set a name of the environment that does not begin with HTTP_.
+SESSION, COMMAND = "bucketwire.session", "bucketwire.command"
 _SCOPE, _LIMITED = "needed_scope", "checks_limits"
 # Headers by which proxies and content delivery networks name the client or themselves.
 _FORWARDED = re.compile(r"x-(?:original-)?forwarded(?:-|$)", re.IGNORECASE)
@@ -141,8 +148,8 @@ class TokenWatch:
     of the session. While neither can be read, it says yes.
     """
 
-    tokens: Tokens
-    sessions: Sessions
+    tokens: "Tokens"
+    sessions: "Sessions"
     digest: str | None  # None: the request needed no token; "": a person has signed in without one
     session: str = ""  # its number
 
@@ -191,19 +198,24 @@ def _beyond_limits(token: ApiToken, kind: str, allowed: Sequence[str]) -> ApiPro
 
 
 def _actor(request: Request, token: ApiToken | None) -> audit.Actor:
+    if COMMAND in request.environ:
+        actor: audit.Actor = request.environ[COMMAND]
+        return actor
     route = request.url_rule.rule if request.url_rule else ""
     via = ("console " if SESSION in request.environ else "") + f"{request.method} {route}"
     return audit.Actor(token.actor if token else "local", request.remote_addr or "", via)
 
 
 def check(request: Request, scope: str) -> ApiToken | None:
-    """Return the token of the request, or of the console's session; None if none is needed: none has existed yet.
+    """Return the token of the request, or of the console's session; None if none is needed.
 
-    Raises `ApiProblem` unless the request has the scope; `TokensUnknown` if the tokens cannot be read.
+    A command needs none, nor does anybody before the first one exists. Raises `ApiProblem` unless the request has the
+    scope; `TokensUnknown` if the tokens cannot be read.
     """
+    if COMMAND in request.environ:
+        return None
     opened = services()
     tokens = opened.tokens
-    # No client can set a name of the environment that does not begin with HTTP_.
     session: ConsoleSession | None = request.environ.get(SESSION)
     if session is None:
         presented = presented_token(request.headers.get("Authorization", ""))
@@ -221,7 +233,7 @@ def check(request: Request, scope: str) -> ApiToken | None:
     return token
 
 
-def _describe_refusal(tokens: Tokens, presented: str) -> str:
+def _describe_refusal(tokens: "Tokens", presented: str) -> str:
     if tokens.any():
         if presented:
             return "this token is not valid; `bucketwire token ls` lists the names of the valid ones"

@@ -10,20 +10,16 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 from flask import Flask, Response
-from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from app.config.errors import BadValue
 from app.config.target_settings import BadSettings
-from app.events.parsing import BadEvents
-from app.outbox.delivery.replays import BadSelection
+from app.events.errors import BadEvents
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
 from app.outbox.engine.db_errors import is_full
-from app.outbox.reconcile.requests import NothingToRepair
-from app.outbox.reconcile.runs import AlreadyRunning, UnknownRun
+from app.outbox.errors import AlreadyRunning, BadSelection, NothingToRepair, TokenExists, TokensUnknown, UnknownRun
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from app.outbox.targets import StoredTarget, UnknownTarget
-from app.outbox.tokens import TokenExists, TokensUnknown
 from app.resources.declaration import BadMember
 from app.rules.model import BadRules
 
@@ -189,13 +185,13 @@ def _(error: MethodNotAllowed) -> ApiProblem:
 
 
 @to_problem.register
-def _(_error: ParseException) -> ApiProblem:  # of a chunk; a malformed head gets no further than the server
-    return ApiProblem("bad-request", "the body is not valid chunked encoding (RFC 9112, section 7.1)")
-
-
-@to_problem.register
 def _(error: HTTPException) -> ApiProblem:
     return ApiProblem("bad-request", error.description or error.name, status=error.code or 400)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return whether an error is an answer to the caller, rather than a defect or an unavailable database."""
+    return to_problem.dispatch(type(error)) not in (to_problem.dispatch(Exception), database_unavailable)
 
 
 def check_active(stored: StoredTarget) -> None:
@@ -229,7 +225,12 @@ for kind in (*DatabaseUnavailable, sa.exc.ProgrammingError, TokensUnknown, Timeo
 
 
 def install(app: Flask) -> None:
-    """Answer every error of the app with a problem."""
+    """Answer every error of the server's app with a problem."""
+    from gunicorn.http.errors import ParseException  # noqa: PLC0415 - only a server reads from connections
+
+    @to_problem.register(ParseException)
+    def _bad_chunk(_error: Exception) -> ApiProblem:  # a malformed head gets no further than the server
+        return ApiProblem("bad-request", "the body is not valid chunked encoding (RFC 9112, section 7.1)")
 
     @app.errorhandler(Exception)
     def _answer(error: Exception) -> Response:

@@ -6,7 +6,6 @@ from typing import IO, Any
 
 import orjson
 from flask import Request
-from gunicorn.http.errors import ParseException
 
 from app.api.errors import ApiProblem
 from app.events.parsing import HEADERS
@@ -25,8 +24,7 @@ def read_body(request: Request, limit: int) -> bytes:
     try:
         return _read(request, limit)
     except ApiProblem:
-        with contextlib.suppress(ParseException):
-            _drain(request.stream)
+        _drain(request.stream)
         raise
 
 
@@ -54,15 +52,15 @@ def _read(request: Request, limit: int) -> bytes:
     return body
 
 
-def json_object(request: Request) -> dict[str, Any]:
-    """Return the JSON object in the body of a request without events.
+def json_object(request: Request, limit: int = _SMALL) -> dict[str, Any]:
+    """Return the JSON object in the body of a request without events, of at most `limit` bytes.
 
     The request must declare JSON as its content type: a web page cannot send that to another origin without permission.
     """
     if not request.is_json:
         raise ApiProblem("not-json", "send a JSON object with Content-Type: application/json")
     try:
-        content = orjson.loads(read_body(request, _SMALL))
+        content = orjson.loads(read_body(request, limit))
     except orjson.JSONDecodeError as error:
         raise ApiProblem("bad-request", f"the body is not JSON: {error.msg}", {"offset": error.pos}) from None
     if not isinstance(content, dict):
@@ -95,9 +93,12 @@ def _unpacked(stream: IO[bytes], limit: int) -> bytes:
 
 def _drain(stream: IO[bytes]) -> None:
     """Read a little more of a refused body; otherwise the server closes the connection, and the next request fails."""
-    for _ in range(_DRAINED // _CHUNK):
-        if not stream.read(_CHUNK):
-            return
+    from gunicorn.http.errors import ParseException  # noqa: PLC0415 - only a server reads from connections
+
+    with contextlib.suppress(ParseException):
+        for _ in range(_DRAINED // _CHUNK):
+            if not stream.read(_CHUNK):
+                return
 
 
 def _too_large(limit: int) -> ApiProblem:

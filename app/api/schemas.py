@@ -124,6 +124,18 @@ _LIMITS: dict[str, Any] = {
 }  # fmt: skip
 _NAME = {**_TEXT, "minLength": 1, "maxLength": MAX_TEXT_CHARACTERS, "pattern": "^[^\\u0000]+$"}
 _TOKEN_NAME = {**_TEXT, "pattern": "^[A-Za-z0-9_.-]{1,64}$"}
+
+
+def _changed_keys() -> dict[str, Any]:
+    """Return the schema of a declaration's targets and section `api`, of which any key may be left out."""
+    document = document_schema()
+    types = document["properties"]["targets"]["patternProperties"]
+    optional = {name: {**settings, "required": []} for name, settings in types.items()}
+    targets = {**document["properties"]["targets"], "patternProperties": optional}
+    properties = {"targets": targets, "api": document["properties"]["api"]}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
 SCHEMAS: dict[str, dict[str, Any]] = {
     "Problem": _object(
         type={**_TEXT, "enum": [f"urn:bucketwire:problem:{kind}" for kind in PROBLEM_TYPES]},
@@ -352,7 +364,15 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             )},
         )},
     ),
+    "ChangedKeys": _changed_keys(),
+    "RuleNumbers": _with("numbers", _object(
+        numbers={"type": "array", "items": {**_NUMBER, "minimum": 1, "maximum": 2**31 - 1}, "minItems": 1,
+                 "maxItems": 10_000},
+    ))
+    | {"additionalProperties": False},
+    "RemovedRules": _object(removed={"type": "array", "items": _NUMBER}),
     "Tokens": _object(
+        required={**_FLAG, "description": "whether requests need a token"},
         tokens={"type": "array", "items": _object(
             name=_TEXT, scopes=_SCOPES, **_LIMITS, frontend=_TEXT, origin={**_TEXT, "enum": ["environment", "stored"]},
             created_at=_TIME,

@@ -9,6 +9,7 @@ from flask import Response
 
 from app.api.errors import ApiProblem
 from app.config.arn import TargetId
+from app.config.targets.registry import settings_type
 from app.resources.declaration import (
     Resource,
     parse_flag,
@@ -51,6 +52,12 @@ def parsed_text(field: str, value: object) -> str:
 def parsed_target(field: str, value: object) -> TargetId:
     """Parse an ARN or `type:name` as a target. Raises `BadMember`."""
     return parse_target_name(field, "" if value is None else value)
+
+
+def target_of(type_name: str, name: str) -> TargetId:
+    """Return the target that a path names. Raises `BadSettings` for an unknown type."""
+    settings_type(type_name)
+    return TargetId(type_name, name)
 
 
 def bad_value(field: str, problem: str, hint: str) -> ApiProblem:

@@ -1,46 +1,110 @@
 """The objects that the routes work with: created once per process, available to every request."""
 
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flask import Flask, current_app
 
 from app.config.errors import BadSettings, Problem
-from app.config.secrets import Sealer
 from app.config.settings import Settings
-from app.events.parsing import Limits
-from app.events.stored_size import UNLIMITED
-from app.outbox.delivery.dead_letters import DeadLetters
-from app.outbox.delivery.ready_targets import ReadyTargets
-from app.outbox.delivery.replays import Replays
 from app.outbox.engine.database import Database
-from app.outbox.log.group_commit import GroupCommit
-from app.outbox.log.spool import Spool
-from app.outbox.log.spool_feeder import SpoolFeeder
 from app.outbox.registry import Registry, open_sealer
-from app.outbox.sessions import Sessions
-from app.outbox.tokens import Tokens
-from app.wakeups import WakeUps
+
+if TYPE_CHECKING:
+    from app.config.secrets import Sealer
+    from app.events.parsing import Limits
+    from app.outbox.delivery.dead_letters import DeadLetters
+    from app.outbox.delivery.replays import Replays
+    from app.outbox.log.group_commit import GroupCommit
+    from app.outbox.log.spool_feeder import SpoolFeeder
+    from app.outbox.sessions import Sessions
+    from app.outbox.tokens import Tokens
+    from app.wakeups import WakeUps
 
 _NAME = "bucketwire"
 
 
-@dataclass(frozen=True, slots=True)
 class Services:
-    """The outbox as one API process has it open. There is a feeder only if there is a spool folder."""
+    """The outbox as one process has it open. A server opens every part at its start, a command those that it uses.
 
-    settings: Settings
-    database: Database
-    sealer: Sealer
-    registry: Registry
-    tokens: Tokens
-    sessions: Sessions
-    commits: GroupCommit
-    dead_letters: DeadLetters
-    replays: Replays
-    feeder: SpoolFeeder | None
-    loopback: bool  # whether only this machine can reach the API
-    wakeups: WakeUps
+    A part is imported when it is opened: a command that shows targets needs neither the broker nor the event log.
+    """
+
+    def __init__(self, settings: Settings, database: Database, *, serves: bool = False) -> None:
+        self.settings = settings
+        self.database = database
+        self._serves = serves  # a command leaves the spool folder, and what it remembers there, to the server
+        self.loopback = settings.loopback  # whether only this machine can reach the API
+
+    @cached_property
+    def sealer(self) -> "Sealer":
+        """What seals secrets and the console's cookies."""
+        return open_sealer(self.settings)
+
+    @cached_property
+    def registry(self) -> Registry:
+        """Targets and rules."""
+        return Registry(self.database, self.sealer)
+
+    @cached_property
+    def tokens(self) -> "Tokens":
+        """The bearer tokens."""
+        from app.outbox.tokens import Tokens  # noqa: PLC0415 - see the class
+
+        memory = self.feeder.spool.folder / "tokens.json" if self.feeder else None
+        return Tokens(self.database, self.settings.api_tokens, memory=memory)
+
+    @cached_property
+    def sessions(self) -> "Sessions":
+        """The console's sessions."""
+        from app.outbox.sessions import Sessions  # noqa: PLC0415 - see the class
+
+        return Sessions(self.database)
+
+    @cached_property
+    def commits(self) -> "GroupCommit":
+        """What records events."""
+        from app.outbox.log.group_commit import GroupCommit  # noqa: PLC0415 - see the class
+
+        return GroupCommit(self.database)
+
+    @cached_property
+    def dead_letters(self) -> "DeadLetters":
+        """The dead letters."""
+        from app.outbox.delivery.dead_letters import DeadLetters  # noqa: PLC0415 - see the class
+
+        return DeadLetters(self.database)
+
+    @cached_property
+    def replays(self) -> "Replays":
+        """The replays."""
+        from app.outbox.delivery.replays import Replays  # noqa: PLC0415 - see the class
+
+        return Replays(self.database)
+
+    @cached_property
+    def wakeups(self) -> "WakeUps":
+        """What wakes the drain and the workers."""
+        from app.outbox.delivery.ready_targets import ReadyTargets  # noqa: PLC0415 - see the class
+        from app.wakeups import WakeUps  # noqa: PLC0415 - see the class
+
+        return WakeUps(self.settings.broker_url, ReadyTargets(self.database, self.registry, self.settings))
+
+    @cached_property
+    def feeder(self) -> "SpoolFeeder | None":
+        """What records the spooled events; None without a spool folder. Raises `BadSettings` if it is unusable."""
+        if not (self._serves and self.settings.spool_dir):
+            return None
+        from app.outbox.log.spool import Spool  # noqa: PLC0415 - see the class
+        from app.outbox.log.spool_feeder import SpoolFeeder  # noqa: PLC0415 - see the class
+
+        try:
+            spool = Spool(Path(self.settings.spool_dir))
+        except OSError as error:
+            reason, hint = f"cannot be used: {error.strerror}", "name a folder on a local disk that the API may write"
+            raise BadSettings([Problem("BUCKETWIRE_SPOOL_DIR", self.settings.spool_dir, reason, hint)]) from None
+        return SpoolFeeder(spool, self.database, self.wakeups.request)
 
     @property
     def largest_event(self) -> int | None:
@@ -49,44 +113,23 @@ class Services:
         return self.feeder.spool.largest_event() if largest is None and self.feeder is not None else largest
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> "Limits":
         """The limits of a body of events, from the settings and from what the database accepts."""
+        from app.events.parsing import Limits  # noqa: PLC0415 - see the class
+        from app.events.stored_size import UNLIMITED  # noqa: PLC0415 - see the class
+
         return Limits(records=self.settings.record_limit, event_bytes=self.largest_event or UNLIMITED)
 
 
 def open_services(settings: Settings) -> Services:
-    """Open everything in the settings, without connecting yet.
+    """Open everything in the settings, without connecting yet: no request has to, and no two threads open a part twice.
 
     Raises `BadSettings` if the spool folder is unusable.
     """
-    database = Database(settings.database_url, patience=settings.database_timeout)
-    spool = _open_spool(settings.spool_dir) if settings.spool_dir else None
-    memory = spool.folder / "tokens.json" if spool else None
-    sealer = open_sealer(settings)
-    registry = Registry(database, sealer)
-    wakeups = WakeUps(settings.broker_url, ReadyTargets(database, registry, settings))
-    return Services(
-        settings=settings,
-        database=database,
-        sealer=sealer,
-        registry=registry,
-        tokens=Tokens(database, settings.api_tokens, memory=memory),
-        sessions=Sessions(database),
-        commits=GroupCommit(database),
-        dead_letters=DeadLetters(database),
-        replays=Replays(database),
-        feeder=SpoolFeeder(spool, database, wakeups.request) if spool else None,
-        loopback=settings.loopback,
-        wakeups=wakeups,
-    )
-
-
-def _open_spool(folder: str) -> Spool:
-    try:
-        return Spool(Path(folder))
-    except OSError as error:
-        reason, hint = f"cannot be used: {error.strerror}", "name a folder on a local disk that the API may write"
-        raise BadSettings([Problem("BUCKETWIRE_SPOOL_DIR", folder, reason, hint)]) from None
+    opened = Services(settings, Database(settings.database_url, patience=settings.database_timeout), serves=True)
+    for part in ("feeder", "sealer", "registry", "tokens", "sessions", "commits", "dead_letters", "replays", "wakeups"):
+        getattr(opened, part)
+    return opened
 
 
 def install(app: Flask, made: Services) -> None:

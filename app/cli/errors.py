@@ -1,10 +1,22 @@
-"""Describe why a command failed, also where the supervisor could not start a process."""
+"""Describe why a command failed, also where the API refused, or the supervisor could not start a process."""
 
-from app.cli_common import errors
+from app.api.refused import Refused
+from app.cli_common import describe_errors
+from app.config.errors import BadSettings, Problem
 from app.supervisor.embedded_broker import RedisMissing
 from app.supervisor.start import CannotStart
 
 
 def describe_exception(error: Exception) -> str:
     """Return one sentence, or one line for each of several problems, without secrets and stack traces."""
-    return str(error) if isinstance(error, CannotStart | RedisMissing) else errors.describe_exception(error)
+    if isinstance(error, Refused):
+        return _describe_refusal(error)
+    return str(error) if isinstance(error, CannotStart | RedisMissing) else describe_errors.describe_exception(error)
+
+
+def _describe_refusal(refused: Refused) -> str:
+    if errors := refused.body.get("errors"):
+        problems = [Problem(each["field"], each["value"], each["problem"], each["hint"]) for each in errors]
+        return describe_errors.describe_settings_error(BadSettings(problems))
+    hint = "; set a valid token with BUCKETWIRE_TOKEN or --token" if refused.status in (401, 403) else ""
+    return f"{refused}{hint}"

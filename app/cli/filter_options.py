@@ -1,24 +1,39 @@
 """The options that select dead letters or retried events, and the check that a change of all of them is meant."""
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import click
 
-from app.cli.context import CommandContext, with_context_or_url
+from app.cli.client import Client, target_path
+from app.cli.context import CommandContext, with_api
 from app.cli_common.errors import CommandError
 
-Which = TypeVar("Which")
-Value = TypeVar("Value", int, str)
+BATCH_IDS = 100  # that one request asks for: as many as its line has room for
+_MAX_ROWS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """Which rows of a list of the API, at `path`; `chosen` has the options that are set, as the API names them."""
+
+    path: str
+    ids: Sequence[int | str] = ()
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+
+    def rows(self, api: Client, member: str, *, limit: int, after: Any = None) -> list[dict[str, Any]]:
+        """Return the first `limit` of the rows."""
+        return api.pages(self.path, member, limit=limit, after=after, **self.chosen)
 
 
 def filter_options(
-    make: Callable[..., Which], options: Mapping[str, Mapping[str, Any]]
+    path: str, options: Mapping[str, Mapping[str, Any]]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds options, given by name, and passes `make(ids=…, **those that are set)` as `which`.
+    """Return a decorator that adds options, given by name, and passes a `RowFilter` of them as `which`.
 
-    The command may have an argument `ids`, and raises `UnknownTarget` for an option `target` of none. The decorator
-    replaces `with_context_or_url`.
+    The command may have an argument `ids`, and is refused for an option `target` of none. The decorator replaces
+    `with_api`.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -26,11 +41,12 @@ def filter_options(
             chosen = {name: given.pop(name) for name in options}
             chosen = {name: value for name, value in chosen.items() if value not in (None, "")}
             if "target" in chosen:
-                context.chosen.target(chosen["target"])  # raises `UnknownTarget` for a mistyped one
-            function(context, which=make(ids=given.pop("ids", ()), **chosen), **given)
+                context.api.get(target_path(chosen["target"]))  # a mistyped one would select nothing
+                chosen["target"] = str(chosen["target"])
+            function(context, which=RowFilter(path, given.pop("ids", ()), chosen), **given)
 
         command.__name__, command.__doc__ = function.__name__, function.__doc__
-        decorated = with_context_or_url(command)
+        decorated = with_api(command)
         for name, settings in reversed([*options.items()]):
             decorated = click.option(f"--{name}", **settings)(decorated)
         return decorated
@@ -38,21 +54,25 @@ def filter_options(
     return decorate
 
 
-def require_filter(which: Which, everything: bool, selected: str) -> Which:
-    """Return a change's filter, which must not be empty by mistake. Raises `click.UsageError`.
+def selection(which: RowFilter, everything: bool, selected: str) -> dict[str, Any]:
+    """Return the body of a change of these rows. Raises `click.UsageError` if it is empty by mistake.
 
     `everything` is the value of `--all`, and `selected` says what can be given instead.
     """
-    if everything == (which != type(which)()):
+    if everything == bool(which.ids or which.chosen):
         raise click.UsageError(f"select {selected}, or only --all")
-    return which
+    return {"all": True} if everything else {**which.chosen, **({"ids": list(which.ids)} if which.ids else {})}
 
 
-def require_found(asked: Collection[Value], found: Collection[Value], what: str, listing: str) -> None:
-    """Raise `CommandError` if not all that was asked for was found, before anything is changed.
+def require_rows(which: RowFilter, api: Client, member: str, number: str, *, what: str, listing: str) -> None:
+    """Raise `CommandError` if a row that an id names does not exist, before anything is changed.
 
-    `what` is the noun for one of them, `listing` the command that lists them.
+    `number` is the rows' member with the id, `what` the noun for one of them, `listing` the command that lists them.
     """
-    missing = [str(one) for one in dict.fromkeys(asked) if one not in found]
+    known = set()
+    for first in range(0, len(which.ids), BATCH_IDS):
+        batch = which.ids[first : first + BATCH_IDS]
+        known |= {row[number] for row in api.pages(which.path, member, limit=_MAX_ROWS, ids=batch)}
+    missing = [str(one) for one in dict.fromkeys(which.ids) if one not in known]
     if missing:
         raise CommandError(f"there is no {what} {', '.join(missing)}, so nothing was changed; `{listing}` lists them")

@@ -12,14 +12,18 @@ _HEAD = """# The command line
 Generated from the commands by `python -m app.cli.reference_page`; a test compares them. `bucketwire <command> --help`
 prints the same text.
 
-Settings come from the environment. Commands use the outbox database directly, so they need no API and no token; they
-need the same `BUCKETWIRE_DATABASE_URL` (or data folder) as the service. With `--json` a command prints JSON. On a
-terminal, long commands show a progress bar.
+Settings come from the environment. On a terminal, long commands show a progress bar.
 
-`apply`, `config`, `dead-letter`, `event`, `events`, `replay`, `status` and `target` (except `target test`) also work on
-a remote service through its API: set its URL with `--url` or `BUCKETWIRE_URL`, and a token with the required scope
-(`read` to show, `admin` to change) in `BUCKETWIRE_TOKEN`. Secrets cannot be read that way, and references (`env:`,
-`file:`) are resolved by the remote service.
+A command with `--url` is a client of the [HTTP API](api.md). Without a URL it runs the API's routes itself, on the
+outbox database of this machine's settings: it needs no running API and no token, only the same
+`BUCKETWIRE_DATABASE_URL` (or data folder) as the service, and the [audit log](api.md#audit-log) names the operating
+system's user. With `--url` or `BUCKETWIRE_URL` it works on the service there, with a token of the required scope
+(`read` to show, `admin` to change) in `BUCKETWIRE_TOKEN`. References (`env:`, `file:`) are then resolved by that
+service. The other commands (`config reseal`, `config export --secrets`, `doctor`, `import minio --queue-dir`,
+`migrate`, `new-epoch`, `sample`, `target test`, `watch`, and those that start processes) work on this machine only.
+
+With `--json` a command prints what the API answers, with the API's members, ids, ARNs and times: a list is an array of
+the API's objects, all pages of it up to `--limit`; a change is the route's answer.
 
 | exit code | |
 |---|---|

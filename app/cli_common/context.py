@@ -1,19 +1,19 @@
-"""The service as the environment configures it, opened as far as a command needs it."""
+"""The service as the environment configures it, opened, and imported, as far as a command needs it."""
 
 import os
 from collections.abc import Callable
 from functools import cached_property, update_wrapper
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from app.cli_common.errors import CommandError
 from app.cli_common.output import Output
 from app.config.settings import Settings
-from app.outbox import audit
-from app.outbox.engine.database import Database
-from app.outbox.engine.schema_version import current, head, is_later
-from app.outbox.registry import Registry, open_registry
+
+if TYPE_CHECKING:
+    from app.outbox.engine.database import Database
+    from app.outbox.registry import Registry
 
 R = TypeVar("R")
 
@@ -27,8 +27,10 @@ class ServiceContext(Output):
         return Settings.from_environ(os.environ)
 
     @cached_property
-    def database(self) -> Database:
+    def database(self) -> "Database":
         """The outbox, at the schema of this code. Raises `CommandError` if it is missing or at another revision."""
+        from app.outbox.engine.schema_version import current, head, is_later  # noqa: PLC0415 - slow: only if needed
+
         path = self.bare_database.url.database
         if self.bare_database.dialect == "sqlite" and not (path and os.path.exists(path)):  # noqa: PTH110 - a text
             raise CommandError(f"there is no outbox yet at {path}; create it: `bucketwire up` or `bucketwire migrate`")
@@ -42,13 +44,17 @@ class ServiceContext(Output):
         return self.bare_database
 
     @cached_property
-    def bare_database(self) -> Database:
+    def bare_database(self) -> "Database":
         """The outbox database in whatever state it is."""
+        from app.outbox.engine.database import Database  # noqa: PLC0415 - slow: only if needed
+
         return Database(self.settings.database_url, pool_size=1, patience=None)  # migrations, counts
 
     @cached_property
-    def registry(self) -> Registry:
+    def registry(self) -> "Registry":
         """Targets and rules in the outbox."""
+        from app.outbox.registry import open_registry  # noqa: PLC0415 - slow: only if needed
+
         return open_registry(self.database, self.settings)
 
     def close(self) -> None:
@@ -59,6 +65,8 @@ class ServiceContext(Output):
 
 def attribute_changes(click_context: click.Context) -> None:
     """Attribute what the command changes in the outbox to the user of this process, until the command ends."""
+    from app.outbox import audit  # noqa: PLC0415 - slow: only if needed
+
     # The command's name only: its arguments may be secrets.
     click_context.with_resource(audit.acting(audit.operating_system_actor(click_context.command_path)))
 

@@ -1,6 +1,6 @@
 """Print a command's results: tables and sentences for people, JSON for programs."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -15,6 +15,8 @@ from app import logs
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
+Cell = str | Callable[[Any], object]  # of a row: its member of this name, or what this makes of the row
+Columns = Mapping[str, Cell]  # by their headers
 
 _FILE_WIDTH = 250
 printable = logs.printable  # commands print texts of any origin, as logs do
@@ -26,8 +28,8 @@ class Output:
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
 
-    def rows(self, rows: Iterable[Row], columns: Mapping[str, str], nothing: str = "") -> None:
-        """Print rows: a JSON array with all their members, or a table of `columns` (header to member)."""
+    def rows(self, rows: Iterable[Row], columns: Columns, nothing: str = "") -> None:
+        """Print rows: a JSON array with all their members, or a table of `columns`, by their headers."""
         rows = list(rows)
         if self.as_json:
             self.json(rows)
@@ -35,11 +37,12 @@ class Output:
             click.echo(nothing or "nothing")
         else:
             table = rich.table.Table(box=rich.box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-            for header, member in columns.items():
-                numeric = all(isinstance(row[member], int) for row in rows)
+            values = [[cell(row) if callable(cell) else row[cell] for row in rows] for cell in columns.values()]
+            for header, column in zip(columns, values, strict=True):
+                numeric = all(isinstance(value, int) for value in column)
                 table.add_column(header, justify="right" if numeric else "left", overflow="fold")
-            for row in rows:
-                table.add_row(*(rich.text.Text(format_cell(row[member])) for member in columns.values()))
+            for row in zip(*values, strict=True):
+                table.add_row(*(rich.text.Text(format_cell(value)) for value in row))
             console().print(table)
 
     def json(self, value: object) -> None:

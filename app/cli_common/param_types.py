@@ -100,11 +100,6 @@ TARGET = TargetParam()
 TIME = TimeParam()
 
 
-def milliseconds(time: str | None) -> int:
-    """Parse a time of the API to milliseconds since 1970; 0 for None."""
-    return 0 if time is None else round(datetime.fromisoformat(time).timestamp() * 1000)
-
-
 def parse_time(text: str, now: float) -> int:
     """Parse a time, or how long ago it was, to milliseconds since 1970. Raises `ValueError`."""
     if re.fullmatch(r"([0-9.]+[a-zµμ]+)+", text):

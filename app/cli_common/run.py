@@ -40,7 +40,7 @@ def run_command(
     except Exception as error:
         if os.environ.get("BUCKETWIRE_DEBUG", "") not in ("", "0"):
             raise
-        from app.cli_common.errors import describe_exception  # noqa: PLC0415 - its imports are slow and rarely needed
+        from app.cli_common.describe_errors import describe_exception  # noqa: PLC0415 - its imports are slow and rarely needed
 
         click.echo(f"bucketwire: {describe(error) or describe_exception(error)}", err=True)
         code = os.EX_TEMPFAIL if isinstance(error, temporary) else 1

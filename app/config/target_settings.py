@@ -1,6 +1,6 @@
 """Load, check, merge, redact and format the settings of targets, by the name of the target type."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import overload
 
 from app.config.arn import TargetId
@@ -76,6 +76,14 @@ def texts(type_name: str, values: Mapping[str, object]) -> dict[str, str]:
     if problems:
         raise BadSettings(problems)
     return result
+
+
+def joined(lines: Iterable[tuple[TargetId, Mapping[str, str]]]) -> dict[TargetId, Mapping[str, str]]:
+    """Return the keys that lines set, by target; a later line of the same target prevails."""
+    settings: dict[TargetId, Mapping[str, str]] = {}
+    for target, values in lines:
+        settings[target] = {**settings.get(target, {}), **values}
+    return settings
 
 
 def merged(type_name: str, stored: Mapping[str, str], changes: Mapping[str, object]) -> dict[str, str]:

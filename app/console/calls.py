@@ -4,7 +4,6 @@ A call passes through the API's own checks of scopes, values and limits, exactly
 what the session's token may not do is refused there, not here.
 """
 
-import io
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
@@ -12,7 +11,9 @@ from urllib.parse import urlencode
 import orjson
 from flask import Response, current_app, request
 
+from app.api import in_process
 from app.api.auth import SESSION, ConsoleSession
+from app.api.refused import Refused
 
 _SERVER = (
     "SERVER_NAME", "SERVER_PORT", "SERVER_PROTOCOL", "REMOTE_ADDR", "REMOTE_PORT", "wsgi.version", "wsgi.url_scheme",
@@ -25,38 +26,6 @@ _LEFT_OUT = frozenset(
         "HTTP_IF_NONE_MATCH", "HTTP_IF_MODIFIED_SINCE", "HTTP_EXPECT",
     }
 )  # fmt: skip
-
-
-class Refused(Exception):
-    """The API has refused a call: `status`, and `body`, its problem (RFC 9457)."""
-
-    def __init__(self, status: int, body: Mapping[str, Any]) -> None:
-        super().__init__(str(body.get("detail") or body.get("title") or status))
-        self.status = status
-        self.body = body
-
-    @property
-    def kind(self) -> str:
-        """The problem's type, such as `bad-value`."""
-        return str(self.body.get("type", "")).rpartition(":")[2]
-
-    @property
-    def sentences(self) -> list[str]:
-        """What is wrong: one sentence for each wrong field, or the problem's detail."""
-        fields = [
-            f"{error['field']} {error['problem']}" + (f"; {error['hint']}" if error.get("hint") else "")
-            for error in self.body.get("errors", ())
-        ]
-        return fields or [str(self)]
-
-    @property
-    def by_field(self) -> dict[str, str]:
-        """What is wrong with each field, by its name."""
-        wrong = {
-            str(error["field"]): error["problem"] + (f"; {error['hint']}" if error.get("hint") else "")
-            for error in self.body.get("errors", ())
-        }
-        return wrong or ({str(self.body["field"]): str(self)} if self.body.get("field") else {})
 
 
 def get(path: str, **query: Any) -> dict[str, Any]:
@@ -88,7 +57,7 @@ def stream(path: str, **query: str) -> Response:
     """Return the answer of a route that streams, for the browser itself. Raises `Refused`."""
     response = _respond(request.method, path, urlencode({name: text for name, text in query.items() if text}), None)
     if response.status_code >= 400:
-        raise Refused(response.status_code, orjson.loads(response.get_data() or b"{}"))
+        in_process.read(response)
     return response
 
 
@@ -98,34 +67,13 @@ def target_path(type_name: str, name: str) -> str:
 
 
 def _respond(method: str, path: str, query: str, body: bytes | None) -> Response:
-    app = current_app._get_current_object()  # type: ignore[attr-defined]  # the app behind the proxy
-    # A context of its own for the app too: a call shares nothing with the page, as if it came over the network.
-    with app.app_context(), app.request_context(_environ(method, path, query, body)):
-        response: Response = app.full_dispatch_request()
-    return response
-
-
-def _call(method: str, path: str, query: str, body: bytes | None) -> dict[str, Any]:
-    response = _respond(method, path, query, body)
-    content = response.get_data()
-    answer = orjson.loads(content) if content else {}
-    if response.status_code >= 400:
-        raise Refused(response.status_code, answer)
-    return dict(answer)
-
-
-def _environ(method: str, path: str, query: str, body: bytes | None) -> dict[str, Any]:
     outer = request.environ
     kept = {name: outer[name] for name in _SERVER if name in outer}
     kept |= {name: value for name, value in outer.items() if name.startswith("HTTP_") and name not in _LEFT_OUT}
-    kept |= {
-        "REQUEST_METHOD": method,
-        "SCRIPT_NAME": "",
-        "PATH_INFO": path.encode().decode("latin-1"),
-        "QUERY_STRING": query,
-        "wsgi.input": io.BytesIO(body or b""),
-        SESSION: outer.get(SESSION, ConsoleSession()),
-    }
-    if body is not None:
-        kept |= {"CONTENT_TYPE": "application/json", "CONTENT_LENGTH": str(len(body))}
-    return kept
+    kept |= {SESSION: outer.get(SESSION, ConsoleSession())}
+    app = current_app._get_current_object()  # type: ignore[attr-defined]  # the app behind the proxy
+    return in_process.respond(app, method, path, query, body, kept)
+
+
+def _call(method: str, path: str, query: str, body: bytes | None) -> dict[str, Any]:
+    return in_process.read(_respond(method, path, query, body))

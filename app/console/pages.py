@@ -12,11 +12,11 @@ from flask import Blueprint, Response, g, make_response, render_template, reques
 
 from app.api import auth
 from app.api.errors import ApiProblem, to_problem
+from app.api.refused import Refused
 from app.api.services import services
 from app.config.fields.field_types import written_size
 from app.config.settings import SCOPES
 from app.console import formats
-from app.console.calls import Refused
 from app.console.openid import identity
 from app.console.session import LOCAL, Seals, Session, is_same_site
 

@@ -290,14 +290,15 @@ class Registry:
             for bucket in {rule.bucket for rule in rules if rule.filters.regex}:
                 check_expressions(stored.rule for stored in read_rules(connection, bucket))
 
-    def remove_rules(self, row_ids: Sequence[int]) -> int:
-        """Remove rules by number, and return how many existed."""
+    def remove_rules(self, row_ids: Collection[int]) -> list[int]:
+        """Remove rules by number, all in one transaction, and return the numbers of those that existed."""
         with self._database.writing() as connection:
             log_head.change_routing(connection)
             chosen = set(row_ids)
-            gone = [stored.rule for stored in read_rules(connection) if stored.row_id in chosen]
-            _record_rules(connection, "rule.remove", gone)
-            return int(connection.execute(tables.rules.delete().where(tables.rules.c.id.in_(row_ids))).rowcount)
+            gone = [stored for stored in read_rules(connection) if stored.row_id in chosen]
+            _record_rules(connection, "rule.remove", [stored.rule for stored in gone])
+            connection.execute(tables.rules.delete().where(tables.rules.c.id.in_([stored.row_id for stored in gone])))
+            return [stored.row_id for stored in gone]
 
     def replace_rules(self, bucket: str, rules: Sequence[Rule]) -> None:
         """Replace a bucket's rules in one transaction. Raises `BadRules`, `UnknownTarget`; then nothing has changed."""

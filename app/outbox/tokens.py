@@ -28,6 +28,7 @@ from app.events.frontends import S3_FRONTENDS
 from app.outbox import audit, sessions, tables
 from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.errors import TokenExists, TokensUnknown, UnknownToken
 from app.rules.model import EVERY_BUCKET
 
 log = logging.getLogger("bucketwire.tokens")
@@ -36,18 +37,6 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _RECORD, _NO_DIGEST = "*", "-" * 64  # of the row that the module's docstring describes
 _MOST_LIMITS, _LONGEST_BUCKET = 100, 255
 _PREFIX = "bw_"  # makes tokens recognizable to people and secret scanners
-
-
-class TokenExists(Exception):
-    """A token of that name exists. A token cannot be shown again, only revoked and created again."""
-
-
-class UnknownToken(LookupError):
-    """The database has no token of that name."""
-
-
-class TokensUnknown(Exception):
-    """This process has not been able to read the tokens in the database since it started, so it can verify none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,9 @@ class Retry(Resource):
     """The oldest undelivered event of an object, which has failed; later events of the object wait behind it."""
 
     columns: ClassVar[Columns] = {
-        "target": short_target, "object": object_path, "event": "name", "attempts": "attempts",
-        "next try": "next_try", "id": "event_id",
+        "target": short_target, "object": object_path, "attempts": "attempts",
+        "next attempt": lambda retry: retry["next_try"] or "now", "event id": "event_id",
+        "reason": lambda retry: retry["history"][-1]["reason"] if retry["history"] else "",
     }  # fmt: skip
 
     target: Arn

@@ -10,8 +10,9 @@ from app.cli_common.context import ServiceContext
 from app.cli_common.output import bar, count_noun
 from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
+from app.outbox.errors import AlreadyRunning
 from app.outbox.reconcile.progress import Progress
-from app.outbox.reconcile.runs import AlreadyRunning, Reconciliations
+from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from spark_jobs import java_options, shutdown
 from spark_jobs.commands import options

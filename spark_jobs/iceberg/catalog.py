@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from app.config.errors import BadValue
 from app.config.settings import Settings
-from app.outbox.reconcile.runs import AlreadyRunning
+from app.outbox.errors import AlreadyRunning
 from spark_jobs import connectors
 from spark_jobs.jdbc import postgresql_url
 from spark_jobs.listings.s3_listing import Bucket

@@ -172,7 +172,7 @@ def test_every_command_of_the_readmes_tour_works(whole: Whole) -> None:
     states = f"{shlex.quote(str(whole.clone / '.venv/bin/bucketwire'))} status --json"
 
     def delivered() -> dict[str, int]:
-        return {row["target"]: row["delivered"] for row in orjson.loads(whole.shell(states))}
+        return {f"{row['type']}:{row['name']}": row["events"]["delivered"] for row in orjson.loads(whole.shell(states))}
 
     until(lambda: delivered()["redis:mirror"] >= 2, 30, what="the events of the tour at the mirror")
 

@@ -227,7 +227,7 @@ def apart(installed: Environment) -> Iterator[Apart]:
 
 def test_the_processes_run_apart_and_deliver_the_tours_event(apart: Apart) -> None:
     def delivered() -> bool:
-        return [row["delivered"] for row in orjson.loads(apart("status", "--json").stdout)] == [1]
+        return [row["events"]["delivered"] for row in orjson.loads(apart("status", "--json").stdout)] == [1]
 
     until(delivered, PATIENCE, what="the event at the mirror")
 

@@ -20,8 +20,8 @@ from botocore.credentials import Credentials
 from kombu import Connection, Consumer, Producer
 
 from app import wakeups
-from app.api import create_app
 from app.api.admin.encryption import encrypt
+from app.api.application import create_app
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox.delivery.breaker_state import open_breaker

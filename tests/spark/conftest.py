@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from app.cli_common.run import run_command
-from app.outbox.reconcile.runs import AlreadyRunning
+from app.outbox.errors import AlreadyRunning
 from tests import provision, services
 from tests.services import java, spark_classes
 

@@ -8,8 +8,9 @@ import pytest
 
 from app.cli_common.context import ServiceContext
 from app.outbox.engine.database import now_ms
+from app.outbox.errors import AlreadyRunning
 from app.outbox.reconcile.requests import RunRequests
-from app.outbox.reconcile.runs import AlreadyRunning, Reconciliations
+from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from spark_jobs.commands.reconcile import may_repair
 from tests.support.builders import add_target, migrated

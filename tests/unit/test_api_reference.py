@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from app.api import create_app
+from app.api.application import create_app
 from app.api.errors import PROBLEM_TYPES
 from app.config.settings import Settings
 

@@ -95,6 +95,30 @@ def test_arrows_in_app_point_inwards(folder: str, not_known: list[str]) -> None:
     assert crossings(folder, *not_known) == []
 
 
+# The modules of commands that work on the outbox without a route of the API, each with its reason.
+OUTBOX_WITHOUT_A_ROUTE = {
+    "app/cli/context.py": "opens the outbox for the routes that it runs",
+    "app/cli/commands/config.py": "reseals secrets, and exports them: no route shows a secret",
+    "app/cli/commands/doctor.py": "checks a service whose database or API may be away",
+    "app/cli/commands/import_minio.py": "records a MinIO's undelivered events from files of this machine",
+    "app/cli/commands/migrate.py": "creates the tables that the routes need",
+    "app/cli/commands/processes.py": "starts processes",
+    "app/cli/commands/sample.py": "reads the embedded Redis",
+    "app/cli/commands/targets.py": "sends a test from this machine, with the target's secrets",
+    "app/cli/commands/up.py": "starts processes",
+    "app/cli/commands/watch.py": "follows the log from any time; the API's stream begins at an event",
+}
+
+
+def test_commands_speak_the_api_but_where_no_route_does_the_job() -> None:
+    users = {
+        str(path.relative_to(ROOT))
+        for path in modules("app/cli")
+        if any(within(name, "app.outbox", "app.cli_common.context") for name in imports(path))
+    }
+    assert users == OUTBOX_WITHOUT_A_ROUTE.keys()
+
+
 def test_events_need_the_standard_library_and_orjson_only() -> None:
     known = (*sys.stdlib_module_names, "orjson", "app.events")
     strangers = [

@@ -10,7 +10,7 @@ import click
 import pytest
 from werkzeug.routing import MapAdapter
 
-from app.api import create_app
+from app.api.application import create_app
 from app.cli import bucketwire
 from app.config.settings import _NOT_SETTINGS, Settings
 from spark_jobs.__main__ import jobs

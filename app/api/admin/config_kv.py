@@ -15,10 +15,10 @@ from app.config.errors import BadSettings, nearest
 from app.config.fields.fields import fields_of
 from app.config.formats.api_line import is_api_line, parse_api_line, take_api_lines
 from app.config.formats.config_help import api_helps, describe_section, key_helps
-from app.config.target_settings import parse_line, parse_lines
+from app.config.target_settings import joined, parse_line, parse_lines
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import section_type, sections
-from app.manifest.changes import joined, set_keys
+from app.manifest.changes import set_keys
 from app.outbox.registry import Registry
 from app.outbox.targets import StoredTarget, UnknownTarget
 

@@ -10,7 +10,8 @@ from app.api.errors import ApiProblem
 from app.api.request_body import json_object
 from app.api.serialization import bad_value, json_response, parsed_target, parsed_text, parsed_time
 from app.api.services import services
-from app.outbox.delivery.replays import Replay, Selection, UnknownReplay
+from app.outbox.delivery.replays import Replay, Selection
+from app.outbox.errors import UnknownReplay
 from app.outbox.markers import NEVER
 from app.resources.declaration import format_time, refuse_unknown
 

@@ -9,7 +9,7 @@ from flask import Blueprint, Response, request
 from app.api.auth import ADMIN, READ, needs
 from app.api.errors import ApiProblem
 from app.api.request_body import json_object
-from app.api.serialization import bad_value, json_response, parsed_target, parsed_text
+from app.api.serialization import bad_value, json_response, parsed_number, parsed_target, parsed_text
 from app.api.services import services
 from app.config.errors import BadSettings
 from app.outbox.rules import StoredRule, matching_rules
@@ -21,6 +21,7 @@ from app.rules.model import BadRules, Rule, check
 
 routes = Blueprint("rules", __name__)
 _LAST = 2**31 - 1  # the greatest number that the table can have
+_MAX_NUMBERS = 10_000
 _MEMBERS = ("bucket", "events", "prefix", "suffix", "target", "rule_id", *FILTER_MEMBERS)
 _EVENT_MEMBERS = ("bucket", "key", "event", "metadata", "tags", "size")
 
@@ -119,6 +120,33 @@ def remove(number: int) -> Response:
     if number > _LAST or not services().registry.remove_rules([number]):
         raise ApiProblem("not-found", f"there is no rule {number}; GET /v1/rules shows those there are")
     return Response(status=204)
+
+
+@routes.post("/v1/rules/remove")
+@needs(ADMIN)
+def remove_several() -> Response:
+    """Remove rules.
+    ---
+    post:
+      summary: Remove rules by their numbers, in one transaction
+      description: >
+        Numbers of rules that do not exist are left out. Events that were recorded before are still delivered to the
+        rules' targets.
+      security: [{token: [admin]}]
+      requestBody: {required: true, content: {application/json: {schema: RuleNumbers}}}
+      responses:
+        200: {description: the numbers of the removed rules, content: {application/json: {schema: RemovedRules}}}
+        default: Problem
+    """
+    body = json_object(request)
+    refuse_unknown(body, ("numbers",))
+    numbers = body.get("numbers")
+    if not isinstance(numbers, list) or not 0 < len(numbers) <= _MAX_NUMBERS:
+        raise bad_value("numbers", "is not a list of numbers", f"give 1 to {_MAX_NUMBERS} numbers of rules")
+    # In JSON Schema 5.0 is an integer too.
+    whole = [int(number) if isinstance(number, float) and number.is_integer() else number for number in numbers]
+    chosen = [parsed_number("numbers", number, 0, least=1, most=_LAST) for number in whole]
+    return json_response({"removed": services().registry.remove_rules(chosen)})
 
 
 def _rule(body: dict[str, Any]) -> Rule:

@@ -1,16 +1,14 @@
-"""List, change, pause and test targets."""
+"""List, change and pause targets."""
 
-import uuid
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlencode
 
 from flask import Blueprint, Response, request
 
 from app.api.auth import ADMIN, READ, is_limited, may_see, needs
-from app.api.errors import ApiProblem, check_active
+from app.api.errors import ApiProblem
 from app.api.request_body import json_object
-from app.api.serialization import json_response, parsed_flag, parsed_text
+from app.api.serialization import json_response, parsed_flag, parsed_text, target_of
 from app.api.services import services
 from app.config.api_settings import SyncEvents, is_sync, sync_events
 from app.config.arn import TargetId
@@ -19,12 +17,8 @@ from app.config.fields.fields import fields_of, references
 from app.config.target_settings import REDACTED, load, merged, redacted, texts
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import settings_type
-from app.events.test_events import TEST_BUCKET, make_test_events
 from app.outbox.delivery.counters import TargetCounters, read_status
-from app.outbox.delivery.partition_states import read_partitions
 from app.outbox.engine.database import now_ms
-from app.outbox.log.batch import QueueFull
-from app.outbox.log.recorder import Recorder
 from app.outbox.service_settings import read_api_settings
 from app.outbox.targets import StoredTarget, UnknownTarget
 from app.resources.declaration import format_time, refuse_unknown
@@ -67,45 +61,7 @@ def show(type_name: str, name: str) -> Response:
         200: {description: the target, content: {application/json: {schema: Target}}}
         default: Problem
     """
-    return json_response(_one(_target(type_name, name)))
-
-
-@routes.get("/v1/targets/<type_name>/<name>/partitions")
-@needs(READ, limited=True)
-def partitions(type_name: str, name: str) -> Response:
-    """Show a target's partitions.
-    ---
-    get:
-      summary: Return what waits in each partition of a target, and which worker has leased it
-      description: >
-        In a partition at most 1,000 events are counted, of the 10,000 sequence numbers after its cursor; `more` says
-        that there may be more.
-      security: [{token: [read]}]
-      parameters: [target_type, target_name]
-      responses:
-        200: {description: the partitions, content: {application/json: {schema: Partitions}}}
-        default: Problem
-    """
-    target = _target(type_name, name)
-    return json_response(
-        {
-            "target": target.arn(services().settings.region),
-            "partitions": [
-                {
-                    "partition": each.partition,
-                    "position": each.position,
-                    "pending": each.pending,
-                    "parked": each.parked,
-                    "parked_objects": each.parked_objects,
-                    "more": each.more,
-                    "lease": each.lease,
-                    "holder": each.holder or None,
-                    "leased_until": format_time(each.leased_until),
-                }
-                for each in read_partitions(services().database, target)
-            ],
-        }
-    )
+    return json_response(_one(target_of(type_name, name)))
 
 
 @routes.put("/v1/targets/<type_name>/<name>")
@@ -127,7 +83,7 @@ def put(type_name: str, name: str) -> Response:
         201: {description: the new target, content: {application/json: {schema: Target}}}
         default: Problem
     """
-    target = _target(type_name, name)
+    target = target_of(type_name, name)
     settings, status = json_object(request), 200
     before: Mapping[str, str] = {}
     try:
@@ -165,7 +121,7 @@ def remove(type_name: str, name: str) -> Response:
         default: Problem
     """
     refuse_unknown(request.args, ("force",))
-    lost = services().registry.remove(_target(type_name, name), force=parsed_flag("force", request.args.get("force")))
+    lost = services().registry.remove(target_of(type_name, name), force=parsed_flag("force", request.args.get("force")))
     return json_response({"lost": lost})
 
 
@@ -185,7 +141,7 @@ def pause(type_name: str, name: str) -> Response:
     """
     body = json_object(request)
     refuse_unknown(body, ("reason",))
-    target = _target(type_name, name)
+    target = target_of(type_name, name)
     services().registry.pause(target, parsed_text("reason", body.get("reason")) or "paused through the API")
     return json_response(_one(target))
 
@@ -205,57 +161,9 @@ def resume(type_name: str, name: str) -> Response:
         default: Problem
     """
     refuse_unknown(json_object(request), ())
-    target = _target(type_name, name)
+    target = target_of(type_name, name)
     services().registry.resume(target)
     return json_response(_one(target))
-
-
-@routes.post("/v1/targets/<type_name>/<name>/test")
-@needs(ADMIN, limited=True)
-def test(type_name: str, name: str) -> Response:
-    """Send a test event.
-    ---
-    post:
-      summary: Record a marked test event for this target only, independent of the rules
-      description: >
-        It is delivered like any other event, after those that are pending; `history` is the address of its delivery
-        state. A namespace gets a PUT and the DELETE of the same object, so that it keeps nothing of them.
-      security: [{token: [admin]}]
-      parameters: [target_type, target_name]
-      requestBody: {required: true, content: {application/json: {schema: Nothing}}}
-      responses:
-        202: {description: the test event is recorded, content: {application/json: {schema: TargetTest}}}
-        default: Problem
-    """
-    refuse_unknown(json_object(request), ())
-    target = _target(type_name, name)
-    registry = services().registry
-    stored = registry.target(target)
-    check_active(stored)
-    namespace = getattr(registry.settings(stored), "format", "") == "namespace"
-    now, key = now_ms(), uuid.uuid4().hex
-    events = make_test_events(key, now, format_time(now) or "", namespace=namespace)
-    [receipt] = Recorder(services().database, only_target=target, action="target.test").record([events])
-    if isinstance(receipt, Exception):
-        raise receipt
-    arn = target.arn(services().settings.region)
-    if isinstance(receipt, QueueFull):
-        raise ApiProblem("queue-full", f"the queue of {arn} is full; no test event was recorded", {"targets": [arn]})
-    return json_response(
-        {
-            "target": arn,
-            "ids": [event.id for event in events],
-            "bucket": TEST_BUCKET,
-            "key": key,
-            "history": f"/v1/events?{urlencode({'bucket': TEST_BUCKET, 'key': key})}",
-        },
-        202,
-    )
-
-
-def _target(type_name: str, name: str) -> TargetId:
-    settings_type(type_name)  # raises for an unknown type
-    return TargetId(type_name, name)
 
 
 def _one(target: TargetId) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from app.api.request_body import json_object
 from app.api.serialization import bad_value, json_response, parsed_target, parsed_text
 from app.api.services import services
 from app.config.errors import BadValue
-from app.outbox.tokens import UnknownToken
+from app.outbox.errors import UnknownToken
 from app.resources.declaration import format_time, refuse_unknown
 
 routes = Blueprint("tokens", __name__)
@@ -24,6 +24,7 @@ def ls() -> Response:
     ---
     get:
       summary: List the valid tokens by name; the tokens themselves are not stored
+      description: "`required`: whether requests need a token; from the first one on, also after the last is revoked"
       security: [{token: [admin]}]
       responses:
         200: {description: the tokens, content: {application/json: {schema: Tokens}}}
@@ -41,7 +42,7 @@ def ls() -> Response:
         }
         for stored in services().tokens.list()
     ]
-    return json_response({"tokens": tokens})
+    return json_response({"tokens": tokens, "required": services().tokens.required()})
 
 
 @routes.post("/v1/tokens")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from prometheus_client import Metric
 
 from app import logs, telemetry
-from app.api import create_app
+from app.api.application import create_app
 from app.api.routes.metrics import scrape
 from app.config.errors import BadSettings
 from app.config.settings import Settings

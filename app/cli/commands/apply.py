@@ -6,7 +6,7 @@ from typing import IO, Any
 import click
 
 from app.cli.commands.config import show_api, show_targets
-from app.cli.context import CommandContext, with_context_or_url
+from app.cli.context import CommandContext, with_api
 from app.cli_common.output import count_noun, printable
 from app.manifest.document import parse_manifest, read_yaml, schema
 from app.rules.filters import parse_filters
@@ -20,7 +20,7 @@ from app.rules.filters import parse_filters
     "--force", is_flag=True, help="With --prune: also remove targets with undelivered events or dead letters."
 )
 @click.option("--schema", "show_schema", is_flag=True, help="Print the file's JSON Schema, for editors, instead.")
-@with_context_or_url
+@with_api
 def apply(
     context: CommandContext, source: IO[bytes] | None, dry_run: bool, prune: bool, force: bool, show_schema: bool
 ) -> None:
@@ -36,10 +36,12 @@ def apply(
         raise click.UsageError("name the file: -f bucketwire.yaml")
     if force and not prune:
         raise click.UsageError("--force has an effect only with --prune")
-    declared = parse_manifest(read_yaml(source.read()))
-    plan = context.apply(declared, dry_run=dry_run, prune=prune, force=force)
+    document = read_yaml(source.read())
+    declared = parse_manifest(document)  # the file's mistakes are found before anything is sent
+    body = document if isinstance(document, Mapping) else {}
+    plan = context.api.change("POST", "/v1/declaration", body, dry_run=dry_run, prune=prune, force=force)
     if context.as_json:
-        context.json({"dry_run": dry_run} | plan)
+        context.json(plan)
         return
     show_targets(plan)
     for target in plan["targets_removed"]:

@@ -1,13 +1,16 @@
 """`bucketwire config …`: targets as lines of `notify_<type>[:<name>] key=value …`, as in `mc admin config`."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
 import click
 import orjson
 
-from app.cli.context import CommandContext, with_context, with_context_or_url
+from app.cli.client import target_path
+from app.cli.context import CommandContext, with_api
+from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.errors import CommandError
 from app.cli_common.output import Output, printable
 from app.config.api_settings import ABOUT, SECTION, ApiSettings, api_texts
@@ -16,11 +19,10 @@ from app.config.errors import Problem, did_you_mean
 from app.config.fields.fields import fields_of
 from app.config.formats.api_line import is_api_line, parse_api_line, take_api_lines
 from app.config.formats.config_help import api_helps, describe_section, key_helps
-from app.config.target_settings import BadSettings, from_config_json, parse_line, parse_lines, to_line
+from app.config.target_settings import BadSettings, from_config_json, joined, parse_line, parse_lines, to_line
 from app.config.targets.registry import section_type, sections
-from app.manifest.changes import changed, joined
-from app.manifest.document import Manifest
 
+_API = f"/v1/settings/{SECTION}"
 _ORIGINS = {"environment": "  # by MINIO_API_SYNC_EVENTS", "stored": "", "default": "  # the default"}
 
 
@@ -36,7 +38,7 @@ def config() -> None:
 @click.argument("line", metavar="[ALIAS] [LINE]...", nargs=-1)
 @click.option("--file", "source", type=click.File("r"), help="Read lines from a file instead; - is standard input.")
 @click.option("--dry-run", is_flag=True, help="Check, show what would change, and change nothing.")
-@with_context_or_url
+@with_api
 def set_(context: CommandContext, line: tuple[str, ...], source: IO[str] | None, dry_run: bool) -> None:
     """Set targets: notify_TYPE[:NAME] KEY=VALUE ..., or the sync mode of all: api sync_events=on
 
@@ -54,43 +56,48 @@ def set_(context: CommandContext, line: tuple[str, ...], source: IO[str] | None,
         api, targets = parse_api_line(" ".join(words)), {}
     else:
         api, targets = {}, joined([_parse_words(words)])
-    put_all(context, changed(context.chosen, targets), api=api, dry_run=dry_run)
+    set_keys(context, targets, api=api, dry_run=dry_run)
 
 
 @config.command()
 @click.argument("words", metavar="[ALIAS] [SECTION]", nargs=-1)
-@with_context_or_url
+@with_api
 def get(context: CommandContext, words: tuple[str, ...]) -> None:
     """Show targets as lines, secrets redacted: all, those of notify_TYPE, or notify_TYPE:NAME; or api."""
     section, *others = _without_alias(words) or ("",)
     if others:
         raise click.UsageError("give one section")
     if section == SECTION:
-        value, origin = context.sync_events
+        settings = context.api.get(_API)
+        line = f"{SECTION} sync_events={settings['sync_events']['value']}"
         if context.as_json:
-            context.json([f"{SECTION} sync_events={value}"])
+            context.json(settings)
         else:
-            click.echo(f"{SECTION} sync_events={value}{_ORIGINS[origin]}")
+            click.echo(line + _ORIGINS[settings["sync_events"]["origin"]])
         return
-    lines = _lines(context, section or None, secrets=False)
+    targets = _targets(context, section)
     if context.as_json:
-        context.json(lines)
+        context.json(targets)
     else:
-        for line in lines:
-            click.echo(printable(line))
+        for target in targets:
+            click.echo(printable(to_line(_id(target), target["settings"], redact=True)))
 
 
 @config.command()
 @click.option("--secrets", is_flag=True, help="Include the secrets, to set the targets elsewhere.")
-@with_context_or_url
+@with_api
 def export(context: CommandContext, secrets: bool) -> None:
     """Write all targets as lines that `config set --file` reads."""
-    if secrets and context.remote:
+    if secrets and context.url:
         raise click.UsageError(
             "secrets cannot be read through the API; run this on the service's machine, without --url"
         )
-    lines = [] if context.sync_events.origin == "default" else [f"{SECTION} sync_events={context.sync_events.value}"]
-    lines += _lines(context, None, secrets=secrets)
+    settings = context.api.get(_API)["sync_events"]
+    lines = [] if settings["origin"] == "default" else [f"{SECTION} sync_events={settings['value']}"]
+    if secrets:
+        lines += _lines_with_secrets()
+    else:
+        lines += [to_line(_id(target), target["settings"], redact=True) for target in _targets(context, "")]
     if context.as_json:
         context.json(lines)
     else:
@@ -127,27 +134,24 @@ def help_(section: str | None, key: str | None, variables: bool, as_json: bool) 
 @config.command()
 @click.argument("words", metavar="[ALIAS] SECTION [KEY]...", nargs=-1, required=True)
 @click.option("--force", is_flag=True, help="Also delete its rules, undelivered events and dead letters.")
-@with_context_or_url
+@with_api
 def reset(context: CommandContext, words: tuple[str, ...], force: bool) -> None:
     """Remove the target notify_TYPE[:NAME], or set KEYs of it to their defaults."""
     section, *keys = _without_alias(words) or ("",)
     if section == SECTION:
-        put_all(context, {}, api=api_texts(dict.fromkeys(keys or fields_of(ApiSettings), "")), dry_run=False)
+        set_keys(context, {}, api=api_texts(dict.fromkeys(keys or fields_of(ApiSettings), "")), dry_run=False)
         return
     target, _ = parse_line(section)
     if keys:
-        context.chosen.target(target)  # a target that does not exist is not created
-        put_all(context, changed(context.chosen, {target: dict.fromkeys(keys, "")}), dry_run=False)
-        return
-    lost = context.chosen.remove(target, force=force)
-    message = ", deleted with it: ".join(filter(None, (f"removed {target}", ", ".join(lost))))
-    context.done(message, removed=str(target), lost=lost)
+        set_keys(context, {target: dict.fromkeys(keys, "")}, dry_run=False)
+    else:
+        remove_target(context, target, force=force)
 
 
 @config.command(name="import")
 @click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Check, show what would change, and change nothing.")
-@with_context_or_url
+@with_api
 def import_(context: CommandContext, path: Path, dry_run: bool) -> None:
     """Import the targets of a config.json, which MinIO had until 2019."""
     try:
@@ -159,12 +163,12 @@ def import_(context: CommandContext, path: Path, dry_run: bool) -> None:
         raise BadSettings(parsed.problems)
     for note in parsed.notes:
         click.echo(printable(note), err=True)
-    put_all(context, changed(context.chosen, parsed.targets), dry_run=dry_run)
+    set_keys(context, parsed.targets, dry_run=dry_run)
 
 
 @config.command()
-@with_context
-def reseal(context: CommandContext) -> None:
+@pass_context(ServiceContext)
+def reseal(context: ServiceContext) -> None:
     """Encrypt stored secrets again, with the first key of BUCKETWIRE_SECRET_KEYS.
 
     Afterwards the other keys are no longer needed: this is the last step of a key rotation.
@@ -173,7 +177,7 @@ def reseal(context: CommandContext) -> None:
     context.done(f"encrypted the secrets of {count} targets again", targets=count)
 
 
-def put_all(
+def set_keys(
     context: CommandContext,
     targets: Mapping[TargetId, Mapping[str, str]],
     *,
@@ -181,21 +185,30 @@ def put_all(
     dry_run: bool,
     lenient: bool = True,
 ) -> None:
-    """Set targets, and keys of the section `api`, to these texts, all or none, or only show the changes.
+    """Set keys of targets, and of the section `api`, all or none, or only show the changes.
 
-    With `lenient`, settings without effect are warnings, as in MinIO's forms. Raises `BadSettings`.
+    Keys that are left out keep their values, empty ones get their defaults. With `lenient`, settings without effect are
+    warnings, as in MinIO's forms.
     """
-    plan = context.apply(Manifest(targets, api=api or {}), dry_run=dry_run, lenient=lenient)
-    if api and context.sync_events.origin == "environment":
+    body = {"targets": {str(target): values for target, values in targets.items()}, "api": api or {}}
+    plan = context.api.change("PATCH", "/v1/declaration", body, dry_run=dry_run, lenient=lenient)
+    if api and context.api.get(_API)["sync_events"]["origin"] == "environment":
         click.echo(f"{fields_of(ApiSettings)['sync_events'].env} is set and takes precedence", err=True)
     if context.as_json:
         show_warnings(plan)
-        context.json({"dry_run": dry_run, "targets": plan["targets"], "api": plan["api"]})
+        context.json(plan)
         return
     show_targets(plan)
     show_api(plan, declared=bool(api))
     if dry_run:
         click.echo("nothing was changed: --dry-run")
+
+
+def remove_target(context: CommandContext, target: TargetId, *, force: bool) -> None:
+    """Remove a target and print what was lost with it."""
+    answer = context.api.change("DELETE", target_path(target), force=force)
+    lost = [", deleted with it: " + ", ".join(answer["lost"])] if answer["lost"] else []
+    context.done("".join([f"removed {target}", *lost]), **answer)
 
 
 def show_warnings(plan: Mapping[str, Any]) -> None:
@@ -245,13 +258,25 @@ def _parse_words(words: tuple[str, ...]) -> tuple[TargetId, dict[str, str]]:
     return target, values
 
 
-def _lines(context: CommandContext, section: str | None, *, secrets: bool) -> list[str]:
-    stored = context.chosen.targets()
-    if section is not None:
-        wanted, _ = parse_line(section)
-        stored = [row for row in stored if row.target.type == wanted.type]
-        if ":" in section:
-            stored = [row for row in stored if row.target == wanted]
-        if not stored:
-            raise CommandError(f"there is no target {section}; `bucketwire target ls` lists the targets")
-    return [to_line(row.target, context.chosen.texts(row), redact=not secrets) for row in stored]
+def _targets(context: CommandContext, section: str) -> list[dict[str, Any]]:
+    """Return the targets of a section, `notify_TYPE` or `notify_TYPE:NAME`, all for an empty one."""
+    targets: list[dict[str, Any]] = context.api.get("/v1/targets", brief=True)["targets"]
+    if not section:
+        return targets
+    wanted, _ = parse_line(section)
+    chosen = [target for target in targets if target["type"] == wanted.type]
+    if ":" in section:
+        chosen = [target for target in chosen if _id(target) == wanted]
+    if not chosen:
+        raise CommandError(f"there is no target {section}; `bucketwire target ls` lists the targets")
+    return chosen
+
+
+def _lines_with_secrets() -> list[str]:
+    with closing(ServiceContext()) as service:
+        registry = service.registry
+        return [to_line(row.target, registry.texts(row), redact=False) for row in registry.targets()]
+
+
+def _id(target: Mapping[str, Any]) -> TargetId:
+    return TargetId(target["type"], target["name"])

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from app.cli.context import CommandContext, with_context
 from app.cli.errors import describe_exception
+from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.output import count_noun, printable
 from app.doctor.checks import CHECKS, Check, run_checks
 from app.doctor.findings import Finding
@@ -35,8 +35,8 @@ from app.doctor.findings import Finding
     show_default=True,
     help="Seconds between two looks at a frontend's queue that is not empty; its metrics are up to 10 s old.",
 )
-@with_context
-def doctor(context: CommandContext, frontends: Sequence[str], frontend_token: str, frontend_wait: float) -> None:
+@pass_context(ServiceContext)
+def doctor(context: ServiceContext, frontends: Sequence[str], frontend_token: str, frontend_wait: float) -> None:
     """Check settings, database, broker, drain, targets and counters. Exit code 1 on a problem.
 
     With --frontend it also reads the metrics of a MinIO: which events it has lost before they reached Bucketwire, and
@@ -56,7 +56,7 @@ def doctor(context: CommandContext, frontends: Sequence[str], frontend_token: st
     click.get_current_context().exit(1 if bad else 0)
 
 
-def _check_frontends(context: CommandContext, urls: Sequence[str], token: str, wait: float) -> Iterator[Finding]:
+def _check_frontends(context: ServiceContext, urls: Sequence[str], token: str, wait: float) -> Iterator[Finding]:
     """Look at every frontend once, and a second time at those whose queues are not empty."""
     from app.cli import frontend_metrics  # noqa: PLC0415 - loads requests, which the other checks do not need
 
@@ -84,7 +84,7 @@ def _check_frontends(context: CommandContext, urls: Sequence[str], token: str, w
             yield from frontend_metrics.check(subject, before, after, seconds, time.time())
 
 
-def _check_settings(context: CommandContext) -> Iterator[Finding]:
+def _check_settings(context: ServiceContext) -> Iterator[Finding]:
     settings = context.settings
     database = context.bare_database.url.render_as_string(hide_password=True)
     yield Finding("settings", "ok", f"listen on {settings.listen}, folder {settings.folder}, database {database}")

@@ -3,14 +3,11 @@
 from typing import Any
 
 import click
-import orjson
 
-from app.cli.context import CommandContext, with_context_or_url
-from app.cli_common.output import columns
-from app.cli_common.param_types import iso
-from app.events.trace import fields
-from app.outbox.delivery.attempts import Attempt
-from app.outbox.delivery.event_states import DeliveryState, RecordedEvent
+from app.cli.client import Client
+from app.cli.context import CommandContext, with_api
+from app.cli_common.output import Columns, columns
+from app.resources.declaration import short_target
 
 _ACTIONS = ("add", "list", "ls", "remove", "rm")  # of `mc event`, which was `mc events` until 2018
 
@@ -39,62 +36,48 @@ class _History(click.Command):
     "--history", "_history", is_flag=True, help="Needed for a bucket that is called add, list, ls, remove or rm."
 )
 @click.option("--attempts", is_flag=True, help="Show the recorded attempts at each event instead.")
-@with_context_or_url
+@with_api
 def events(context: CommandContext, bucket: str, key: str, limit: int, _history: bool, attempts: bool) -> None:
     """Show an object's events, oldest first, and their delivery state at each target."""
-    history = context.history(bucket, key, limit)
+    history = _read_history(context.api, bucket, key, limit)
     nothing = f"no events of {bucket}/{key} in the event log; BUCKETWIRE_RETENTION sets how long it keeps them"
-    if attempts:
-        found = [event for each in history if (event := context.event(each.event_id)) is not None]
-        rows = [_attempt_row(event, *each) for event in found for each in _attempts(event)]
-        headers = ("at", "event", "id", "target", "outcome", "events", "attempt", "seconds", "reason")
-        context.rows(rows, columns(*headers), "no attempt is on record" if history else nothing)
+    if not attempts:
+        shown: Columns = {
+            "received": "received_at", "event": "name", "version": "version", "id": "id",
+            "delivery state": lambda event: "; ".join(map(_format_state, event["delivery_states"]))
+            or "no rule named a target",
+        }  # fmt: skip
+        context.rows(history, shown, nothing)
         return
+    whole = [context.api.get(f"/v1/events/{event['id']}") for event in history]
+    if context.as_json:
+        context.json(whole)
+        return
+    headers = ("at", "event", "id", "target", "outcome", "events", "attempt", "duration", "replay", "reason")
+    made = [row for event in whole for row in _attempt_rows(event)]
+    context.rows(made, columns(*headers), "no attempt is on record" if history else nothing)
+
+
+def _read_history(api: Client, bucket: str, key: str, limit: int) -> list[dict[str, Any]]:
+    """Return the last `limit` events of an object, oldest first; the pages come newest first."""
+    events: list[dict[str, Any]] = []
+    after: int | None = 0
+    while after is not None and len(events) < limit:
+        page = api.get("/v1/events", bucket=bucket, key=key, limit=limit - len(events), after=after)
+        events, after = [*page["events"], *events], page["next"]
+    return events
+
+
+def _attempt_rows(event: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the attempts at an event, at every target, oldest first."""
     rows = [
-        {
-            "id": event.event_id,
-            "seq": event.seq,
-            "name": event.name,
-            "version": event.version,
-            "time": iso(event.time),
-            "received_at": iso(event.received_at),
-            "targets": [
-                {"target": str(delivery.target), "state": delivery.state, "reason": delivery.reason}
-                for delivery in event.delivery_states
-            ],
-            "delivery_state": "; ".join(map(_format_state, event.delivery_states)) or "no rule named a target",
-            **dict(fields(event.trace)),
-            "record": orjson.loads(event.record),
-        }
-        for event in history
+        {"event": event["name"], "id": event["id"], "target": short_target(state), **attempt}
+        for state in event["delivery_states"]
+        for attempt in state["timeline"]
     ]
-    shown = {
-        "received": "received_at", "event": "name", "version": "version", "id": "id",
-        "delivery state": "delivery_state",
-    }  # fmt: skip
-    context.rows(rows, shown, nothing)
+    return sorted(rows, key=lambda row: str(row["at"]))
 
 
-def _attempts(event: RecordedEvent) -> list[tuple[DeliveryState, Attempt]]:
-    made = [(state, attempt) for state in event.delivery_states for attempt in state.timeline]
-    return sorted(made, key=lambda pair: pair[1].at)
-
-
-def _attempt_row(event: RecordedEvent, state: DeliveryState, attempt: Attempt) -> dict[str, Any]:
-    return {
-        "at": iso(attempt.at),
-        "event": event.name,
-        "id": event.event_id,
-        "target": str(state.target),
-        "outcome": attempt.outcome,
-        "events": attempt.events,
-        "attempt": attempt.attempt or None,
-        "seconds": attempt.duration / 1000,
-        "replay": attempt.replay_id or None,
-        "reason": attempt.reason,
-    }
-
-
-def _format_state(delivery: DeliveryState) -> str:
-    reason = f" ({delivery.reason})" if delivery.reason else ""
-    return f"{delivery.target} {delivery.state}{reason}"
+def _format_state(state: dict[str, Any]) -> str:
+    reason = f" ({state['reason']})" if state["reason"] else ""
+    return f"{short_target(state)} {state['state']}{reason}"

@@ -3,18 +3,19 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 
 from app.cli.commands.apply import format_rule
-from app.cli.context import CommandContext, with_context
+from app.cli.context import CommandContext, with_api
+from app.cli_common.context import ServiceContext
 from app.cli_common.errors import CommandError
 from app.cli_common.output import count_noun, printable, progress
 from app.config.arn import TargetId
 from app.events.model import Event
-from app.manifest.document import Manifest
 from app.minio_import.queue_dir import QueueFile, files, read
 from app.outbox.delivery.counters import read_counters
 from app.outbox.log.batch import QueueFull
@@ -45,7 +46,7 @@ def import_() -> None:
 @click.option("--skip-unknown", is_flag=True, help="For --from: skip rules whose target does not exist here.")
 @click.option("--remove", is_flag=True, help="For --queue-dir: remove each file once its events are recorded.")
 @click.option("--dry-run", is_flag=True, help="Check, show what would be imported, and change nothing.")
-@with_context
+@with_api
 def minio(
     context: CommandContext, folder: Path | None, endpoint: str | None, access_key: str | None, region: str, ca: str,
     skip_unknown: bool, remove: bool, dry_run: bool,
@@ -59,7 +60,11 @@ def minio(
     if endpoint is not None:
         _copy_rules(context, endpoint, access_key, region, ca, skip_unknown=skip_unknown, dry_run=dry_run)
     elif folder is not None:
-        _import_events(context, folder, remove=remove, dry_run=dry_run)
+        if context.url:
+            raise click.UsageError("--queue-dir records events in this machine's outbox; leave out --url")
+        with closing(ServiceContext(as_json=context.as_json)) as service:
+            clean = _import_events(service, folder, remove=remove, dry_run=dry_run)
+        click.get_current_context().exit(0 if clean else 1)
 
 
 def _copy_rules(
@@ -83,7 +88,9 @@ def _copy_rules(
     skipped = [f"{result[0]}: {result[1]}" for result in results if not isinstance(result, Rule)]
     rules, invalid = _usable([result for result in results if isinstance(result, Rule)])
     skipped += invalid
-    known = {row.target for row in context.registry.targets()}
+    known = {
+        TargetId(target["type"], target["name"]) for target in context.api.get("/v1/targets", brief=True)["targets"]
+    }
     unknown = sorted({rule.target for rule in rules} - known)
     if unknown and not skip_unknown:
         raise CommandError(
@@ -96,8 +103,8 @@ def _copy_rules(
         if rule.target in unknown
     ]
     importable = tuple(rule for rule in rules if rule.target in known)
-    plan = context.apply(Manifest({}, importable), dry_run=dry_run)
-    added = plan["rules_added"]
+    body = {"rules": [_declared(rule) for rule in importable]}
+    added = context.api.change("POST", "/v1/declaration", body, dry_run=dry_run)["rules_added"]
     if context.as_json:
         context.json({"dry_run": dry_run, "rules": len(importable), "added": added, "left_out": skipped})
         return
@@ -107,6 +114,13 @@ def _copy_rules(
         click.echo(printable(line), err=True)
     existing = count_noun(len(importable) - len(added), "rule")
     click.echo(f"{count_noun(len(added), 'rule')} {'to add' if dry_run else 'added'}, {existing} already present")
+
+
+def _declared(rule: Rule) -> dict[str, Any]:
+    return {
+        "bucket": rule.bucket, "events": rule.events, "prefix": rule.prefix, "suffix": rule.suffix,
+        "target": str(rule.target), "id": rule.rule_id, **rule.filters.members,
+    }  # fmt: skip
 
 
 def _usable(rules: Sequence[Rule]) -> tuple[list[Rule], list[str]]:
@@ -122,8 +136,11 @@ def _usable(rules: Sequence[Rule]) -> tuple[list[Rule], list[str]]:
     return usable, problems
 
 
-def _import_events(context: CommandContext, folder: Path, *, remove: bool, dry_run: bool) -> None:
-    """Read the files twice: first to check that every queue has room, then to record the events."""
+def _import_events(context: ServiceContext, folder: Path, *, remove: bool, dry_run: bool) -> bool:
+    """Record the events in MinIO's files; return whether all could be.
+
+    The files are read twice: first to check that every queue has room, then to record the events.
+    """
     paths = files(folder)
     routing = _routing(context)
     deliveries: Counter[TargetId] = Counter()
@@ -153,17 +170,17 @@ def _import_events(context: CommandContext, folder: Path, *, remove: bool, dry_r
         context.json(facts)
     else:
         _print_summary(facts)
-    click.get_current_context().exit(1 if problems or unnamed else 0)
+    return not (problems or unnamed)
 
 
-def _routing(context: CommandContext) -> Routing:
+def _routing(context: ServiceContext) -> Routing:
     ids = {row.row_id: row.target for row in context.registry.targets() if row.enabled}
     rows = {target: row_id for row_id, target in ids.items()}
     rules = [(row.rule, rows[row.rule.target]) for row in context.registry.rules() if row.rule.target in rows]
     return Routing(0, ids, {}, frozenset(), compile_rules(rules))
 
 
-def _check_queue_limits(context: CommandContext, deliveries: Counter[TargetId]) -> None:
+def _check_queue_limits(context: ServiceContext, deliveries: Counter[TargetId]) -> None:
     """Fail before anything is recorded if a target would exceed its queue_limit: its events would be discarded."""
     with context.database.snapshot() as connection:
         waiting = {counters.target: counters.undelivered for counters in read_counters(connection, oldest=False)}
@@ -177,7 +194,7 @@ def _check_queue_limits(context: CommandContext, deliveries: Counter[TargetId]) 
 
 
 def _record(
-    context: CommandContext, routing: Routing, queue_files: Iterator[QueueFile], facts: dict[str, Any], *, remove: bool
+    context: ServiceContext, routing: Routing, queue_files: Iterator[QueueFile], facts: dict[str, Any], *, remove: bool
 ) -> None:
     recorder = Recorder(context.database)
     batch: list[QueueFile] = []

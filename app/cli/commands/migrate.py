@@ -2,7 +2,7 @@
 
 import click
 
-from app.cli.context import CommandContext, with_context
+from app.cli_common.context import ServiceContext, pass_context
 from app.outbox import log_head
 from app.outbox.engine import migration, schema_version
 from app.private_folder import make_private
@@ -10,8 +10,8 @@ from app.private_folder import make_private
 
 @click.command()
 @click.option("--down", metavar="REVISION", help="Downgrade to a revision instead; `base` removes every table.")
-@with_context
-def migrate(context: CommandContext, down: str | None) -> None:
+@pass_context(ServiceContext)
+def migrate(context: ServiceContext, down: str | None) -> None:
     """Create or upgrade the tables of the outbox. Safe to run again and on several machines at once."""
     if warning := make_private(context.settings.folder):
         click.echo(warning, err=True)
@@ -24,8 +24,8 @@ def migrate(context: CommandContext, down: str | None) -> None:
 
 
 @click.command()
-@with_context
-def new_epoch(context: CommandContext) -> None:
+@pass_context(ServiceContext)
+def new_epoch(context: ServiceContext) -> None:
     """Begin a new epoch of the event log, after the outbox database was restored or failed over to a lagging replica.
 
     Deliveries that began before are repeated instead of settled, and every process reads targets and rules again. A

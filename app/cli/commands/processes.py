@@ -13,8 +13,8 @@ from importlib.util import find_spec
 import click
 
 from app import logs, metrics_folder, telemetry
-from app.cli.context import CommandContext
 from app.cli.errors import describe_exception
+from app.cli_common.context import ServiceContext
 from app.cli_common.errors import CommandError
 from app.cli_common.output import printable
 from app.cli_common.param_types import parse_served_targets
@@ -46,7 +46,7 @@ def api(workers: int | None, threads: int | None) -> None:
     """Run the API, served by gunicorn, on BUCKETWIRE_LISTEN."""
     from app.api.server.gunicorn_options import command  # noqa: PLC0415 - 14 MB that `up` and the workers do not need
 
-    context = CommandContext()
+    context = ServiceContext()
     form = context.settings.log_format
     try:
         for problem in sync_environment(context.registry, os.environ):
@@ -144,7 +144,7 @@ def flower(listen: str) -> None:
     exec_process([program, *arguments, "flower", f"--address={host.strip('[]')}", f"--port={port}"], environment)
 
 
-def arns_line(context: CommandContext) -> str:
+def arns_line(context: ServiceContext) -> str:
     """Return the ARNs of the enabled targets, as MinIO prints them at startup."""
     arns = [stored.target.arn(context.settings.region) for stored in context.registry.targets() if stored.enabled]
     return f"SQS ARNs: {'  '.join(arns) or 'none'}"
@@ -168,7 +168,7 @@ def say(form: logs.Form, text: str, level: str = "INFO") -> None:
 
 def _load_settings() -> Settings:
     """Load the settings here, because the program that is started next would show a stack trace for invalid ones."""
-    return CommandContext().settings
+    return ServiceContext().settings
 
 
 def check_spark() -> None:

@@ -1,16 +1,16 @@
 """`bucketwire reconciliation …`: start and cancel reconciliations on a Spark worker, and show what they found."""
 
-from typing import Any
-
 import click
 
-from app.cli.context import CommandContext, with_context_or_url
-from app.cli_common.output import columns
-from app.cli_common.param_types import TARGET, iso
+from app.cli.context import CommandContext, with_api
+from app.cli_common.errors import CommandError
+from app.cli_common.output import Columns, columns
+from app.cli_common.param_types import TARGET
 from app.config.arn import TargetId
-from app.outbox.reconcile.runs import Reconciliation
+from app.resources.declaration import short_target
 from app.resources.drift import DRIFT_KINDS
 
+_PATH = "/v1/reconciliations"
 _COLUMNS = (
     "run",
     "target",
@@ -31,65 +31,54 @@ def reconciliation() -> None:
 
 @reconciliation.command()
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="Show this many runs.")
-@with_context_or_url
+@with_api
 def ls(context: CommandContext, limit: int) -> None:
     """List the last runs, newest first."""
-    runs = [_row(run) for run in context.reconciliations.list(limit=limit)]
-    context.rows(runs, columns(*_COLUMNS), "nothing was reconciled yet")
+    shown: Columns = {**columns(*_COLUMNS), "target": short_target}
+    context.rows(context.api.get(_PATH, limit=limit)["reconciliations"], shown, "nothing was reconciled yet")
 
 
 @reconciliation.command()
 @click.argument("target", type=TARGET)
 @click.argument("bucket")
 @click.option("--repair", is_flag=True, help="Repair the drift that it finds.")
-@with_context_or_url
+@with_api
 def start(context: CommandContext, target: TargetId, bucket: str, repair: bool) -> None:
     """Have a `bucketwire worker --only spark` compare TARGET with BUCKET."""
-    run = context.reconciliations.start(target, bucket, repair=repair)
-    context.done(f"{run.run} waits for a `bucketwire worker --only spark`", **_row(run))
+    run = context.api.change("POST", _PATH, {"target": str(target), "bucket": bucket, "repair": repair})
+    context.done(f"{run['run']} waits for a `bucketwire worker --only spark`", **run)
 
 
 @reconciliation.command()
 @click.argument("run")
-@with_context_or_url
+@with_api
 def repair(context: CommandContext, run: str) -> None:
     """Compare again what RUN compared, which found drift, and repair what differs then."""
-    begun = context.reconciliations.repair(run)
-    context.done(f"{begun.run} waits for a `bucketwire worker --only spark`", **_row(begun))
+    begun = context.api.change("POST", f"{_run_path(run)}/repair")
+    context.done(f"{begun['run']} waits for a `bucketwire worker --only spark`", **begun)
 
 
 @reconciliation.command()
 @click.argument("run")
-@with_context_or_url
+@with_api
 def cancel(context: CommandContext, run: str) -> None:
     """Cancel RUN if it waits or runs. Repairs that it has made are kept."""
-    ended = context.reconciliations.cancel(run)
-    context.done(f"{ended.run} is {ended.state}", **_row(ended))
+    ended = context.api.change("POST", f"{_run_path(run)}/cancel")
+    context.done(f"{ended['run']} is {ended['state']}", **ended)
 
 
 @reconciliation.command()
 @click.argument("run")
 @click.option("--kind", type=click.Choice(DRIFT_KINDS), help="Only those of this kind.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Show this many.")
-@with_context_or_url
+@with_api
 def findings(context: CommandContext, run: str, kind: str | None, limit: int) -> None:
     """Show the differences that RUN found: the first 10,000, all of them are in its report."""
-    found = context.reconciliations.findings(run, kind=kind or "", limit=limit)
-    rows = [{"number": one.number, **one.facts} for one in found]
-    context.rows(rows, columns("number", "kind", "key", "differs"), "no difference is stored")
+    found = context.api.pages(f"{_run_path(run)}/findings", "findings", limit=limit, kind=kind)
+    context.rows(found, columns("number", "kind", "key", "differs"), "no difference is stored")
 
 
-def _row(run: Reconciliation) -> dict[str, Any]:
-    return {
-        "run": run.run,
-        "target": str(run.target),
-        "bucket": run.bucket,
-        "job": run.job,
-        "state": run.state,
-        "repair": run.repair,
-        "started_at": iso(run.started_at),
-        "finished_at": iso(run.finished_at),
-        **run.counts,
-        "report": run.report,
-        "problem": run.problem,
-    }
+def _run_path(run: str) -> str:
+    if "/" in run:  # no path of the API leads to it
+        raise CommandError(f"there is no reconciliation {run}; `bucketwire reconciliation ls` lists them")
+    return f"{_PATH}/{run}"

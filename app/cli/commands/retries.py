@@ -1,20 +1,17 @@
 """`bucketwire retry …`: the events that are retried, because an attempt failed or their target was unavailable."""
 
-from typing import Any
-
 import click
 
 from app.cli.context import CommandContext
-from app.cli.filter_options import filter_options, require_filter, require_found
+from app.cli.filter_options import RowFilter, filter_options, require_rows, selection
 from app.cli_common.output import count_noun
-from app.cli_common.param_types import TARGET, iso
-from app.outbox.delivery.retries import Retry
-from app.resources.retry import RetryFilter
+from app.cli_common.param_types import TARGET
+from app.resources.retry import Retry
 
-_MOST = 100_000  # events to list
+_PATH = "/v1/retries"
 
 _filters = filter_options(
-    RetryFilter,
+    _PATH,
     {
         "target": {"type": TARGET, "help": "Events for this target."},
         "bucket": {"help": "Objects of this bucket."},
@@ -29,65 +26,37 @@ def retry() -> None:
 
 
 @retry.command()
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, _MOST), help="The most events to show.")
+@click.option(
+    "--limit", default=100, show_default=True, type=click.IntRange(1, 100_000), help="The most events to show."
+)
 @_filters
-def ls(context: CommandContext, which: RetryFilter, limit: int) -> None:
+def ls(context: CommandContext, which: RowFilter, limit: int) -> None:
     """List the events that are retried; later events of the same objects wait behind them."""
-    columns = {
-        "target": "target", "object": "path", "attempts": "attempts", "next attempt": "next_try", "id": "id",
-        "reason": "reason",
-    }  # fmt: skip
-    context.rows([_row(entry) for entry in _listed(context, which, limit)], columns, "nothing is retried")
+    context.rows(which.rows(context.api, "retries", limit=limit), Retry.columns, "nothing is retried")
 
 
 @retry.command()
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Every retried event.")
 @_filters
-def now(context: CommandContext, which: RetryFilter, everything: bool) -> None:
+def now(context: CommandContext, which: RowFilter, everything: bool) -> None:
     """Have retried events tried now. Those of an unavailable target wait until it is available."""
-    number = context.retries.try_now(_selected(context, which, everything))
-    context.done(f"{count_noun(number, 'event')} due now", due=number)
+    answer = _change(context, which, "now", everything)
+    context.done(f"{count_noun(answer['due'], 'event')} due now", **answer)
 
 
 @retry.command()
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Every retried event.")
 @_filters
-def give_up(context: CommandContext, which: RetryFilter, everything: bool) -> None:
+def give_up(context: CommandContext, which: RowFilter, everything: bool) -> None:
     """Make dead letters of retried events; the next event of each object is tried at once."""
-    number = context.retries.give_up(_selected(context, which, everything))
-    context.done(f"{count_noun(number, 'event')} given up; `bucketwire dead-letter ls` shows them", given_up=number)
+    answer = _change(context, which, "give-up", everything)
+    given_up = count_noun(answer["given_up"], "event")
+    context.done(f"{given_up} given up; `bucketwire dead-letter ls` shows them", **answer)
 
 
-def _listed(context: CommandContext, which: RetryFilter, limit: int) -> list[Retry]:
-    page = context.retries.page(which, limit=min(limit, 1000))
-    listed = list(page.retries)
-    while page.next is not None and len(listed) < limit:
-        page = context.retries.page(which, limit=min(limit - len(listed), 1000), after=page.next)
-        listed += page.retries
-    return listed
-
-
-def _selected(context: CommandContext, which: RetryFilter, everything: bool) -> RetryFilter:
-    require_filter(which, everything, "events: ids, options such as --target or --bucket")
-    if which.ids:
-        found = {entry.event_id for entry in _listed(context, RetryFilter(ids=which.ids), _MOST)}
-        require_found(which.ids, found, "retried event", "bucketwire retry ls")
-    return which
-
-
-def _row(entry: Retry) -> dict[str, Any]:
-    return {
-        "target": str(entry.target),
-        "id": entry.event_id,
-        "name": entry.name,
-        "bucket": entry.bucket,
-        "key": entry.key,
-        "path": f"{entry.bucket}/{entry.key}",
-        "attempts": entry.attempts,
-        "first_tried": iso(entry.first_tried),
-        "last_tried": iso(entry.last_tried),
-        "next_try": iso(entry.next_try) or "now",
-        "reason": entry.history[-1][1] if entry.history else "",
-    }
+def _change(context: CommandContext, which: RowFilter, verb: str, everything: bool) -> dict[str, int]:
+    body = selection(which, everything, "events: ids, options such as --target or --bucket")
+    require_rows(which, context.api, "retries", "event_id", what="retried event", listing="bucketwire retry ls")
+    return context.api.change("POST", f"{_PATH}/{verb}", body)

@@ -6,19 +6,17 @@ from typing import Any
 
 import click
 
-from app.cli.context import CommandContext, with_context_or_url
+from app.cli.client import Client, target_path
+from app.cli.context import CommandContext, with_api
 from app.cli_common.errors import CommandError
-from app.cli_common.output import count_noun
+from app.cli_common.output import Cell, Columns, count_noun
 from app.cli_common.param_types import BUCKET, PAIR, SIZE, TARGET, split_words
 from app.config.arn import TargetId
 from app.events.names import EVERY, SHORTHANDS, shorthand
-from app.outbox.rules import StoredRule
-from app.outbox.targets import UnknownTarget
-from app.rules.filters import Filters, Pairs
-from app.rules.model import EVERY_BUCKET, Rule, check, event_names
+from app.rules.filters import parse_filters
+from app.rules.model import EVERY_BUCKET, event_names
 
 _DEFAULT = "put,delete,get"
-_HEADERS = {"arn": "ARN"}
 _EVENTS_HELP = (
     f"{', '.join(SHORTHANDS)}, event names such as s3:ObjectCreated:Put, or * for every event; comma-separated."
 )
@@ -54,7 +52,7 @@ def event() -> None:
 @click.option("--min-size", metavar="SIZE", type=SIZE, help="Only objects of this size or more, such as 1MiB.")
 @click.option("--max-size", metavar="SIZE", type=SIZE, help="Only objects of this size or less.")
 @click.option("--ignore-existing", "-p", "_existing", is_flag=True, help="For mc's sake: a rule is never added twice.")
-@with_context_or_url
+@with_api
 def add(
     context: CommandContext, bucket: str, target: TargetId, event_words: str, prefix: str, suffix: str, regex: str,
     metadata: tuple[tuple[str, str], ...], tags: tuple[tuple[str, str], ...], min_size: int | None,
@@ -64,29 +62,27 @@ def add(
 
     A filter on metadata, tags or size does not match events that do not carry them, such as removals.
     """
-    filters = Filters(
-        regex=regex,
-        metadata=_pairs("--metadata", metadata),
-        tags=_pairs("--tag", tags),
-        min_size=min_size,
-        max_size=max_size,
-    )
-    rule = Rule(bucket=bucket, events=names(event_words), target=target, prefix=prefix, suffix=suffix, filters=filters)
-    check([rule])
-    number = context.chosen.add_rule(rule)
-    context.done(f"rule {number}: {target} gets {_describe_rule(rule)}", **_row(context, StoredRule(number, rule)))
+    filters = {
+        "regex": regex, "metadata": _pairs("--metadata", metadata), "tags": _pairs("--tag", tags),
+        "min_size": min_size, "max_size": max_size,
+    }  # fmt: skip
+    body = {
+        "bucket": bucket, "events": names(event_words), "target": str(target), "prefix": prefix, "suffix": suffix,
+        **{name: value for name, value in filters.items() if value not in ("", {}, None)},
+    }  # fmt: skip
+    rule = context.api.change("POST", "/v1/rules", body)
+    context.done(f"rule {rule['number']}: {target} gets {_describe_rule(rule)}", **rule)
 
 
 @event.command()
 @click.argument("bucket", type=BUCKET, required=False)
 @click.argument("target", metavar="[ARN]", type=TARGET, required=False)
-@with_context_or_url
+@with_api
 def ls(context: CommandContext, bucket: str | None, target: TargetId | None) -> None:
     """List the rules: all of them, those of BUCKET, or those of BUCKET for ARN."""
-    rows = [_row(context, stored) for stored in _find_rules(context, bucket, target)]
-    context.rows(
-        rows, rule_columns(rows, "bucket", "arn", "events"), "no rules; add one: `bucketwire event add BUCKET ARN`"
-    )
+    rules = _find_rules(context.api, bucket, target)
+    columns = rule_columns(rules, "bucket", "target", "events")
+    context.rows(rules, columns, "no rules; add one: `bucketwire event add BUCKET ARN`")
 
 
 @event.command()
@@ -97,7 +93,7 @@ def ls(context: CommandContext, bucket: str | None, target: TargetId | None) -> 
 @click.option("--prefix", help="Only a rule with this prefix.")
 @click.option("--suffix", help="Only a rule with this suffix.")
 @click.option("--force", is_flag=True, help="Remove all rules of BUCKET.")
-@with_context_or_url
+@with_api
 def rm(
     context: CommandContext, bucket: str | None, target: TargetId | None, number: int | None, event_words: str | None,
     prefix: str | None, suffix: str | None, force: bool,
@@ -110,18 +106,19 @@ def rm(
         raise click.UsageError("select rules: BUCKET ARN, BUCKET --force, or --id NUMBER")
     if bucket is not None and target is None and not force:
         raise click.UsageError(f"this would remove every rule of {bucket}: name the ARN, or add --force")
+    events = None if event_words is None else set(names(event_words))
     selected = [
-        stored
-        for stored in _find_rules(context, bucket, target)
-        if number in (None, stored.row_id)
-        and (event_words is None or set(stored.rule.events) == set(names(event_words)))
-        and prefix in (None, stored.rule.prefix)
-        and suffix in (None, stored.rule.suffix)
+        rule["number"]
+        for rule in _find_rules(context.api, bucket, target)
+        if number in (None, rule["number"])
+        and events in (None, set(rule["events"]))
+        and prefix in (None, rule["prefix"])
+        and suffix in (None, rule["suffix"])
     ]
     if not selected:
         raise CommandError("there is no such rule; `bucketwire event ls` lists the rules")
-    removed = context.chosen.remove_rules([stored.row_id for stored in selected])
-    context.done(f"removed {count_noun(removed, 'rule')}", removed=[stored.row_id for stored in selected])
+    answer = context.api.change("POST", "/v1/rules/remove", {"numbers": selected})
+    context.done(f"removed {count_noun(len(answer['removed']), 'rule')}", **answer)
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -137,48 +134,32 @@ def plain_names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for member in parsed for name in sorted(event_names(member) or {member})))
 
 
-def rule_columns(rows: Sequence[Mapping[str, Any]], *members: str) -> Mapping[str, str]:
+def rule_columns(rules: Sequence[Mapping[str, Any]], *members: str) -> Columns:
     """Return the columns of a table of rules: number, these members, prefix and suffix; further filters if any has."""
-    more = ("filters",) if any(row.get("filters") for row in rows) else ()
-    return {"rule": "number"} | {_HEADERS.get(name, name): name for name in (*members, "prefix", "suffix", *more)}
+    columns: dict[str, Cell] = {"rule": "number"}
+    columns |= {"ARN" if name == "target" else name: name for name in (*members, "prefix", "suffix")}
+    return columns | ({"filters": _filters} if any(map(_filters, rules)) else {})
 
 
-def shown_filters(context: CommandContext, rule: Rule) -> dict[str, Any]:
-    """Return the filters beside prefix and suffix: each as a member of JSON, or in words for a table."""
-    return rule.filters.members if context.as_json else {"filters": rule.filters.words}
+def _filters(rule: Mapping[str, Any]) -> list[str]:
+    """Return the filters beside prefix and suffix, in words."""
+    return parse_filters(rule).words
 
 
-def _pairs(option: str, pairs: Sequence[tuple[str, str]]) -> Pairs:
+def _pairs(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     if len(dict(pairs)) < len(pairs):
         raise click.UsageError(f"{option} names an entry twice; no object has two of one name")
-    return Pairs(pairs)
+    return dict(pairs)
 
 
-def _find_rules(context: CommandContext, bucket: str | None, target: TargetId | None) -> list[StoredRule]:
-    if target is not None:
-        known = [stored.target for stored in context.chosen.targets()]
-        if target not in known:
-            raise UnknownTarget(target, known)
-    return [stored for stored in context.chosen.rules(bucket) if target in (None, stored.rule.target)]
+def _find_rules(api: Client, bucket: str | None, target: TargetId | None) -> list[dict[str, Any]]:
+    arn = None if target is None else api.get(target_path(target))["arn"]  # refused for a mistyped one
+    return [rule for rule in api.get("/v1/rules", bucket=bucket)["rules"] if arn in (None, rule["target"])]
 
 
-def _describe_rule(rule: Rule) -> str:
-    events = "every event" if rule.events == (EVERY,) else ", ".join(rule.events)
-    bucket = "every bucket" if rule.bucket == EVERY_BUCKET else rule.bucket
-    filters = [f" with prefix {rule.prefix}"] if rule.prefix else []
-    filters += [f" with suffix {rule.suffix}"] if rule.suffix else []
-    filters += [f" with {words}" for words in rule.filters.words]
+def _describe_rule(rule: Mapping[str, Any]) -> str:
+    events = "every event" if rule["events"] == [EVERY] else ", ".join(rule["events"])
+    bucket = "every bucket" if rule["bucket"] == EVERY_BUCKET else rule["bucket"]
+    filters = [f" with {name} {rule[name]}" for name in ("prefix", "suffix") if rule[name]]
+    filters += [f" with {words}" for words in _filters(rule)]
     return f"{events} of {bucket}{''.join(filters)}"
-
-
-def _row(context: CommandContext, stored: StoredRule) -> dict[str, Any]:
-    return {
-        "number": stored.row_id,
-        "bucket": stored.rule.bucket,
-        "arn": stored.rule.target.arn(context.region),
-        "events": list(stored.rule.events),
-        "prefix": stored.rule.prefix,
-        "suffix": stored.rule.suffix,
-        "rule_id": stored.rule.rule_id,
-        **shown_filters(context, stored.rule),
-    }

@@ -3,7 +3,7 @@
 import click
 import orjson
 
-from app.cli.context import CommandContext, with_context
+from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.errors import CommandError
 from app.outbox.targets import UnknownTarget
 from app.supervisor import embedded_redis
@@ -14,8 +14,8 @@ from app.supervisor.embedded_broker import SAMPLE
 @click.option(
     "--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="Show this many of the last events."
 )
-@with_context
-def sample(context: CommandContext, limit: int) -> None:
+@pass_context(ServiceContext)
+def sample(context: ServiceContext, limit: int) -> None:
     """Show the last events of the sample target: a list on the embedded Redis, which a restart empties."""
     if not context.settings.embedded_broker:
         raise CommandError("the sample target is on the embedded Redis, and BUCKETWIRE_BROKER_URL names another broker")

@@ -1,66 +1,36 @@
 """`bucketwire status`: the counters of every target."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
-from app.ages import format_age
-from app.cli.context import CommandContext, with_context_or_url
-from app.cli_common.param_types import iso
-from app.config.api_settings import SyncEvents, is_sync, sync_events
-from app.outbox.delivery.counters import TargetStatus, read_status
-from app.outbox.engine.database import now_ms
-from app.outbox.service_settings import read_api_settings
+from app.ages import format_seconds
+from app.cli.client import target_name
+from app.cli.context import CommandContext, with_api
+from app.cli_common.output import Columns
+
+_COUNTERS = ("recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
 
 
 @click.command()
-@with_context_or_url
+@with_api
 def status(context: CommandContext) -> None:
     """Show the state and the counters of every target.
 
     matched = recorded + discarded, and recorded = delivered + superseded + pending + parked + dead + purged.
     """
-    rows = _remote_rows(context.remote.described) if context.remote else _local_rows(context)
-    names = ("state", "mode", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
-    columns = {"target": "target"} | {name: name for name in names} | {"oldest undelivered": "waiting"}
-    context.rows(rows, columns, "no targets; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`")
+    columns: Columns = {
+        "target": target_name, "state": "state", "mode": "mode", **{name: _counter(name) for name in _COUNTERS},
+        "oldest undelivered": _oldest,
+    }  # fmt: skip
+    targets = context.api.get("/v1/targets")["targets"]
+    context.rows(targets, columns, "no targets; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`")
 
 
-def _local_rows(context: CommandContext) -> list[dict[str, Any]]:
-    with context.database.snapshot() as connection:
-        statuses = read_status(connection)
-        service = sync_events(context.settings.sync_events, read_api_settings(connection))
-    now = now_ms()
-    return [_row(status, context.settings.region, service, now) for status in statuses]
+def _counter(name: str) -> Callable[[Mapping[str, Any]], int]:
+    return lambda target: int(target["events"][name])
 
 
-def _row(status: TargetStatus, region: str, service: SyncEvents, now: int) -> dict[str, Any]:
-    stored, counters = status.stored, status.counters
-    return {
-        "target": str(stored.target),
-        "arn": stored.target.arn(region),
-        "state": stored.state,
-        "mode": "sync" if is_sync(stored.values, service) else "async",
-        "matched": counters.matched,
-        "recorded": counters.recorded,
-        "delivered": counters.delivered,
-        "superseded": counters.superseded,
-        "pending": counters.pending,
-        "parked": counters.parked,
-        "dead": counters.dead,
-        "purged": counters.purged,
-        "discarded": counters.discarded,
-        "oldest": iso(counters.oldest),
-        "waiting": format_age(counters.oldest, now),
-    }
-
-
-def _remote_rows(described: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    now = now_ms()
-    rows = []
-    for each in described:
-        oldest = 0 if each["oldest_age"] is None else now - int(each["oldest_age"] * 1000)
-        identity = {"target": f"{each['type']}:{each['name']}", "arn": each["arn"], "state": each["state"]}
-        identity["mode"] = each["mode"]
-        rows.append(identity | each["events"] | {"oldest": iso(oldest), "waiting": format_age(oldest, now)})
-    return rows
+def _oldest(target: Mapping[str, Any]) -> str:
+    return "" if target["oldest_age"] is None else format_seconds(target["oldest_age"])

@@ -2,12 +2,14 @@
 
 import click
 
-from app.cli.context import CommandContext, with_context
-from app.cli_common.param_types import TARGET, iso, split_words
+from app.cli.context import CommandContext, with_api
+from app.cli_common.param_types import TARGET, split_words
 from app.config.arn import TargetId
 from app.config.settings import SCOPES
 from app.events.frontends import S3_FRONTENDS
-from app.outbox.tokens import Tokens
+
+_NONE_LEFT = "no token is left: no client can use the API; create one: `bucketwire token create`"
+_NONE_YET = "no tokens yet: every program on this machine can use the API"
 
 
 @click.group()
@@ -27,7 +29,7 @@ def token() -> None:
     "--frontend", type=click.Choice(sorted(S3_FRONTENDS)),
     help="The sender of the events that are posted with it, where they do not show it.",
 )  # fmt: skip
-@with_context
+@with_api
 def create(
     context: CommandContext, name: str, scope_options: tuple[str, ...], buckets: tuple[str, ...],
     targets: tuple[TargetId, ...], frontend: str | None,
@@ -36,56 +38,34 @@ def create(
 
     With --bucket or --target it allows only what concerns the named buckets' events and the named targets.
     """
-    scopes = split_words(",".join(scope_options))
-    created = _tokens(context).create(name, scopes, buckets=buckets, targets=targets, frontend=frontend or "")
-    context.done(
-        created, name=name, scopes=scopes, buckets=list(buckets), targets=list(map(str, targets)),
-        frontend=frontend or "", token=created,
-    )  # fmt: skip
+    body = {
+        "name": name, "scopes": split_words(",".join(scope_options)), "buckets": buckets,
+        "targets": list(map(str, targets)), "frontend": frontend or "",
+    }  # fmt: skip
+    created = context.api.change("POST", "/v1/tokens", body)
+    context.done(created["token"], **created)
 
 
 @token.command()
-@with_context
+@with_api
 def ls(context: CommandContext) -> None:
     """List the valid tokens by name; the tokens themselves are not stored."""
-    rows = [
-        {
-            "name": stored.name,
-            "scopes": sorted(stored.scopes),
-            "buckets": list(stored.buckets),
-            "targets": list(stored.targets),
-            "frontend": stored.frontend,
-            "origin": stored.origin,
-            "created_at": iso(stored.created_at),
-        }
-        for stored in _tokens(context).list()
-    ]
     columns = {
         "name": "name", "scopes": "scopes", "buckets": "buckets", "targets": "targets", "frontend": "frontend",
-        "from": "origin",
-        "created": "created_at",
+        "from": "origin", "created": "created_at",
     }  # fmt: skip
-    context.rows(rows, columns, _describe_no_tokens(context))
+    answer = context.api.get("/v1/tokens")
+    context.rows(answer["tokens"], columns, _NONE_LEFT if answer["required"] else _NONE_YET)
 
 
 @token.command()
 @click.argument("name")
-@with_context
+@with_api
 def revoke(context: CommandContext, name: str) -> None:
     """Revoke a token; effective within 1 s.
 
     After the last one is revoked, no client can use the API until a token is created.
     """
-    _tokens(context).revoke(name)
-    left = bool(_tokens(context).list())
-    context.done(f"revoked {name}" if left else f"revoked {name}; {_describe_no_tokens(context)}", revoked=name)
-
-
-def _describe_no_tokens(context: CommandContext) -> str:
-    if _tokens(context).required():
-        return "no token is left: no client can use the API; create one: `bucketwire token create`"
-    return "no tokens yet: every program on this machine can use the API"
-
-
-def _tokens(context: CommandContext) -> Tokens:
-    return Tokens(context.database, context.settings.api_tokens)
+    left = [token for token in context.api.get("/v1/tokens")["tokens"] if token["name"] != name]
+    context.api.change("DELETE", f"/v1/tokens/{name}")
+    context.done(f"revoked {name}" if left else f"revoked {name}; {_NONE_LEFT}", name=name)

@@ -15,7 +15,7 @@ import click
 from app import logs, metrics_folder
 from app.cli import main
 from app.cli.commands.processes import PRELOADED, check_spark, say
-from app.cli.context import CommandContext
+from app.cli_common.context import ServiceContext
 from app.cli_common.errors import CommandError
 from app.config.settings import Settings
 from app.outbox.engine.database import DatabaseUnavailable
@@ -47,14 +47,14 @@ def up(concurrency: int) -> None:
     A Spark worker is added when a target has a schedule of reconciliations, or the Iceberg tables have one. A process
     that dies is restarted. Ctrl-C stops everything. Log files are in the data folder's log/.
     """
-    settings = CommandContext().settings
+    settings = ServiceContext().settings
     if warning := make_private(settings.folder):
         say(settings.log_format, warning, "WARNING")
     (settings.folder / "log").mkdir(exist_ok=True)
     lock = start.lock_folder(settings.folder)
     if not settings.listen.port:
         os.environ["BUCKETWIRE_LISTEN"] = str(settings.listen._replace(port=start.free_port()))
-        settings = CommandContext().settings
+        settings = ServiceContext().settings
     start.check_address(settings.listen)
     try:
         forks = ForkServer(PRELOADED, main)
@@ -112,7 +112,7 @@ class _Service:
         if self._settings.tables_schedule:
             return True
         try:
-            with closing(CommandContext()) as context:
+            with closing(ServiceContext()) as context:
                 return Schedule(context.database).exists()
         except (CommandError, *DatabaseUnavailable):
             return False
@@ -127,7 +127,7 @@ class _Service:
             supervisor.keep([reconciler()])
 
     def _prepare(self) -> None:
-        context = CommandContext()
+        context = ServiceContext()
         migrate(context.bare_database, partitions=self._settings.partitions)
         check_listen(self._settings, context.database)
         for problem in start.sync_environment(context.registry, os.environ):

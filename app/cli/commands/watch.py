@@ -7,7 +7,7 @@ import click
 import orjson
 
 from app.cli.commands.rules import names
-from app.cli.context import CommandContext, with_context
+from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.output import printable
 from app.cli_common.param_types import TIME, iso
 from app.config.arn import TargetId
@@ -29,9 +29,9 @@ _NO_TARGET = TargetId("webhook", "watch")  # a rule needs a target; only its fil
     "--since", type=TIME, help="Begin with events received since this time, such as 2h or 2026-11-21T14:00:00Z."
 )
 @click.option("--count", type=click.IntRange(1), help="Stop after this many events. [default: until Ctrl-C]")
-@with_context
+@pass_context(ServiceContext)
 def watch(
-    context: CommandContext,
+    context: ServiceContext,
     bucket: str,
     event_words: str,
     prefix: str,
@@ -58,7 +58,7 @@ def watch(
             time.sleep(_PERIOD)
 
 
-def _show(context: CommandContext, event: Any) -> None:
+def _show(context: ServiceContext, event: Any) -> None:
     received = iso(event.received_at)
     if not context.as_json:
         click.echo(printable(f"{received}  {event.name}  {event.bucket}/{event.key}"))

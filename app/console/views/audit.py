@@ -4,8 +4,8 @@ from typing import Any
 
 from flask import Response, request
 
+from app.api.refused import Refused
 from app.console import calls
-from app.console.calls import Refused
 from app.console.formats import command
 from app.console.pages import form_values, page, show
 

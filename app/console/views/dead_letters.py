@@ -5,8 +5,8 @@ from typing import Any
 
 from flask import Response, request
 
+from app.api.refused import Refused
 from app.console import calls
-from app.console.calls import Refused
 from app.console.formats import command, number, short_target
 from app.console.pages import done, form_values, page, show, within_limits
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from flask import Response, request
 
+from app.api.refused import Refused
 from app.console import calls
-from app.console.calls import Refused
 from app.console.event_states import explain, has_ended, is_superseded, steps, trial
 from app.console.formats import command, short_target
 from app.console.pages import done, form_values, page, show, visitor, within_limits

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from flask import Response, current_app, request
 
+from app.api.refused import Refused
 from app.api.services import services
-from app.console.calls import Refused
 from app.console.openid import Begun, identity
 from app.console.pages import error_page, open_page, seals, show
 from app.console.session import forget_flow, is_secure, new_session

@@ -6,9 +6,9 @@ from typing import Any
 
 from flask import Response, request
 
+from app.api.refused import Refused
 from app.config.targets.registry import is_namespace
 from app.console import calls
-from app.console.calls import Refused
 from app.console.formats import command, short_target
 from app.console.pages import done, form_values, page, show, visitor
 from app.resources.drift import DRIFT_KINDS, drift_of

@@ -4,8 +4,8 @@ from typing import Any
 
 from flask import Response, request
 
+from app.api.refused import Refused
 from app.console import calls
-from app.console.calls import Refused
 from app.console.formats import number, short_target
 from app.console.pages import done, form_values, page, show, within_limits
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from flask import Response, request
 
+from app.api.refused import Refused
 from app.config.errors import BadValue
 from app.config.fields.field_types import Size, written_size
 from app.console import calls
-from app.console.calls import Refused
 from app.console.formats import command, short_target
 from app.console.pages import done, form_values, page, show
 from app.events.names import AGGREGATES, EVERY, KNOWN

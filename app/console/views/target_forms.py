@@ -6,6 +6,7 @@ from typing import Any
 
 from flask import Response, request
 
+from app.api.refused import Refused
 from app.config.errors import REDACTED
 from app.config.fields.field_types import Switch, Toggle
 from app.config.fields.fields import Field, fields_of
@@ -13,7 +14,7 @@ from app.config.fields.secret_refs import is_secret_ref
 from app.config.targets.base import TargetSettings, ordered_fields
 from app.config.targets.registry import TYPES
 from app.console import calls
-from app.console.calls import Refused, target_path
+from app.console.calls import target_path
 from app.console.formats import command
 from app.console.pages import done, page, show
 

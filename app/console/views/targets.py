@@ -7,8 +7,9 @@ from typing import Any
 
 from flask import Response, request
 
+from app.api.refused import Refused
 from app.console import calls
-from app.console.calls import Refused, target_path
+from app.console.calls import target_path
 from app.console.formats import short_target
 from app.console.pages import done, form_values, page, redirect, show, visitor
 from app.console.series import points

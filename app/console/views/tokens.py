@@ -2,9 +2,9 @@
 
 from flask import Response, request
 
+from app.api.refused import Refused
 from app.config.settings import SCOPES
 from app.console import calls
-from app.console.calls import Refused
 from app.console.formats import command
 from app.console.pages import done, form_values, page, show, visitor
 from app.events.frontends import S3_FRONTENDS

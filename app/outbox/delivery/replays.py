@@ -18,6 +18,7 @@ from app.outbox.delivery.policies import REPLAYS
 from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors, lock_tail
+from app.outbox.errors import BadSelection, UnknownReplay
 from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.targets import UnknownTarget, find_target
 
@@ -31,23 +32,6 @@ class Selection:
     bucket: str = ""
     prefix: str = ""
     names: tuple[str, ...] = ()
-
-
-class BadSelection(ValueError):
-    """An invalid selection: `field` is the invalid member, `problem` continues the sentence, `hint` is the advice."""
-
-    def __init__(self, field: str, problem: str, hint: str) -> None:
-        super().__init__(f"{field} {problem}; {hint}")
-        self.field = field
-        self.problem = problem
-        self.hint = hint
-
-
-class UnknownReplay(LookupError):
-    """No replay has that number."""
-
-    def __init__(self, replay_id: int) -> None:
-        super().__init__(f"there is no replay {replay_id}; `bucketwire replay --list` shows those there are")
 
 
 def checked(selection: Selection) -> Selection:

@@ -12,6 +12,7 @@ from app.events.buckets import is_bucket_name
 from app.outbox import audit, log_head, tables
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
+from app.outbox.errors import AlreadyRunning, NothingToRepair, UnknownRun
 from app.outbox.markers import NEVER
 from app.outbox.reconcile.findings import Finding, read_findings
 from app.outbox.reconcile.runs import (
@@ -22,19 +23,13 @@ from app.outbox.reconcile.runs import (
     RUNNING,
     UNFINISHED,
     WAITING,
-    AlreadyRunning,
     Reconciliation,
     Reconciliations,
-    UnknownRun,
 )
 from app.outbox.registry import Registry
 
 CANCELLED_BY_REQUEST = "cancelled on request"
 _CANCELLED_STATE = {WAITING: CANCELLED, RUNNING: CANCELLED, BACKFILLING: UNFINISHED}
-
-
-class NothingToRepair(Exception):
-    """The run has not ended with drift."""
 
 
 class RunRequests:

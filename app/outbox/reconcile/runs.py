@@ -17,6 +17,7 @@ from app.outbox.delivery.log_ahead import goes_to
 from app.outbox.delivery.logged_events import selected
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
+from app.outbox.errors import AlreadyRunning, UnknownRun
 from app.outbox.log.append import Guard, chunks
 from app.outbox.log.batch import key_hash
 from app.outbox.markers import WHOLE_LOG
@@ -41,17 +42,6 @@ _ACTIVITY = {RUNNING: "reconciled with", BACKFILLING: "backfilled from"}
 
 STOPPED_EARLY = "the run was stopped before it finished"
 LEASE_LOST = "Another run has taken over, because this run's lease expired."
-
-
-class UnknownRun(LookupError):
-    """There is no run of this name."""
-
-    def __init__(self, run: str) -> None:
-        super().__init__(f"there is no reconciliation {run}")
-
-
-class AlreadyRunning(Exception):
-    """Another run reconciles or backfills this target with this bucket; the message says when it started."""
 
 
 @dataclass(frozen=True, slots=True)

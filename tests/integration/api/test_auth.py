@@ -10,13 +10,14 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
-from app.api import create_app
+from app.api.application import create_app
 from app.api.auth import ADMIN, INGEST, PUBLIC, READ, VISITOR, presented_token, scope_of
 from app.config.errors import BadSettings, BadValue
 from app.config.settings import Settings
 from app.outbox import tables
 from app.outbox.engine.database import Database
-from app.outbox.tokens import TokenExists, Tokens, UnknownToken, check_listen
+from app.outbox.errors import TokenExists, UnknownToken
+from app.outbox.tokens import Tokens, check_listen
 from tests import services
 from tests.integration.api.conftest import KEY, Api, Start, keys, problem, token, url_of
 from tests.support.api_requests import body

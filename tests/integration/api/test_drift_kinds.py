@@ -24,7 +24,7 @@ drift.DRIFT_KINDS += ("misplaced",)  # as if the enumeration had one more member
 import sqlalchemy as sa
 from click.testing import CliRunner
 
-from app.api import create_app
+from app.api.application import create_app
 from app.cli import bucketwire
 from app.cli.commands.reconciliations import reconciliation
 from app.config.arn import TargetId

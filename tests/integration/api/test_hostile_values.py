@@ -11,7 +11,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 from werkzeug.test import Client
 
-from app.api import create_app
+from app.api.application import create_app
 from app.config.settings import Settings
 from app.resources.declaration import format_time
 from tests.support.builders import add_target, migrated

@@ -19,9 +19,9 @@ from botocore.credentials import Credentials
 from minio.error import MinioAdminException
 from werkzeug.test import Client, TestResponse
 
-from app.api import create_app
 from app.api.admin.call import LIMIT
 from app.api.admin.encryption import encrypt
+from app.api.application import create_app
 from app.config.arn import TargetId
 from app.config.secrets import Sealer
 from app.config.settings import Settings

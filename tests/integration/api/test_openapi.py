@@ -16,7 +16,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-from app.api import create_app
+from app.api.application import create_app
 from app.config.settings import Settings
 from tests.support.builders import add_target, migrated
 
@@ -79,6 +79,7 @@ KNOWS_MORE = {
     "PUT /v1/targets/{type_name}/{name}",
     "POST /v1/rules",
     "POST /v1/declaration",
+    "PATCH /v1/declaration",
     "GET /v1/audit",
     "GET /v1/dead-letters",
     "GET /v1/dead-letters/reasons",

@@ -55,8 +55,8 @@ def applied(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Applie
 
 def holds(cli: Cli) -> tuple[list[str], list[tuple[str, str, str]]]:
     rules = cli("event", "ls", "--json").json
-    targets = [each["target"] for each in cli("target", "ls", "--json").json]
-    return targets, sorted((each["bucket"], each["suffix"], each["arn"]) for each in rules)
+    targets = [f"{target['type']}:{target['name']}" for target in cli("target", "ls", "--json").json]
+    return targets, sorted((rule["bucket"], rule["suffix"], rule["target"]) for rule in rules)
 
 
 DECLARED = (

@@ -97,7 +97,7 @@ def test_every_config_set_line_works_as_typed_or_is_answered(cli: Cli) -> None:
     assert refused == REFUSED.keys()
     rows = cli("target", "ls", "--json").json
     assert {row["state"] for row in rows} == {"running"}
-    assert {row["target"].partition(":")[0] for row in rows} == set(TYPES) - {"nats"}
+    assert {row["type"] for row in rows} == set(TYPES) - {"nats"}
 
 
 def test_the_lines_for_an_existing_target_need_no_more_than_its_name(cli: Cli) -> None:
@@ -202,7 +202,7 @@ def test_every_mc_event_command_works_as_typed(cli: Cli, guide: str) -> None:
             assert (refused.code, "`bucketwire event add …`" in refused.err) == (2, True)
         assert cli("event", "add", bucket, arn, *rest.split()).code == 0
         listed = cli("event", "list", bucket, arn, "--json").json
-        assert [rule["arn"] for rule in listed] == [parse_arn(arn)[1].arn()]
+        assert [rule["target"] for rule in listed] == [parse_arn(arn)[1].arn()]
         assert [rule["suffix"] for rule in listed] == [".jpg"]
         expected = ["s3:ObjectCreated:*"] if " put" in rest else ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]
         assert listed[0]["events"][: len(expected)] == expected

@@ -192,7 +192,7 @@ def test_a_target_of_the_environment_is_changed_there_and_nowhere_else(cli: Cli,
     assert cli("target", "set", "redis:env", "db=3").code == 1
     assert "change the variables" in cli("config", "set", "notify_redis:env db=3").err
     assert cli("target", "rm", "redis:env", "--force").code == 1
-    states = {row["target"]: row["state"] for row in cli("target", "ls", "--json").json}
+    states = {f"{row['type']}:{row['name']}": row["state"] for row in cli("target", "ls", "--json").json}
     assert states == {"redis:env": "running", "redis:bad": "broken"}
 
 
@@ -319,12 +319,12 @@ def test_what_came_of_opening_a_target_is_listed(cli: Cli, database: Database) -
     cli(*SET)
     cli("event", "add", "*", "redis:cache")
     [row] = cli("target", "ls", "--json").json
-    assert (row["state"], row["opening"], row["opening_reason"]) == ("running", "due", "")
+    assert (row["state"], row["opening"]["state"], row["opening"]["reason"]) == ("running", "due", "")
     stored = registry(database).target(TargetId("redis", "cache"))
     assert record_opening(database, stored.row_id, stored.revision, now_ms(), "Redis at 127.0.0.1:6379: refused")
     [row] = cli("target", "ls", "--json").json
-    assert (row["state"], row["reason"], row["opening"]) == ("running", "", "failed")
-    assert row["opening_reason"] == "Redis at 127.0.0.1:6379: refused"
+    assert (row["state"], row["reason"], row["opening"]["state"]) == ("running", "", "failed")
+    assert row["opening"]["reason"] == "Redis at 127.0.0.1:6379: refused"
     assert "Redis at 127.0.0.1:6379: refused" in cli("target", "ls").out
     [note] = [each for each in cli("doctor", "--json").json["findings"] if each["subject"] == "redis:cache"]
     assert (note["grade"], note["text"]) == ("note", "a worker could not open it: Redis at 127.0.0.1:6379: refused")

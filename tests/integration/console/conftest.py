@@ -16,7 +16,7 @@ from cryptography.fernet import Fernet
 from flask import Flask
 from werkzeug.test import Client, TestResponse
 
-from app.api import create_app
+from app.api.application import create_app
 from app.config.settings import Settings
 from app.console.session import COOKIE
 from app.outbox.engine.database import Database

@@ -10,13 +10,13 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.errors import AlreadyRunning
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.reconcile.progress import Progress
 from app.outbox.reconcile.runs import (
     BACKFILLING,
     COUNTS,
-    AlreadyRunning,
     Reconciliations,
     keys_recorded_since,
     last_seq_before,

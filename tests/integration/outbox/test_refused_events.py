@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.api import create_app
+from app.api.application import create_app
 from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables

@@ -14,8 +14,9 @@ from app.outbox.delivery.counters import TargetCounters, read_counters
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.delivery.partition_reader import PartitionReader
-from app.outbox.delivery.replays import BadSelection, Replay, Replays, Selection, UnknownReplay, checked
+from app.outbox.delivery.replays import Replay, Replays, Selection, checked
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.errors import BadSelection, UnknownReplay
 from app.outbox.log.append import Log
 from app.outbox.log.batch import Receipt
 from app.outbox.log.retention import purge

@@ -10,10 +10,11 @@ from app.config.arn import TargetId
 from app.config.errors import BadValue
 from app.outbox.audit import AuditFilter, entries
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.errors import AlreadyRunning, NothingToRepair, UnknownRun
 from app.outbox.reconcile import findings
 from app.outbox.reconcile.findings import read_findings, store_findings
-from app.outbox.reconcile.requests import NothingToRepair, RunRequests
-from app.outbox.reconcile.runs import BACKFILLING, AlreadyRunning, Reconciliations, UnknownRun
+from app.outbox.reconcile.requests import RunRequests
+from app.outbox.reconcile.runs import BACKFILLING, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.targets import UnknownTarget
 from tests.support.builders import add_target, registry

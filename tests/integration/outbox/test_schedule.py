@@ -10,9 +10,10 @@ from app.config.arn import TargetId
 from app.events.parsing import parse
 from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.errors import AlreadyRunning
 from app.outbox.log.append import Log
 from app.outbox.reconcile import schedule as schedule_module
-from app.outbox.reconcile.runs import AlreadyRunning, Reconciliations, latest_results
+from app.outbox.reconcile.runs import Reconciliations, latest_results
 from app.outbox.reconcile.schedule import MAX_DELAY, Schedule
 from app.rules.model import Rule
 from tests.support.builders import add_target, event, registry

@@ -12,7 +12,8 @@ from app.config.arn import TargetId
 from app.config.settings import ApiToken, hash_token
 from app.outbox import tables
 from app.outbox.engine.database import Database
-from app.outbox.tokens import Tokens, UnknownToken
+from app.outbox.errors import UnknownToken
+from app.outbox.tokens import Tokens
 from tests.services import until
 
 GIVEN = ApiToken("environment", frozenset({"admin"}), hash_token("e" * 40))

@@ -1,0 +1,110 @@
+"""Assemble the API as the server runs it: every route, the console, and the signed APIs of S3 and of `mc admin`."""
+
+from contextlib import suppress
+from functools import partial
+
+from flask import Flask, Response, g, request
+
+from app import telemetry
+from app.api import auth, errors, openapi, services, tracing
+from app.api.routes import (
+    audit,
+    dead_letters,
+    doctor,
+    events,
+    health,
+    manifest,
+    metrics,
+    partitions,
+    reconciliations,
+    replays,
+    retries,
+    rules,
+    search,
+    series,
+    service_settings,
+    status,
+    stream,
+    target_test,
+    targets,
+    tokens,
+)
+from app.config.settings import Settings
+from app.outbox.errors import TokensUnknown
+from app.outbox.log.batch import Receipt
+
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # they change nothing
+_BLUEPRINTS = (
+    events.routes,
+    search.routes,
+    stream.routes,
+    targets.routes,
+    partitions.routes,
+    target_test.routes,
+    rules.routes,
+    manifest.routes,
+    service_settings.routes,
+    dead_letters.routes,
+    replays.routes,
+    reconciliations.routes,
+    audit.routes,
+    series.routes,
+    status.routes,
+    doctor.routes,
+    tokens.routes,
+    retries.routes,
+    health.routes,
+    metrics.routes,
+    openapi.routes,
+)
+
+
+def create_app(settings: Settings) -> Flask:
+    """Create the API for the outbox in the settings; the first request that needs the database connects to it.
+
+    Raises `BadSettings` for unusable settings, such as an unusable folder.
+    """
+    opened = services.open_services(settings)
+    app = Flask("bucketwire", static_folder=None)
+    app.url_map.strict_slashes = False  # senders do not follow redirects; /v1/events/ is /v1/events
+    app.url_map.merge_slashes = False
+    services.install(app, opened)
+    errors.install(app)
+    auth.install(app)
+    health.install(app, opened.database)
+    doctor.install(app, opened)
+    metrics.install(app, settings.database_url)
+    for blueprint in _BLUEPRINTS:
+        app.register_blueprint(blueprint)
+    from app.console import routes as console_routes  # noqa: PLC0415 - the console calls the routes above, so it imports them
+
+    app.register_blueprint(console_routes)
+    app.after_request(partial(_wake, opened))
+    if (traces := telemetry.tracing()) is not None:
+        tracing.install(app, traces)
+    _add_signed_apps(app, opened)
+    with suppress(TokensUnknown):
+        opened.tokens.required()  # cached now, in case the database becomes unavailable before the first request
+    if opened.feeder is not None:
+        opened.feeder.started()
+    return app
+
+
+def _wake(opened: services.Services, response: Response) -> Response:
+    """Have the drain or workers run after whatever made work due: recorded events, a replay, a resumed target."""
+    if request.method not in _SAFE and response.status_code < 300:
+        receipt: Receipt | None = g.get("receipt")
+        if receipt is None:
+            opened.wakeups.request()
+        else:
+            opened.wakeups.request_delivery(receipt.due, receipt.recorded)
+    return response
+
+
+def _add_signed_apps(app: Flask, opened: services.Services) -> None:
+    # Imported here: botocore takes 0.1 s to load, which no command of the CLI should pay.
+    from app.api.admin.wsgi_app import AdminApp  # noqa: PLC0415
+    from app.api.s3.wsgi_app import Front, S3App  # noqa: PLC0415
+
+    streams = stream.install(app, opened.database, tls=bool(opened.settings.tls_cert))
+    app.wsgi_app = Front(S3App(opened, streams), AdminApp(opened), app.wsgi_app)  # type: ignore[method-assign]  # as Flask's documentation has it

@@ -1,0 +1,48 @@
+"""What the outbox answers to a request that it cannot carry out.
+
+The errors stand apart from the modules that raise them, so that whoever describes them need not import these.
+"""
+
+
+class BadSelection(ValueError):
+    """An invalid selection: `field` is the invalid member, `problem` continues the sentence, `hint` is the advice."""
+
+    def __init__(self, field: str, problem: str, hint: str) -> None:
+        super().__init__(f"{field} {problem}; {hint}")
+        self.field = field
+        self.problem = problem
+        self.hint = hint
+
+
+class UnknownReplay(LookupError):
+    """No replay has that number."""
+
+    def __init__(self, replay_id: int) -> None:
+        super().__init__(f"there is no replay {replay_id}; `bucketwire replay --list` shows those there are")
+
+
+class UnknownRun(LookupError):
+    """There is no run of this name."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"there is no reconciliation {run}")
+
+
+class AlreadyRunning(Exception):
+    """Another run reconciles or backfills this target with this bucket; the message says when it started."""
+
+
+class NothingToRepair(Exception):
+    """The run has not ended with drift."""
+
+
+class TokenExists(Exception):
+    """A token of that name exists. A token cannot be shown again, only revoked and created again."""
+
+
+class UnknownToken(LookupError):
+    """The database has no token of that name."""
+
+
+class TokensUnknown(Exception):
+    """This process has not been able to read the tokens in the database since it started, so it can verify none."""
