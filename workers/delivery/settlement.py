@@ -12,7 +12,7 @@ import orjson
 
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.reasons import clean_reason
-from app.outbox.delivery.transitions.settlement import NewDeadLetter, ParkedRow, Settlement
+from app.outbox.delivery.transitions.settlement import ParkedRow, Settlement
 from app.outbox.markers import NEVER
 from workers.delivery import policy
 from workers.delivery.batch_record import BatchRecord, Delivery, State
@@ -36,7 +36,7 @@ def settle(batch: BatchRecord, schedule: RetrySchedule, now: int, rng: Random) -
     batch.is_delivered = all(isinstance(delivery.outcome, Delivered) for delivery in deliveries)
     if batch.is_delivered and batch.read_to:
         for partition, count in Counter(delivery.logged.partition for delivery in deliveries).items():
-            settlement.partition(partition).delivered = count
+            settlement.deliver_many(partition, count)
         for delivery in deliveries:
             delivery.state = State.DELIVERED
     else:
@@ -145,31 +145,15 @@ def _known_row(delivery: Delivery) -> ParkedRow:
 
 def _write(settlement: Settlement, delivery: Delivery) -> None:
     """Add to the settlement what the state of an event changes."""
-    logged, parked, state, row = delivery.logged, delivery.parked, delivery.state, delivery.row
-    progress = settlement.partition(logged.partition)
-    progress.delivered += state in (State.DELIVERED, State.UNCHANGED)
-    progress.superseded += state is State.SUPERSEDED
-    progress.dead += state is State.DEAD
-    progress.failed += state in (State.FAILED, State.DEAD)
-    if row is not None and state is State.DEAD:
-        settlement.deaths.append(_death(delivery, row))
-    elif row is not None:
-        (settlement.park if parked is None else settlement.repark).append(row)
-        return
-    if parked is not None and state is not State.STAYS:
-        progress.replayed += parked.replayed
-        settlement.unpark.append((logged.partition, logged.seq))
-        settlement.unblocked.add(logged.object)
-
-
-def _death(delivery: Delivery, row: ParkedRow) -> NewDeadLetter:
-    return NewDeadLetter(
-        partition=row.partition,
-        seq=row.seq,
-        event_id=delivery.logged.event.id,
-        reason=clean_reason(delivery.reason),
-        attempts=row.attempts,
-        first_tried=row.first_tried,
-        last_tried=row.last_tried,
-        history=row.history,
-    )
+    logged, parked, row, failed = delivery.logged, delivery.parked, delivery.row, delivery.state is State.FAILED
+    match delivery.state:
+        case State.DELIVERED | State.UNCHANGED:
+            settlement.deliver(logged, parked)
+        case State.SUPERSEDED:
+            settlement.supersede(logged, parked)
+        case State.DEAD if row is not None:
+            settlement.bury(logged, row, clean_reason(delivery.reason), parked)
+        case _ if row is not None and parked is None:
+            settlement.park(row, failed=failed)
+        case _ if row is not None:
+            settlement.retry(row, failed=failed)

@@ -21,7 +21,7 @@ from app.outbox.delivery.leases import Lease, Offer
 from app.outbox.delivery.reasons import PLAIN
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.delivery.transitions.heads import restore_heads
-from app.outbox.delivery.transitions.settlement import NewDeadLetter, ParkedRow, Settlement
+from app.outbox.delivery.transitions.settlement import ParkedRow, Settlement
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.markers import NEVER
@@ -343,18 +343,12 @@ def test_a_value_that_the_database_refuses_costs_its_own_reason_only(
             batch = reader.load(100)
         settlement = Settlement()
         for logged, reason in zip(batch.events, ("fine", text, "fine", text, "fine"), strict=True):
-            place = {"partition": logged.partition, "seq": logged.seq, "attempts": 1, "first_tried": 5, "last_tried": 5}
-            history = f'[[5,"{reason}"]]'
+            row = ParkedRow(logged.partition, logged.seq, logged.key_hash, HOUR, 1, 5, 5, f'[[5,"{reason}"]]')
             settlement.partition(logged.partition).position = logged.seq
             if logged.seq < batch.events[3].seq:
-                settlement.deaths.append(
-                    NewDeadLetter(event_id=logged.event.id, reason=reason, history=history, **place)  # type: ignore[arg-type]
-                )
-                settlement.partition(logged.partition).dead += 1
+                settlement.bury(logged, row, reason)
             else:
-                settlement.park.append(
-                    ParkedRow(key_hash=logged.key_hash, not_before=HOUR, history=history, **place)  # type: ignore[arg-type]
-                )
+                settlement.park(row)
         caplog.clear()
         courier.store.settle(lease, settlement, now_ms())
         assert "refused" in caplog.text
@@ -368,8 +362,8 @@ def test_a_value_that_the_database_refuses_costs_its_own_reason_only(
             kept = connection.execute(query.order_by(tables.parked.c.seq)).scalars().all()
         assert [orjson.loads(history) for history in kept] == [[[5, PLAIN]], [[5, "fine"]]]
         # The same for one that was parked before.
-        again = replace(settlement.park[0], attempts=2, history=f'[[5,"{text}"],[6,"{text}"]]')
-        retried = Settlement(repark=[again])
+        again = replace(settlement.parked[0], attempts=2, history=f'[[5,"{text}"],[6,"{text}"]]')
+        retried = Settlement(retried=[again])
         retried.partition(again.partition)
         courier.store.settle(lease, retried, now_ms())
         with database.reading() as connection:

@@ -3,17 +3,17 @@
 Each arrow of the state diagram (docs/explanation/architecture.md, "An event at a target") is one function or, where a
 worker's batch has several of them, one member of its `Settlement`:
 
-| arrow | from, to | where |
+| arrow | from | where |
 |---|---|---|
 | record | pending | `cursors.begin` for a new target; an append adds to `targets.recorded` (`app.outbox.log`) |
 | pass over | another target's event | `cursors.pass_over` |
-| deliver, supersede, park, retry, bury | pending or parked, to settled, parked or dead | `SettlementStore.settle` |
-| replay | settled, pending | `cursors.begin_replay`, `cursors.end_replay` |
-| replay | dead, parked | `events.replay` |
-| redeliver | settled, parked | `events.redeliver` |
-| retry now | parked, due | `events.make_due` |
-| give up | parked, dead | `events.give_up` |
-| purge | dead, purged | `events.purge`; with its target also parked, `events.purge_any` |
+| deliver, supersede, park, retry, bury | pending or parked | members of `Settlement`; `SettlementStore.settle` |
+| replay | settled | `cursors.begin_replay`, `cursors.end_replay` |
+| replay | dead | `events.replay` |
+| redeliver | settled | `events.redeliver` |
+| retry now | parked | `events.make_due` |
+| give up | parked | `events.give_up` |
+| purge | dead | `events.purge`; with its target also parked, `events.purge_any` |
 | revoke | leased, revoked | `cursors.revoke` |
 | remove | all | `cursors.remove` |
 

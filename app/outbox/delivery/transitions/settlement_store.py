@@ -7,6 +7,7 @@ the same positions.
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,8 +18,7 @@ import sqlalchemy as sa
 from app.outbox import log_head, tables
 from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
 from app.outbox.delivery.log_ahead import chunked
-from app.outbox.delivery.logged_events import LogPosition
-from app.outbox.delivery.partition_reader import PartitionReader
+from app.outbox.delivery.partition_reader import ParkedEvent, PartitionReader
 from app.outbox.delivery.reasons import PLAIN
 from app.outbox.delivery.transitions import cursors
 from app.outbox.delivery.transitions.heads import restore_heads
@@ -78,9 +78,9 @@ class SettlementStore:
             for part in chunked(sorted(settlement.progress.items())):
                 _advance(connection, lease, dict(part), settlement, now + self._lease_ms)
             if settlement.replay is not None:
-                _advance_replay(connection, lease, *settlement.replay, settlement.settled)
+                _advance_replay(connection, lease, *settlement.replay, settlement.passed)
             write_rows(connection, _rows(settlement, lease.target_id))
-            _unpark(connection, lease.target_id, settlement.unpark)
+            _unpark(connection, lease.target_id, settlement.removed)
             restore_heads(connection, lease.target_id, settlement.objects)
 
 
@@ -164,7 +164,7 @@ def _advance_replay(
 _Rows = Sequence[tuple[sa.Executable, Sequence[dict[str, Any]]]]  # statements, and the values to run each with
 _WriteRows = Callable[[sa.Connection, _Rows], None]
 _PARK = tables.parked.insert()
-_REPARK = tables.parked.update().where(
+_RETRY = tables.parked.update().where(
     tables.parked.c.target_id == sa.bindparam("of_target"),
     tables.parked.c.partition == sa.bindparam("of_partition"),
     tables.parked.c.seq == sa.bindparam("of_seq"),
@@ -176,9 +176,9 @@ def _rows(settlement: Settlement, target_id: int) -> _Rows:
     """Return the statements and rows of a settlement that contain texts from the target."""
     replayed = settlement.replay is not None
     return (
-        (_PARK, [{"target_id": target_id, "replayed": replayed, **_values(park)} for park in settlement.park]),
-        (_REPARK, [_reparked(park, target_id) for park in settlement.repark]),
-        (_BURY, [{"target_id": target_id, **_values(death)} for death in settlement.deaths]),
+        (_PARK, [{"target_id": target_id, "replayed": replayed, **_values(row)} for row in settlement.parked]),
+        (_RETRY, [_retried(row, target_id) for row in settlement.retried]),
+        (_BURY, [{"target_id": target_id, **_values(letter)} for letter in settlement.buried]),
     )
 
 
@@ -186,8 +186,8 @@ def _values(entry: ParkedRow | NewDeadLetter) -> dict[str, Any]:
     return {name: getattr(entry, name) for name in entry.__slots__}
 
 
-def _reparked(park: ParkedRow, target_id: int) -> dict[str, Any]:
-    values = _values(park)
+def _retried(row: ParkedRow, target_id: int) -> dict[str, Any]:
+    values = _values(row)
     return {"of_target": target_id, "of_partition": values.pop("partition"), "of_seq": values.pop("seq"), **values}
 
 
@@ -216,10 +216,12 @@ def _with_plain_reason(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, **plain, **({"reason": PLAIN} if "reason" in row else {})}
 
 
-def _unpark(connection: sa.Connection, target_id: int, places: Sequence[LogPosition]) -> None:
+def _unpark(connection: sa.Connection, target_id: int, events: Sequence[ParkedEvent]) -> None:
     p = tables.parked.c
-    for partition in {partition for partition, _ in places}:
-        for some in chunks([seq for other, seq in places if other == partition]):
-            connection.execute(
-                tables.parked.delete().where(p.target_id == target_id, p.partition == partition, p.seq.in_(some))
-            )
+    by_partition: defaultdict[int, list[int]] = defaultdict(list)
+    for event in events:
+        by_partition[event.logged.partition].append(event.logged.seq)
+    for partition, seqs in by_partition.items():
+        mine = (p.target_id == target_id, p.partition == partition)
+        for some in chunks(seqs):
+            connection.execute(tables.parked.delete().where(*mine, p.seq.in_(some)))
