@@ -42,7 +42,7 @@ FROM (SELECT seq, hashint8extended(seq / 3, 7) AS hash,
                || md5((seq / 3)::text) || '.jpg' AS key
       FROM generate_series({start}, {end}) AS seq) AS made
 """
-_AT_ONCE = 1_000_000
+_BATCH_EVENTS = 1_000_000
 
 _COUNTERS = """
 UPDATE targets SET recorded = counted.events
@@ -147,8 +147,8 @@ def fill(database: Database, millions: float) -> Filled:
             drop = [f'ALTER TABLE events DROP CONSTRAINT "{name}"' for name in _column(cursor, _CONSTRAINTS)]
             step("constraints", *drop)
             step("indexes", *(f'DROP INDEX "{name}"' for name in _column(cursor, _LOOSE)))
-            for start in range(1, events + 1, _AT_ONCE):
-                step(f"events from {start:,}", _EVENTS, start=start, end=min(start + _AT_ONCE - 1, events))
+            for start in range(1, events + 1, _BATCH_EVENTS):
+                step(f"events from {start:,}", _EVENTS, start=start, end=min(start + _BATCH_EVENTS - 1, events))
             step("indexes", "SET maintenance_work_mem = '256MB'", *indexes)
             step("counters", "VACUUM ANALYZE events", "UPDATE log_head SET last_seq = {head}", _COUNTERS)
             step("positions", "SET enable_bitmapscan = off", _POSITIONS)

@@ -36,7 +36,7 @@ from tests import services
 from tests.support.builders import add_target, event, migrated
 from workers.telemetry import metrics
 
-MOST = 1.05  # of the time of a delivery without
+MAX_RATIO = 1.05  # of the time of a delivery without
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def main() -> None:
                     "on / off, wall clock": wall,
                 }
             )
-            aims.append(Aim(wall, MOST, f"time of a delivery that exports everything: {case.name}",
+            aims.append(Aim(wall, MAX_RATIO, f"time of a delivery that exports everything: {case.name}",
                             beside="the same without, in pairs", unit="x", most=True))  # fmt: skip
     note = f"medians of {options.pairs} pairs; the processor time is that of the delivering process"
     show("telemetry", "What exporting to OpenTelemetry costs a delivery", rows, note, aims=aims)

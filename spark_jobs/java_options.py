@@ -10,7 +10,7 @@ from pathlib import Path
 
 DEFAULT_OPTIONS = "spark.driver.defaultJavaOptions"  # before the operator's `spark.driver.extraJavaOptions`
 # Entries and rows up to which Java's quick compiler is at least as fast as its optimizing one (measured).
-MOST_QUICK = 2_000_000
+MAX_QUICK_KEYS = 2_000_000
 _BYTES_PER_ENTRY = 64  # of a listing in Parquet; in the output of `mc ls` an entry has more
 _VARIABLES = ("PYSPARK_SUBMIT_ARGS", "SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 _CLASS_FOLDERS = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")

@@ -21,7 +21,7 @@ _REPAIR_INTERVAL = 60.0  # seconds
 _TIDY_INTERVAL = 600.0  # seconds
 # Seconds. The drain runs in the same process and waits during a purge. If that has not removed everything, it continues
 # after a pause, so that it keeps up with the log.
-_LONGEST_PURGE, _PURGE_PAUSE = 0.3, 0.3
+_MAX_PURGE_SECONDS, _PURGE_PAUSE_SECONDS = 0.3, 0.3
 
 
 class Upkeep:
@@ -61,7 +61,7 @@ class Upkeep:
         self._next_purge = math.inf
         try:
             older_than = self._held.clock() - int(self._held.settings.retention * 1000)
-            removed = purge(self._held.database, older_than, seconds=_LONGEST_PURGE, progress=self._purge_progress)
+            removed = purge(self._held.database, older_than, seconds=_MAX_PURGE_SECONDS, progress=self._purge_progress)
         except DatabaseUnavailable as error:
             self._held.state.unavailable(error)
             removed, is_behind = 0, False
@@ -69,8 +69,8 @@ class Upkeep:
             is_behind = self._purge_progress.is_behind
         self._tidy_tables()
         if is_behind or self._audit_is_behind or not self._unused_progress.ended:
-            self._next_purge = time.monotonic() + _PURGE_PAUSE
-            self._held.wakeups.request(_PURGE_PAUSE)
+            self._next_purge = time.monotonic() + _PURGE_PAUSE_SECONDS
+            self._held.wakeups.request(_PURGE_PAUSE_SECONDS)
         return removed
 
     def sample(self) -> bool:
@@ -119,7 +119,7 @@ class Upkeep:
 
     def _purge_audit(self) -> None:
         self._audit_is_behind = False  # also if it fails, so that it is tried at the next interval
-        ends = time.monotonic() + _LONGEST_PURGE
+        ends = time.monotonic() + _MAX_PURGE_SECONDS
         older_than = self._held.clock() - int(self._held.settings.audit_retention * 1000)
         while audit.purge(self._held.database, older_than):
             if time.monotonic() > ends:
@@ -135,7 +135,7 @@ class Upkeep:
             rate_limits.forget_removed(connection)
 
     def _drop_unused(self) -> None:
-        drop_unused(self._held.database, self._unused_progress, seconds=_LONGEST_PURGE)
+        drop_unused(self._held.database, self._unused_progress, seconds=_MAX_PURGE_SECONDS)
 
     def _repair_heads(self) -> None:
         for target, objects in self._head_repair.run().items():

@@ -22,7 +22,7 @@ from app.outbox.targets import OPENING_FAILED
 from app.wakeups import BrokerUnavailable, check_broker
 
 _MAX_WAIT = 600_000  # ms that a scheduled run may wait while no other run is active
-_MOST_COUNTED = 1_000_000  # sequence numbers in which a target's pending events are counted for a request
+_MAX_COUNTED = 1_000_000  # sequence numbers in which a target's pending events are counted for a request
 
 
 class Service(Protocol):
@@ -178,5 +178,5 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
 )
 # Those that take a few seconds at most, however much is pending.
 SHORT_CHECKS: Mapping[str, Check] = MappingProxyType(
-    {**CHECKS, "counters": partial(_check_counters, most=_MOST_COUNTED)}
+    {**CHECKS, "counters": partial(_check_counters, most=_MAX_COUNTED)}
 )

@@ -20,7 +20,7 @@ _INIT1 = (0x3BD39E10CB0EF593, 0xC0ACF169B5F18A8C, 0xBE5466CF34E90C6C, 0x452821E6
 _ZIPPER = (3, 12, 2, 5, 14, 1, 15, 0, 11, 4, 10, 13, 9, 6, 8, 7)
 _PACKET = 32
 _WORD = 0xFFFFFFFF
-_AT_ONCE = 500  # larger batches are not faster
+_BATCH_MESSAGES = 500  # larger batches are not faster
 
 
 def document_ids(paths: Sequence[str]) -> list[str]:
@@ -35,8 +35,8 @@ def digests(messages: Sequence[bytes], key: bytes = _KEY) -> list[bytes]:
     for whole in (True, False):
         group = [i for i, message in enumerate(messages) if (len(message) % _PACKET == 0) is whole]
         group.sort(key=lambda i: -len(messages[i]))
-        for start in range(0, len(group), _AT_ONCE):
-            part = group[start : start + _AT_ONCE]
+        for start in range(0, len(group), _BATCH_MESSAGES):
+            part = group[start : start + _BATCH_MESSAGES]
             result |= zip(part, _digests([messages[i] for i in part], key, whole=whole), strict=True)
     return [result[i] for i in range(len(messages))]
 

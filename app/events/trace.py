@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-MOST_STATE = 512  # characters of `tracestate` that are forwarded; W3C allows no smaller limit (§3.3.1.5)
-_MOST_MEMBERS, _LONG_MEMBER = 32, 128
+MAX_STATE_CHARACTERS = 512  # characters of `tracestate` that are forwarded; W3C allows no smaller limit (§3.3.1.5)
+_MAX_MEMBERS, _LONG_MEMBER = 32, 128
 
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII | re.DOTALL)
 _MEMBER = re.compile(
@@ -57,11 +57,13 @@ def _shorten_state(text: str) -> str:
     members = [member for member in (part.strip(" \t") for part in text.split(",")) if member]
     matches = [_MEMBER.fullmatch(member) for member in members]
     keys = {match[1] for match in matches if match is not None}
-    if len(members) > _MOST_MEMBERS or len(keys) < len(members):  # a member is invalid, or a key occurs twice
+    if len(members) > _MAX_MEMBERS or len(keys) < len(members):  # a member is invalid, or a key occurs twice
         return ""
-    while _length(members) > MOST_STATE and (long := [member for member in members if len(member) > _LONG_MEMBER]):
+    while _length(members) > MAX_STATE_CHARACTERS and (
+        long := [member for member in members if len(member) > _LONG_MEMBER]
+    ):
         members.remove(long[-1])
-    while _length(members) > MOST_STATE:
+    while _length(members) > MAX_STATE_CHARACTERS:
         members.pop()
     return ",".join(members)
 

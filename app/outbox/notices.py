@@ -25,8 +25,8 @@ from app.resources.drift import DRIFT_KINDS
 
 AVAILABILITY, BACKLOG, DEAD, DRIFT, DRAIN = "availability", "backlog", "dead", "drift", "drain"
 SERVICE = 0  # instead of a target's row id
-_MOST_OWN = 1000  # far more events about the service than can die between two reports
-_MOST_AT_ONCE = 100  # events in one transaction: it locks the head of the log, so that intake waits
+_MAX_DETAILED = 1000  # far more events about the service than can die between two reports
+_BATCH_EVENTS = 100  # events in one transaction: it locks the head of the log, so that intake waits
 _WITH_DRIFT = tables.reconciliations.c.state.in_((runs.DRIFT, runs.REPAIRED))
 
 
@@ -130,7 +130,7 @@ class NoticeRecorder:
                 for some in chunks(silent):
                     _store(connection, some)
         events = [(_event(notice, now), notice) for notice in notices if notice.name]
-        return sum(self._append(dict(some)) for some in chunks(events, _MOST_AT_ONCE))
+        return sum(self._append(dict(some)) for some in chunks(events, _BATCH_EVENTS))
 
     def _append(self, by_event: Mapping[Event, Notice]) -> int:
         def store(connection: sa.Connection, fresh: Sequence[Event]) -> Collection[str]:
@@ -204,7 +204,7 @@ def _without_own_deaths(connection: sa.Connection, notice: Notice) -> Notice:
         sa.select(d.partition, d.seq)
         .where(d.target_id == one.target_id)
         .order_by(d.id.desc())
-        .limit(min(notice.count, _MOST_OWN))
+        .limit(min(notice.count, _MAX_DETAILED))
         .subquery()
     )
     same = sa.and_(e.partition == newest.c.partition, e.seq == newest.c.seq)

@@ -2,7 +2,7 @@
 
 The log has no index by time, bucket or name: each would make recording events slower. A search reads windows of the
 log, and begins and ends at the right times, because events are recorded in the order of their times. It reads at most
-`MOST_READ` sequence numbers, or dead letters or parked events, and says where to continue.
+`MAX_READ` sequence numbers, or dead letters or parked events, and says where to continue.
 """
 
 import time
@@ -23,11 +23,11 @@ from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.targets import find_target
 
 WINDOW = 10_000  # sequence numbers that one query reads
-MOST_READ = 100_000
-_AT_ONCE = 500  # events of one query
+MAX_READ = 100_000
+_BATCH_EVENTS = 500  # events of one query
 _CANDIDATES = 100  # parked events or dead letters of each partition in one query
 _PARTITIONS = 64  # in one statement
-_LONGEST = 0.15  # seconds of a page, after which it reads no more than `_ALWAYS_READ`
+_MAX_SECONDS = 0.15  # seconds of a page, after which it reads no more than `_ALWAYS_READ`
 _ALWAYS_READ = 2_000
 _FIRST_WINDOW = 500  # sequence numbers that the first query of a page reads; the next ones read more, up to WINDOW
 _MARGIN = 1_000  # ms by which the times of events may contradict their order: several processes date them
@@ -76,7 +76,7 @@ class _Search:
         self._which = which
         self._head = log_head.read(connection)
         self._target_id = None if which.target is None else find_target(connection, which.target).row_id
-        self._until = time.monotonic() + _LONGEST
+        self._until = time.monotonic() + _MAX_SECONDS
         self._read = 0
         self._size = min(_FIRST_WINDOW, WINDOW)
         self._missing = limit  # events that the page still lacks
@@ -92,7 +92,7 @@ class _Search:
         found: list[RecordedEvent] = []
         step = self._candidates if self._which.state in (PARKED, DEAD) else self._window
         while newest >= oldest:
-            if self._read >= MOST_READ or (self._read >= _ALWAYS_READ and time.monotonic() > self._until):
+            if self._read >= MAX_READ or (self._read >= _ALWAYS_READ and time.monotonic() > self._until):
                 return SearchPage(found, newest + 1, self._time_at(newest + 1))
             rows, newest = step(newest, oldest)
             for event in self._in_state(rows):
@@ -109,7 +109,7 @@ class _Search:
             return (), oldest - 1
         e = tables.events.c
         below = max(oldest - 1, top - self._size)
-        most = _AT_ONCE if self._which.state else self._missing
+        most = _BATCH_EVENTS if self._which.state else self._missing
         query = (
             self._select()
             .where(e.partition.in_(range(self._head.partitions)), e.seq > below, e.seq <= top)
@@ -170,7 +170,7 @@ class _Search:
 
     def _in_state(self, rows: Sequence[Any]) -> Iterator[RecordedEvent]:
         """Yield the rows' events that are in the state, at the target if there is one; reads some states at a time."""
-        for some in (rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)):
+        for some in (rows[start : start + _BATCH_EVENTS] for start in range(0, len(rows), _BATCH_EVENTS)):
             for event in recorded_events(self._connection, some):
                 states = [one.state for one in event.delivery_states if self._which.target in (None, one.target)]
                 if not self._which.state or self._which.state in states:

@@ -35,7 +35,7 @@ log = logging.getLogger("bucketwire.tokens")
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _RECORD, _NO_DIGEST = "*", "-" * 64  # of the row that the module's docstring describes
-_MOST_LIMITS, _LONGEST_BUCKET = 100, 255
+_MAX_LIMITS, _MAX_BUCKET_CHARACTERS = 100, 255
 _PREFIX = "bw_"  # makes tokens recognizable to people and secret scanners
 
 
@@ -90,11 +90,11 @@ class Tokens:
         for scope in scopes:
             if scope not in SCOPES:
                 raise BadValue(f"{scope!r} is not a scope", did_you_mean(scope, SCOPES))
-        if len(buckets) > _MOST_LIMITS or len(targets) > _MOST_LIMITS:
-            raise BadValue(f"names more than {_MOST_LIMITS} buckets or targets", "create several tokens")
-        if not all(0 < len(bucket) <= _LONGEST_BUCKET and bucket != EVERY_BUCKET for bucket in buckets):
+        if len(buckets) > _MAX_LIMITS or len(targets) > _MAX_LIMITS:
+            raise BadValue(f"names more than {_MAX_LIMITS} buckets or targets", "create several tokens")
+        if not all(0 < len(bucket) <= _MAX_BUCKET_CHARACTERS and bucket != EVERY_BUCKET for bucket in buckets):
             raise BadValue(
-                "names a bucket that cannot be", f"give names of 1 to {_LONGEST_BUCKET} characters, and no *"
+                "names a bucket that cannot be", f"give names of 1 to {_MAX_BUCKET_CHARACTERS} characters, and no *"
             )
         if frontend and frontend not in S3_FRONTENDS:
             raise BadValue(

@@ -15,8 +15,8 @@ from app.rules.filters import MAX_PROGRAMS, NO_FILTERS, Filters, filter_problems
 EVERY_BUCKET = "*"
 PREFIX_AND_SUFFIX = ("prefix", "suffix")
 _SERVICE = "bucketwire:"
-_LONGEST_BUCKET = 255
-_LONGEST_ID = 1024
+_MAX_BUCKET_CHARACTERS = 255
+_MAX_ID_CHARACTERS = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -93,14 +93,16 @@ def problems_of(rule: Rule) -> Iterator[Problem]:
     yield from _check_filter("prefix", rule.prefix, rule.prefix.split("/")[:-1])
     yield from _check_filter("suffix", rule.suffix, rule.suffix.split("/")[1:])
     yield from filter_problems(rule.filters)
-    if len(rule.rule_id) > _LONGEST_ID or _CONTROL.search(rule.rule_id):
-        yield Problem("id", rule.rule_id, "is not a valid rule id", f"use up to {_LONGEST_ID} printable characters")
+    if len(rule.rule_id) > _MAX_ID_CHARACTERS or _CONTROL.search(rule.rule_id):
+        yield Problem(
+            "id", rule.rule_id, "is not a valid rule id", f"use up to {_MAX_ID_CHARACTERS} printable characters"
+        )
 
 
 def _check_bucket(bucket: str) -> Iterator[Problem]:
     if bucket != EVERY_BUCKET and (
         not bucket
-        or len(bucket) > _LONGEST_BUCKET
+        or len(bucket) > _MAX_BUCKET_CHARACTERS
         or re.search(r"[\s\x00-\x1f\x7f/\\*?]", bucket)
         or not bucket.strip(".")
     ):

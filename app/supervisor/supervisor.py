@@ -18,7 +18,7 @@ from app.supervisor.children import Child
 from app.supervisor.fork_server import ForkServer, reap_strays
 
 _STEADY = 30.0  # seconds of running after which earlier failures no longer count
-_LONGEST_WAIT = 30.0
+_MAX_WAIT_SECONDS = 30.0
 _POLL = 0.5  # seconds between two reads of the logs
 _LARGEST_LOG = 16 * 1024 * 1024
 _WARNING = re.compile(r"[ \[](WARNING|ERROR|CRITICAL)[] /]")  # as gunicorn, celery and our own loggers write it
@@ -229,7 +229,7 @@ def warns(line: str) -> bool:
 
 def back_off(failures: int) -> float:
     """Return the seconds to wait before restarting a process that ended `failures` times in a row."""
-    return min(_LONGEST_WAIT, 0.5 * float(1 << min(failures - 1, 10)))
+    return min(_MAX_WAIT_SECONDS, 0.5 * float(1 << min(failures - 1, 10)))
 
 
 def describe_exit(code: int) -> str:

@@ -48,7 +48,7 @@ def reconcile(
     session_name = f"bucketwire reconcile {bucket}"
     known = Reconciliations(context.database).last_size(target, bucket)
     size = java_options.estimated_size(known, listing.listing)
-    end_java = options.launch_spark(context, session_name, is_short=0 < size <= java_options.MOST_QUICK)
+    end_java = options.launch_spark(context, session_name, is_short=0 < size <= java_options.MAX_QUICK_KEYS)
     with options.spark_imports():
         from spark_jobs.api_client import Api  # noqa: PLC0415 - --help needs no Spark
         from spark_jobs.jobs import reconcile as job  # noqa: PLC0415 - as above

@@ -36,7 +36,7 @@ from spark_jobs.jobs.tables_journal import JOURNAL, PARTITIONED_BY, journal
 GAP = "bucketwire.gap."  # a property of the journal, with the position before the gap
 _MARGIN = 3_600_000  # ms; a tenth of the retention if that is less
 _REMARK = 4  # marks of a log without new events are renewed after a fourth of the retention
-_MOST = 5_000_000  # positions of one commit: a run over a long log that is killed has lost no more than that
+_MAX_POSITIONS = 5_000_000  # positions of one commit: a run over a long log that is killed has lost no more than that
 
 
 class LogMovedBack(Exception):
@@ -133,7 +133,7 @@ def _read_log(tables: Tables, database: Database, mark: Mark, snapshot: int | No
     partitions = log_end(database).partitions
     # The log of a service that has run for long begins far from 1.
     after = max(mark.position, first_seq(database, partitions) - 1) if mark == BEGINNING else mark.position
-    until = min(after + _MOST, end.position)
+    until = min(after + _MAX_POSITIONS, end.position)
     recorded = recorded_between(tables.spark, database, partitions, after, until)
     tables.journal.add(journal(recorded), mark.position, snapshot, Mark(until, end.read_at))
     return tables.journal.added_rows()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spark_jobs.java_options import (
-    MOST_QUICK,
+    MAX_QUICK_KEYS,
     archive_options,
     archive_path,
     estimated_size,
@@ -114,5 +114,5 @@ def test_a_run_is_short_by_its_listing_and_by_its_last_size(tmp_path: Path) -> N
     (tmp_path / "listing.parquet").mkdir()
     (tmp_path / "listing.parquet" / "part-0").write_bytes(b"x" * 6400)
     assert estimated_size(0, str(tmp_path / "listing.parquet")) == 200
-    assert estimated_size(MOST_QUICK, str(tmp_path / "listing.parquet")) == MOST_QUICK
+    assert estimated_size(MAX_QUICK_KEYS, str(tmp_path / "listing.parquet")) == MAX_QUICK_KEYS
     assert estimated_size(7, str(tmp_path / "none")) == 7  # the job says that there is no such file

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 log = logging.getLogger("bucketwire.telemetry")
 
 _APART = 60.0  # seconds between two lines about a signal that fails again and again
-_MOST_SEEN = 100  # different other messages of the SDK that are logged, each once
+_MAX_SEEN = 100  # different other messages of the SDK that are logged, each once
 
 _of_thread = threading.local()  # `reasons`: the SDK's messages during the export that this thread makes
 
@@ -71,7 +71,7 @@ class SdkLog(logging.Handler):
             name = str(record.args[0] if isinstance(record.args, tuple) else "")
             if name in self._full:
                 self._full[name].failed("the queue is full")
-        elif (record.name, message) not in self._seen and len(self._seen) < _MOST_SEEN:
+        elif (record.name, message) not in self._seen and len(self._seen) < _MAX_SEEN:
             self._seen.add((record.name, message))
             log.warning("OpenTelemetry: %s", record.getMessage())
 

@@ -8,7 +8,7 @@ from typing import Self
 from opentelemetry import trace as api
 from opentelemetry.context import Context, attach, detach
 
-from app.telemetry.otlp.contexts import MOST_LINKS, links_to, parent_context, text_of
+from app.telemetry.otlp.contexts import MAX_LINKS, links_to, parent_context, text_of
 from app.telemetry.otlp.text import exportable
 from app.telemetry.tracing import Kind, Span, Value
 
@@ -62,7 +62,7 @@ class OtelTracing:
 
     def __init__(self, tracer: api.Tracer, most_links: int | None) -> None:
         self._tracer = tracer
-        self._most_links = MOST_LINKS if most_links is None else min(most_links, MOST_LINKS)
+        self._most_links = MAX_LINKS if most_links is None else min(most_links, MAX_LINKS)
 
     def start(
         self,

@@ -394,7 +394,7 @@ def test_a_stream_for_a_page_is_handed_over_and_needs_the_session(busy: Browser,
 
 
 def test_a_search_that_found_nothing_yet_goes_on_by_itself(busy: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.outbox.search.MOST_READ", 1)
+    monkeypatch.setattr("app.outbox.search.MAX_READ", 1)
     monkeypatch.setattr("app.outbox.search._FIRST_WINDOW", 1)
     monkeypatch.setattr("app.outbox.search.WINDOW", 1)
     page = busy.get("events?prefix=none")

@@ -254,7 +254,7 @@ def test_many_targets_that_fail_at_once_hold_up_intake_for_a_few_statements(
     watch.look()
     with database.writing() as connection:
         connection.execute(tables.targets.update().values(breaker="open", reason="down"))
-    monkeypatch.setattr(notices, "_MOST_AT_ONCE", 10)
+    monkeypatch.setattr(notices, "_BATCH_EVENTS", 10)
     transactions = [0]
 
     def count(*_: Any) -> None:

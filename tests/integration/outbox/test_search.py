@@ -34,7 +34,7 @@ TIME = 1_795_000_000_000  # ms, of the event of seq 0 of `fill`; each later one 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a page would be over before it has read what it may."""
-    monkeypatch.setattr(searching, "_LONGEST", 600)
+    monkeypatch.setattr(searching, "_MAX_SECONDS", 600)
 
 
 def whole(database: Database, *, limit: int = 100, **chosen: Any) -> list[RecordedEvent]:
@@ -145,7 +145,7 @@ def test_a_search_that_finds_little_says_so_and_goes_on_page_by_page(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(searching, "WINDOW", 250)
-    monkeypatch.setattr(searching, "MOST_READ", 1_000)
+    monkeypatch.setattr(searching, "MAX_READ", 1_000)
     target = add_target(database)
     fill(database, target, 1, bucket="rare")
     fill(database, target, 6_000, 2)
@@ -191,7 +191,7 @@ def test_what_is_settled_costs_a_search_for_pending_events_nothing(database: Dat
 
 
 def test_a_page_ends_early_when_it_takes_long(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "_LONGEST", 0)
+    monkeypatch.setattr(searching, "_MAX_SECONDS", 0)
     target = add_target(database)
     fill(database, target, 1, bucket="rare")
     fill(database, target, 6_000, 2)
@@ -238,7 +238,7 @@ def test_a_page_of_dead_letters_reads_a_bounded_number_of_them(
 def test_what_was_purged_costs_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A parked event from long ago keeps its place, and the log between it and the next was purged."""
     monkeypatch.setattr(searching, "WINDOW", 100)
-    monkeypatch.setattr(searching, "MOST_READ", 1_000)
+    monkeypatch.setattr(searching, "MAX_READ", 1_000)
     target = add_target(database)
     fill(database, target, 5)
     fill(database, target, 50, 1_000_000)

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(900)  # on a busy machine each commit takes sec
 def test_the_inventory_has_what_the_mirrors_rules_say(
     tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_of_tables, "_MOST", 450)  # so that the last part needs two commits
+    monkeypatch.setattr(job_of_tables, "_MAX_POSITIONS", 450)  # so that the last part needs two commits
     events = histories(120, 1800)
     expected = folded(events)
     assert {marker for marker, _, _ in expected.values()} == {True, False}

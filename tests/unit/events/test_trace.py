@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.events.trace import MOST_STATE, fields, trace_of
+from app.events.trace import MAX_STATE_CHARACTERS, fields, trace_of
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"
@@ -81,7 +81,7 @@ def test_a_state_that_is_too_long_loses_long_members_first_and_then_the_last() -
 @given(st.text(max_size=700) | st.from_regex(re.compile(r"([a-c]{1,3}=[!-~]{1,40},){1,40}", re.ASCII), fullmatch=True))
 def test_whatever_comes_as_a_state_what_is_kept_is_short_one_line_and_understood_again(state: str) -> None:
     kept = trace_of(PARENT, state)
-    assert len(kept) <= len(PARENT) + 1 + MOST_STATE
+    assert len(kept) <= len(PARENT) + 1 + MAX_STATE_CHARACTERS
     assert kept.isascii()
     assert kept.isprintable()
     found = dict(fields(kept))
