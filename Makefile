@@ -21,10 +21,12 @@ check: $(VENV)/.developing ## ruff, mypy, and the tests that need no server: bef
 	TEST_SERVERS=none $(BIN)/pytest -q -n 2 --dist loadscope -m "not slow and not heavy and not sender" --hypothesis-profile check \
 		tests/unit tests/integration/outbox tests/integration/api tests/integration/cli
 
+# A lost worker is not replaced, since its tests would wait for ever. make starts pytest itself, without a shell, so that
+# pytest notices when make is interrupted (tests/support/interruption.py).
 test: ## servers, ruff, mypy and every test but those of test-all: before a merge
 	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.developing servers
 	@$(MAKE) --no-print-directory lint types
-	$(BIN)/pytest -n 4 --dist loadscope --max-worker-restart 0 --reruns 1  # a lost worker's tests would wait for ever
+	$(BIN)/pytest -n 4 --dist loadscope --max-worker-restart 0 --reruns 1
 
 # All that `make test` does, then the frontends that take long to build: SeaweedFS, Versity, Ceph RGW (Debian, as root).
 test-all: test ## the same, then what takes long to build: before a release

@@ -92,6 +92,19 @@ def test_every_decision_has_its_number_and_a_day_and_is_listed() -> None:
         assert "\n## Decision\n" in (DECISIONS / name).read_text(), name
 
 
+OF_THE_CODE = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/explanation").glob("*.md")), *DECISIONS.glob("*.md")]
+NAMED = re.compile(r"`((?:app|bench|bucketwire|deploy|docs|migrations|spark_jobs|tests|workers)/[\w/.-]*\w/?)`")
+
+
+@pytest.mark.parametrize("page", OF_THE_CODE, ids=lambda page: page.name)
+def test_every_file_that_a_page_about_the_code_names_is_there(page: Path) -> None:
+    assert [
+        name
+        for name in NAMED.findall(page.read_text())
+        if not any((ROOT / f"{name}{end}").exists() for end in ("", ".py"))
+    ] == []
+
+
 def test_the_results_of_the_benchmarks_are_one_page() -> None:
     assert len((ROOT / "docs/explanation/performance.md").read_text().splitlines()) <= 150
 

@@ -31,3 +31,10 @@ def test_a_commit_is_linted_as_continuous_integration_does_and_a_push_is_checked
 
 def test_what_a_check_leaves_out_is_there() -> None:
     assert [name for name in sorted(DEAR) if not (ROOT / name).is_file()] == []
+
+
+def test_make_starts_the_tests_without_a_shell() -> None:
+    # Between the two a shell would hide from pytest that make was interrupted: tests/support/interruption.py.
+    assert re.search(
+        r"^test:.*\n(?:\t@.*\n)*\t\$\(BIN\)/pytest [\w -]+\n\n", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
