@@ -59,7 +59,7 @@ class Step:
 def parsed(statement: str) -> Step:
     """What a statement touches."""
     text = " ".join(statement.split())
-    if "begin_append(" in text:
+    if "append_events(" in text:
         return Step(text, writes=frozenset(("log_head", "targets", "events")))
     tables = _TABLE.findall(text)
     verb = text.split(" ", 1)[0].upper()
@@ -85,9 +85,9 @@ class Side:
         self.backend = 0
         self.failure: BaseException | None = None
         self.refused: list[str] = []  # errors of the database, also those that the operation overcame
-        self._execute_directly = database.direct.execute
-        database.direct.execute = self._alone  # type: ignore[method-assign]
-        for engine in (database.engine, database._reader):
+        self._in_one_trip = database.in_one_trip
+        database.in_one_trip = self._stop_before_trip  # type: ignore[method-assign]
+        for engine in {database.engine, database._reader, database._single}:
             sa.event.listen(engine, "checkout", self._checked_out)
             sa.event.listen(engine, "before_cursor_execute", self._before_statement)
             sa.event.listen(engine, "commit", self._before_commit)
@@ -132,11 +132,10 @@ class Side:
         if self._thread is not None:
             self._thread.join(_PATIENCE)
 
-    def _alone(self, statement: str, values: Sequence[Any], **options: Any) -> int:
+    def _stop_before_trip(self, statement: str, *arguments: Any) -> int:
         if threading.current_thread() is self._thread:
             self._stop(replace(parsed(statement), both=True))
-            self.backend = self.database.direct.backend or self.backend
-        return self._execute_directly(statement, values, **options)
+        return self._in_one_trip(statement, *arguments)
 
     def _checked_out(self, driver: Any, *_: object) -> None:
         if threading.current_thread() is self._thread:

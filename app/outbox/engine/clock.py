@@ -91,13 +91,6 @@ class DatabaseClock:
                 self._asking.release()
         return int(self._reading.now(elapsed()) * 1000)
 
-    def cached(self) -> int | None:
-        """Return the current time, or None if the database should be queried for it."""
-        if self._database.dialect == "sqlite":
-            return now_ms()
-        reading, now = self._reading, elapsed()
-        return None if reading is None or now >= self._next else int(reading.now(now) * 1000)
-
     def measure(self) -> int:
         """Query the database now, because `elapsed()` does not include a pause of a virtual machine.
 

@@ -1,40 +1,39 @@
 """Insert many rows into one table by the database's fastest method: COPY on PostgreSQL, otherwise INSERT."""
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from app.outbox.engine.db_errors import as_sqlalchemy
 
-_WORTH_A_COPY = 8  # rows; with fewer, the extra round trip costs more than COPY saves
-_READ = 1 << 18  # bytes that the driver sends at once
+_MIN_COPY_ROWS = 8  # with fewer, the extra round trip costs more than COPY saves
+_SENT_BYTES = 1 << 18  # by the driver in one message
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 
 def insert(connection: sa.Connection, table: sa.Table, rows: Sequence[Sequence[Any]]) -> None:
     """Insert rows in the connection's transaction; each has a value for every column, in order, and none is NULL."""
-    if connection.dialect.name == "postgresql" and len(rows) >= _WORTH_A_COPY:
-        copy(connection, table, map(copy_line, rows))
+    if connection.dialect.name == "postgresql" and len(rows) >= _MIN_COPY_ROWS:
+        _copy(connection, table, rows)
     elif rows:
         names = table.columns.keys()
         connection.execute(table.insert(), [dict(zip(names, row, strict=True)) for row in rows])
 
 
-def copy(connection: sa.Connection, table: sa.Table, lines: Iterable[str]) -> None:
-    """Insert rows by COPY, on PostgreSQL, as `copy_line` formats them."""
+def _copy(connection: sa.Connection, table: sa.Table, rows: Sequence[Sequence[Any]]) -> None:
     quote = connection.dialect.identifier_preparer.quote
     names = ", ".join(quote(column.name) for column in table.columns)
     statement = f"COPY {quote(table.name)} ({names}) FROM STDIN"
     driver: Any = connection.connection.driver_connection
-    text = io.BytesIO(driver.encoded("".join(lines)))  # a `StringIO` takes four bytes for each character
+    text = io.BytesIO(driver.encoded("".join(map(_copy_line, rows))))  # a `StringIO` takes four bytes a character
     with as_sqlalchemy(driver, statement, connection.invalidate), driver.cursor() as cursor:
-        cursor.copy_expert(statement, text, size=_READ)
+        cursor.copy_expert(statement, text, size=_SENT_BYTES)
 
 
-def copy_line(values: Sequence[object]) -> str:
-    """Format values, none of them NULL, as a line of COPY. Most need no escaping, which a quick check shows."""
+def _copy_line(values: Sequence[object]) -> str:
+    """Format values as a line of COPY. Most need no escaping, which a quick check shows."""
     line = "\t".join(map(str, values))
     if "\\" in line or "\n" in line or "\r" in line or line.count("\t") >= len(values):
         line = "\t".join([str(value).translate(_ESCAPES) for value in values])

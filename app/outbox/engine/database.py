@@ -11,7 +11,6 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from app.events.stored_size import UNLIMITED
 from app.outbox.engine import db_errors, pg_timeouts
-from app.outbox.engine.pg_direct import DirectConnection
 
 # Driver errors which mean that the database cannot be reached or cannot write now; nothing was committed.
 # PostgreSQL raises InternalError after it has become a read-only standby.
@@ -26,6 +25,10 @@ DatabaseUnavailable = (
 VALUE_ERRORS = db_errors.VALUE_ERRORS
 
 _BESIDE_EVENT = 1 << 14  # bytes of a MySQL packet besides the event: the statement and the ids of its targets
+
+_LOCK_SECONDS = 15  # that a statement waits for a lock
+_SINGLE_LOCK_SECONDS = 1  # that one `in_one_trip` does: then its caller has time left for another way
+_LOCK_NOT_AVAILABLE = "55P03"
 
 # Codes for which MySQL's driver raises OperationalError although the server refused a value: row or packet too large,
 # or a value or string that the column cannot hold.
@@ -51,6 +54,10 @@ def describe_error(error: BaseException) -> str:
     return " ".join(text.split())[:500] or type(error).__name__
 
 
+class NotConnected(Exception):
+    """A connection would have to be opened, which may take longer than the caller can wait."""
+
+
 class Database:
     """Connections: `writing()` commits or rolls back as a whole, `reading()` and `snapshot()` never lock.
 
@@ -69,8 +76,10 @@ class Database:
             self._reader = _open(self.url, pool_size, patience, autocommit=True)
             for engine in (self.engine, self._reader):
                 sa_event.listen(engine, "handle_error", self._replace_lost)
-        # On PostgreSQL, for single statements that commit by themselves: one round trip, and none of SQLAlchemy's work.
-        self.direct = DirectConnection(self._reader, self._dispose)
+        # The connection of `in_one_trip`.
+        self._single: sa.Engine = self._reader
+        if self.dialect == "postgresql":
+            self._single = _open(self.url, 1, patience, autocommit=True, lock_seconds=_SINGLE_LOCK_SECONDS)
         self._largest_event: int | None = None if self.dialect == "mysql" else UNLIMITED
         if self.dialect == "mysql":
             sa_event.listen(self.engine, "connect", self._learn_limit)
@@ -103,6 +112,42 @@ class Database:
         """Return a context manager for a connection that is used for SELECTs only."""
         return self._reader.connect()
 
+    def in_one_trip(self, statement: str, values: Sequence[Any], seconds: float | None = None) -> Any:
+        """Execute a statement that commits by itself, on PostgreSQL, and return the value that it selects.
+
+        Returns None, and has executed nothing, if a lock was not free within a second. With `seconds`, the server gets
+        no longer than that; raises `NotConnected`, and has sent nothing, if the connection is not open and free.
+        Otherwise raises what SQLAlchemy would, whose own work would take a quarter of the time of a post.
+        """
+        pool: Any = self._single.pool
+        if seconds is not None and not pool.checkedin():
+            raise NotConnected
+        driver_error = self._single.dialect.loaded_dbapi.Error
+        try:
+            pooled = self._single.raw_connection()
+        except driver_error as error:  # without the statement: it was not sent
+            raise sa.exc.DBAPIError.instance(None, None, error, driver_error) from error
+        driver: Any = pooled.driver_connection
+        patience = driver.patience
+
+        def lost(error: BaseException) -> None:
+            pooled.invalidate(error)
+            self._dispose()
+
+        try:
+            if seconds is not None:
+                driver.patience = seconds if patience is None else min(seconds, patience)
+            with db_errors.as_sqlalchemy(driver, statement, lost), driver.cursor() as cursor:
+                cursor.execute(statement, values)
+                return cursor.fetchone()[0]
+        except sa.exc.DBAPIError as error:
+            if getattr(error.orig, "pgcode", None) != _LOCK_NOT_AVAILABLE:
+                raise
+            return None
+        finally:
+            driver.patience = patience
+            pooled.close()
+
     @contextmanager
     def snapshot(self) -> Iterator[sa.Connection]:
         """Yield a connection whose SELECTs all read the same snapshot."""
@@ -121,9 +166,8 @@ class Database:
 
     def _dispose(self) -> None:
         """Close every connection that is not in use, because all were most likely lost together."""
-        for engine in (self.engine, self._reader):
+        for engine in (self.engine, self._reader, self._single):
             engine.dispose()
-        self.direct.close()
 
     def _learn_limit(self, connection: Any, _entry: ConnectionPoolEntry) -> None:
         with connection.cursor() as cursor:
@@ -137,20 +181,21 @@ class Database:
 
     def forked(self) -> None:
         """Discard the connections inherited from the parent process, without closing the parent's sockets."""
-        for engine in (self.engine, self._reader):
+        for engine in (self.engine, self._reader, self._single):
             engine.dispose(close=False)
-        self.direct.forked()
 
     def close(self) -> None:
         """Close every connection that is not in use."""
         self._dispose()
 
 
-def _open(url: sa.URL, pool_size: int, patience: float | None, *, autocommit: bool = False) -> sa.Engine:
+def _open(
+    url: sa.URL, pool_size: int, patience: float | None, *, autocommit: bool = False, lock_seconds: int = _LOCK_SECONDS
+) -> sa.Engine:
     name = url.get_backend_name()
     if name == "sqlite":
         return _open_sqlite(url, pool_size)
-    opener: dict[str, Callable[[sa.URL, int, float | None, str], sa.Engine]] = {
+    opener: dict[str, Callable[[sa.URL, int, float | None, str, int], sa.Engine]] = {
         "postgresql": _open_postgresql,
         "mysql": _open_mysql,
         "mariadb": _open_mysql,
@@ -158,7 +203,7 @@ def _open(url: sa.URL, pool_size: int, patience: float | None, *, autocommit: bo
     if name not in opener:
         raise ValueError(f"BUCKETWIRE_DATABASE_URL: {name!r} is no outbox database; use sqlite, postgresql or mysql")
     # Do not use the server's default: a SELECT after locking the log's head must see every earlier commit.
-    return opener[name](url, pool_size, patience, "AUTOCOMMIT" if autocommit else "READ COMMITTED")
+    return opener[name](url, pool_size, patience, "AUTOCOMMIT" if autocommit else "READ COMMITTED", lock_seconds)
 
 
 def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
@@ -187,13 +232,15 @@ def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
 _NOTICING = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
 
 
-def _open_postgresql(url: sa.URL, pool_size: int, patience: float | None, isolation: str) -> sa.Engine:
+def _open_postgresql(
+    url: sa.URL, pool_size: int, patience: float | None, isolation: str, lock_seconds: int
+) -> sa.Engine:
     # Set synchronous_commit, because a role or database default of "off" would break promise 1.
     # Every query of the outbox has an index in its order. For a new or fast-growing log the planner's statistics are
     # outdated: without these settings it sometimes sorts a whole backlog to read its first batch. (A disabled plan has
     # a very high estimated cost, so jit would compile every small query.)
     options = (
-        "-c synchronous_commit=on -c lock_timeout=15s -c idle_in_transaction_session_timeout=60s"
+        f"-c synchronous_commit=on -c lock_timeout={lock_seconds}s -c idle_in_transaction_session_timeout=60s"
         " -c default_transaction_isolation=read\\ committed"  # also where each statement commits by itself
         " -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
     )
@@ -202,6 +249,7 @@ def _open_postgresql(url: sa.URL, pool_size: int, patience: float | None, isolat
         pool_size=pool_size,
         max_overflow=20,
         pool_pre_ping=False,  # a broken connection is an error like any other, and the caller retries
+        pool_reset_on_return=None if isolation == "AUTOCOMMIT" else "rollback",
         hide_parameters=True,
         isolation_level=isolation,
         connect_args={
@@ -228,7 +276,7 @@ def _open_postgresql(url: sa.URL, pool_size: int, patience: float | None, isolat
     return engine
 
 
-def _open_mysql(url: sa.URL, pool_size: int, patience: float | None, isolation: str) -> sa.Engine:
+def _open_mysql(url: sa.URL, pool_size: int, patience: float | None, isolation: str, lock_seconds: int) -> sa.Engine:
     from app.outbox.engine.mysql_connection import Connection  # noqa: PLC0415 - the driver, only where it is used
 
     url = url.update_query_dict({"charset": "utf8mb4"})
@@ -249,7 +297,7 @@ def _open_mysql(url: sa.URL, pool_size: int, patience: float | None, isolation: 
     @sa_event.listens_for(engine, "connect")
     def _set_up(connection: Any, _entry: ConnectionPoolEntry) -> None:
         with connection.cursor() as cursor:
-            cursor.execute("SET SESSION innodb_lock_wait_timeout=15, time_zone='+00:00'")
+            cursor.execute("SET SESSION innodb_lock_wait_timeout=%s, time_zone='+00:00'", (lock_seconds,))
             # Without it, a server in non-strict mode truncates values that are too long and reports success.
             cursor.execute("SET SESSION sql_mode=CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_ALL_TABLES')")
 

@@ -22,10 +22,10 @@ class _Wait:
     (A duplicate of the descriptor would need a free one.)
     """
 
-    __slots__ = ("_descriptor", "_is_lost", "_seconds", "ends")
+    __slots__ = ("_descriptor", "_seconds", "ends")
 
-    def __init__(self, descriptor: int, seconds: float, *, is_lost: bool) -> None:
-        self._descriptor, self._seconds, self._is_lost = descriptor, seconds, is_lost
+    def __init__(self, descriptor: int, seconds: float) -> None:
+        self._descriptor, self._seconds = descriptor, seconds
         self.ends = math.inf
 
     def __enter__(self) -> None:
@@ -36,10 +36,9 @@ class _Wait:
         socket_watchdog.remove(self)
 
     def cut(self) -> None:
-        """Shut the connection down; the server counts as lost then, unless the limit was only its caller's."""
+        """Shut the connection down; the server counts as lost then."""
         global _last_cut  # noqa: PLW0603 - one for each process is the point
-        if self._is_lost:
-            _last_cut = time.monotonic()
+        _last_cut = time.monotonic()
         socket_watchdog.shut_down(self._descriptor)
 
 
@@ -52,13 +51,9 @@ def opened_before_last_timeout(opened: float) -> bool:
 
 
 class Connection(extensions.connection):
-    """A connection that raises `OperationalError` if an answer takes longer than `patience` seconds; None: no limit.
-
-    `hurry` is the limit of a caller who cannot wait as long: that it is over does not mean that the server is lost.
-    """
+    """A connection that raises `OperationalError` if an answer takes longer than `patience` seconds; None: no limit."""
 
     patience: float | None = None
-    hurry: float | None = None
 
     def commit(self) -> None:
         """Commit within `patience` seconds."""
@@ -76,10 +71,9 @@ class Connection(extensions.connection):
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Return the context manager in which every call that waits for the server must run."""
-        limits = [limit for limit in (self.patience, self.hurry) if limit is not None]
-        if not limits or self.closed:
+        if self.patience is None or self.closed:
             return contextlib.nullcontext()
-        return _Wait(self.fileno(), min(limits), is_lost=min(limits) == self.patience)
+        return _Wait(self.fileno(), self.patience)
 
 
 class Cursor(extensions.cursor):

@@ -1,11 +1,13 @@
 """Append events to the log: many requests in one transaction; record each event once and count it for each target.
 
 The transaction locks the head row first. From then on it is the only writer, so everything it reads (rules, limits,
-recorded ids) is exact until the commit. On PostgreSQL an append is tried in one round trip first (`pg_append`).
+recorded ids) is exact until the commit. On PostgreSQL a small append is tried in one round trip first (`pg_append`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -19,16 +21,17 @@ from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.copy_insert import insert
 from app.outbox.engine.database import Database
 from app.outbox.engine.db_errors import Unstorable
-from app.outbox.log.batch import BatchBuilder, QueueFull, Receipt
-from app.outbox.log.pg_append import MOST_VALUES, append_at_once
-from app.outbox.log.routing import Routing, load_routing
+from app.outbox.log import pg_append
+from app.outbox.log.batch import Batch, QueueFull, Receipt
+from app.outbox.log.routing import Matches, Routing, load_routing
 
 _Value = TypeVar("_Value")
-_MATCHED_AGAIN = 3  # times without the lock
+_MAX_MATCHES_UNLOCKED = 3  # of the same events; then they are matched under the lock
 _CHUNK = 1000  # values of one IN (…): far below every database's limit
 
 # Built once: building a statement takes about as long as running it in the database.
 _SELECT_RECORDED = sa.select(tables.targets.c.id, tables.targets.c.recorded)
+_KNOWN_OF_ARRAY = "SELECT id FROM events WHERE id = ANY (%s)"
 _SELECT_KNOWN = sa.select(tables.events.c.id).where(tables.events.c.id.in_(sa.bindparam("ids", expanding=True)))
 
 
@@ -41,16 +44,21 @@ class RoutingChanged(Exception):
     """Nothing was recorded: the rules or targets have changed since `Log.routing` was read."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """How an append differs from that of events that are routed by the rules: see `Log.append`."""
+
+    promised: bool
+    routed: bool
+    only_target: TargetId | None
+    guard: Guard | None
+    action: str
+
+
 class Log:
-    """Append to the log. Create one object for each process, and use it from one thread at a time.
+    """Append to the log. Create one object for each process, and use it from one thread at a time."""
 
-    With `matched_before`, the callers match events themselves (`Routing.matching` of `routing`, which any thread may
-    read); if the rules or targets have changed meanwhile, `append` raises `RoutingChanged` and has the new ones. If
-    they change again and again, it matches under the lock, so that intake goes on.
-    """
-
-    def __init__(self, database: Database, *, matched_before: bool = False) -> None:
-        self._matched_before = matched_before
+    def __init__(self, database: Database) -> None:
         self._database = database
         # The database's clock, so that events age alike whichever host recorded them, and however its clock is set.
         self._clock = DatabaseClock(database)
@@ -59,18 +67,19 @@ class Log:
         self._settled: dict[int, int] = {}  # lower bounds by target, because `settled` only grows
         self._partitions = 0
         self._changes = 0  # of targets or rules, in a row, each of which an append has met
-        # Whether the last append recorded every event for every target: then the next one will most likely, too.
-        self._usual = False
+        # Whether the last append recorded every event for every target: then the next one most likely does, too.
+        self._expects_all = False
 
     @property
     def routing(self) -> Routing:
-        """The rules and targets as they were read last."""
+        """The rules and targets as they were read last; any thread may read it."""
         return self._routing
 
     def append(
         self,
         requests: Sequence[Sequence[Event]],
         *,
+        matches: Matches | None = None,
         promised: bool = False,
         routed: bool = True,
         only_target: TargetId | None = None,
@@ -86,50 +95,66 @@ class Log:
         which its queue has no room is rejected as a whole. An event that the `guard` refuses counts as overtaken. With
         an `action` the audit log has an entry of this name for that target, or for each of the buckets.
 
+        A caller may match the events itself, in any thread, by `routing`, and give the `matches`. If the rules or
+        targets have changed meanwhile, `RoutingChanged` is raised and `routing` is the new one; if they change again
+        and again, the events are matched here, so that intake goes on.
+
         Raises `DatabaseUnavailable` or one of `VALUE_ERRORS`, and then nothing was recorded.
         """
         if not any(requests):
             return [Receipt() for _ in requests]
         self._check_sizes(requests)
-        routing = self._routing_for(routed, only_target)
-        if guard is None and not action and self._usual and self._database.dialect == "postgresql":
-            batch = BatchBuilder(routing, {}, (), {}, 0, self._partitions, self._clock())
-            answers = [batch.add(events) for events in requests]
-            if self._append_at_once(batch, promised):
-                return answers
-        append = partial(self._append_under_lock, requests, promised, routed, only_target, guard, action)
+        options = _Options(promised, routed, only_target, guard, action)
         while True:
+            # Match before locking the head, because the lock blocks all other appends.
+            current = self._match(requests, options) if matches is None else self._current(matches)
+            expected = self._expected(requests, current)
+            if expected is not None and guard is None and not action and self._in_one_trip(expected, promised=promised):
+                return expected.answers
             try:
-                answers = append(reads_changes=self._changes >= _MATCHED_AGAIN)
+                return self._under_lock(requests, current, expected, options)
             except RoutingChanged:
                 self._read_routing()
                 self._changes += 1
-                if self._matched_before and self._changes < _MATCHED_AGAIN:
+                if matches is not None and self._changes < _MAX_MATCHES_UNLOCKED:
                     raise
-            else:
-                self._changes = 0
-                return answers
+                matches = None
 
-    def append_within(self, events: Sequence[Event], seconds: float) -> Receipt | QueueFull | None:
-        """Record one request's events if one round trip is enough; it takes that many seconds, and one more, at most.
+    def append_in_one_trip(self, events: Sequence[Event], matches: Matches, seconds: float) -> Receipt | None:
+        """Record one request's events if one round trip is enough; it takes that many seconds at most.
 
-        None means that nothing was recorded, because more is needed, and so does `ConnectionBusy`. Raises what `append`
+        None means that nothing was recorded, because more is needed; so does `NotConnected`. Raises what `append`
         raises, but after an error it is unknown whether the events were recorded.
         """
-        if not self._usual or self._database.dialect != "postgresql" or not 0 < len(events) <= MOST_VALUES:
-            return None
-        if (now := self._clock.cached()) is None:
+        if self._database.dialect != "postgresql" or len(events) > pg_append.MAX_ROWS:
             return None
         self._check_sizes([events])
-        batch = BatchBuilder(self._routing, {}, (), {}, 0, self._partitions, now)
-        answer = batch.add(events)
-        if self._append_at_once(batch, promised=False, patience=seconds):
-            return answer
-        self._usual = False  # no other attempt before the lock
-        return None
+        expected = self._expected([events], self._current(matches))
+        if expected is None or not self._in_one_trip(expected, seconds=seconds):
+            return None
+        [receipt] = expected.answers
+        return receipt if isinstance(receipt, Receipt) else None
 
-    def _append_at_once(self, batch: BatchBuilder, promised: bool, patience: float | None = None) -> bool:
-        """Record a batch for which every event was taken to be new, and every queue to have room, if that is so."""
+    def _match(self, requests: Sequence[Sequence[Event]], options: _Options) -> Matches:
+        routing = self._routing if options.routed else Routing.empty()
+        if options.only_target is not None:
+            routing = routing.only(options.only_target)
+        return routing.match([*chain.from_iterable(requests)])
+
+    def _current(self, matches: Matches) -> Matches:
+        """Raise `RoutingChanged` if the matches are not those of the rules and targets as they were read last."""
+        if matches.routing is not self._routing:
+            raise RoutingChanged
+        return matches
+
+    def _expected(self, requests: Sequence[Sequence[Event]], matches: Matches) -> Batch | None:
+        """Return what is to be recorded if every event is new and every queue has room; None if that is unlikely."""
+        return Batch(requests, matches, self._partitions) if self._expects_all else None
+
+    def _in_one_trip(self, batch: Batch, *, promised: bool = False, seconds: float | None = None) -> bool:
+        """Record an expected batch, on PostgreSQL, if it is small and as expected. Returns False if it did nothing."""
+        if self._database.dialect != "postgresql" or len(batch.rows) > pg_append.MAX_ROWS:
+            return False
         if not self._buckets.include(batch.buckets):
             return False
         ceilings = {
@@ -137,61 +162,43 @@ class Log:
             for target in batch.recorded.keys() & self._routing.limits.keys()
             if not (promised and target in self._routing.rejecting)
         }
-        return append_at_once(
-            self._database,
-            batch.rows,
-            version=self._routing.version,
-            recorded=batch.recorded,
-            ceilings=ceilings,
-            patience=patience,
-        )
+        done = pg_append.append_in_one_trip(self._database, batch, self._routing.version, ceilings, seconds)
+        self._expects_all = done
+        return done
 
-    def _append_under_lock(
-        self,
-        requests: Sequence[Sequence[Event]],
-        promised: bool,
-        routed: bool,
-        only_target: TargetId | None,
-        guard: Guard | None,
-        action: str,
-        *,
-        reads_changes: bool,
+    def _under_lock(
+        self, requests: Sequence[Sequence[Event]], matches: Matches, batch: Batch | None, options: _Options
     ) -> list[Receipt | QueueFull]:
-        """Record the requests. Raises `RoutingChanged` unless it `reads_changes` while it holds the lock."""
-        wanted, routing = sum(map(len, requests)), self._routing_for(routed, only_target)
-        # Match before locking the head, because the lock blocks all other appends, and again if the rules have changed:
-        # before the lock, unless they change all the time.
-        matched = {event.id: routing.targets(event) for events in requests for event in events}
-        now = self._clock()
+        """Record the requests, by the expected batch if it is as expected.
+
+        Raises `RoutingChanged` if rules or targets have changed, unless they did so with the appends before, too.
+        """
+        now, wanted = self._clock(), sum(map(len, requests))
         with self._database.writing() as connection:
-            first, changed = self._reserve(connection, wanted)
-            if changed and not reads_changes:
-                raise RoutingChanged
-            if changed:
-                self._use_routing(connection, log_head.read(connection))
-                routing, matched = self._routing_for(routed, only_target), {}
-            by_id = {event.id: event for events in requests for event in events}
-            known = _known(connection, by_id)
-            fresh = [event for event in by_id.values() if event.id not in known]
-            overtaken = guard(connection, fresh) if guard is not None else ()
+            head = log_head.reserve(connection, wanted)
+            if head.version != self._routing.version:
+                if self._changes < _MAX_MATCHES_UNLOCKED:
+                    raise RoutingChanged
+                self._use_routing(connection, head)
+                matches, batch = self._match(requests, options), None
+            events = {event.id: event for events in requests for event in events}
+            known = _known(connection, events)
+            new = [event for event in events.values() if event.id not in known]
+            overtaken = () if options.guard is None else options.guard(connection, new)
             room = self._room(connection, wanted)
-            if promised:
-                room = {target: left for target, left in room.items() if target not in self._routing.rejecting}
-            batch = BatchBuilder(routing, matched, known, room, first, self._partitions, now, overtaken)
-            answers = [batch.add(events) for events in requests]
-            insert(connection, tables.events, batch.rows)
+            if options.promised:
+                room = {target: count for target, count in room.items() if target not in self._routing.rejecting}
+            if batch is None or known or overtaken or not batch.fits(room):
+                batch = Batch(requests, matches, self._partitions, known=known, overtaken=overtaken, room=room)
+            insert(connection, tables.events, batch.complete_rows(head.last_seq - wanted + 1, now))
             _count(connection, batch)
-            if action and batch.rows:
-                names = sorted({event.bucket for event in fresh})
-                if only_target is None:
-                    audit.record_all(connection, action, [(f"bucket:{name}", {}) for name in names])
-                else:
-                    facts = {"events": len(batch.rows), "buckets": names}
-                    audit.record(connection, action, f"target:{only_target}", facts)
+            if options.action and batch.rows:
+                _audit(connection, options, len(batch.rows), sorted({event.bucket for event in new}))
             buckets = self._buckets.new(connection, batch.buckets, now)
         self._buckets.add(buckets)
-        self._usual = len(batch.rows) == wanted and not batch.discarded
-        return answers
+        self._changes = 0
+        self._expects_all = len(batch.rows) == wanted and not batch.discarded
+        return batch.answers
 
     def _read_routing(self) -> None:
         """Read targets and rules again without a lock, which takes a second for ten thousand."""
@@ -203,21 +210,11 @@ class Log:
         self._settled.clear()
         self._buckets.clear()
 
-    def _routing_for(self, routed: bool, only_target: TargetId | None) -> Routing:
-        if not routed:
-            return Routing.empty()
-        return self._routing if only_target is None else self._routing.only(only_target)
-
     def _check_sizes(self, requests: Sequence[Sequence[Event]]) -> None:
         """Raise `Unstorable` for a too large event: the server would disconnect, as if it were unavailable."""
         most = self._database.largest_event
         if most is not None and any(is_larger(event, most) for events in requests for event in events):
             raise Unstorable(f"an event has more than the {most} bytes that the database takes")
-
-    def _reserve(self, connection: sa.Connection, wanted: int) -> tuple[int, bool]:
-        """Lock the head, and return the first of the reserved numbers, and whether targets or rules have changed."""
-        head = log_head.reserve(connection, wanted)
-        return head.last_seq - wanted + 1, head.version != self._routing.version
 
     def _room(self, connection: sa.Connection, wanted: int) -> dict[int, int]:
         """Return the remaining queue capacity of each limited target: exact if nearly full, else a lower bound."""
@@ -248,13 +245,26 @@ def settled(connection: sa.Connection, target_id: int) -> int:
 
 
 def _known(connection: sa.Connection, ids: Iterable[str]) -> set[str]:
-    found: set[str] = set()
+    """Return those of the ids that are in the log."""
+    if (
+        connection.dialect.name == "postgresql"
+    ):  # an array: parsing a thousand values would take longer than finding them
+        return set(connection.exec_driver_sql(_KNOWN_OF_ARRAY, (pg_append.array(ids),)).scalars())
+    known: set[str] = set()
     for some in chunks(list(ids)):
-        found.update(connection.execute(_SELECT_KNOWN, {"ids": some}).scalars())
-    return found
+        known.update(connection.execute(_SELECT_KNOWN, {"ids": some}).scalars())
+    return known
 
 
-def _count(connection: sa.Connection, batch: BatchBuilder) -> None:
+def _audit(connection: sa.Connection, options: _Options, events: int, buckets: list[str]) -> None:
+    if options.only_target is None:
+        audit.record_all(connection, options.action, [(f"bucket:{name}", {}) for name in buckets])
+    else:
+        facts = {"events": events, "buckets": buckets}
+        audit.record(connection, options.action, f"target:{options.only_target}", facts)
+
+
+def _count(connection: sa.Connection, batch: Batch) -> None:
     touched = tuple(sorted(batch.recorded.keys() | batch.discarded.keys()))
     if touched:
         counts = {f"recorded_{target}": batch.recorded.get(target, 0) for target in touched}

@@ -13,9 +13,8 @@ from app.events.order import comparable, states_content
 from app.events.service_events import SERVICE_BUCKET
 from app.events.test_events import TEST_BUCKET
 from app.outbox.buckets import REMOVED
-from app.outbox.log.routing import Routing
+from app.outbox.log.routing import Matches, Targets
 
-Targets = tuple[int, ...]  # ids
 _NO_BUCKETS = (TEST_BUCKET, SERVICE_BUCKET)
 
 
@@ -54,58 +53,70 @@ def targets_text(ids: Targets) -> str:
     return f",{listed}," if listed else ""
 
 
-class BatchBuilder:
-    """Convert the requests of one transaction to rows, without access to the database."""
+class Batch:
+    """The rows, counts and answers of requests that share a transaction; it does not access the database.
+
+    Unless it is told which events are `known` (in the log already) or `overtaken` (refused by the guard), by event id,
+    and how many more events the targets have `room` for, it takes every event to be new and every queue to have room.
+    """
 
     def __init__(
         self,
-        routing: Routing,
-        matched: Mapping[str, Targets],
-        known: Collection[str],
-        room: dict[int, int],
-        first: int,
+        requests: Iterable[Sequence[Event]],
+        matches: Matches,
         partitions: int,
-        now: int,
+        *,
+        known: Collection[str] = (),
         overtaken: Collection[str] = (),
+        room: Mapping[int, int] | None = None,
     ) -> None:
-        self._routing = routing
-        self._matched = matched
-        self._known = set(known)
-        self._room = room
-        self._first = first
+        self._routing, self._targets = matches
         self._partitions = partitions
-        self._now = now
+        self._known = set(known)
         self._overtaken = overtaken
-        self.rows: list[tuple[Any, ...]] = []  # in the order of the table's columns
+        self._room = dict(room or {})
+        self.rows: list[tuple[Any, ...]] = []  # in the order of the table's columns, without `seq` and `received_at`
         self.buckets: set[str] = set()  # those that exist according to the rows, without our own
         self.recorded: dict[int, int] = {}  # by target, as is `discarded`
         self.discarded: dict[int, int] = {}
+        self.answers = [self._add_request(events) for events in requests]
 
-    def add(self, events: Sequence[Event]) -> Receipt | QueueFull:
+    def fits(self, room: Mapping[int, int]) -> bool:
+        """Return whether the targets have room for what the batch records for them."""
+        return all(count <= room.get(target, count) for target, count in self.recorded.items())
+
+    def complete_rows(self, first_seq: int, received_at: int) -> list[tuple[Any, ...]]:
+        """Return the rows with consecutive seqs and the time (ms), in the order of the table's columns."""
+        return [
+            (partition, seq, event_id, hashed, received_at, *others)
+            for seq, (partition, event_id, hashed, *others) in enumerate(self.rows, first_seq)
+        ]
+
+    def _add_request(self, events: Sequence[Event]) -> Receipt | QueueFull:
         """Add one request's events, or reject all of them if a target's queue is full."""
-        asked = len(events)
+        requested = len(events)
         if self._overtaken:
             events = [event for event in events if event.id not in self._overtaken]
-        fresh: dict[str, tuple[Event, Targets]] = {}
+        new: dict[str, Event] = {}
         for event in events:
-            if event.id not in self._known and event.id not in fresh:
-                found = self._matched.get(event.id)
-                fresh[event.id] = (event, self._routing.targets(event) if found is None else found)
-        full = self._refusing(fresh.values())
+            if event.id not in self._known:
+                new.setdefault(event.id, event)
+        full = self._full_queues(new)
         if full:
             return QueueFull(full)
-        receipt = Receipt(len(fresh), len(events) - len(fresh), asked - len(events))
-        self._known.update(fresh)
-        numbers: dict[tuple[Targets, Targets], int] = {}
-        places: set[tuple[Targets, int]] = set()
-        for event, matched in fresh.values():
+        receipt = Receipt(len(new), len(events) - len(new), requested - len(events))
+        self._known.update(new)
+        counts: dict[tuple[Targets, Targets], int] = {}
+        due: set[tuple[Targets, int]] = set()
+        for event in new.values():
+            matched = self._targets[event.id]
             taken = self._take_room(matched) if self._room else matched
-            numbers[matched, taken] = numbers.get((matched, taken), 0) + 1
-            places.add((taken, self._add_row(event, targets_text(taken))))
-        for taken, partition in places:
+            counts[matched, taken] = counts.get((matched, taken), 0) + 1
+            due.add((taken, self._add_row(event, targets_text(taken))))
+        for taken, partition in due:
             for target in taken:
                 receipt.due.setdefault(self._routing.ids[target], set()).add(partition)
-        for (matched, taken), number in numbers.items():
+        for (matched, taken), number in counts.items():
             for target in matched:
                 arn = self._routing.ids[target]
                 receipt.matched[arn] = receipt.matched.get(arn, 0) + number
@@ -124,14 +135,14 @@ class BatchBuilder:
                 self._room[target] -= 1
         return taken
 
-    def _refusing(self, fresh: Iterable[tuple[Event, Targets]]) -> tuple[TargetId, ...]:
-        if not self._routing.rejecting:
+    def _full_queues(self, event_ids: Iterable[str]) -> tuple[TargetId, ...]:
+        """Return the targets that reject requests and have no room for these events."""
+        rejecting = self._routing.rejecting
+        if not rejecting:
             return ()
-        wanted = Counter(target for _, matched in fresh for target in matched)
+        wanted = Counter(target for event_id in event_ids for target in self._targets[event_id] if target in rejecting)
         return tuple(
-            self._routing.ids[target]
-            for target, count in wanted.items()
-            if target in self._routing.rejecting and count > self._room.get(target, count)
+            self._routing.ids[target] for target, count in wanted.items() if count > self._room.get(target, count)
         )
 
     def _add_row(self, event: Event, targets: str) -> int:
@@ -142,10 +153,8 @@ class BatchBuilder:
         self.rows.append(
             (
                 partition,
-                self._first + len(self.rows),
                 event.id,
                 hashed,
-                self._now,
                 event.name,
                 event.bucket,
                 event.key,

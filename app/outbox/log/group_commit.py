@@ -6,23 +6,26 @@ import time
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
+import sqlalchemy as sa
+
 from app.events.model import Event
-from app.outbox.engine.database import Database
+from app.outbox.engine.database import VALUE_ERRORS, Database, NotConnected
 from app.outbox.log.append import RoutingChanged
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.recorder import Answer, Recorder
-from app.outbox.log.routing import Routing
+from app.outbox.log.routing import Matches, Targets
 
-_GROUP_BYTES = 1 << 24  # of the records in one transaction
-_SPARE = 1.2  # seconds; a statement that takes too long is ended up to so much later
+_MAX_GROUP_EVENTS = 10_000
+_MAX_GROUP_BYTES = 1 << 24  # of the records in one transaction
+_SPARE_SECONDS = 1.2  # that a request which commits itself keeps for the other way
 
 
 class _Waiting:
     """A request that waits for its answer. (With a `Future`, handing it over takes twice as long.)"""
 
-    def __init__(self, events: Sequence[Event], routing: Routing) -> None:
+    def __init__(self, events: Sequence[Event], matches: Matches) -> None:
         self.events = events
-        self.routing = routing  # with which the events were matched
+        self.matches = matches
         self.size = sum([len(event.record) for event in events])
         self._taken, self._unanswered = threading.Lock(), threading.Lock()
         self._unanswered.acquire()
@@ -52,7 +55,7 @@ class _Committing:
         self.pid = os.getpid()
         self.queue: SimpleQueue[_Waiting] = SimpleQueue()
         self.lock = threading.Lock()  # held by the thread that uses the recorder
-        self.recorder = Recorder(database, matched_before=True)
+        self.recorder = Recorder(database)
         self.thread_waits = False  # for the lock
 
 
@@ -66,13 +69,13 @@ class GroupCommit:
     Each request's events are compared with the rules in its own thread, before they wait: no expression, and no number
     of them, makes others wait. If the rules change meanwhile, they are compared again.
 
-    A transaction takes requests until it has `most_events` events or 16 MiB of records; a request is never split. With
-    `most_events=1`, every request has its own commit. A request that the database refuses fails alone.
+    A transaction takes requests until it has `max_events` events or 16 MiB of records; a request is never split. With
+    `max_events=1`, every request has its own commit. A request that the database refuses fails alone.
     """
 
-    def __init__(self, database: Database, *, most_events: int = 10_000) -> None:
+    def __init__(self, database: Database, *, max_events: int = _MAX_GROUP_EVENTS) -> None:
         self._database = database
-        self._most_events = most_events
+        self._max_events = max_events
         self._starting = threading.Lock()
         self._committing: _Committing | None = None
 
@@ -87,31 +90,33 @@ class GroupCommit:
         deadline = time.monotonic() + timeout
         committing = self._started()
         while True:
-            routing = committing.recorder.routing
-            with routing.matching(events, (deadline - time.monotonic()) / 2):
-                try:
-                    answer = self._append_now(committing, events, routing, deadline - time.monotonic() - _SPARE)
-                    if answer is not None:
-                        return answer
-                    waiting = _Waiting(events, routing)
-                    committing.queue.put(waiting)
-                    return waiting.result(max(0.0, deadline - time.monotonic()))
-                except RoutingChanged as error:
-                    if time.monotonic() > deadline:
-                        raise TimeoutError from error
+            matches = committing.recorder.log.routing.match(events, (deadline - time.monotonic()) / 2)
+            try:
+                receipt = self._commit_alone(committing, events, matches, deadline - time.monotonic() - _SPARE_SECONDS)
+                if receipt is not None:
+                    return receipt
+                waiting = _Waiting(events, matches)
+                committing.queue.put(waiting)
+                return waiting.result(max(0.0, deadline - time.monotonic()))
+            except RoutingChanged as error:
+                if time.monotonic() > deadline:
+                    raise TimeoutError from error
 
-    def _append_now(
-        self, committing: _Committing, events: Sequence[Event], routing: Routing, seconds: float
-    ) -> Receipt | QueueFull | None:
-        """Record the events in this thread, unless others commit or wait to, or it may take longer than that."""
-        if seconds <= 0 or committing.thread_waits or not committing.queue.empty():
+    def _commit_alone(
+        self, committing: _Committing, events: Sequence[Event], matches: Matches, seconds: float
+    ) -> Receipt | None:
+        """Record the events in this thread, in one round trip, or return None: the other thread has to record them.
+
+        It has to if requests are being committed or wait, and if one round trip is not enough or takes `seconds`.
+        """
+        if not events or seconds <= 0 or committing.thread_waits or not committing.queue.empty():
             return None
         if not committing.lock.acquire(blocking=False):
             return None
         try:
-            if committing.recorder.routing is not routing:
-                raise RoutingChanged
-            return committing.recorder.record_within(events, seconds)
+            return committing.recorder.log.append_in_one_trip(events, matches, seconds)
+        except (sa.exc.SQLAlchemyError, *VALUE_ERRORS, NotConnected):
+            return None  # the recorder finds out whose fault it is; if the events are recorded, it records nothing
         finally:
             committing.lock.release()
 
@@ -132,26 +137,34 @@ class GroupCommit:
             committing.thread_waits = True
             with committing.lock:
                 committing.thread_waits = False
-                group = self._group(first, committing.queue)
-                routing = committing.recorder.routing
-                for waiting in [waiting for waiting in group if waiting.routing is not routing]:
-                    group.remove(waiting)
-                    waiting.answer(RoutingChanged())
-                answers = committing.recorder.record([each.events for each in group])
-                for waiting, answer in zip(group, answers, strict=True):
-                    waiting.answer(answer)
+                self._commit_group(committing, self._take_group(first, committing.queue))
 
-    def _group(self, first: _Waiting, queue: SimpleQueue[_Waiting]) -> list[_Waiting]:
+    def _commit_group(self, committing: _Committing, group: Sequence[_Waiting]) -> None:
+        """Record the requests of a group that were matched by the present rules; the others have to match again."""
+        routing = committing.recorder.log.routing
+        targets: dict[str, Targets] = {}
+        current: list[_Waiting] = []
+        for waiting in group:
+            if waiting.matches.routing is routing:
+                current.append(waiting)
+                targets.update(waiting.matches.targets)
+            else:
+                waiting.answer(RoutingChanged())
+        answers = committing.recorder.record([waiting.events for waiting in current], matches=Matches(routing, targets))
+        for waiting, answer in zip(current, answers, strict=True):
+            waiting.answer(answer)
+
+    def _take_group(self, first: _Waiting, queue: SimpleQueue[_Waiting]) -> list[_Waiting]:
         """Take this request and those that wait behind it, as many as one transaction takes."""
         group: list[_Waiting] = []
-        count = size = 0
+        events = size = 0
         waiting = first
         while True:
             if waiting.take():
                 group.append(waiting)
-                count += len(waiting.events)
+                events += len(waiting.events)
                 size += waiting.size
-            if count >= self._most_events or size >= _GROUP_BYTES:
+            if events >= self._max_events or size >= _MAX_GROUP_BYTES:
                 return group
             try:
                 waiting = queue.get_nowait()

@@ -4,20 +4,17 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from uuid import uuid4
 
-import sqlalchemy as sa
-
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox import log_head, tables
-from app.outbox.engine.database import VALUE_ERRORS, Database, describe_error, now_ms
+from app.outbox.engine.database import Database, describe_error, now_ms
 from app.outbox.engine.db_errors import Unstorable, may_be_a_value
-from app.outbox.engine.pg_direct import ConnectionBusy
 from app.outbox.log.append import Guard, Log
 from app.outbox.log.batch import QueueFull, Receipt
-from app.outbox.log.routing import Routing
+from app.outbox.log.routing import Matches
 
 Answer = Receipt | QueueFull | Exception
-_TRIES = 2  # of a single request, each followed by a write that must succeed, before the request counts as refused
+_MAX_TRIES = 2  # of a request, each followed by a write that must succeed, before the request counts as refused
 
 
 class Recorder:
@@ -30,21 +27,16 @@ class Recorder:
         only_target: TargetId | None = None,
         guard: Guard | None = None,
         action: str = "",
-        matched_before: bool = False,
     ) -> None:
-        """`only_target`, `guard` and `action` are those of `Log.append`, for every request, the last is `Log`'s."""
+        """`only_target`, `guard` and `action` are those of `Log.append`, for every request."""
+        self.log = Log(database)
         self._database = database
-        self._log = Log(database, matched_before=matched_before)
-        self._follows_rules = only_target is None and guard is None and not action
-        self._append = partial(self._log.append, only_target=only_target, guard=guard, action=action)
+        self._append = partial(self.log.append, only_target=only_target, guard=guard, action=action)
 
-    @property
-    def routing(self) -> Routing:
-        """The rules and targets as they were read last; any thread may read it."""
-        return self._log.routing
-
-    def record(self, requests: Sequence[Sequence[Event]], *, promised: bool = False) -> Iterator[Answer]:
-        """Record requests and yield an answer for each, in order; `promised` is that of `Log.append`.
+    def record(
+        self, requests: Sequence[Sequence[Event]], *, matches: Matches | None = None, promised: bool = False
+    ) -> Iterator[Answer]:
+        """Record requests and yield an answer for each, in order; the options are those of `Log.append`.
 
         An exception as an answer means that, as far as is known, nothing of its request was recorded. It is
         `Unstorable` if the database accepts other events but not these. Any other error means that the database accepts
@@ -53,7 +45,7 @@ class Recorder:
         """
         if len(requests) > 1:
             try:
-                answers = self._append(requests, promised=promised)
+                answers = self._append(requests, matches=matches, promised=promised)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
                 if not may_be_a_value(error):
                     yield from [error] * len(requests)
@@ -65,22 +57,11 @@ class Recorder:
         for events in requests:
             if unavailable is None:
                 try:
-                    yield self._alone(events, promised=promised)
+                    yield self._alone(events, matches, promised=promised)
                     continue
                 except Exception as error:  # noqa: BLE001 - as above
                     unavailable = error
             yield unavailable
-
-    def record_within(self, events: Sequence[Event], seconds: float) -> Receipt | QueueFull | None:
-        """Record one request's events if one round trip is enough; it takes that many seconds, and one more, at most.
-
-        None means that `record` has to be called with them, whatever the reason is. If they are in the log already, it
-        records nothing.
-        """
-        try:
-            return self._log.append_within(events, seconds) if self._follows_rules else None
-        except (sa.exc.SQLAlchemyError, *VALUE_ERRORS, ConnectionBusy):  # `record` finds out whose fault it is
-            return None
 
     def record_most(
         self, events: Sequence[Event], *, promised: bool = False
@@ -102,11 +83,11 @@ class Recorder:
         others, more = self.record_most(events[middle:], promised=promised)
         return receipts + others, refused + more
 
-    def _alone(self, events: Sequence[Event], *, promised: bool) -> Answer:
+    def _alone(self, events: Sequence[Event], matches: Matches | None, *, promised: bool) -> Answer:
         """Record one request. Raises errors which mean that the database accepts no events at all."""
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             try:
-                return self._append([events], promised=promised)[0]
+                return self._append([events], matches=matches, promised=promised)[0]
             except Exception as error:
                 if not may_be_a_value(error):
                     raise

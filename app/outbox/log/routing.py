@@ -1,9 +1,10 @@
 """Route events to targets by a compiled snapshot of the rules and targets."""
 
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -20,6 +21,9 @@ class MatchingTooSlow(Exception):
     """To compare the events of one request with the rules takes too long."""
 
 
+Targets = tuple[int, ...]  # ids
+
+
 @dataclass(frozen=True, slots=True)
 class Routing:
     """A snapshot of rules and targets; it is outdated if `version` differs from that of the log's head.
@@ -32,47 +36,41 @@ class Routing:
     limits: Mapping[int, int]
     rejecting: frozenset[int]
     matcher: Matcher[int]
-    _matched: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False)  # by event id
 
     @classmethod
     def empty(cls) -> "Routing":
         """Return the snapshot before the first read; its version is never that of a head."""
         return cls(-1, {}, {}, frozenset(), compile_rules(()))
 
-    def targets(self, event: Event) -> tuple[int, ...]:
+    def targets(self, event: Event) -> Targets:
         """Return the ids of the targets whose rules match this event, each once."""
-        matched = self._matched.get(event.id)
-        if matched is not None:
-            return matched
         return self.matcher.targets(event.bucket, event.name, event.key, event.record)
 
-    @contextmanager
-    def matching(self, events: Sequence[Event], seconds: float) -> Iterator[None]:
-        """Match the events now, in this thread, so that `targets` need not do it during the block.
+    def match(self, events: Sequence[Event], seconds: float = math.inf) -> "Matches":
+        """Match the events now, in this thread.
 
         Raises `MatchingTooSlow` if it takes that many seconds and there are more events.
         """
         deadline = time.monotonic() + seconds
-        matched: dict[str, tuple[int, ...]] = {}
+        targets: dict[str, Targets] = {}
         for event in events:
-            if matched and time.monotonic() > deadline:
-                raise MatchingTooSlow(f"after {len(matched)} of {len(events)} events")
-            matched[event.id] = self.targets(event)
-        self._matched.update(matched)
-        try:
-            yield
-        finally:
-            for event_id, targets in matched.items():
-                if self._matched.get(event_id) is targets:
-                    self._matched.pop(event_id, None)
+            if targets and time.monotonic() > deadline:
+                raise MatchingTooSlow(f"after {len(targets)} of {len(events)} events")
+            targets[event.id] = self.targets(event)
+        return Matches(self, targets)
 
     def only(self, target: TargetId) -> "Routing":
         """Return a snapshot in which every event goes to this target, which rejects if its queue is full."""
         rule = Rule(bucket="*", events=("*",), target=target)
         rows = [row_id for row_id, known in self.ids.items() if known == target]
-        return replace(
-            self, _matched={}, rejecting=frozenset(rows), matcher=compile_rules([(rule, row_id) for row_id in rows])
-        )
+        return replace(self, rejecting=frozenset(rows), matcher=compile_rules([(rule, row_id) for row_id in rows]))
+
+
+class Matches(NamedTuple):
+    """The targets of events, by event id, as a snapshot has them."""
+
+    routing: Routing
+    targets: Mapping[str, Targets]
 
 
 def load_routing(connection: sa.Connection, version: int) -> Routing:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import psycopg2
@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
-from app.outbox.engine import clock, pg_direct
+from app.outbox.engine import database as engine
 from app.outbox.engine.copy_insert import insert
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable
 from app.outbox.log.append import Log
@@ -25,12 +25,6 @@ from app.rules.model import Rule
 from tests import services
 from tests.integration.api.conftest import keys, records
 from tests.support.builders import add_target, event, registry
-
-
-@pytest.fixture(autouse=True)
-def _clock_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The database's clock is read once, because a request that finds it due is committed by the thread."""
-    monkeypatch.setattr(clock, "_MEASURE_EVERY", 3600.0)
 
 
 @pytest.mark.parametrize("size", [1, 20])
@@ -54,7 +48,7 @@ def test_a_value_that_cannot_be_kept_fails_its_own_request_only(log: Database, s
 
 
 def test_with_a_commit_for_each_request_all_are_recorded_too(log: Database) -> None:
-    commits = GroupCommit(log, most_events=1)
+    commits = GroupCommit(log, max_events=1)
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda number: commits.append([event(f"{number}")]), range(50)))
     assert len(keys(log)) == 50
@@ -90,8 +84,7 @@ def test_a_request_that_gave_up_before_its_turn_is_not_recorded_later(log: Datab
 
 def test_a_request_that_commits_itself_gives_up_in_time_and_can_be_sent_again(log: Database) -> None:
     commits = ready(log)
-    backend = log.direct.backend
-    assert backend
+    backend = single_backend(log)
     locked, done = threading.Event(), threading.Event()
 
     def hold_the_head() -> None:
@@ -115,22 +108,23 @@ def test_a_request_that_commits_itself_gives_up_in_time_and_can_be_sent_again(lo
     assert isinstance(again, Receipt)
     assert again.recorded + again.repeated == 1
     assert keys(log)[2:] == ["late"]
-    assert log.direct.backend == backend  # a lock is no reason to give a connection up
+    assert single_backend(log) == backend  # a lock is no reason to give a connection up
 
 
 def test_requests_one_by_one_commit_themselves_and_those_that_come_meanwhile_are_committed_together(
     log: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pg_direct, "_LOCK_TIMEOUT", "SET lock_timeout = '60s'")
+    monkeypatch.setattr(engine, "_SINGLE_LOCK_SECONDS", 60)
+    log = Database(log.url.render_as_string(hide_password=False))
     commits = ready(log)
     threads_used: list[str] = []
-    execute = log.direct.execute
+    in_one_trip = log.in_one_trip
 
-    def noting(statement: str, values: Sequence[Any], **options: Any) -> int:
+    def noting(*arguments: Any) -> Any:
         threads_used.append(threading.current_thread().name)
-        return execute(statement, values, **options)
+        return in_one_trip(*arguments)
 
-    log.direct.execute = noting  # type: ignore[method-assign]
+    log.in_one_trip = noting  # type: ignore[method-assign]
     for number in range(3):
         assert commits.append([event(f"one {number}")]) == Receipt(recorded=1)
     assert threads_used == [threading.current_thread().name] * 3
@@ -144,10 +138,11 @@ def test_requests_one_by_one_commit_themselves_and_those_that_come_meanwhile_are
     assert [one.result() for one in (first, *others)] == [Receipt(recorded=1)] * 9
     assert threads_used[4:] == ["group-commit"]
     threads.shutdown()
+    log.close()
 
 
-@pytest.mark.parametrize("what", ["killed", "closed", "its prepared statements are gone", "they are there already"])
-def test_a_connection_that_was_lost_or_does_not_keep_what_is_prepared_is_no_reason_to_refuse_an_event(
+@pytest.mark.parametrize("what", ["killed", "closed"])
+def test_a_connection_that_was_lost_is_no_reason_to_refuse_an_event(
     log: Database, postgres_server: services.Postgres, what: str
 ) -> None:
     commits = ready(log)
@@ -155,13 +150,8 @@ def test_a_connection_that_was_lost_or_does_not_keep_what_is_prepared_is_no_reas
         with postgres_server.connection() as other, other.cursor() as cursor:
             name = log.url.database
             cursor.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", (name,))
-    elif what == "closed":
-        log.close()
-    elif what == "its prepared statements are gone":  # as with a pooler that gives out another server connection
-        log.direct.execute("DEALLOCATE ALL", ())
     else:
-        log.direct._prepared.clear()
-        commits._started().thread_waits = True  # only the thread prepares
+        log.close()
     for number in range(3):
         assert commits.append([event(f"after {number}")]) == Receipt(recorded=1)
     assert keys(log)[2:] == ["after 0", "after 1", "after 2"]
@@ -189,6 +179,13 @@ def ready(log: Database) -> GroupCommit:
         assert commits.append([event(f"before {number}")]) == Receipt(recorded=1)
     services.until(lambda: not commits._started().lock.locked())
     return commits
+
+
+def single_backend(log: Database) -> int:
+    """The server's process of the connection for appends in one round trip."""
+    with closing(log._single.raw_connection()) as connection:
+        driver: Any = connection.driver_connection
+        return int(driver.info.backend_pid)
 
 
 def waiting_for_the_head(database: Database) -> int:

@@ -7,6 +7,7 @@ from app.outbox import log_head
 from app.outbox.engine.database import Database
 from app.outbox.log import append
 from app.outbox.log.append import Log, RoutingChanged
+from app.outbox.log.batch import QueueFull, Receipt
 from tests.support.builders import add_target, event
 
 
@@ -52,7 +53,7 @@ def test_matched_events_are_recorded_while_rules_keep_changing(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a script that changes rules faster than they are read would stop intake."""
-    log = Log(database, matched_before=True)
+    log = Log(database)
     read = log._read_routing
 
     def reading() -> None:
@@ -62,18 +63,24 @@ def test_matched_events_are_recorded_while_rules_keep_changing(
     monkeypatch.setattr(log, "_read_routing", reading)
     for _ in range(2):
         with pytest.raises(RoutingChanged):
-            log.append([[event()]])
-    [receipt] = log.append([[event()]])
+            append_matched(log)
+    [receipt] = append_matched(log)
     assert receipt.recorded == 1  # type: ignore[union-attr]  # it is no refusal
 
 
 def test_changes_of_rules_that_do_not_follow_each_other_are_matched_by_the_request(database: Database) -> None:
-    log = Log(database, matched_before=True)
+    log = Log(database)
     for _ in range(5):
         change_routing(database)
         with pytest.raises(RoutingChanged):
-            log.append([[event()]])
-        log.append([[event()]])
+            append_matched(log)
+        append_matched(log)
+
+
+def append_matched(log: Log) -> list[Receipt | QueueFull]:
+    """Append an event that was matched before, by the rules as they were read last."""
+    events = [event()]
+    return log.append([events], matches=log.routing.match(events))
 
 
 def change_routing(database: Database) -> None:
