@@ -23,6 +23,7 @@ from app.outbox import tables
 from app.outbox.engine.clock import now_column
 from app.outbox.engine.database import Database, inserted_id
 from app.outbox.markers import NEVER
+from app.outbox.policies import AUDIT
 
 # Every action, by the kind of what it changes.
 ACTIONS = (
@@ -53,10 +54,6 @@ ACTIONS = (
     "token.revoke",
 )
 KINDS = tuple(sorted({action.partition(".")[0] for action in ACTIONS}))
-
-_MAX_ITEMS, _MAX_ITEM_CHARACTERS = 100, 1000  # of a list in the details, and characters of a text in them
-_MAX_CHARACTERS = 255  # characters of a column
-_BATCH_PURGED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +195,7 @@ def actions_of(word: str) -> tuple[str, ...]:
 def purge(database: Database, older_than: int) -> int:
     """Remove entries from before `older_than` (ms), a bounded number of them; return how many."""
     a = tables.audit.c
-    old = sa.select(a.id).where(a.at < older_than).order_by(a.at).limit(_BATCH_PURGED)
+    old = sa.select(a.id).where(a.at < older_than).order_by(a.at).limit(AUDIT.batch_purged)
     with database.reading() as connection:
         ids = list(connection.execute(old).scalars())
     if not ids:
@@ -233,7 +230,7 @@ def _entry(row: Any) -> Entry:
 
 
 def _short(text: str) -> str:
-    return "".join(char if char.isprintable() else "\ufffd" for char in text[:_MAX_CHARACTERS])
+    return "".join(char if char.isprintable() else "\ufffd" for char in text[: AUDIT.max_column_characters])
 
 
 def _as_text(details: Mapping[str, Any]) -> str:
@@ -244,12 +241,12 @@ def _storable(value: Any) -> Any:
     """Shorten what is long, and replace what no database stores, so that no value can refuse the change itself."""
     match value:
         case str():
-            text = value if len(value) <= _MAX_ITEM_CHARACTERS else value[:_MAX_ITEM_CHARACTERS] + "…"
+            text = value if len(value) <= AUDIT.max_item_characters else value[: AUDIT.max_item_characters] + "…"
             return text.encode(errors="replace").decode()
         case Mapping():
             return {key: _storable(item) for key, item in value.items()}
         case list() | tuple():
-            items = [_storable(item) for item in value[:_MAX_ITEMS]]
-            return [*items, f"… and {len(value) - _MAX_ITEMS} more"] if len(value) > _MAX_ITEMS else items
+            items = [_storable(item) for item in value[: AUDIT.max_items]]
+            return [*items, f"… and {len(value) - AUDIT.max_items} more"] if len(value) > AUDIT.max_items else items
         case _:
             return value

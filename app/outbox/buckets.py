@@ -9,12 +9,11 @@ from app.events.buckets import is_bucket_name
 from app.events.service_events import SERVICE_BUCKET
 from app.outbox import audit, log_head, tables
 from app.outbox.engine.database import Database
+from app.outbox.policies import APPEND, RECONCILIATIONS
 from app.rules.model import EVERY_BUCKET
 
 REMOVED = ("s3:BucketRemoved:*", "s3:BucketRemoved")  # events that do not show that the bucket exists
 _NO_BUCKETS = (EVERY_BUCKET, SERVICE_BUCKET)  # rules may name them
-_MOST_REMEMBERED = 100_000
-_MOST_LOOKED_AT = 10  # rows read for each requested name: most names are valid
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -44,10 +43,10 @@ def count_buckets(database: Database) -> int:
         return int(known + connection.execute(sa.select(sa.func.count()).select_from(named.subquery())).scalar_one())
 
 
-def usable_buckets(connection: sa.Connection, most: int) -> tuple[list[str], int]:
-    """Return up to `most` buckets with names that an S3 storage allows, and the number of the other buckets.
+def usable_buckets(connection: sa.Connection, max_buckets: int) -> tuple[list[str], int]:
+    """Return up to `max_buckets` with names that an S3 storage allows, and the number of the other buckets.
 
-    Buckets that rules name come first, all of them even if there are more than `most`. The buckets known longest
+    Buckets that rules name come first, all of them even if there are more than that. The buckets known longest
     follow, so that invented names cannot displace them.
     """
     ruled = connection.execute(sa.select(tables.rules.c.bucket).distinct().order_by(tables.rules.c.bucket)).scalars()
@@ -57,9 +56,9 @@ def usable_buckets(connection: sa.Connection, most: int) -> tuple[list[str], int
     oldest = (
         sa.select(tables.buckets.c.name).where(unnamed).order_by(tables.buckets.c.created_at, tables.buckets.c.name)
     )
-    heard_of = connection.execute(oldest.limit(_MOST_LOOKED_AT * most)).scalars()
+    heard_of = connection.execute(oldest.limit(RECONCILIATIONS.bucket_rows * max_buckets)).scalars()
     usable = [name for name in named if is_bucket_name(name)]
-    room = max(0, most - len(usable))
+    room = max(0, max_buckets - len(usable))
     usable += [name for name in heard_of if is_bucket_name(name)][:room]
     return usable, len(named) + number - len(usable)
 
@@ -97,7 +96,7 @@ class Remembered:
 
     def add(self, names: Iterable[str]) -> None:
         """Add names whose rows are committed."""
-        if len(self._names) > _MOST_REMEMBERED:
+        if len(self._names) > APPEND.max_known_buckets:
             self._names.clear()
         self._names.update(names)
 

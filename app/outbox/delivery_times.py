@@ -14,11 +14,11 @@ import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.log.append import chunks
+from app.outbox.policies import DELIVERY_TIMES
 
 Histogram = Counter[int]  # events, by the upper bound (ms) of the interval in which their times are
 
 _BOUNDS = sorted({ceil(2 ** (step / 4)) for step in range(4 * 32 + 1)})  # ms, up to 49 days
-_AT_ONCE = 10_000  # reports that are taken away at once
 
 
 def histogram(received: Iterable[int], now: int) -> Histogram:
@@ -63,7 +63,7 @@ def report(connection: sa.Connection, times: Mapping[int, Histogram]) -> None:
 def take_reports(connection: sa.Connection) -> Mapping[int, Histogram]:
     """Remove the oldest reports and return their sums by target; a concurrent call waits for this transaction."""
     d = tables.delivery_times.c
-    query = sa.select(tables.delivery_times).order_by(d.id).limit(_AT_ONCE).with_for_update()
+    query = sa.select(tables.delivery_times).order_by(d.id).limit(DELIVERY_TIMES.batch_reports).with_for_update()
     rows: Sequence[sa.Row[tuple[int, int, str]]] = connection.execute(query).all()
     sums: defaultdict[int, Histogram] = defaultdict(Counter)
     for row in rows:

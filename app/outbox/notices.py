@@ -20,13 +20,12 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log, chunks
 from app.outbox.log.batch import Receipt
+from app.outbox.policies import NOTICES
 from app.outbox.reconcile import runs
 from app.resources.drift import DRIFT_KINDS
 
 AVAILABILITY, BACKLOG, DEAD, DRIFT, DRAIN = "availability", "backlog", "dead", "drift", "drain"
 SERVICE = 0  # instead of a target's row id
-_MAX_DETAILED = 1000  # far more events about the service than can die between two reports
-_BATCH_EVENTS = 100  # events in one transaction: it locks the head of the log, so that intake waits
 _WITH_DRIFT = tables.reconciliations.c.state.in_((runs.DRIFT, runs.REPAIRED))
 
 
@@ -130,7 +129,7 @@ class NoticeRecorder:
                 for some in chunks(silent):
                     _store(connection, some)
         events = [(_event(notice, now), notice) for notice in notices if notice.name]
-        return sum(self._append(dict(some)) for some in chunks(events, _BATCH_EVENTS))
+        return sum(self._append(dict(some)) for some in chunks(events, NOTICES.batch_events))
 
     def _append(self, by_event: Mapping[Event, Notice]) -> int:
         def store(connection: sa.Connection, fresh: Sequence[Event]) -> Collection[str]:
@@ -204,7 +203,7 @@ def _without_own_deaths(connection: sa.Connection, notice: Notice) -> Notice:
         sa.select(d.partition, d.seq)
         .where(d.target_id == one.target_id)
         .order_by(d.id.desc())
-        .limit(min(notice.count, _MAX_DETAILED))
+        .limit(min(notice.count, NOTICES.max_own_letters))
         .subquery()
     )
     same = sa.and_(e.partition == newest.c.partition, e.seq == newest.c.seq)

@@ -2,7 +2,7 @@
 
 The log has no index by time, bucket or name: each would make recording events slower. A search reads windows of the
 log, and begins and ends at the right times, because events are recorded in the order of their times. It reads at most
-`MAX_READ` sequence numbers, or dead letters or parked events, and says where to continue.
+`max_seqs` of the search policy, or dead letters or parked events, and says where to continue.
 """
 
 import time
@@ -20,17 +20,8 @@ from app.outbox.delivery.log_ahead import goes_to
 from app.outbox.delivery.replays import Selection
 from app.outbox.engine.database import Database
 from app.outbox.markers import NEVER, WHOLE_LOG
+from app.outbox.policies import SEARCH
 from app.outbox.targets import find_target
-
-WINDOW = 10_000  # sequence numbers that one query reads
-MAX_READ = 100_000
-_BATCH_EVENTS = 500  # events of one query
-_CANDIDATES = 100  # parked events or dead letters of each partition in one query
-_PARTITIONS = 64  # in one statement
-_MAX_SECONDS = 0.15  # seconds of a page, after which it reads no more than `_ALWAYS_READ`
-_ALWAYS_READ = 2_000
-_FIRST_WINDOW = 500  # sequence numbers that the first query of a page reads; the next ones read more, up to WINDOW
-_MARGIN = 1_000  # ms by which the times of events may contradict their order: several processes date them
 
 _COLUMNS = [column for column in tables.events.c if column.name not in ("record", "key_hash", "sequencer")]
 
@@ -76,23 +67,23 @@ class _Search:
         self._which = which
         self._head = log_head.read(connection)
         self._target_id = None if which.target is None else find_target(connection, which.target).row_id
-        self._until = time.monotonic() + _MAX_SECONDS
+        self._until = time.monotonic() + SEARCH.max_seconds
         self._read = 0
-        self._size = min(_FIRST_WINDOW, WINDOW)
+        self._size = min(SEARCH.first_window_seqs, SEARCH.window_seqs)
         self._missing = limit  # events that the page still lacks
 
     def page(self, after: int) -> SearchPage:
         selection = self._which.selection
         newest = min(self._head.last_seq, after - 1 if after else NEVER)
         if selection.before < NEVER:
-            newest = min(newest, self._first_at(selection.before + _MARGIN) - 1)
-        oldest = self._first_at(selection.since - _MARGIN) if selection.since > 0 else 1
+            newest = min(newest, self._first_at(selection.before + SEARCH.clock_margin_ms) - 1)
+        oldest = self._first_at(selection.since - SEARCH.clock_margin_ms) if selection.since > 0 else 1
         if self._which.state == PENDING:
             oldest = max(oldest, self._first_unsettled())
         found: list[RecordedEvent] = []
         step = self._candidates if self._which.state in (PARKED, DEAD) else self._window
         while newest >= oldest:
-            if self._read >= MAX_READ or (self._read >= _ALWAYS_READ and time.monotonic() > self._until):
+            if self._read >= SEARCH.max_seqs or (self._read >= SEARCH.min_seqs and time.monotonic() > self._until):
                 return SearchPage(found, newest + 1, self._time_at(newest + 1))
             rows, newest = step(newest, oldest)
             for event in self._in_state(rows):
@@ -109,7 +100,7 @@ class _Search:
             return (), oldest - 1
         e = tables.events.c
         below = max(oldest - 1, top - self._size)
-        most = _BATCH_EVENTS if self._which.state else self._missing
+        most = SEARCH.batch_events if self._which.state else self._missing
         query = (
             self._select()
             .where(e.partition.in_(range(self._head.partitions)), e.seq > below, e.seq <= top)
@@ -119,19 +110,22 @@ class _Search:
         rows = self._connection.execute(query).all()
         reached = rows[-1].seq - 1 if len(rows) == most else below
         self._read += top - reached
-        self._size = min(WINDOW, max(_FIRST_WINDOW, self._size * 4 if len(rows) < most else self._size // 4))
+        self._size = min(
+            SEARCH.window_seqs,
+            max(SEARCH.first_window_seqs, self._size * 4 if len(rows) < most else self._size // 4),
+        )
         return rows, reached
 
     def _candidates(self, newest: int, oldest: int) -> tuple[Sequence[Any], int]:
         """As `_window`, for parked events or dead letters: it reads no others."""
         table = tables.parked if self._which.state == PARKED else tables.dead_letters
-        ends = self._ends(table, newest, _CANDIDATES)
+        ends = self._ends(table, newest, SEARCH.batch_rows)
         self._read += max(1, len(ends))
         by_partition: dict[int, list[int]] = defaultdict(list)
         for row in ends:
             by_partition[row.place].append(row.seq)
         # What a partition has below the last of its rows is known of those only that have no more of them.
-        reached = max((min(seqs) for seqs in by_partition.values() if len(seqs) == _CANDIDATES), default=oldest)
+        reached = max((min(seqs) for seqs in by_partition.values() if len(seqs) == SEARCH.batch_rows), default=oldest)
         reached = max(reached, oldest)
         e = tables.events.c
         rows = [
@@ -170,7 +164,7 @@ class _Search:
 
     def _in_state(self, rows: Sequence[Any]) -> Iterator[RecordedEvent]:
         """Yield the rows' events that are in the state, at the target if there is one; reads some states at a time."""
-        for some in (rows[start : start + _BATCH_EVENTS] for start in range(0, len(rows), _BATCH_EVENTS)):
+        for some in (rows[start : start + SEARCH.batch_events] for start in range(0, len(rows), SEARCH.batch_events)):
             for event in recorded_events(self._connection, some):
                 states = [one.state for one in event.delivery_states if self._which.target in (None, one.target)]
                 if not self._which.state or self._which.state in states:
@@ -226,7 +220,10 @@ class _Search:
         quoted = self._connection.dialect.identifier_preparer.quote("partition")
         rows: list[Any] = []
         numbers = range(self._head.partitions) if partitions is None else partitions
-        for some in (numbers[start : start + _PARTITIONS] for start in range(0, len(numbers), _PARTITIONS)):
+        for some in (
+            numbers[start : start + SEARCH.batch_partitions]
+            for start in range(0, len(numbers), SEARCH.batch_partitions)
+        ):
             parts = [(select.format(partition=quoted, number=number), number) for number in some]
             union = " UNION ALL ".join(f"SELECT * FROM ({part}) AS of{number}" for part, number in parts)  # noqa: S608 - numbers
             rows += self._connection.exec_driver_sql(union, execution_options={"no_parameters": True}).all()

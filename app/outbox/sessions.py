@@ -1,7 +1,8 @@
 """Keep the console's sessions: a cookie is worth something only while its session is in the table.
 
 So a sign-out ends every copy of a cookie, at every API process at once, and a revoked token ends its sessions. The
-table is bounded: a session that begins removes those that have expired, and its subject's oldest beyond `MAX_SESSIONS`.
+table is bounded: a session that begins removes those that have expired, and its subject's oldest beyond
+`SESSIONS.max_sessions`.
 """
 
 import hashlib
@@ -11,9 +12,7 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-
-MAX_SESSIONS = 100  # sessions of one token or person
-_BATCH_SESSIONS = 100  # expired sessions that one sign-in removes at most
+from app.outbox.policies import SESSIONS
 
 _sessions = tables.console_sessions.c
 
@@ -27,15 +26,15 @@ class Sessions:
     def begin(self, number: str, subject: str, lifetime: int) -> None:
         """Begin a session of so many seconds; `subject` is a SHA-256 digest of the token or the person.
 
-        With more than `MAX_SESSIONS` of the subject, its oldest end.
+        With more than `SESSIONS.max_sessions` of the subject, its oldest end.
         """
         with self._database.reading() as connection:
             now = database_now(connection)
             expired = sa.select(_sessions.id).where(_sessions.ends_at < now).order_by(_sessions.ends_at)
             newest = sa.select(_sessions.id).where(_sessions.subject == subject).order_by(_sessions.ends_at.desc())
             ended = {
-                *connection.execute(expired.limit(_BATCH_SESSIONS)).scalars(),
-                *connection.execute(newest.offset(MAX_SESSIONS - 1).limit(_BATCH_SESSIONS)).scalars(),
+                *connection.execute(expired.limit(SESSIONS.batch_expired)).scalars(),
+                *connection.execute(newest.offset(SESSIONS.max_sessions - 1).limit(SESSIONS.batch_expired)).scalars(),
             }
         row = {"id": _digest(number), "subject": subject, "ends_at": now + lifetime * 1000}
         with self._database.writing() as connection:

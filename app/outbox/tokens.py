@@ -29,13 +29,13 @@ from app.outbox import audit, sessions, tables
 from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import TokenExists, TokensUnknown, UnknownToken
+from app.outbox.policies import TOKENS
 from app.rules.model import EVERY_BUCKET
 
 log = logging.getLogger("bucketwire.tokens")
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _RECORD, _NO_DIGEST = "*", "-" * 64  # of the row that the module's docstring describes
-_MAX_LIMITS, _MAX_BUCKET_CHARACTERS = 100, 255
 _PREFIX = "bw_"  # makes tokens recognizable to people and secret scanners
 
 
@@ -90,11 +90,12 @@ class Tokens:
         for scope in scopes:
             if scope not in SCOPES:
                 raise BadValue(f"{scope!r} is not a scope", did_you_mean(scope, SCOPES))
-        if len(buckets) > _MAX_LIMITS or len(targets) > _MAX_LIMITS:
-            raise BadValue(f"names more than {_MAX_LIMITS} buckets or targets", "create several tokens")
-        if not all(0 < len(bucket) <= _MAX_BUCKET_CHARACTERS and bucket != EVERY_BUCKET for bucket in buckets):
+        if len(buckets) > TOKENS.max_names or len(targets) > TOKENS.max_names:
+            raise BadValue(f"names more than {TOKENS.max_names} buckets or targets", "create several tokens")
+        if not all(0 < len(bucket) <= TOKENS.max_bucket_characters and bucket != EVERY_BUCKET for bucket in buckets):
             raise BadValue(
-                "names a bucket that cannot be", f"give names of 1 to {_MAX_BUCKET_CHARACTERS} characters, and no *"
+                "names a bucket that cannot be",
+                f"give names of 1 to {TOKENS.max_bucket_characters} characters, and no *",
             )
         if frontend and frontend not in S3_FRONTENDS:
             raise BadValue(

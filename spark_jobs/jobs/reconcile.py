@@ -21,8 +21,9 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile import runs as r
-from app.outbox.reconcile.findings import MOST, store_findings
+from app.outbox.reconcile.findings import store_findings
 from app.outbox.reconcile.progress import Progress
 from app.outbox.registry import Registry
 from app.resources.drift import DRIFT_KINDS, drift_of
@@ -160,7 +161,8 @@ def _run(
         drift = drift_of(counts)
         if drift:
             prepare_charts()
-        listed = findings.where(F.col("kind").isin(*DRIFT_KINDS) & ~F.col("in_flight")).limit(MOST)
+        drifted = findings.where(F.col("kind").isin(*DRIFT_KINDS) & ~F.col("in_flight"))
+        listed = drifted.limit(RECONCILIATIONS.max_findings)
         store_findings(database, run, (row.asDict() for row in (listed.collect() if drift else ())))
         problem = _listing_problem(listing, unreadable)
         if config.repair and drift:

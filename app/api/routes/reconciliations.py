@@ -17,7 +17,8 @@ from app.events.parsing import parse
 from app.outbox.engine.database import now_ms
 from app.outbox.log.batch import Receipt
 from app.outbox.log.recorder import Recorder
-from app.outbox.reconcile.findings import MOST, read_findings
+from app.outbox.policies import RECONCILIATIONS
+from app.outbox.reconcile.findings import read_findings
 from app.outbox.reconcile.requests import RunRequests
 from app.outbox.reconcile.runs import Reconciliation, Reconciliations, unchanged_since
 from app.resources.declaration import format_time, refuse_unknown
@@ -160,7 +161,7 @@ def findings(run: str) -> Response:
     if kind and kind not in DRIFT_KINDS:
         raise bad_value("kind", "is not a kind of difference", f"give one of {', '.join(DRIFT_KINDS)}")
     limit = parsed_number("limit", request.args.get("limit"), 100, least=1, most=_MOST)
-    after = parsed_number("after", request.args.get("after"), 0, least=0, most=MOST)
+    after = parsed_number("after", request.args.get("after"), 0, least=0, most=RECONCILIATIONS.max_findings)
     database = services().database
     found = Reconciliations(database).get(parsed_text("run", run))
     page = read_findings(database, found.run, kind=kind, limit=limit + 1, after=after)

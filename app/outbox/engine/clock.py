@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
+from app.outbox.policies import DATABASE
 
-_MEASURE_EVERY = 1.0  # seconds
 _NOW = {
     "postgresql": sa.text("SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)"),
     # The session's time zone is UTC, so the conversion has no daylight saving gaps or overlaps.
@@ -86,7 +86,7 @@ class DatabaseClock:
             try:
                 self._reading = self._measured()
             except DatabaseUnavailable:
-                self._next = elapsed() + _MEASURE_EVERY
+                self._next = elapsed() + DATABASE.clock_seconds
             finally:
                 self._asking.release()
         return int(self._reading.now(elapsed()) * 1000)
@@ -107,7 +107,7 @@ class DatabaseClock:
             sent = elapsed()
             shown = _read(connection) / 1e6
             received = elapsed()
-        self._next = received + _MEASURE_EVERY
+        self._next = received + DATABASE.clock_seconds
         error = (received - sent) / 2
         new, old = _Reading(shown, sent + error, error), self._reading
         # Keep an earlier, more accurate reading as long as the two agree: a slow answer is less accurate.

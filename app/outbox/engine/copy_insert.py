@@ -7,15 +7,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.outbox.engine.db_errors import as_sqlalchemy
+from app.outbox.policies import APPEND
 
-_MIN_COPY_ROWS = 8  # with fewer, the extra round trip costs more than COPY saves
-_SENT_BYTES = 1 << 18  # by the driver in one message
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 
 def insert(connection: sa.Connection, table: sa.Table, rows: Sequence[Sequence[Any]]) -> None:
     """Insert rows in the connection's transaction; each has a value for every column, in order, and none is NULL."""
-    if connection.dialect.name == "postgresql" and len(rows) >= _MIN_COPY_ROWS:
+    if connection.dialect.name == "postgresql" and len(rows) >= APPEND.min_copied_rows:
         _copy(connection, table, rows)
     elif rows:
         names = table.columns.keys()
@@ -29,7 +28,7 @@ def _copy(connection: sa.Connection, table: sa.Table, rows: Sequence[Sequence[An
     driver: Any = connection.connection.driver_connection
     text = io.BytesIO(driver.encoded("".join(map(_copy_line, rows))))  # a `StringIO` takes four bytes a character
     with as_sqlalchemy(driver, statement, connection.invalidate), driver.cursor() as cursor:
-        cursor.copy_expert(statement, text, size=_SENT_BYTES)
+        cursor.copy_expert(statement, text, size=APPEND.copy_bytes)
 
 
 def _copy_line(values: Sequence[object]) -> str:

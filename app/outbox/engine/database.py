@@ -11,6 +11,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from app.events.stored_size import UNLIMITED
 from app.outbox.engine import db_errors, pg_timeouts
+from app.outbox.policies import DATABASE
 
 # Driver errors which mean that the database cannot be reached or cannot write now; nothing was committed.
 # PostgreSQL raises InternalError after it has become a read-only standby.
@@ -26,8 +27,6 @@ VALUE_ERRORS = db_errors.VALUE_ERRORS
 
 _BESIDE_EVENT = 1 << 14  # bytes of a MySQL packet besides the event: the statement and the ids of its targets
 
-_LOCK_SECONDS = 15  # that a statement waits for a lock
-_SINGLE_LOCK_SECONDS = 1  # that one `in_one_trip` does: then its caller has time left for another way
 _LOCK_NOT_AVAILABLE = "55P03"
 
 # Codes for which MySQL's driver raises OperationalError although the server refused a value: row or packet too large,
@@ -79,7 +78,7 @@ class Database:
         # The connection of `in_one_trip`.
         self._single: sa.Engine = self._reader
         if self.dialect == "postgresql":
-            self._single = _open(self.url, 1, patience, autocommit=True, lock_seconds=_SINGLE_LOCK_SECONDS)
+            self._single = _open(self.url, 1, patience, autocommit=True, lock_seconds=DATABASE.single_lock_seconds)
         self._largest_event: int | None = None if self.dialect == "mysql" else UNLIMITED
         if self.dialect == "mysql":
             sa_event.listen(self.engine, "connect", self._learn_limit)
@@ -190,7 +189,12 @@ class Database:
 
 
 def _open(
-    url: sa.URL, pool_size: int, patience: float | None, *, autocommit: bool = False, lock_seconds: int = _LOCK_SECONDS
+    url: sa.URL,
+    pool_size: int,
+    patience: float | None,
+    *,
+    autocommit: bool = False,
+    lock_seconds: int = DATABASE.lock_seconds,
 ) -> sa.Engine:
     name = url.get_backend_name()
     if name == "sqlite":

@@ -24,9 +24,9 @@ from app.outbox.engine.db_errors import Unstorable
 from app.outbox.log import pg_append
 from app.outbox.log.batch import Batch, QueueFull, Receipt
 from app.outbox.log.routing import Matches, Routing, load_routing
+from app.outbox.policies import APPEND
 
 _Value = TypeVar("_Value")
-_MAX_MATCHES_UNLOCKED = 3  # of the same events; then they are matched under the lock
 _CHUNK = 1000  # values of one IN (…): far below every database's limit
 
 # Built once: building a statement takes about as long as running it in the database.
@@ -116,7 +116,7 @@ class Log:
             except RoutingChanged:
                 self._read_routing()
                 self._changes += 1
-                if matches is not None and self._changes < _MAX_MATCHES_UNLOCKED:
+                if matches is not None and self._changes < APPEND.max_unlocked_matches:
                     raise
                 matches = None
 
@@ -126,7 +126,7 @@ class Log:
         None means that nothing was recorded, because more is needed; so does `NotConnected`. Raises what `append`
         raises, but after an error it is unknown whether the events were recorded.
         """
-        if self._database.dialect != "postgresql" or len(events) > pg_append.MAX_ROWS:
+        if self._database.dialect != "postgresql" or len(events) > APPEND.max_trip_events:
             return None
         self._check_sizes([events])
         expected = self._expected([events], self._current(matches))
@@ -153,7 +153,7 @@ class Log:
 
     def _in_one_trip(self, batch: Batch, *, promised: bool = False, seconds: float | None = None) -> bool:
         """Record an expected batch, on PostgreSQL, if it is small and as expected. Returns False if it did nothing."""
-        if self._database.dialect != "postgresql" or len(batch.rows) > pg_append.MAX_ROWS:
+        if self._database.dialect != "postgresql" or len(batch.rows) > APPEND.max_trip_events:
             return False
         if not self._buckets.include(batch.buckets):
             return False
@@ -177,7 +177,7 @@ class Log:
         with self._database.writing() as connection:
             head = log_head.reserve(connection, wanted)
             if head.version != self._routing.version:
-                if self._changes < _MAX_MATCHES_UNLOCKED:
+                if self._changes < APPEND.max_unlocked_matches:
                     raise RoutingChanged
                 self._use_routing(connection, head)
                 matches, batch = self._match(requests, options), None

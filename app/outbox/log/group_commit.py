@@ -14,10 +14,7 @@ from app.outbox.log.append import RoutingChanged
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.recorder import Answer, Recorder
 from app.outbox.log.routing import Matches, Targets
-
-_MAX_GROUP_EVENTS = 10_000
-_MAX_GROUP_BYTES = 1 << 24  # of the records in one transaction
-_SPARE_SECONDS = 1.2  # that a request which commits itself keeps for the other way
+from app.outbox.policies import APPEND
 
 
 class _Waiting:
@@ -73,7 +70,7 @@ class GroupCommit:
     `max_events=1`, every request has its own commit. A request that the database refuses fails alone.
     """
 
-    def __init__(self, database: Database, *, max_events: int = _MAX_GROUP_EVENTS) -> None:
+    def __init__(self, database: Database, *, max_events: int = APPEND.max_group_events) -> None:
         self._database = database
         self._max_events = max_events
         self._starting = threading.Lock()
@@ -92,7 +89,9 @@ class GroupCommit:
         while True:
             matches = committing.recorder.log.routing.match(events, (deadline - time.monotonic()) / 2)
             try:
-                receipt = self._commit_alone(committing, events, matches, deadline - time.monotonic() - _SPARE_SECONDS)
+                receipt = self._commit_alone(
+                    committing, events, matches, deadline - time.monotonic() - APPEND.spare_seconds
+                )
                 if receipt is not None:
                     return receipt
                 waiting = _Waiting(events, matches)
@@ -164,7 +163,7 @@ class GroupCommit:
                 group.append(waiting)
                 events += len(waiting.events)
                 size += waiting.size
-            if events >= self._max_events or size >= _MAX_GROUP_BYTES:
+            if events >= self._max_events or size >= APPEND.max_group_bytes:
                 return group
             try:
                 waiting = queue.get_nowait()

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from app.outbox.engine.database import Database
 from app.outbox.log.batch import Batch
 
-MAX_ROWS = 200  # for more, COPY is faster in spite of its round trips
 _CALL = f"SELECT append_events({', '.join(['%s'] * 16)})"
 
 

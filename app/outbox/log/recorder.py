@@ -12,9 +12,9 @@ from app.outbox.engine.db_errors import Unstorable, may_be_a_value
 from app.outbox.log.append import Guard, Log
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.routing import Matches
+from app.outbox.policies import APPEND
 
 Answer = Receipt | QueueFull | Exception
-_MAX_TRIES = 2  # of a request, each followed by a write that must succeed, before the request counts as refused
 
 
 class Recorder:
@@ -85,7 +85,7 @@ class Recorder:
 
     def _alone(self, events: Sequence[Event], matches: Matches | None, *, promised: bool) -> Answer:
         """Record one request. Raises errors which mean that the database accepts no events at all."""
-        for _ in range(_MAX_TRIES):
+        for _ in range(APPEND.max_tries):
             try:
                 return self._append([events], matches=matches, promised=promised)[0]
             except Exception as error:

@@ -13,9 +13,8 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from app.outbox import tables
 from app.outbox.log.append import chunks
+from app.outbox.policies import READ
 
-BUDGET_BYTES = 32 * 2**20  # of the records in one batch, page or round
-_SMALL_BYTES = 8 * 2**10  # the most common records have 1 to 2 KB
 _e = tables.events.c
 
 
@@ -34,11 +33,11 @@ def _octet_length(element: _Size, compiler: SQLCompiler, **options: Any) -> str:
     return f"{function}({compiler.process(element.clauses, **options)})"
 
 
-small_record = sa.case((_Size(_e.record) <= _SMALL_BYTES, _e.record), else_="").label("record")
+small_record = sa.case((_Size(_e.record) <= READ.small_record_bytes, _e.record), else_="").label("record")
 
 
 def within_budget(connection: sa.Connection, events: Iterable[tuple[int, int, str]]) -> list[str | None]:
-    """Return the records of the first of these events, as many as have `BUDGET_BYTES` bytes together, but at least one.
+    """Return the records of the first of these events, as many as have `READ.batch_bytes` together, but at least one.
 
     An event is its partition, its seq, and its `small_record`. None stands for an event that has left the log since.
     """
@@ -48,7 +47,7 @@ def within_budget(connection: sa.Connection, events: Iterable[tuple[int, int, st
     total, count = 0, 0
     for _, seq, record in read:
         total += len(record) or sizes.get(seq, 0)
-        if total > BUDGET_BYTES and count:
+        if total > READ.batch_bytes and count:
             break
         count += 1
     kept = read[:count]
@@ -66,7 +65,7 @@ def first_within_budget(records: Iterable[str | None]) -> list[str | None]:
     total = 0
     for record in records:
         total += len(record or "")
-        if total > BUDGET_BYTES and kept:
+        if total > READ.batch_bytes and kept:
             break
         kept.append(record)
     return kept

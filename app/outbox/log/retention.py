@@ -27,9 +27,8 @@ from app.outbox.engine.database import Database
 from app.outbox.engine.locks import try_lock_tail
 from app.outbox.log.append import chunks
 from app.outbox.markers import NEVER
+from app.outbox.policies import RETENTION
 from app.outbox.versions.retention import keep_records
-
-_REVISIT_INTERVAL = 600.0  # seconds after which kept events are checked again
 
 
 @dataclass(slots=True)
@@ -59,7 +58,7 @@ class PurgeProgress:
         """Return the partition's pass, or a new one if the last has ended and began long enough ago."""
         now = time.monotonic()
         known = self.passes.get(partition)
-        if known is None or (known.ended and now - known.begun > _REVISIT_INTERVAL):
+        if known is None or (known.ended and now - known.begun > RETENTION.revisit_seconds):
             known = self.passes[partition] = _Pass(now)
         return known
 
@@ -68,20 +67,19 @@ def purge(
     database: Database,
     older_than: int,
     *,
-    batch: int = 1000,
-    most: int = 100_000,
+    batch_events: int = RETENTION.batch_events,
+    max_events: int = RETENTION.max_events,
     seconds: float = math.inf,
     progress: PurgeProgress | None = None,
 ) -> int:
     """Delete events received before `older_than` (ms) that every cursor has passed and nothing needs.
 
-    Returns the number of deleted events. A purge is short: it stops after `most` events or `seconds`, or when another
+    Returns the number of deleted events. A purge is short: it stops after `max_events` or `seconds`, or when another
     transaction has locked the log's tail, and the next one continues at `progress`, or without it at the oldest event
-    of each partition. A transaction checks `batch` events
-    (at most 1000), whether it deletes them or not; a batch of which all events stay takes no lock. In each partition
-    the purge stops at the first batch without an old event, except that events from the future, which a wrong clock
-    recorded, stop nothing: they stay until they are old. The records that a mirror needs of deleted events are
-    copied to its `object_versions`.
+    of each partition. A transaction checks `batch_events` (at most 1000), whether it deletes them or not; a batch of
+    which all events stay takes no lock. In each partition the purge stops at the first batch without an old event,
+    except that events from the future, which a wrong clock recorded, stop nothing: they stay until they are old. The
+    records that a mirror needs of deleted events are copied to its `object_versions`.
     """
     progress = progress or PurgeProgress()
     with database.reading() as connection:
@@ -90,8 +88,8 @@ def purge(
     for partition in Random().sample(range(partitions), partitions):  # noqa: S311 - so that none is always the last
         current = progress.of(partition)
         current.ended = False
-        while not current.ended and removed < most and time.monotonic() < ends:
-            count = _purge_batch(database, partition, current, older_than, batch)
+        while not current.ended and removed < max_events and time.monotonic() < ends:
+            count = _purge_batch(database, partition, current, older_than, batch_events)
             if count is None:
                 return removed
             removed += count
@@ -107,10 +105,10 @@ class _Window:
     is_last: bool  # no event after it is known to be old enough
 
 
-def _purge_batch(database: Database, partition: int, current: _Pass, older_than: int, batch: int) -> int | None:
+def _purge_batch(database: Database, partition: int, current: _Pass, older_than: int, batch_events: int) -> int | None:
     """Return how many events were deleted; None if nothing was done because the log's tail is locked."""
     with database.reading() as connection:
-        window = _look(connection, partition, current.after, older_than, batch)
+        window = _look(connection, partition, current.after, older_than, batch_events)
     if window.removable:
         e = tables.events.c
         with database.writing() as connection:
@@ -119,7 +117,7 @@ def _purge_batch(database: Database, partition: int, current: _Pass, older_than:
             # Do not wait for it: the drain runs in the same process, and the holder may be stopped.
             if not try_lock_tail(connection):
                 return None
-            window = _look(connection, partition, current.after, older_than, batch)
+            window = _look(connection, partition, current.after, older_than, batch_events)
             keep_records(connection, partition, window.removable)
             for some in chunks([row.seq for row in window.removable]):
                 connection.execute(tables.events.delete().where(e.partition == partition, e.seq.in_(some)))
@@ -127,14 +125,14 @@ def _purge_batch(database: Database, partition: int, current: _Pass, older_than:
     return len(window.removable)
 
 
-def _look(connection: sa.Connection, partition: int, after: int, older_than: int, batch: int) -> _Window:
+def _look(connection: sa.Connection, partition: int, after: int, older_than: int, batch_events: int) -> _Window:
     """Check a batch of events after `after`."""
     e = tables.events.c
     query = (
         sa.select(e.seq, e.received_at, e.key_hash, e.bucket, e.key, e.sequencer, e.targets)
         .where(e.partition == partition, e.seq > after, e.seq <= _passed(connection, partition))
         .order_by(e.seq)
-        .limit(batch)
+        .limit(batch_events)
     )
     rows = connection.execute(query).all()
     old = [row for row in rows if row.received_at < older_than]
@@ -147,7 +145,7 @@ def _look(connection: sa.Connection, partition: int, after: int, older_than: int
     kept = _superseding(connection, partition, rows, free)
     # Events after the last old one will be old soon, so the next window begins with them.
     removable = [row for seq, row in free.items() if seq not in kept]
-    return _Window(removable, old[-1].seq, is_last=len(rows) < batch)
+    return _Window(removable, old[-1].seq, is_last=len(rows) < batch_events)
 
 
 def _passed(connection: sa.Connection, partition: int) -> int:

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from app.events.model import Event
 from app.outbox.log.spool_format import encoded
+from app.outbox.policies import SPOOL
 
 log = logging.getLogger("bucketwire.spool")
 
-FILE_BYTES = 1 << 24  # of records in one file, unless a single request has more
 _NAME = re.compile(r"\d{20}\.events")
 _LIMIT = "largest-event"
 _QUARANTINE = "quarantine"  # a folder of its own: each request looks through the other one
@@ -219,7 +219,7 @@ def _portions(group: Sequence[_Waiting]) -> Iterator[list[_Waiting]]:
     portion: list[_Waiting] = []
     size = 0
     for waiting in group:
-        if portion and size + waiting.size > FILE_BYTES:
+        if portion and size + waiting.size > SPOOL.max_file_bytes:
             yield portion
             portion, size = [], 0
         portion.append(waiting)

@@ -14,13 +14,12 @@ from app.events.model import Event
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.db_errors import Unstorable
 from app.outbox.log.recorder import Recorder
-from app.outbox.log.spool import FILE_BYTES, Spool
+from app.outbox.log.spool import Spool
 from app.outbox.log.spool_format import DamagedFile, decoded
+from app.outbox.policies import SPOOL
 
 log = logging.getLogger("bucketwire.spool")
 
-_FILES, _EVENTS = 500, 5000  # of one commit; only a refused file is split
-_PAUSE = 0.5  # seconds between two checks of the folder, and between two attempts to reach an unavailable database
 # Errors of a single file, as opposed to the folder or the process.
 _OF_ONE_FILE = (errno.EIO, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 
@@ -85,7 +84,7 @@ class SpoolFeeder:
                         ", the database is available again" if was_unavailable else "",
                     )
                     was_unavailable = False
-            time.sleep(_PAUSE)
+            time.sleep(SPOOL.pause_seconds)
 
     def _remember_limit(self) -> None:
         if self._database.largest_event is not None:
@@ -99,13 +98,13 @@ class SpoolFeeder:
             spooled = self._read(path)
             if spooled is None:
                 continue
-            if batch and size + spooled.size > FILE_BYTES:
+            if batch and size + spooled.size > SPOOL.max_file_bytes:
                 yield batch
                 batch, events, size = [], 0, 0
             batch.append(spooled)
             events += len(spooled.events)
             size += spooled.size
-            if len(batch) >= _FILES or events >= _EVENTS:
+            if len(batch) >= SPOOL.batch_files or events >= SPOOL.batch_events:
                 yield batch
                 batch, events, size = [], 0, 0
         if batch:

@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
-
-MOST = 10_000  # findings of a run; the report has all of them
+from app.outbox.policies import RECONCILIATIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +24,14 @@ class Finding:
 
 
 def store_findings(database: Database, run: str, findings: Iterable[Mapping[str, Any]]) -> int:
-    """Store the findings of a run, at most `MOST`, in place of those that it has; return how many.
+    """Store the findings of a run in place of those that it has; return how many.
 
-    Each has a `kind` and its other facts, which JSON can express.
+    They are at most `RECONCILIATIONS.max_findings`. Each has a `kind` and its other facts, which JSON can express.
     """
     rows = [
         # ASCII, so that every database takes whatever a key is.
         {"run": run, "number": number, "kind": facts["kind"], "facts": json.dumps(dict(facts))}
-        for number, facts in zip(range(1, MOST + 1), findings, strict=False)
+        for number, facts in zip(range(1, RECONCILIATIONS.max_findings + 1), findings, strict=False)
     ]
     with database.writing() as connection:
         connection.execute(tables.findings.delete().where(tables.findings.c.run == run))

@@ -1,10 +1,10 @@
 """Schedule reconciliations and scans: register each run once when it is due; it waits until a worker starts it.
 
 A target's settings `reconcile` and `scan` are cron expressions, and its rules name the buckets; those of a scan are the
-buckets whose scanner events the target gets. An event may name any bucket: only
-valid bucket names are scheduled, and for a rule of every bucket at most `MAX_BUCKETS`. Registering is idempotent: any
-number of processes may check at any time, because the table of runs decides. A registered run waits until the previous
-run has finished; `Reconciliations.begin` decides which process starts it.
+buckets whose scanner events the target gets. An event may name any bucket: only valid bucket names are scheduled, and
+for a rule of every bucket at most `RECONCILIATIONS.max_buckets`. Registering is idempotent: any number of processes may
+check at any time, because the table of runs decides. A registered run waits until the previous run has finished;
+`Reconciliations.begin` decides which process starts it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +23,7 @@ from app.outbox import log_head, tables
 from app.outbox.buckets import usable_buckets
 from app.outbox.engine.database import Database
 from app.outbox.markers import NEVER
+from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile.runs import (
     BACKFILLED,
     BACKFILLING,
@@ -39,8 +40,6 @@ from app.outbox.reconcile.runs import (
 from app.outbox.rules import read_rules
 from app.rules.model import EVERY_BUCKET, Rule, event_names
 
-MAX_BUCKETS = 1_000  # of one target: each bucket has its own run, and posted events can name any number of buckets
-MAX_DELAY = 3_600_000  # ms; a run that became due while the service was down is still registered within this time
 _Pair = tuple[str, TargetId, str]  # the job, its target and its bucket
 _SCANNER = expand("s3:Scanner:*") | {EVERY}
 
@@ -62,14 +61,14 @@ def describe_unscheduled(number: int) -> str:
     """Describe that a number of buckets of a target are not scheduled, and what to do."""
     return (
         f"{number} of the buckets in its events are not reconciled or scanned by schedule: their names are invalid, or "
-        f"there are more than {MAX_BUCKETS}; add a rule that names the bucket to schedule it"
+        f"there are more than {RECONCILIATIONS.max_buckets}; add a rule that names the bucket to schedule it"
     )
 
 
 def is_due(expression: str, last_start: int, now: int) -> bool:
     """Return whether a run is due if the last one was started at `last_start` (ms; 0 for never)."""
     scheduled_at = last_moment(expression, now)
-    return last_start < scheduled_at and now - scheduled_at <= MAX_DELAY
+    return last_start < scheduled_at and now - scheduled_at <= RECONCILIATIONS.max_delay_ms
 
 
 class Schedule:
@@ -148,7 +147,7 @@ def _pairs(
         if (job, rule.target) in expressions and (job == RECONCILE or rule.scanner)
     ]
     every = {(job, target) for job, target, bucket in named if bucket == EVERY_BUCKET}
-    usable, others = usable_buckets(connection, MAX_BUCKETS) if every else ([], 0)
+    usable, others = usable_buckets(connection, RECONCILIATIONS.max_buckets) if every else ([], 0)
     scheduled = dict.fromkeys((job, target, bucket) for job, target in sorted(every) for bucket in usable)
     unscheduled = {target: others for _, target in every} if others else {}
     for job, target, bucket in dict.fromkeys(named):
@@ -193,7 +192,7 @@ def _due(connection: sa.Connection, pairs: Iterable[tuple[str, TargetId, str, st
     # Earlier starts are before every time at which a run can be due, and later ones are of a clock that was ahead.
     recent = (
         counts,
-        r.started_at.between(now - MAX_DELAY, now + MAX_DELAY),
+        r.started_at.between(now - RECONCILIATIONS.max_delay_ms, now + RECONCILIATIONS.max_delay_ms),
         r.state.not_in((BACKFILLING, BACKFILLED, UNFINISHED)),
     )
     last = sa.select(r.job, r.type, r.name, r.bucket, sa.func.max(r.started_at).label("at")).where(*recent)

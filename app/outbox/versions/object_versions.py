@@ -20,13 +20,13 @@ from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
 from app.outbox.markers import WHOLE_LOG
+from app.outbox.policies import RETENTION
 from app.outbox.versions.rows import UPSERT, ObjectKey, key_state, rows_of, version_id, version_state
 
 _CONTENT = names(*set(ContentChange) - {ContentChange.NOTHING})
 _HIDES_OLDER = sa.case(  # `ceph.expires`
     (sa.and_(tables.events.c.name == ceph.EXPIRED, tables.events.c.record.contains(ceph.OF_CEPH)), 1), else_=0
 ).label("hides_older")
-_DROPPED_AT_ONCE = 1000  # rows
 _V = tables.object_versions.c
 _HERE = (_V.target_id == sa.bindparam("of_target"), _V.partition == sa.bindparam("of_partition"))
 
@@ -156,12 +156,12 @@ class ObjectVersions:
         """Delete the state of partitions with a gap, because the missed events may have left the log."""
         c = tables.cursors.c
         for partition in sorted(self._gaps.intersection(partitions)):
-            dropped = _DROPPED_AT_ONCE
-            while dropped == _DROPPED_AT_ONCE:
+            dropped = RETENTION.batch_version_rows
+            while dropped == RETENTION.batch_version_rows:
                 with self._database.writing() as connection:
                     fence(connection, self._lease, partition)
-                    dropped = drop(connection, self._lease.target_id, partition, _DROPPED_AT_ONCE)
-                    if dropped < _DROPPED_AT_ONCE:
+                    dropped = drop(connection, self._lease.target_id, partition, RETENTION.batch_version_rows)
+                    if dropped < RETENTION.batch_version_rows:
                         connection.execute(
                             tables.cursors.update()
                             .where(cursors.of_log(self._lease.target_id, [partition]))

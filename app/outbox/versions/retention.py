@@ -16,11 +16,10 @@ from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
 from app.outbox.markers import WHOLE_LOG
+from app.outbox.policies import RETENTION
 from app.outbox.versions.object_versions import drop
 from app.outbox.versions.rows import ObjectKey
 
-KEPT = 16  # newest layers of a key that are kept after their events have left the log
-_LOOKED_AT = 2000  # layers of a key that one batch of the purge checks
 _V = tables.object_versions.c
 _PLACE = (_V.sequencer, _V.tie, _V.placed)
 
@@ -140,7 +139,7 @@ def _without_others(
 
 
 def _trim(connection: sa.Connection, target_id: int, partition: int, objects: Sequence[str]) -> None:
-    """Delete layers of keys that lost events: covered layers, and those beneath the newest `KEPT`."""
+    """Delete layers of keys that lost events: covered layers, and those beneath the newest `RETENTION.max_layers`."""
     here = (_V.target_id == target_id, _V.partition == partition)
     keys = (*here, _V.id.in_(objects))
     key = tables.object_versions.alias()
@@ -151,7 +150,9 @@ def _trim(connection: sa.Connection, target_id: int, partition: int, objects: Se
         if row.last is not None:
             layer = connection.execute(sa.select(*_PLACE).where(*here, _V.id == row.last)).one()
             # Except for late events, layers are ordered as their events were received: checking the oldest is enough.
-            oldest = sa.select(_V.id, _V.record.is_not(None).label("purged")).order_by(*_PLACE).limit(_LOOKED_AT)
+            oldest = (
+                sa.select(_V.id, _V.record.is_not(None).label("purged")).order_by(*_PLACE).limit(RETENTION.batch_layers)
+            )
             beneath = connection.execute(oldest.where(*here, _V.object == row.id, _V.id != row.id, _older(layer))).all()
             # Delete the layers beneath a deleted one too, even if their events are retained: none may become current.
             purged = [number for number, version in enumerate(beneath) if version.purged]
@@ -193,7 +194,7 @@ def _older(layer: Any) -> sa.ColumnElement[bool]:
 
 
 def _last_kept() -> Any:
-    """Build the subquery for the id of a key's `KEPT`th layer from the top; NULL if it has fewer."""
+    """Build the subquery for the id of a key's `RETENTION.max_layers`th layer from the top; NULL if it has fewer."""
     layer = tables.object_versions.alias()
     return (
         sa.select(layer.c.id)
@@ -201,7 +202,7 @@ def _last_kept() -> Any:
         .where(layer.c.sequencer.is_not(None))
         .order_by(layer.c.sequencer.desc(), layer.c.tie.desc(), layer.c.placed.desc())
         .limit(1)
-        .offset(KEPT - 1)
+        .offset(RETENTION.max_layers - 1)
         .correlate(tables.object_versions)
         .scalar_subquery()
     )

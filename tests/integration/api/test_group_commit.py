@@ -25,6 +25,7 @@ from app.rules.model import Rule
 from tests import services
 from tests.integration.api.conftest import keys, records
 from tests.support.builders import add_target, event, registry
+from tests.support.tuning import tune
 
 
 @pytest.mark.parametrize("size", [1, 20])
@@ -114,7 +115,7 @@ def test_a_request_that_commits_itself_gives_up_in_time_and_can_be_sent_again(lo
 def test_requests_one_by_one_commit_themselves_and_those_that_come_meanwhile_are_committed_together(
     log: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_SINGLE_LOCK_SECONDS", 60)
+    tune(monkeypatch, engine, "DATABASE", single_lock_seconds=60)
     log = Database(log.url.render_as_string(hide_password=False))
     commits = ready(log)
     threads_used: list[str] = []

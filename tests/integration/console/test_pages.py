@@ -16,6 +16,7 @@ from app.config.arn import TargetId
 from app.config.errors import BadSettings
 from app.console.views.targets import level
 from app.events.model import Event
+from app.outbox import search as searching
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import Leases, new_token
 from app.outbox.engine.database import Database, now_ms
@@ -30,6 +31,7 @@ from tests.services import until
 from tests.support.builders import add_target, event, registry
 from tests.support.hostile_names import BUCKETS
 from tests.support.scripted_target import Courier, ScriptedTarget
+from tests.support.tuning import tune
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 
 PAGES = (
@@ -394,7 +396,7 @@ def test_a_stream_for_a_page_is_handed_over_and_needs_the_session(busy: Browser,
 
 
 def test_a_search_that_found_nothing_yet_goes_on_by_itself(busy: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.outbox.search.MAX_READ", 1)
+    tune(monkeypatch, searching, "SEARCH", max_seqs=1)
     monkeypatch.setattr("app.outbox.search._FIRST_WINDOW", 1)
     monkeypatch.setattr("app.outbox.search.WINDOW", 1)
     page = busy.get("events?prefix=none")

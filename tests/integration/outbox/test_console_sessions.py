@@ -10,8 +10,10 @@ import sqlalchemy as sa
 from app.config.settings import hash_token
 from app.outbox import sessions, tables
 from app.outbox.engine.database import Database
-from app.outbox.sessions import MAX_SESSIONS, Sessions
+from app.outbox.policies import SESSIONS
+from app.outbox.sessions import Sessions
 from app.outbox.tokens import Tokens
+from tests.support.tuning import tune
 
 ALICE, BOB = hash_token("alice"), hash_token("bob")
 HOUR = 3600
@@ -52,7 +54,7 @@ def test_no_row_tells_the_number_of_a_cookie(database: Database) -> None:
 def test_sessions_that_have_expired_are_removed_by_the_next_that_begins(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "_BATCH_SESSIONS", 5)
+    tune(monkeypatch, sessions, "SESSIONS", batch_expired=5)
     opened = Sessions(database)
     for number in range(4):
         opened.begin(f"kept{number}", BOB, HOUR)
@@ -68,8 +70,8 @@ def test_sessions_that_have_expired_are_removed_by_the_next_that_begins(
 def test_whoever_signs_in_for_ever_has_the_last_sessions_only(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "MAX_SESSIONS", 3)
-    assert MAX_SESSIONS >= 20
+    tune(monkeypatch, sessions, "SESSIONS", max_sessions=3)
+    assert SESSIONS.max_sessions >= 20
     opened = Sessions(database)
     opened.begin("another", BOB, HOUR)
     for number in range(5):
@@ -82,7 +84,7 @@ def test_whoever_signs_in_for_ever_has_the_last_sessions_only(
 def test_sessions_that_begin_and_end_at_once_do_not_hinder_each_other(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
+    tune(monkeypatch, sessions, "SESSIONS", max_sessions=2)
     with database.writing() as connection:
         expired = [{"id": hash_token(f"{number}"), "subject": BOB, "ends_at": number} for number in range(20)]
         connection.execute(tables.console_sessions.insert(), expired)

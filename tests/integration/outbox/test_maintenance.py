@@ -77,7 +77,7 @@ def test_purge_removes_only_what_is_old_and_done_with(database: Database) -> Non
     courier.run()
     log.append([[event(f"k{number}") for number in range(5)]])
     assert purge(database, now_ms() - 60_000) == 0
-    assert purge(database, now_ms() + 1, batch=7) == 50
+    assert purge(database, now_ms() + 1, batch_events=7) == 50
     with database.reading() as connection:
         assert connection.execute(sa.select(sa.func.count()).select_from(tables.events)).scalar_one() == 6
     assert courier.run().counts == {"delivered": 5}

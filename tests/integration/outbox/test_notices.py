@@ -25,6 +25,7 @@ from app.outbox.reconcile.runs import Reconciliations
 from app.rules.model import BadRules, Rule
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
+from tests.support.tuning import tune
 from workers.delivery.outcomes import DELIVERED, Rejected
 
 INTERVAL = 600_000
@@ -254,7 +255,7 @@ def test_many_targets_that_fail_at_once_hold_up_intake_for_a_few_statements(
     watch.look()
     with database.writing() as connection:
         connection.execute(tables.targets.update().values(breaker="open", reason="down"))
-    monkeypatch.setattr(notices, "_BATCH_EVENTS", 10)
+    tune(monkeypatch, notices, "NOTICES", batch_events=10)
     transactions = [0]
 
     def count(*_: Any) -> None:

@@ -21,7 +21,8 @@ from app.outbox.engine.locks import lock_cursors
 from app.outbox.log.append import Log
 from app.outbox.log.retention import purge
 from app.outbox.markers import NEVER
-from app.outbox.versions.retention import KEPT, UnusedProgress, drop_unused
+from app.outbox.policies import RETENTION
+from app.outbox.versions.retention import UnusedProgress, drop_unused
 from tests.support.builders import DELETE, PUT, add_target, event, registry
 from tests.support.mirror import Mirror
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
@@ -40,7 +41,7 @@ def gone(version: str, **more: str) -> Event:
 
 
 def purged(database: Database) -> int:
-    return purge(database, now_ms() + 1, batch=3)
+    return purge(database, now_ms() + 1, batch_events=3)
 
 
 def rows_of(database: Database, table: sa.Table) -> int:
@@ -121,11 +122,11 @@ def test_what_a_purged_removal_of_everything_covered_never_comes_back(database: 
 
 def test_of_many_versions_the_newest_are_kept_and_the_oldest_are_not_guessed(database: Database) -> None:
     mirror = Mirror(database, add_target(database), batch=1000)
-    versions = [f"v{number}" for number in range(KEPT + 5)]
+    versions = [f"v{number}" for number in range(RETENTION.max_layers + 5)]
     mirror.tell(*(put(version) for version in versions))
     purged(database)
-    assert kept_records(database) == KEPT
-    assert rows_of(database, tables.object_versions) == KEPT + 1
+    assert kept_records(database) == RETENTION.max_layers
+    assert rows_of(database, tables.object_versions) == RETENTION.max_layers + 1
     for version, beneath in zip(reversed(versions[5:]), reversed(versions[4:-1]), strict=True):
         rows = mirror.tell(gone(version))
         assert rows == ({"k": beneath} if beneath != versions[4] else {}), "the row never names what is gone"

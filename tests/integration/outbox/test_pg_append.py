@@ -17,14 +17,14 @@ from app.outbox import tables
 from app.outbox.delivery.counters import read_counters
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable
 from app.outbox.engine.db_errors import Unstorable
-from app.outbox.log import pg_append
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.recorder import Recorder
+from app.outbox.policies import APPEND
 from tests import services
 from tests.support.builders import add_target, event, migrated
 
-MANY = pg_append.MAX_ROWS + 1  # rows that are copied
+MANY = APPEND.max_trip_events + 1  # rows that are copied
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from app.outbox.log.log_reader import LogReader
 from app.resources.dead_letter import DeadLetterFilter
 from tests.support.builders import add_target, event
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
+from tests.support.tuning import tune
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 from workers.targets.base import NO_LEASE, LeaseCheck
@@ -25,7 +26,7 @@ _LONG = 90_000  # two of them are within the budget, three are not
 
 @pytest.fixture(autouse=True)
 def _small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "BUDGET_BYTES", _BUDGET)
+    tune(monkeypatch, records, "READ", batch_bytes=_BUDGET)
 
 
 class _Measured(ScriptedTarget):

@@ -187,11 +187,11 @@ def test_a_purge_passes_over_events_that_are_still_needed(database: Database) ->
     courier.scripted.script = lambda one: Rejected("no") if one.key.startswith("bad") else DELIVERED
     _record(database, [event(f"bad-{number}") for number in range(40)] + [event(f"k{number}") for number in range(9)])
     courier.run(turns=1000)
-    assert purge(database, 1 << 60, batch=3) == 9
+    assert purge(database, 1 << 60, batch_events=3) == 9
     assert DeadLetters(database).purge(DeadLetterFilter()) == 40
-    removed = purge(database, 1 << 60, batch=3, most=7)
+    removed = purge(database, 1 << 60, batch_events=3, max_events=7)
     assert 7 <= removed <= 9, "whole batches"
-    assert purge(database, 1 << 60, batch=3) == 40 - removed
+    assert purge(database, 1 << 60, batch_events=3) == 40 - removed
     assert_counters_balance(database)
 
 

@@ -23,13 +23,14 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import retention
 from app.outbox.log.append import Log
 from app.outbox.log.retention import PurgeProgress, purge
-from app.outbox.versions.retention import KEPT
+from app.outbox.policies import RETENTION
 from app.resources.dead_letter import DeadLetterFilter
 from tests.services import until
 from tests.support.builders import DELETE, PUT, add_target, event, migrated, registry
 from tests.support.delivery import delivery
 from tests.support.mirror import Mirror
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
+from tests.support.tuning import tune
 from workers import upkeep
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Rejected
@@ -40,7 +41,7 @@ DAY = 86_400_000
 
 
 def purged(database: Database) -> int:
-    return purge(database, now_ms() + 1, batch=3)
+    return purge(database, now_ms() + 1, batch_events=3)
 
 
 def left(database: Database) -> list[str]:
@@ -205,7 +206,7 @@ def test_what_lies_beneath_forgotten_versions_is_not_guessed_from_a_dead_letter(
     first = event("k", version="first")
     mirror = Mirror(database, add_target(database), refusing(first), batch=1000)
     mirror.tell(first)
-    versions = [f"v{number}" for number in range(KEPT + 4)]
+    versions = [f"v{number}" for number in range(RETENTION.max_layers + 4)]
     mirror.tell(*(event("k", version=version) for version in versions))
     purged(database)
     for version in reversed(versions[4:]):
@@ -301,13 +302,13 @@ def test_a_purge_goes_on_where_the_last_one_ended(database: Database, monkeypatc
         runs.append(interrupted_purge(database, monkeypatch, 4, progress))
     assert sum(runs) == 10, runs
     assert len(left(database)) == 30
-    assert purge(database, DAY, batch=5, progress=progress) == 0
+    assert purge(database, DAY, batch_events=5, progress=progress) == 0
     looked_at.clear()
-    assert purge(database, DAY, batch=5, progress=progress) == 0
+    assert purge(database, DAY, batch_events=5, progress=progress) == 0
     assert sum(looked_at) == 0, "nothing is looked at twice"
     DeadLetters(database).purge(DeadLetterFilter())
-    monkeypatch.setattr(retention, "_REVISIT_INTERVAL", -1.0)
-    assert purge(database, DAY, batch=5, progress=progress) == 30
+    tune(monkeypatch, retention, "RETENTION", revisit_seconds=-1.0)
+    assert purge(database, DAY, batch_events=5, progress=progress) == 30
     assert_counters_balance(database)
 
 
@@ -353,7 +354,7 @@ def test_a_purge_that_leaves_old_events_is_continued_by_drains_until_none_are_le
     context = Runtime(Settings.from_environ(settings | {"BUCKETWIRE_RETENTION": "1s"}))
     requested: list[float] = []
     monkeypatch.setattr(upkeep, "_MAX_PURGE_SECONDS", 60)
-    monkeypatch.setattr(upkeep, "purge", partial(purge, batch=5, most=20))
+    monkeypatch.setattr(upkeep, "purge", partial(purge, batch_events=5, max_events=20))
     monkeypatch.setattr(context.wakeups, "request", requested.append)
     until(lambda: context.clock() > newest(database) + 1000, 30, what="the events to be old")
     assert context.upkeep.purge() == 20
@@ -379,7 +380,7 @@ def newest(database: Database) -> int:
 def test_events_that_all_stay_are_looked_at_without_a_lock(database: Database) -> None:
     fill(database, kept=30, free=0)
     with locked_tail(database):
-        assert purge(database, DAY, batch=5) == 0
+        assert purge(database, DAY, batch_events=5) == 0
 
 
 def test_a_purge_does_not_wait_for_who_has_locked_the_tail(database: Database) -> None:
@@ -388,9 +389,9 @@ def test_a_purge_does_not_wait_for_who_has_locked_the_tail(database: Database) -
     fill(database, kept=1, free=10)
     progress = PurgeProgress()
     with locked_tail(database):
-        assert purge(database, DAY, batch=5, progress=progress) == 0
+        assert purge(database, DAY, batch_events=5, progress=progress) == 0
         assert progress.is_behind
-    assert purge(database, DAY, batch=5, progress=progress) == 10
+    assert purge(database, DAY, batch_events=5, progress=progress) == 10
 
 
 def test_what_cannot_be_tidied_stops_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,7 +506,7 @@ def interrupted_purge(
     with monkeypatch.context() as patched:
         patched.setattr(retention, "_purge_batch", batch)
         with suppress(TimeIsOver):
-            purge(database, DAY, batch=5, progress=progress)
+            purge(database, DAY, batch_events=5, progress=progress)
     return sum(removed)
 
 
@@ -550,6 +551,6 @@ def test_events_that_a_wrong_clock_dated_in_the_future_stay_and_stop_no_purge(da
     with database.writing() as connection:
         future = tables.events.update().where(tables.events.c.id.in_([one.id for one in dated]))
         connection.execute(future.values(received_at=now_ms() + 365 * DAY))
-    assert purge(database, now_ms() + 1, batch=1) == 16
+    assert purge(database, now_ms() + 1, batch_events=1) == 16
     assert sorted(left(database)) == sorted(one.id for one in dated)
     assert purge(database, now_ms() + 366 * DAY) == 8

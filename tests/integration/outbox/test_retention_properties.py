@@ -73,7 +73,7 @@ class Life:
             case ("deliver", int(turns)):
                 self.deliver(turns)
             case ("purge", int(older_than), int(batch)):
-                purge(self.database, older_than, batch=batch, progress=self.progress if batch % 2 else None)
+                purge(self.database, older_than, batch_events=batch, progress=self.progress if batch % 2 else None)
             case ("replay",):
                 Replays(self.database).begin(self.mirror.target, Selection())
             case ("replay dead letters",):

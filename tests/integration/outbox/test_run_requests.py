@@ -18,6 +18,7 @@ from app.outbox.reconcile.runs import BACKFILLING, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.targets import UnknownTarget
 from tests.support.builders import add_target, registry
+from tests.support.tuning import tune
 
 ROWS = {"address": "127.0.0.1:9", "key": "rows"}
 MINUTE = 60_000
@@ -165,7 +166,7 @@ def test_what_has_finished_is_not_cancelled_and_a_backfill_stays_unfinished(data
 def test_findings_are_bounded_read_in_pages_and_go_with_their_run(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(findings, "MOST", 7)
+    tune(monkeypatch, findings, "RECONCILIATIONS", max_findings=7)
     runs = Reconciliations(database)
     target = TargetId("redis", "rows")
     old = runs.begin(target, "images", lease=MINUTE)

@@ -12,12 +12,14 @@ from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import AlreadyRunning
 from app.outbox.log.append import Log
+from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile import schedule as schedule_module
 from app.outbox.reconcile.runs import Reconciliations, latest_results
-from app.outbox.reconcile.schedule import MAX_DELAY, Schedule
+from app.outbox.reconcile.schedule import Schedule
 from app.rules.model import Rule
 from tests.support.builders import add_target, event, registry
 from tests.support.hostile_names import BUCKETS, scheduled
+from tests.support.tuning import tune
 
 SCHEDULED = [name for name in BUCKETS if scheduled(name)]
 EACH_MINUTE = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
@@ -117,9 +119,9 @@ def test_a_moment_that_nobody_saw_is_made_up_for_within_the_hour(database: Datab
     registry(database).put(TargetId("redis", "x"), EACH_MINUTE | {"reconcile": "0 3 * * *"})
     add_target(database, "x", type_name="redis", values=EACH_MINUTE | {"reconcile": "0 3 * * *"}, bucket="bucket")
     three = now_ms() // 86_400_000 * 86_400_000 + 3 * 3_600_000
-    assert Schedule(database).register(three + MAX_DELAY + 1) == 0
+    assert Schedule(database).register(three + RECONCILIATIONS.max_delay_ms + 1) == 0
     assert Schedule(database).register(three - 1) == 0
-    assert Schedule(database).register(three + MAX_DELAY) == 1
+    assert Schedule(database).register(three + RECONCILIATIONS.max_delay_ms) == 1
 
 
 def test_only_buckets_with_names_that_a_storage_allows_are_scheduled(database: Database) -> None:
@@ -136,7 +138,7 @@ def test_only_buckets_with_names_that_a_storage_allows_are_scheduled(database: D
 def test_a_flood_of_names_is_scheduled_up_to_a_limit_and_pushes_out_nobody(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule_module, "MAX_BUCKETS", 5)
+    tune(monkeypatch, schedule_module, "RECONCILIATIONS", max_buckets=5)
     every = add_target(database, "all", type_name="redis", values=EACH_MINUTE)
     Log(database).append([[event(bucket="zzz-first")]])
     with database.writing() as connection:

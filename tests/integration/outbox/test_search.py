@@ -25,6 +25,7 @@ from app.resources.dead_letter import DeadLetter, DeadLetterFilter, DeadLetterPa
 from tests.support.builders import DELETE, PUT, add_target, event, registry
 from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier, ScriptedTarget
+from tests.support.tuning import tune
 from workers.delivery.outcomes import DELIVERED, Failed, Rejected
 
 PARTITIONS, HOUR = 4, 3_600_000
@@ -34,7 +35,7 @@ TIME = 1_795_000_000_000  # ms, of the event of seq 0 of `fill`; each later one 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a page would be over before it has read what it may."""
-    monkeypatch.setattr(searching, "_MAX_SECONDS", 600)
+    tune(monkeypatch, searching, "SEARCH", max_seconds=600)
 
 
 def whole(database: Database, *, limit: int = 100, **chosen: Any) -> list[RecordedEvent]:
@@ -128,7 +129,7 @@ def test_each_filter_finds_its_events_and_no_others(database: Database) -> None:
 
 
 def test_a_time_range_is_exact_and_costs_what_it_has(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "WINDOW", 500)
+    tune(monkeypatch, searching, "SEARCH", window_seqs=500)
     target, costs = add_target(database), []
     for first, count in ((1, 1_000), (1_001, 9_000)):
         fill(database, target, count, first)
@@ -144,8 +145,7 @@ def test_a_time_range_is_exact_and_costs_what_it_has(database: Database, monkeyp
 def test_a_search_that_finds_little_says_so_and_goes_on_page_by_page(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searching, "WINDOW", 250)
-    monkeypatch.setattr(searching, "MAX_READ", 1_000)
+    tune(monkeypatch, searching, "SEARCH", window_seqs=250, max_seqs=1_000)
     target = add_target(database)
     fill(database, target, 1, bucket="rare")
     fill(database, target, 6_000, 2)
@@ -162,7 +162,7 @@ def test_a_search_that_finds_little_says_so_and_goes_on_page_by_page(
 def test_dead_letters_are_found_without_reading_the_log_between_them(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searching, "_CANDIDATES", 3)
+    tune(monkeypatch, searching, "SEARCH", batch_rows=3)
     one, two = add_target(database, "one"), add_target(database, "two")
     ids = [registry(database).target(target).row_id for target in (one, two)]
     costs = []
@@ -191,14 +191,14 @@ def test_what_is_settled_costs_a_search_for_pending_events_nothing(database: Dat
 
 
 def test_a_page_ends_early_when_it_takes_long(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "_MAX_SECONDS", 0)
+    tune(monkeypatch, searching, "SEARCH", max_seconds=0)
     target = add_target(database)
     fill(database, target, 1, bucket="rare")
     fill(database, target, 6_000, 2)
     first = search(database, EventFilter(Selection(bucket="rare")))
     assert list(first.events) == []
     assert first.next is not None
-    assert 0 < first.next < 6_001 - searching._ALWAYS_READ + 1
+    assert 0 < first.next < 6_001 - searching.SEARCH.min_seqs + 1
     assert seqs(whole(database, bucket="rare")) == [1]
 
 
@@ -237,8 +237,7 @@ def test_a_page_of_dead_letters_reads_a_bounded_number_of_them(
 
 def test_what_was_purged_costs_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A parked event from long ago keeps its place, and the log between it and the next was purged."""
-    monkeypatch.setattr(searching, "WINDOW", 100)
-    monkeypatch.setattr(searching, "MAX_READ", 1_000)
+    tune(monkeypatch, searching, "SEARCH", window_seqs=100, max_seqs=1_000)
     target = add_target(database)
     fill(database, target, 5)
     fill(database, target, 50, 1_000_000)

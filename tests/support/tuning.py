@@ -1,0 +1,12 @@
+"""Change a policy for one test."""
+
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+def tune(monkeypatch: pytest.MonkeyPatch, module: ModuleType, policy: str, **values: Any) -> None:
+    """Have a module use a policy with other values."""
+    monkeypatch.setattr(module, policy, replace(getattr(module, policy), **values))
