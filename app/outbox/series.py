@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.outbox import tables
-from app.outbox.delivery.counters import oldest_undelivered
+from app.outbox.delivery.counters import cursor_sums, oldest_undelivered
 from app.outbox.delivery_times import Histogram, decode, encode, take_reports
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
@@ -164,7 +164,10 @@ def _is_taken(connection: sa.Connection, at: int) -> bool:
 
 
 def _measure(connection: sa.Connection, at: int, now: int, seconds: float) -> list[Sample]:
-    rows = connection.execute(_select_counters()).all()
+    t, sums = tables.targets.c, cursor_sums()
+    columns = [column for column in sums.c if column is not sums.c.target_id]
+    query = sa.select(t.id, t.recorded, t.discarded, *columns).join_from(tables.targets, sums, sums.c.target_id == t.id)
+    rows = connection.execute(query.order_by(t.id)).all()
     first = at // (FINE.step * 1000) % len(rows) if rows else 0
     until = time.monotonic() + seconds
     samples = []
@@ -191,30 +194,6 @@ def _measure(connection: sa.Connection, at: int, now: int, seconds: float) -> li
         )
     # All writers of these rows use this order.
     return sorted(samples, key=lambda sample: sample.target_id)
-
-
-def _select_counters() -> sa.Select[Any]:
-    """Build the query for what the rows of targets and cursors know: it counts neither parked events nor the log."""
-    t, c = tables.targets.c, tables.cursors.c
-    sums = {
-        "delivered": c.delivered,
-        "superseded": c.superseded,
-        "failed": c.failed,
-        "dead_lettered": c.dead,
-        "replayed": c.replayed,
-        "freed": c.freed,
-    }
-    grouped = (
-        sa.select(c.target_id, *(sa.func.sum(column).label(name) for name, column in sums.items()))
-        .group_by(c.target_id)
-        .subquery()
-    )
-    columns = [grouped.c[name] for name in sums]
-    return (
-        sa.select(t.id, t.recorded, t.discarded, *columns)
-        .join_from(tables.targets, grouped, grouped.c.target_id == t.id)
-        .order_by(t.id)
-    )
 
 
 def _at(connection: sa.Connection, resolution: Resolution, at: int) -> Iterable[Sample]:

@@ -22,7 +22,14 @@ from app.outbox.markers import WHOLE_LOG
 from app.outbox.targets import StoredTarget, find_target, stored_target
 
 # The counters that are sums over a target's cursors, and their columns.
-_SUMS = {"delivered": "delivered", "superseded": "superseded", "dead_lettered": "dead", "replayed": "replayed"}
+_SUMS = {
+    "delivered": "delivered",
+    "superseded": "superseded",
+    "failed": "failed",
+    "dead_lettered": "dead",
+    "replayed": "replayed",
+    "freed": "freed",
+}
 _LOOKS = 10  # windows of the log that are searched for the oldest pending event
 _AT_ONCE = 1000  # events of one query
 
@@ -92,22 +99,34 @@ def _statuses(connection: sa.Connection, target_id: int | None, *, oldest: bool)
     return list(statuses.values())
 
 
+def cursor_sums(target_id: int | None = None) -> sa.Subquery:
+    """Build the query for what the cursors of each target, or of one, have counted; without reading events.
+
+    Its columns are `target_id` and the sums `delivered`, `superseded`, `failed`, `dead_lettered`, `replayed`, `freed`.
+    """
+    c = tables.cursors.c
+    return _by_target(c.target_id, {name: sa.func.sum(c[column]) for name, column in _SUMS.items()}, target_id)
+
+
+def _by_target(
+    of_target: sa.Column[int], values: Mapping[str, sa.ColumnElement[int]], target_id: int | None
+) -> sa.Subquery:
+    grouped = sa.select(of_target, *(value.label(name) for name, value in values.items())).group_by(of_target)
+    return (grouped if target_id is None else grouped.where(of_target == target_id)).subquery()
+
+
 def _select_status(target_id: int | None) -> sa.Select[Any]:
     """Build the query for every target, or one, with the sums over its cursors and the numbers of its other rows."""
-    t, c, p, d = tables.targets.c, tables.cursors.c, tables.parked.c, tables.dead_letters.c
+    t = tables.targets.c
     joined: sa.FromClause = tables.targets
     columns: list[sa.ColumnElement[int]] = []
-    for of_target, values in (
-        (c.target_id, {name: sa.func.sum(c[column]) for name, column in _SUMS.items()}),
-        (p.target_id, {"parked": sa.func.count()}),
-        (d.target_id, {"dead": sa.func.count()}),
+    for counts in (
+        cursor_sums(target_id),
+        _by_target(tables.parked.c.target_id, {"parked": sa.func.count()}, target_id),
+        _by_target(tables.dead_letters.c.target_id, {"dead": sa.func.count()}, target_id),
     ):
-        grouped = sa.select(of_target, *(value.label(name) for name, value in values.items())).group_by(of_target)
-        if target_id is not None:
-            grouped = grouped.where(of_target == target_id)
-        counts = grouped.subquery()
         joined = joined.outerjoin(counts, counts.c.target_id == t.id)
-        columns += [sa.func.coalesce(counts.c[name], 0).label(name) for name in values]
+        columns += [sa.func.coalesce(column, 0).label(name) for name, column in counts.c.items() if name != "target_id"]
     query = sa.select(tables.targets, *columns).select_from(joined).order_by(t.type, t.name)
     return query if target_id is None else query.where(t.id == target_id)
 

@@ -16,8 +16,8 @@ def current(database: Database) -> str | None:
     with database.reading() as connection:
         if not sa.inspect(connection).has_table(_VERSION.name):
             return None
-        found: str | None = connection.execute(sa.select(_VERSION.c.version_num)).scalar_one_or_none()
-        return found
+        revision: str | None = connection.execute(sa.select(_VERSION.c.version_num)).scalar_one_or_none()
+        return revision
 
 
 def head() -> str:

@@ -162,9 +162,9 @@ class Log:
             for target in batch.recorded.keys() & self._routing.limits.keys()
             if not (promised and target in self._routing.rejecting)
         }
-        done = pg_append.append_in_one_trip(self._database, batch, self._routing.version, ceilings, seconds)
-        self._expects_all = done
-        return done
+        parameters = pg_append.parameters(batch, self._routing.version, ceilings)
+        self._expects_all = bool(self._database.in_one_trip(pg_append.CALL, parameters, seconds))
+        return self._expects_all
 
     def _under_lock(
         self, requests: Sequence[Sequence[Event]], matches: Matches, batch: Batch | None, options: _Options

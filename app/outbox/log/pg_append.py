@@ -1,33 +1,29 @@
-"""Append on PostgreSQL in one round trip, where an append is as nearly all are: `append_in_one_trip`."""
+"""Call PostgreSQL's function `append_events`, by which an append that is as nearly all are takes one round trip.
+
+It inserts the rows of a batch without discarded events, adds them to the targets' counters, and commits. It returns
+false, and has recorded nothing, if the version is not that of the log's head, if one of the events is in the log
+already, or if the number recorded for a target would exceed its value in `ceilings`. The log's head is locked as for
+any other append, and so are the targets. A migration creates it.
+"""
 
 from collections.abc import Iterable, Mapping
 
-from app.outbox.engine.database import Database
 from app.outbox.log.batch import Batch
 
-_CALL = f"SELECT append_events({', '.join(['%s'] * 16)})"
+CALL = f"SELECT append_events({', '.join(['%s'] * 16)})"
 
 
-def append_in_one_trip(
-    database: Database, batch: Batch, version: int, ceilings: Mapping[int, int], seconds: float | None = None
-) -> bool:
-    """Insert the rows of a batch without discarded events, add them to the targets' counters, and commit.
-
-    Returns False, and has recorded nothing, if `version` is not that of the log's head, if one of the events is in the
-    log already, if the number recorded for a target would exceed its value in `ceilings`, or if the head is locked for
-    long. The head is locked as for any other append, and so are the targets. `seconds` is that of
-    `Database.in_one_trip`.
-    """
+def parameters(batch: Batch, version: int, ceilings: Mapping[int, int]) -> list[object]:
+    """Return the parameters of `CALL`."""
     recorded = batch.recorded
     columns = zip(*batch.rows, strict=True)
-    values = [
+    return [
         version,
         array(recorded),
         array(recorded.values()),
         array(ceilings.get(target, "NULL") for target in recorded) if ceilings else None,
         *[_text_array(column) if isinstance(column[0], str) else array(column) for column in columns],
     ]
-    return bool(database.in_one_trip(_CALL, values, seconds))
 
 
 def array(values: Iterable[object]) -> str:

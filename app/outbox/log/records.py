@@ -57,7 +57,7 @@ def within_budget(connection: sa.Connection, events: Iterable[tuple[int, int, st
 
 
 def first_within_budget(records: Iterable[str | None]) -> list[str | None]:
-    """Return the first of these records, as many as have `BUDGET_BYTES` bytes together, but at least one.
+    """Return the first of these records, as many as have `READ.batch_bytes` together, but at least one.
 
     It reads one more at most.
     """

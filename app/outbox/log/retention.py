@@ -52,7 +52,7 @@ class PurgeProgress:
     @property
     def is_behind(self) -> bool:
         """Whether the last purge stopped before it had come to the events that are too young."""
-        return not all(each.ended for each in self.passes.values())
+        return not all(purge_pass.ended for purge_pass in self.passes.values())
 
     def of(self, partition: int) -> _Pass:
         """Return the partition's pass, or a new one if the last has ended and began long enough ago."""
@@ -108,7 +108,7 @@ class _Window:
 def _purge_batch(database: Database, partition: int, current: _Pass, older_than: int, batch_events: int) -> int | None:
     """Return how many events were deleted; None if nothing was done because the log's tail is locked."""
     with database.reading() as connection:
-        window = _look(connection, partition, current.after, older_than, batch_events)
+        window = _read_window(connection, partition, current.after, older_than, batch_events)
     if window.removable:
         e = tables.events.c
         with database.writing() as connection:
@@ -117,15 +117,15 @@ def _purge_batch(database: Database, partition: int, current: _Pass, older_than:
             # Do not wait for it: the drain runs in the same process, and the holder may be stopped.
             if not try_lock_tail(connection):
                 return None
-            window = _look(connection, partition, current.after, older_than, batch_events)
+            window = _read_window(connection, partition, current.after, older_than, batch_events)
             keep_records(connection, partition, window.removable)
-            for some in chunks([row.seq for row in window.removable]):
-                connection.execute(tables.events.delete().where(e.partition == partition, e.seq.in_(some)))
+            for seqs in chunks([row.seq for row in window.removable]):
+                connection.execute(tables.events.delete().where(e.partition == partition, e.seq.in_(seqs)))
     current.after, current.ended = window.last, window.is_last
     return len(window.removable)
 
 
-def _look(connection: sa.Connection, partition: int, after: int, older_than: int, batch_events: int) -> _Window:
+def _read_window(connection: sa.Connection, partition: int, after: int, older_than: int, batch_events: int) -> _Window:
     """Check a batch of events after `after`."""
     e = tables.events.c
     query = (
@@ -142,7 +142,7 @@ def _look(connection: sa.Connection, partition: int, after: int, older_than: int
     referred = _referred(connection, partition, old[0].seq, old[-1].seq)
     suspect = _redelivered_since(connection, partition, {row.key_hash for row in old})
     free = {row.seq: row for row in old if row.seq not in referred and row.seq < suspect.get(row.key_hash, NEVER)}
-    kept = _superseding(connection, partition, rows, free)
+    kept = _newest_of_kept(connection, partition, rows, free)
     # Events after the last old one will be old soon, so the next window begins with them.
     removable = [row for seq, row in free.items() if seq not in kept]
     return _Window(removable, old[-1].seq, is_last=len(rows) < batch_events)
@@ -172,12 +172,12 @@ def _redelivered_since(connection: sa.Connection, partition: int, hashes: set[in
     query = query.group_by(r.key_hash)
     return {
         row.key_hash: row.since
-        for some in chunks(sorted(hashes))
-        for row in connection.execute(query.where(r.key_hash.in_(some)))
+        for some_hashes in chunks(sorted(hashes))
+        for row in connection.execute(query.where(r.key_hash.in_(some_hashes)))
     }
 
 
-def _superseding(connection: sa.Connection, partition: int, rows: Sequence[Any], free: dict[int, Any]) -> set[int]:
+def _newest_of_kept(connection: sa.Connection, partition: int, rows: Sequence[Any], free: dict[int, Any]) -> set[int]:
     """Return those of the `free` events that are the newest of their object while an older one stays in the log.
 
     `rows` is the window to which they belong.
@@ -185,10 +185,10 @@ def _superseding(connection: sa.Connection, partition: int, rows: Sequence[Any],
     newest: dict[tuple[str, str, str], Any] = {}
     for row in rows:
         group = (row.bucket, row.key, row.targets)
-        if row.sequencer and (group not in newest or _place(row) > _place(newest[group])):
+        if row.sequencer and (group not in newest or _order(row) > _order(newest[group])):
             newest[group] = row
-    asked = [row.seq for row in newest.values() if row.seq in free]
-    if not asked:
+    candidate_seqs = [row.seq for row in newest.values() if row.seq in free]
+    if not candidate_seqs:
         return set()
     stays: dict[tuple[str, str], str] = {}  # the least sequencer of each object's events that stay, within this window
     for row in rows:
@@ -196,23 +196,23 @@ def _superseding(connection: sa.Connection, partition: int, rows: Sequence[Any],
             stays[row.bucket, row.key] = min(row.sequencer, stays.get((row.bucket, row.key), row.sequencer))
     candidates: dict[tuple[str, str], list[Any]] = defaultdict(list)
     older_elsewhere = set()
-    place = {"of_partition": partition, "first": rows[0].seq, "last": rows[-1].seq}
-    for some in chunks(asked):
-        for found in connection.execute(_NEWEST, {**place, "seqs": some}):
-            row = free[found.seq]
+    window = {"of_partition": partition, "first": rows[0].seq, "last": rows[-1].seq}
+    for seqs in chunks(candidate_seqs):
+        for newest_row in connection.execute(_NEWEST, {**window, "seqs": seqs}):
+            row = free[newest_row.seq]
             candidates[row.bucket, row.key].append(row)
-            if found.older_elsewhere:
-                older_elsewhere.add(found.seq)
+            if newest_row.older_elsewhere:
+                older_elsewhere.add(row.seq)
     kept = set()
     for key, ordered in candidates.items():
-        for row in sorted(ordered, key=_place):
+        for row in sorted(ordered, key=_order):
             if row.seq in older_elsewhere or (key in stays and stays[key] < row.sequencer):
                 kept.add(row.seq)
                 stays[key] = min(row.sequencer, stays.get(key, row.sequencer))
     return kept
 
 
-def _place(row: Any) -> tuple[str, int]:
+def _order(row: Any) -> tuple[str, int]:
     return row.sequencer, row.seq
 
 

@@ -19,11 +19,14 @@ class DamagedFile(ValueError):
 
 def encoded(events: Sequence[Event]) -> bytes:
     """Encode events as the content of a file: a line with their number and the digest of the rest, then JSON."""
-    held: dict[str, Any] = {"fields": _FIELDS, "rows": [[getattr(event, name) for name in _FIELDS] for event in events]}
+    document: dict[str, Any] = {
+        "fields": _FIELDS,
+        "rows": [[getattr(event, name) for name in _FIELDS] for event in events],
+    }
     if any(event.trace for event in events):
         # Outside the rows, where a version without traces ignores them: it may feed files of a later version.
-        held["traces"] = [event.trace for event in events]
-    body = orjson.dumps(held)
+        document["traces"] = [event.trace for event in events]
+    body = orjson.dumps(document)
     return f"{_FORMAT} {len(events)} {hashlib.sha256(body).hexdigest()}\n".encode() + body
 
 

@@ -68,23 +68,23 @@ class ObjectVersions:
 
     def holdings(self, keys: Iterable[ObjectKey]) -> dict[ObjectKey, Holding]:
         """Return the bucket's content under each key, as known from its settled or folded events."""
-        found: dict[ObjectKey, Holding] = {}
+        holdings: dict[ObjectKey, Holding] = {}
         for partition, some in self._known(keys):
             rows = {row.id: row for row in self._read(_TOPS, partition, {key.digest for key in some})}
-            found |= {key: _holding(rows[key.digest]) for key in some if key.digest in rows}
-            seeded = self._seed(partition, [key for key in some if key not in found])
-            found |= {key: fold.key.holding(fold.top()) for key, fold in seeded.items()}
-        return found
+            holdings |= {key: _holding(rows[key.digest]) for key in some if key.digest in rows}
+            seeded = self._seed(partition, [key for key in some if key not in holdings])
+            holdings |= {key: fold.key.holding(fold.top()) for key, fold in seeded.items()}
+        return holdings
 
     def latest(self, keys: Iterable[ObjectKey]) -> dict[ObjectKey, str]:
         """Return the greatest comparable sequencer of each key's settled or folded events, "" if none has any."""
-        found: dict[ObjectKey, str] = {}
+        latest: dict[ObjectKey, str] = {}
         for partition, some in self._known(keys):
             rows = {row.id: row for row in self._read(_NAMED, partition, {key.digest for key in some})}
-            found |= {key: key_state(rows[key.digest]).latest for key in some if key.digest in rows}
-            seeded = self._seed(partition, [key for key in some if key not in found])
-            found |= {key: fold.key.latest for key, fold in seeded.items()}
-        return found
+            latest |= {key: key_state(rows[key.digest]).latest for key in some if key.digest in rows}
+            seeded = self._seed(partition, [key for key in some if key not in latest])
+            latest |= {key: fold.key.latest for key, fold in seeded.items()}
+        return latest
 
     def kept_record(self, partition: int, seq: int) -> str | None:
         """Return the copied record of an event that has left the log, None if there is none."""
@@ -170,20 +170,20 @@ class ObjectVersions:
             self._gaps.discard(partition)
 
 
-def drop(connection: sa.Connection, target_id: int, partition: int, most: int) -> int:
-    """Delete up to `most` rows of a target's partition, and return their number."""
+def drop(connection: sa.Connection, target_id: int, partition: int, max_rows: int) -> int:
+    """Delete up to `max_rows` of a target's partition, and return their number."""
     here = (_V.target_id == target_id, _V.partition == partition)
-    ids = connection.execute(sa.select(_V.id).where(*here).order_by(_V.id).limit(most)).scalars().all()
+    ids = connection.execute(sa.select(_V.id).where(*here).order_by(_V.id).limit(max_rows)).scalars().all()
     if ids:
         connection.execute(tables.object_versions.delete().where(*here, _V.id.in_(ids)))
     return len(ids)
 
 
 def _by_partition(keys: Iterable[ObjectKey]) -> dict[int, list[ObjectKey]]:
-    found: dict[int, list[ObjectKey]] = {}
+    by_partition: dict[int, list[ObjectKey]] = {}
     for key in dict.fromkeys(keys):
-        found.setdefault(key.partition, []).append(key)
-    return found
+        by_partition.setdefault(key.partition, []).append(key)
+    return by_partition
 
 
 def _fold_onto(rows: Mapping[str, Any], digest: str, entries: Sequence[Entry]) -> Fold:
