@@ -35,6 +35,7 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "tokens": "tokens",
     }
 )
+_NO_LOG = logging.NullHandler()  # what the API would log, a command reports, or its user need not know
 _FLUSH_SECONDS = 3.0  # that a command waits until the drain is woken
 
 
@@ -76,8 +77,7 @@ class CommandApi:
         self._actor = actor
         self._apps: dict[str, Flask] = {}
         self._due = False
-        # What the API logs, the command reports or leaves to the server: nobody reads a log here.
-        logging.getLogger("bucketwire").addHandler(logging.NullHandler())
+        logging.getLogger("bucketwire").addHandler(_NO_LOG)
 
     def call(self, method: str, path: str, query: str, body: bytes | None) -> dict[str, Any]:
         """Run a route and return its JSON. Raises `Refused`."""

@@ -9,9 +9,13 @@ import click
 from app.cli.client import Client, target_path
 from app.cli.context import CommandContext, with_api
 from app.cli_common.errors import CommandError
+from app.cli_common.param_types import TARGET, TIME
+from app.resources import declaration
+from app.resources.declaration import Member, Query, parts_of
 
 BATCH_IDS = 100  # that one request asks for: as many as its line has room for
 _MAX_ROWS = 100_000
+_TYPES = {declaration.TARGET.parse: TARGET, declaration.TIME.parse: TIME}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +31,17 @@ class RowFilter:
         return api.pages(self.path, member, limit=limit, after=after, **self.chosen)
 
 
-def filter_options(
-    path: str, options: Mapping[str, Mapping[str, Any]]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds options, given by name, and passes a `RowFilter` of them as `which`.
+def filter_options(path: str, query: type[Query]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds an option for each member of a query, and passes a `RowFilter` of them as `which`.
 
-    The command may have an argument `ids`, and is refused for an option `target` of none. The decorator replaces
-    `with_api`.
+    The query's `ids` are an argument, which the command has or has not. It is refused for an option `target` of none.
+    The decorator replaces `with_api`.
     """
+    members = {part.name: part.member for part in parts_of(query) if part.name != "ids"}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         def command(context: CommandContext, **given: Any) -> None:
-            chosen = {name: given.pop(name) for name in options}
+            chosen = {name: given.pop(name) for name in members}
             chosen = {name: value for name, value in chosen.items() if value not in (None, "")}
             if "target" in chosen:
                 context.api.get(target_path(chosen["target"]))  # a mistyped one would select nothing
@@ -47,11 +50,19 @@ def filter_options(
 
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         decorated = with_api(command)
-        for name, settings in reversed([*options.items()]):
-            decorated = click.option(f"--{name}", **settings)(decorated)
+        for name, member in reversed(members.items()):
+            decorated = _option(name, member)(decorated)
         return decorated
 
     return decorate
+
+
+def _option(name: str, member: Member) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option of a query's member; a time may also be written as how long ago it was."""
+    about, *_ = member.text.partition(":") if member.parse is declaration.TIME.parse else (member.text,)
+    hint = ", such as 2h or 2026-11-21T14:00:00Z" if member.parse is declaration.TIME.parse else ""
+    text = f"{about[:1].upper()}{about[1:]}{hint}."
+    return click.option(f"--{name}", type=_TYPES.get(member.parse), help=text)
 
 
 def selection(which: RowFilter, everything: bool, selected: str) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from flask import Blueprint, Response, request
 from app.api.auth import ADMIN, READ, needs
 from app.api.errors import ApiProblem
 from app.api.request_body import json_object
-from app.api.serialization import bad_value, json_response, parsed_number, parsed_target, parsed_text
+from app.api.serialization import bad_value, json_response, parsed_target, parsed_text
 from app.api.services import services
 from app.config.errors import BadSettings
 from app.outbox.rules import StoredRule, matching_rules
 from app.outbox.targets import UnknownTarget
-from app.resources.declaration import refuse_unknown
+from app.resources.declaration import parse_number, refuse_unknown
 from app.rules.filters import MAX_SIZE, Filters, parse_filters
 from app.rules.filters import MEMBERS as FILTER_MEMBERS
 from app.rules.model import BadRules, Rule, check
@@ -145,7 +145,7 @@ def remove_several() -> Response:
         raise bad_value("numbers", "is not a list of numbers", f"give 1 to {_MAX_NUMBERS} numbers of rules")
     # In JSON Schema 5.0 is an integer too.
     whole = [int(number) if isinstance(number, float) and number.is_integer() else number for number in numbers]
-    chosen = [parsed_number("numbers", number, 0, least=1, most=_LAST) for number in whole]
+    chosen = [parse_number("numbers", number, 1, _LAST) for number in whole]
     return json_response({"removed": services().registry.remove_rules(chosen)})
 
 

@@ -7,22 +7,11 @@ from app.cli.context import CommandContext, with_api
 from app.cli.filter_options import RowFilter, filter_options, require_rows, selection
 from app.cli_common.errors import CommandError
 from app.cli_common.output import count_noun, printable
-from app.cli_common.param_types import TARGET, TIME
-from app.resources.dead_letter import DeadLetter
+from app.resources.dead_letter import DeadLetter, DeadLetterFilter
 
 _PATH = "/v1/dead-letters"
 
-_filters = filter_options(
-    _PATH,
-    {
-        "target": {"type": TARGET, "help": "The target, as type:name or ARN."},
-        "bucket": {"help": "The event's bucket."},
-        "prefix": {"help": "Prefix of the object's key."},
-        "reason": {"help": "Text that the reason contains."},
-        "since": {"type": TIME, "help": "Last attempt since this time, such as 2h or 2026-11-21T14:00:00Z."},
-        "before": {"type": TIME, "help": "Last attempt before this time."},
-    },
-)
+_filters = filter_options(_PATH, DeadLetterFilter)
 
 
 @click.group()

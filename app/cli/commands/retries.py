@@ -5,19 +5,11 @@ import click
 from app.cli.context import CommandContext
 from app.cli.filter_options import RowFilter, filter_options, require_rows, selection
 from app.cli_common.output import count_noun
-from app.cli_common.param_types import TARGET
-from app.resources.retry import Retry
+from app.resources.retry import Retry, RetryFilter
 
 _PATH = "/v1/retries"
 
-_filters = filter_options(
-    _PATH,
-    {
-        "target": {"type": TARGET, "help": "Events for this target."},
-        "bucket": {"help": "Objects of this bucket."},
-        "prefix": {"help": "Objects whose key has this prefix."},
-    },
-)
+_filters = filter_options(_PATH, RetryFilter)
 
 
 @click.group()

@@ -1,6 +1,5 @@
 """Start and cancel reconciliations by request. A requested run waits, as a scheduled one does, for a Spark worker."""
 
-from collections.abc import Sequence
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -14,7 +13,6 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.errors import AlreadyRunning, NothingToRepair, UnknownRun
 from app.outbox.markers import NEVER
-from app.outbox.reconcile.findings import Finding, read_findings
 from app.outbox.reconcile.runs import (
     BACKFILLING,
     CANCELLED,
@@ -80,14 +78,6 @@ class RunRequests:
                 connection.execute(here.values(finished_at=database_now(connection), **values))
                 audit.record(connection, "reconciliation.cancel", f"reconciliation:{run}")
         return self._runs.get(run)
-
-    def list(self, *, limit: int = 100) -> Sequence[Reconciliation]:
-        """Return the last runs, newest first."""
-        return self._runs.list(limit=limit)
-
-    def findings(self, run: str, *, kind: str = "", limit: int = 100) -> Sequence[Finding]:
-        """Return the first findings of a run. Raises `UnknownRun`."""
-        return read_findings(self._database, self._runs.get(run).run, kind=kind, limit=limit)
 
     def _register(self, target: TargetId, bucket: str, details: dict[str, object]) -> Reconciliation:
         r = tables.reconciliations.c
