@@ -128,7 +128,7 @@ def test_a_live_event_that_is_parked_takes_room_and_gives_it_back(database: Data
 def test_a_replay_passes_over_what_it_does_not_select_in_short_looks(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition_reader, "_REPLAY_WINDOW", 3)
+    monkeypatch.setattr(partition_reader, "_MAX_REPLAY_SCAN", 3)
     courier = Courier(database, add_target(database))
     _record(database, [event(f"k{number}") for number in range(60)] + [event("wanted"), event("k")])
     courier.run(turns=1000)
