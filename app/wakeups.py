@@ -52,7 +52,8 @@ _WORKERS_APART, _DRAINS_APART, _MOST_APART = (
     0.05,
 )  # seconds; with 5 ms, a hundred events a second kept two cores busy
 _RETRY_PAUSE = 1.0  # seconds between two attempts to reach an unavailable broker
-_MOST_WAITING = 3  # messages in a queue; a drain that is among them has not begun, so it finds all work
+_MAX_DRAINS_WAITING = 3  # messages in the service queue; a drain among them has not begun, so it finds all work
+_MAX_WORKERS_WAITING = 2  # messages in a target's queue; a wake-up among them finds what is due by then
 _MOST_TARGETS, _MOST_EVENTS = 4, 16  # for which workers are woken directly: more are shared out by the drain
 _NOT_READY = 1.0  # seconds until the drain looks after targets that could not be delivered to
 _HEADERS = {"lang": "py", "kwargsrepr": "{}", "retries": 0}
@@ -66,13 +67,13 @@ Due = Mapping[TargetId, Collection[int]]
 class Ready:
     """A target that can be delivered to now: its ARN, and the seconds after which a delivery certainly hangs.
 
-    `partitions` are those of the due ones that no worker has and no waiting wake-up names. If the target's rate limit
-    is used up, there are none, and `wait` is the time (s) until it may get events again.
+    `is_free` says whether there is a partition among the due ones that no worker has. If the target's rate limit is
+    used up, there is none, and `wait` is the time (s) until it may get events again.
     """
 
     arn: str
     time_limit: int
-    partitions: Collection[int]
+    is_free: bool
     wait: float = 0.0
 
 
@@ -274,7 +275,7 @@ class _Sender:
         ahead = self._waiting(SERVICE_QUEUE)
         if ahead is None:
             return _MOST_APART
-        if ahead < _MOST_WAITING:
+        if ahead < _MAX_DRAINS_WAITING:
             self._publish(SERVICE_QUEUE, "drain", ())
         return float(_DRAINS_APART * 4**ahead)
 
@@ -299,20 +300,19 @@ class _Sender:
             self.request_drain(_NOT_READY)
         if waits := [each.wait for each in ready.values() if each.wait]:
             self.request_drain(min(waits))
-        free = {target: each for target, each in ready.items() if each.partitions}
+        free = {target: found for target, found in ready.items() if found.is_free}
         if not free:
             # They keep their leases for a while after the last event, so they will most likely have the next ones, too.
             return _MOST_APART
         if requested.events > _MOST_EVENTS or len(free) > _MOST_TARGETS:
             return 0
         complete = True
-        for target, each in free.items():
+        for target, found in free.items():
             ahead = self._waiting(queue_name(target))
-            if ahead is None or ahead >= _MOST_WAITING:
-                complete = False  # its workers are busy: by the time of the drain there may be larger batches
-            else:
-                text = ",".join(map(str, sorted(each.partitions)))
-                self._publish(queue_name(target), "deliver", (each.arn, text), each.time_limit)
+            if ahead is None:
+                complete = False  # no worker has ever served the queue: the drain creates it
+            elif ahead < _MAX_WORKERS_WAITING:
+                self._publish(queue_name(target), "deliver", (found.arn,), found.time_limit)
         return _WORKERS_APART if complete else 0
 
     def _publish(self, queue: str, task: str, arguments: tuple[Any, ...], time_limit: int | None = None) -> None:

@@ -1,8 +1,7 @@
-"""Claim partitions of a target, deliver their events, and record what became of them."""
+"""Claim what is due of a target, deliver its events, and record what became of them."""
 
 import contextlib
 import logging
-from collections.abc import Sequence
 from functools import partial
 from random import Random
 
@@ -40,13 +39,13 @@ class Deliverer:
         self._store = SettlementStore(held.database, int(held.settings.lease_ttl * 1000))
         self._rng = Random()  # noqa: S311 - jitter, not a secret
 
-    def deliver(self, target: TargetId, partitions: Sequence[int]) -> str:
-        """Claim the free ones of `partitions`, work them off, and return a one-line summary."""
-        # After a database outage the first use of a pooled connection fails. A wake-up that fails delays its partitions
-        # by the time of a lease, so this call opens a new connection instead of leaving that to the next one.
+    def deliver(self, target: TargetId) -> str:
+        """Claim partitions of the target that have due work, work them off, and return a one-line summary."""
+        # After a database outage the first use of a pooled connection fails. A wake-up that fails delays what is due,
+        # so this call opens a new connection instead of leaving that to the next one.
         for _ in range(_RETRIES):
             try:
-                done = self._deliver(target, partitions)
+                done = self._deliver(target)
             except DatabaseUnavailable as error:
                 failure = error
             else:
@@ -65,33 +64,29 @@ class Deliverer:
             self._held.state.unavailable(error)
             return "the outbox database is unavailable"
 
-    def _deliver(self, target: TargetId, partitions: Sequence[int]) -> str:
+    def _deliver(self, target: TargetId) -> str:
         try:
             stored = self._held.registry.target(target)
         except UnknownTarget:
             return "the target was removed"
         self._held.redeliveries.record()  # before a process that may have written too late claims anything else
         with processes.serving(stored.row_id) as may_serve:
-            if not may_serve:
-                self._held.leases.postpone(stored.row_id, partitions, self._held.clock())
-                return "postponed: the last free process is kept for other targets"
+            if not may_serve:  # its partitions stay free, and the drain sends another wake-up
+                return "declined: the last free process is kept for other targets"
             try:
-                return self._serve(stored, partitions)
+                return self._serve(stored)
             finally:
                 if processes.has_postponed():
-                    self._end_pause(stored.row_id)
+                    self._held.wakeups.request()
 
-    def _serve(self, stored: StoredTarget, partitions: Sequence[int]) -> str:
+    def _serve(self, stored: StoredTarget) -> str:
         target = stored.target
         claimed, now = elapsed(), self._held.clock.measure()
-        running = stored.state == "running"
         # While the others are idle and the target is quick, one worker that waits for its next events costs least.
         with_free = processes.any_idle() and self._held.pool.is_quick(stored)
-        lease = self._held.leases.claim(
-            stored.row_id, partitions, new_token(), now, running=running, with_free=with_free
-        )
+        lease = self._held.leases.claim_due(stored.row_id, new_token(), now, with_free=with_free)
         if lease is None:
-            return "nothing to claim"
+            return "nothing due"
         try:
             term, work = self._held.settings.lease_ttl, self._held.settings.lease_max_work
             with LeaseGuard(self._held.leases, lease, claimed, term, self._held.clock, work) as guard:
@@ -114,17 +109,11 @@ class Deliverer:
                 self._held.opener.answered(stored)
         return str(summary)
 
-    def _end_pause(self, row_id: int) -> None:
-        """Have the drain offer at once what the pool's other processes postponed in favour of other targets."""
-        with contextlib.suppress(*DatabaseUnavailable):  # the pause ends by itself
-            self._held.leases.end_pause(row_id, self._held.clock())
-            self._held.wakeups.request()
-
     def _wake_drain(self, lease: Lease) -> None:
         """Have the drain run if there is work that it did not see while the lease was held."""
         with contextlib.suppress(*DatabaseUnavailable):  # beat's next drain finds it
-            # A probe kept the target's other partitions from being offered.
-            if lease.probing or self._held.leases.left(lease):
+            # A probe kept the target's other partitions from being claimed.
+            if lease.probing or self._held.leases.has_work(lease):
                 self._held.wakeups.request()
 
     def _work_off(self, lease: Lease, guard: LeaseGuard, stored: StoredTarget) -> LeaseSummary:

@@ -1,13 +1,17 @@
-"""The drain: find partitions with due work, and publish a wake-up for each free one to its target's queue."""
+"""The drain: find targets with due work, and see to it that enough wake-ups wait in their queues.
+
+How many wait is what the broker says: the length of a target's queue is the only record of them. A worker that has
+taken one and has not claimed anything yet is in no queue, so unchanged work is not announced again for a second.
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from app import telemetry
 from app.config.arn import TargetId
 from app.config.target_settings import BadSettings
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.leases import Offer
+from app.outbox.delivery.due_work import DueTarget, DueWork
 from app.outbox.delivery.openings import Opening
 from app.outbox.delivery.ready_targets import HARD_LIMIT, time_limit
 from app.outbox.engine.database import DatabaseUnavailable
@@ -18,40 +22,69 @@ from workers.upkeep import Upkeep
 
 _LIMITS_KNOWN = 5.0  # seconds for which a target's time limit is cached
 _ALARMS_APART = 0.05  # seconds: retries that are due shortly after each other share a drain
+_MAX_WAITING = 32  # wake-ups in a target's queue; twice as many as it usually has partitions
+_REPEAT_MS = 1_000  # until work is announced again with which no worker has got on
+
+
+class Announced:
+    """Remembers which work this process has announced lately."""
+
+    def __init__(self) -> None:
+        self._announced: dict[int, tuple[int, frozenset[object]]] = {}  # when (ms) and which work, by target
+        self.next_at = NEVER  # when some of it may have to be announced again (ms)
+
+    def begin(self, due: Sequence[DueTarget]) -> None:
+        """Forget targets that are not due any more."""
+        still_due = self._announced.keys() & {target.row_id for target in due}
+        self._announced = {row_id: self._announced[row_id] for row_id in still_due}
+        self.next_at = NEVER
+
+    def is_new(self, due: DueTarget, now: int) -> bool:
+        """Return whether some of this work has not been announced within a second, and count it as announced."""
+        at, states = self._announced.get(due.row_id, (NEVER, frozenset()))
+        work = frozenset(partition.state for partition in due.partitions)
+        is_new = due.limited or not (work <= states and at <= now < at + _REPEAT_MS)
+        if is_new:
+            at = now
+            self._announced[due.row_id] = at, work
+        self.next_at = min(self.next_at, at + _REPEAT_MS)
+        return is_new
 
 
 class Drain:
-    """Offers work to the targets' queues; in the same process it runs the upkeep."""
+    """Wakes workers; in the same process it runs the upkeep."""
 
     def __init__(self, held: Resources, upkeep: Upkeep) -> None:
         self._held = held
         self._upkeep = upkeep
+        self._due_work = DueWork(held.database)
+        self._announced = Announced()
         self._tidied = 0.0
         self._limits: dict[TargetId, tuple[float, int]] = {}  # when each was looked up, and its value
 
     def run(
         self,
-        publish: Callable[[Offer], None],
+        publish: Callable[[TargetId], None],
         queued: Callable[[TargetId], int] = lambda _: 0,
         publish_opening: Callable[[Opening], None] | None = None,
     ) -> int:
-        """Offer every free partition with due work and publish the wake-ups; have targets opened that were set.
+        """Publish the wake-ups that are missing where work is due; have targets opened that were set.
 
-        `queued` returns how many wake-ups wait in a target's queue. Return how many were published, 0 while the
-        database is unavailable. When a retry or a probe is due, the drain is woken again.
+        `queued` returns how many messages wait in a target's queue. Return how many wake-ups were published, 0 while
+        the database is unavailable. When a retry or a probe is due, the drain is woken again.
         """
         began = time.time_ns()
         try:
-            offered = self._offer(publish, queued)
+            published = self._wake_workers(publish, queued)
             if publish_opening is not None:
                 self._held.opener.offer(publish_opening, queued)
         except DatabaseUnavailable as error:
             self._held.state.unavailable(error)
             return 0
         self._held.state.available()
-        if offered and (tracing := telemetry.tracing()) is not None:  # a drain that finds nothing is not worth a span
-            tracing.start("drain", attributes={"bucketwire.offers": offered}, began=began).end()
-        return offered
+        if published and (tracing := telemetry.tracing()) is not None:  # a drain that finds nothing is not worth a span
+            tracing.start("drain", attributes={"bucketwire.wake_ups": published}, began=began).end()
+        return published
 
     def time_limit(self, target: TargetId) -> int:
         """Return the longest time (seconds) that one delivery to this target may take; cached for some seconds."""
@@ -83,17 +116,23 @@ class Drain:
         except DatabaseUnavailable as error:
             self._held.state.unavailable(error)
 
-    def _offer(self, publish: Callable[[Offer], None], queued: Callable[[TargetId], int]) -> int:
-        now = self._held.clock()
-        offers = self._held.leases.offer(now, queued)
-        for offer in offers:
-            publish(offer)
-        if self._held.leases.next_at < NEVER:
-            self._held.wakeups.request(max(_ALARMS_APART, (self._held.leases.next_at - self._held.clock()) / 1000))
+    def _wake_workers(self, publish: Callable[[TargetId], None], queued: Callable[[TargetId], int]) -> int:
+        now, published = self._held.clock(), 0
+        due = self._due_work.find(now)
+        self._announced.begin(due)
+        for target in due:
+            if self._announced.is_new(target, now):
+                missing = max(0, min(target.wake_ups, _MAX_WAITING) - queued(target.target))
+                for _ in range(missing):
+                    publish(target.target)
+                published += missing
+        next_at = min(self._due_work.next_at, self._announced.next_at)
+        if next_at < NEVER:
+            self._held.wakeups.request(max(_ALARMS_APART, (next_at - self._held.clock()) / 1000))
         if time.monotonic() - self._tidied > 1:
             self._tidied = time.monotonic()
             if self._held.leases.advance_idle(now):
                 self._held.wakeups.request()
             heartbeats.record(self._held.database, heartbeats.DRAIN, now)
         self._upkeep.continue_work()
-        return len(offers)
+        return published

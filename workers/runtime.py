@@ -20,15 +20,6 @@ class Runtime(Resources):
         self.deliverer = Deliverer(self)
 
 
-def parse_partitions(text: str) -> list[int]:
-    """Return the numbers that `format_partitions` wrote."""
-    partitions: list[int] = []
-    for run in text.split(","):
-        first, _, last = run.partition("-")
-        partitions.extend(range(int(first), int(last or first) + 1))
-    return partitions
-
-
 _current: tuple[int, Runtime] | None = None
 
 

@@ -4,30 +4,28 @@ from typing import Any
 
 from app.config.arn import TargetId, parse_arn
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.leases import Offer
 from app.outbox.delivery.openings import Opening
 from app.outbox.reconcile.schedule import WaitingRun
 from app.wakeups import queue_name, waiting
 from workers import reconcile_jobs, runtime
 from workers.celery import SPARK_QUEUE, app, queue_of, settings
 from workers.queue_declarations import QueueDeclarations, refuses_queue
-from workers.telemetry.delivery_log import format_partitions
 
 _MOST_RUNS = 1000  # wake-ups for reconciliations that may wait for a worker
 
 
 @app.task(name="drain", send_events=False)
 def drain() -> int:
-    """Offer partitions with due work to their targets' queues. Not shown in Flower: it runs many times a second."""
+    """Wake workers of targets with due work. Not shown in Flower: it runs many times a second."""
     with _QueueLengths() as lengths:
         return runtime.current().drain.run(_publish, lengths.of, _publish_opening)
 
 
 @app.task(name="deliver")
-def deliver(arn: str, partitions: str) -> str:
-    """Deliver from some partitions of a target."""
+def deliver(arn: str, _partitions: str = "") -> str:  # API and drain of version 0.2 name some, until the next release
+    """Deliver what is due of a target."""
     _, target = parse_arn(arn)
-    return runtime.current().deliverer.deliver(target, runtime.parse_partitions(partitions))
+    return runtime.current().deliverer.deliver(target)
 
 
 @app.task(name="open_target")
@@ -89,11 +87,10 @@ def _publish_run(run: WaitingRun) -> None:
         reconcile.apply_async((arn, run.bucket), queue=SPARK_QUEUE)
 
 
-def _publish(offer: Offer) -> None:
-    # It has no expiry: a queue never holds more of them than the target has partitions, and a late one is as good as a
-    # new one.
-    arn, limit = offer.target.arn(settings.region), runtime.current().drain.time_limit(offer.target)
-    _send(offer.target, deliver, (arn, format_partitions(offer.partitions)), time_limit=limit)
+def _publish(target: TargetId) -> None:
+    # It has no expiry: the drain sends no more while enough wait, and a late one is as good as a new one.
+    arn, limit = target.arn(settings.region), runtime.current().drain.time_limit(target)
+    _send(target, deliver, (arn,), time_limit=limit)
 
 
 def _publish_opening(opening: Opening) -> None:

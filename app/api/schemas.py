@@ -220,8 +220,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             parked={**_NUMBER, "description": "events that are retried, or wait behind one of their object"},
             parked_objects={**_NUMBER, "description": "objects that have parked events"},
             more={**_FLAG, "description": "there may be more of these than were counted"},
-            lease={**_TEXT, "enum": list(LEASE_STATES), "description": "offered: a wake-up for it is on its way; "
-                   "revoked: no worker may have it until the lease has expired"},
+            lease={**_TEXT, "enum": list(LEASE_STATES),
+                   "description": "revoked: no worker may have it until the lease has expired"},
             holder={**_OPTIONAL_TEXT, "description": "the worker process that has leased it, as HOST:PID"},
             leased_until=_TIME,
         )},

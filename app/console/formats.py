@@ -40,7 +40,6 @@ _STATES: Mapping[str, tuple[str, str]] = {
     "not served": ("bad", "✕"),
     "stopped": ("bad", "✕"),
     "leased": ("busy", "▸"),
-    "offered": ("busy", "…"),
     "revoked": ("warn", "!"),
     "free": ("off", "○"),
     "disabled": ("off", "○"),

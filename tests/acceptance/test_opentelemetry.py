@@ -210,7 +210,7 @@ def test_a_cloud_events_own_trace_is_kept_and_linked(observed: Observed, bucket:
     assert request.headers["traceparent"] == f"00-{own_trace}-{delivery.span}-01"
 
 
-def test_a_drain_that_offers_something_has_a_span(observed: Observed, bucket: str) -> None:
+def test_a_drain_that_wakes_a_worker_has_a_span(observed: Observed, bucket: str) -> None:
     observed.whole.ask("POST", f"/v1/targets/webhook/{bucket}/pause", json={"reason": "for the drain"})
     observed.post(event("k", bucket=bucket))
     before = {one.span for one in otlp.spans(observed.collected)}
@@ -218,7 +218,7 @@ def test_a_drain_that_offers_something_has_a_span(observed: Observed, bucket: st
     observed.delivered(bucket, 1)
     until(
         lambda: any(
-            one.name == "drain" and one.span not in before and one.attributes["bucketwire.offers"] >= 1
+            one.name == "drain" and one.span not in before and one.attributes["bucketwire.wake_ups"] >= 1
             for one in otlp.spans(observed.collected)
         ),
         PATIENCE,

@@ -35,7 +35,7 @@ from tests import services
 from tests.services import until
 from tests.support.builders import add_target, event, migrated, registry
 from tests.support.forking import in_a_child
-from workers import runtime, tasks
+from workers import tasks
 from workers.celery import app as celery
 from workers.celery import queue
 from workers.delivery.redelivery_requests import RedeliveryRequests
@@ -115,35 +115,37 @@ def test_a_wakeup_is_the_message_that_celery_would_send(broker_url: str) -> None
 
 def test_a_wakeup_of_a_worker_is_the_message_that_celery_would_send(broker_url: str) -> None:
     name = queue_name(TARGET)
-    with waker(broker_url, {TARGET: Ready("the:arn", 400, {11, 3})}) as made, connected(broker_url) as connection:
+    with waker(broker_url, {TARGET: Ready("the:arn", 400, is_free=True)}) as made, connected(broker_url) as connection:
         served = declared(connection, name)
         made.request_delivery({TARGET: {11, 3, 4}})
         until(lambda: waiting(connection.channel(), name), 30, what="a wake-up")
         taken = served.get(no_ack=True)
-    own = celery.amqp.as_task_v2(taken.headers["id"], "deliver", ("the:arn", "3,11"), time_limit=400)
+    own = celery.amqp.as_task_v2(taken.headers["id"], "deliver", ("the:arn",), time_limit=400)
     assert taken.payload == [list(own.body[0]), own.body[1], own.body[2]]
     headers = {name: value for name, value in taken.headers.items() if name != "x-delivery-count"}
     assert {name: own.headers[name] for name in headers} == headers
-    assert runtime.parse_partitions(taken.payload[0][1]) == [3, 11]
     assert count(broker_url) == 0, "the drain is not needed"
 
 
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
-def test_where_the_workers_have_messages_enough_the_drain_is_woken(broker_url: str) -> None:
-    name = queue_name(TARGET)
-    with waker(broker_url, {TARGET: Ready("the:arn", 400, [1])}) as made, connected(broker_url) as connection:
-        for number in range(wakeups._MOST_WAITING):
+def test_where_enough_messages_wait_for_the_workers_nobody_is_woken(broker_url: str) -> None:
+    """One that waits finds what is due by then."""
+    name, other = queue_name(TARGET), TargetId("webhook", "other")
+    ready = {target: Ready("the:arn", 400, is_free=True) for target in (TARGET, other)}
+    with waker(broker_url, ready) as made, connected(broker_url) as connection:
+        for number in range(wakeups._MAX_WORKERS_WAITING):
             made.request_delivery({TARGET: {number}})
             until(lambda: waiting(connection.channel(), name) == number + 1, 30, what="a wake-up of a worker")  # noqa: B023
-        made.request_delivery({TARGET: {4}})
-        until(lambda: count(broker_url), 30, what="a wake-up of the drain")
-        assert waiting(connection.channel(), name) == wakeups._MOST_WAITING
+        made.request_delivery({TARGET: {4}, other: {1}})
+        until(lambda: waiting(connection.channel(), queue_name(other)), 30, what="a wake-up of the other's worker")
+        assert waiting(connection.channel(), name) == wakeups._MAX_WORKERS_WAITING
+        assert count(broker_url) == 0
 
 
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
 def test_of_many_targets_or_events_the_drain_is_woken(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     targets = [TargetId("webhook", f"t{number}") for number in range(5)]
-    with waker(broker_url, {each: Ready("the:arn", 400, [1]) for each in targets}) as made:
+    with waker(broker_url, {each: Ready("the:arn", 400, is_free=True) for each in targets}) as made:
         made.request_delivery({each: {1} for each in targets})
         until(lambda: count(broker_url), 30, what="a wake-up of the drain")
         monkeypatch.setattr(wakeups, "_MOST_APART", 0.2)
@@ -165,7 +167,7 @@ def test_of_many_targets_or_events_the_drain_is_woken(broker_url: str, monkeypat
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
 def test_events_for_a_target_that_is_down_wake_the_drain_once_a_second_and_nobody_else(broker_url: str) -> None:
     up = TargetId("webhook", "up")
-    with waker(broker_url, {up: Ready("the:arn", 400, [5])}) as made, connected(broker_url) as connection:
+    with waker(broker_url, {up: Ready("the:arn", 400, is_free=True)}) as made, connected(broker_url) as connection:
         served, began = queue(queue_name(up))(connection.channel()), time.monotonic()
         for _ in range(10):
             made.request_delivery({TARGET: {3}, up: {5}})
@@ -178,7 +180,7 @@ def test_events_for_a_target_that_is_down_wake_the_drain_once_a_second_and_nobod
 @pytest.mark.parametrize("broker_url", ["rabbitmq"], indirect=True)
 def test_a_target_without_a_queue_keeps_no_other_target_waiting(broker_url: str) -> None:
     new, other = TargetId("webhook", "without-a-queue"), TargetId("webhook", "other")
-    ready = {new: Ready("the:arn", 400, [3]), other: Ready("another:arn", 400, [5])}
+    ready = {new: Ready("the:arn", 400, is_free=True), other: Ready("another:arn", 400, is_free=True)}
     with waker(broker_url, ready) as made, connected(broker_url) as connection:
         served = declared(connection, queue_name(other))
         made.request_delivery({new: {3}, other: {5}})
@@ -189,7 +191,7 @@ def test_a_target_without_a_queue_keeps_no_other_target_waiting(broker_url: str)
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
 def test_nobody_is_woken_for_partitions_that_workers_have(broker_url: str) -> None:
     other = TargetId("webhook", "other")
-    ready = {TARGET: Ready("the:arn", 400, []), other: Ready("another:arn", 400, [5])}
+    ready = {TARGET: Ready("the:arn", 400, is_free=False), other: Ready("another:arn", 400, is_free=True)}
     with waker(broker_url, ready) as made, connected(broker_url) as connection:
         for number in range(100):  # more than would wake the drain
             made.request_delivery({TARGET: {number}}, 100)
@@ -205,7 +207,7 @@ def test_while_workers_have_the_partitions_the_database_is_asked_for_them_less_o
 
     def ready(due: Mapping[TargetId, Collection[int]]) -> Mapping[TargetId, Ready]:
         asked.append({target: set(partitions) for target, partitions in due.items()})
-        return {TARGET: Ready("the:arn", 400, [])}
+        return {TARGET: Ready("the:arn", 400, is_free=False)}
 
     with contextlib.closing(WakeUps("memory://", ready)) as made:
         began = time.monotonic()
@@ -218,7 +220,10 @@ def test_while_workers_have_the_partitions_the_database_is_asked_for_them_less_o
 
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
 def test_for_a_target_that_waits_for_tokens_the_drain_is_woken_when_there_are_some(broker_url: str) -> None:
-    with waker(broker_url, {TARGET: Ready("the:arn", 400, (), wait=0.3)}) as made, connected(broker_url) as connection:
+    with (
+        waker(broker_url, {TARGET: Ready("the:arn", 400, is_free=False, wait=0.3)}) as made,
+        connected(broker_url) as connection,
+    ):
         began = time.monotonic()
         made.request_delivery({TARGET: {3}})
         until(lambda: count(broker_url), 30, what="a wake-up of the drain")
@@ -241,7 +246,7 @@ def test_targets_are_ready_while_they_can_be_delivered_to(
     open_breaker(database, targets.target(down).row_id, "no", 1 << 60, probing=False)
     found = known(due)
     assert found.keys() == {running, slow}
-    assert found[running] == Ready("arn:minio:sqs::running:webhook", HARD_LIMIT, [0])
+    assert found[running] == Ready("arn:minio:sqs::running:webhook", HARD_LIMIT, is_free=True)
     assert found[slow].time_limit > 20 * 60
     targets.resume(paused)
     assert known(due).keys() == {running, slow}, "it is known for a second"
@@ -258,11 +263,13 @@ def test_a_queue_that_nobody_serves_gets_a_few_wakeups_of_ten_thousand(broker_ur
             if number % 100 == 0:
                 time.sleep(0.001)  # longer than they are apart, all in all
         until(
-            lambda: sent.append(count(broker_url)) or sent[-1] == wakeups._MOST_WAITING, 30, what="as many as may wait"
+            lambda: sent.append(count(broker_url)) or sent[-1] == wakeups._MAX_DRAINS_WAITING,
+            30,
+            what="as many as may wait",
         )
         made.request()
         time.sleep(0.2)
-        assert count(broker_url) == wakeups._MOST_WAITING
+        assert count(broker_url) == wakeups._MAX_DRAINS_WAITING
 
 
 def test_a_burst_shares_wakeups_also_while_they_are_taken_at_once(

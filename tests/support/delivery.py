@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from app.config.arn import TargetId
 from app.config.settings import Settings
-from app.outbox.delivery.leases import Offer
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.targets import StoredTarget
@@ -26,7 +26,7 @@ from workers.targets.base import Target
 
 
 class Delivery:
-    """Drains and delivers what the drain offers, over one outbox."""
+    """Drains, and delivers what the drain sends wake-ups for, over one outbox."""
 
     def __init__(self, database_url: str, folder: Path, **settings: Any) -> None:
         variables = {
@@ -49,10 +49,10 @@ class Delivery:
         self.context.pool.target = of  # type: ignore[method-assign]
 
     def turn(self) -> list[str]:
-        """Drain once and carry out each offer; what each came to."""
-        offers: list[Offer] = []
-        self.context.drain.run(offers.append)
-        return [self.context.deliverer.deliver(offer.target, offer.partitions) for offer in offers]
+        """Drain once and follow each wake-up; what each came to."""
+        wake_ups: list[TargetId] = []
+        self.context.drain.run(wake_ups.append)
+        return [self.context.deliverer.deliver(target) for target in wake_ups]
 
     def until(self, condition: Callable[[], object], timeout: float = 60, what: str = "") -> None:
         """Turn after turn, until the condition holds."""

@@ -17,6 +17,7 @@ from app.outbox import tables
 from app.outbox.delivery import redelivery
 from app.outbox.delivery.counters import audit
 from app.outbox.delivery.dead_letters import DeadLetters
+from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.leases import Lease, LeaseLost
 from app.outbox.delivery.openings import record_opening
@@ -212,15 +213,15 @@ def append(worker: Worker, world: World) -> None:
     log.append([[event(k), event(j)]])
 
 
-def offer(worker: Worker, world: World) -> None:
+def drain(worker: Worker, world: World) -> None:
     """A drain."""
-    worker.context.leases.offer(now_ms())
+    DueWork(worker.context.database).find(now_ms())
     worker.context.leases.advance_idle(now_ms())
 
 
 def claim(worker: Worker, world: World) -> None:
-    """A worker that takes the partitions of the stopped one, and begins."""
-    lease = worker.context.leases.claim(world.row_id, range(2), uuid4().hex, now_ms())
+    """A worker that takes what is due of the stopped one's partitions, and begins."""
+    lease = worker.context.leases.claim_due(world.row_id, uuid4().hex, now_ms())
     if lease is not None:
         world.claimed.append(tuple(lease.positions))
 
@@ -252,7 +253,7 @@ def _settle(worker: Worker, world: World, prepared: Prepared) -> None:
 
 def deliver(worker: Worker, world: World) -> None:
     """A task: look the target up, claim, work off everything that is due, release."""
-    worker.context.deliverer.deliver(world.target, range(2))
+    worker.context.deliverer.deliver(world.target)
 
 
 def begin_replay(worker: Worker, world: World) -> None:
@@ -312,12 +313,6 @@ def change_rules(worker: Worker, world: World) -> None:
     registry(worker.context.database).replace_rules("images", [rule])
 
 
-def postpone(worker: Worker, world: World) -> None:
-    """A worker declines a wake-up in favour of other targets, and another one ends the pause."""
-    worker.context.leases.postpone(world.row_id, range(2), now_ms())
-    worker.context.leases.end_pause(world.row_id, now_ms())
-
-
 def request_redelivery(worker: Worker, world: World) -> None:
     """A worker has lost its lease, and a request of it may arrive late."""
     objects = {(row["partition"], row["key_hash"]): row["seq"] for row in world.rows["events"]}
@@ -331,7 +326,7 @@ def bring_back_times(worker: Worker, world: World) -> None:
 
 
 OPERATIONS: Sequence[Operation] = (
-    append, offer, claim, renew, release, postpone, request_redelivery, bring_back_times,
+    append, drain, claim, renew, release, request_redelivery, bring_back_times,
     settle_parked_event, settle_pending_events, deliver, begin_replay,
     replay_dead_letters, purge_dead_letters, give_up, purge_log, pause, recreate, change_rules,
 )  # fmt: skip

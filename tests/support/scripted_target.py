@@ -89,11 +89,10 @@ class Courier:
         """A claim of whatever is free, ready to work."""
         row_id = registry(self.database).target(self.target).row_id
         moment = now_ms() if now is None else now
-        lease = self.leases.claim(
-            row_id, range(64), uuid4().hex, moment, running=self.with_free, with_free=self.with_free
-        )
+        lease = self.leases.claim(row_id, range(64), uuid4().hex, moment)
         if lease is None:
             return None
+        lease.has_free = self.with_free
         target = PooledTarget(
             str(self.target), self.scripted, self.policy, self.schedule, 1000, BatchSizer(self.batch, self.batch),
             rate=self.rate,

@@ -1,8 +1,8 @@
 """Find the free partitions of targets that have due work."""
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby
 from random import Random
 from typing import Any
 
@@ -18,84 +18,132 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
 from app.outbox.markers import NEVER, WHOLE_LOG
 
-OFFERED = "offered"  # instead of a token: any worker may claim
+# Tokens that are no worker's: a partition with one of them is free, whenever its lease ends. A drain of version 0.2,
+# which may run beside this one for some minutes, writes the second; it goes with the next release.
+FREE_TOKENS = ("", "offered")
 _FEW = 16  # with so many targets all are searched: that costs less than to find out which can have work
 _NEAR = 1_000  # newest seqs of the log in which the targets with work are looked for
-_MAX_FAR_TARGETS, _FAR_INTERVAL_MS = (
-    64,
-    100,
-)  # targets that are far behind in one search, and ms until the next if there are more
+# Targets that are far behind in one search, and ms until the next search if there are more.
+_MAX_FAR_TARGETS, _FAR_INTERVAL_MS = 64, 100
+_LIMITED_INTERVAL_MS = 100  # between two wake-ups for a target whose rate limit is in use
 _RNG = Random()  # noqa: S311 - which targets are first, not a secret
-BUSY = 20  # with this many waiting events a partition is offered alone, otherwise together with others
+BUSY = 20  # with this many waiting events a partition is claimed alone, otherwise together with others
+MAX_QUIET_PARTITIONS = 64  # in one claim; more cost more to search than they save
 
 
 @dataclass(frozen=True, slots=True)
 class DuePartition:
-    """A free partition of a target that has due work."""
+    """A free partition of a target that has due work.
 
-    target: tuple[int, TargetId]
+    `state` is another one as soon as a worker has got on with the partition, or has tried to.
+    """
+
     partition: int
+    state: tuple[object, ...]
     busy: bool
-    waiting: bool  # has events that were never attempted
-    probing: bool
-    offered: int  # when its untaken offer expired (ms); 0 if it was not offered
-    limited: bool = False  # tokens of the target's rate limit, which its partitions share, have just been used up
+    has_events: bool  # that were never attempted
 
 
 @dataclass(frozen=True, slots=True)
-class DueWork:
-    """Free partitions with due work, and when more may be due without a new event (ms; NEVER: as far as is known)."""
+class DueTarget:
+    """A target that can be delivered to now, and its free partitions that have due work.
 
-    partitions: Sequence[DuePartition]
-    next_at: int
-
-
-def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> DueWork:
-    """Return every free partition that has due work, sorted by target and partition.
-
-    Searches one window of the log after each cursor: events after more events of other targets are found after the
-    cursor has been moved over those. More is due when a parked event of a free partition is, when a circuit breaker
-    lets a probe pass, when a lease or an offer expires, or when a target with a rate limit may get events again.
+    `free` are all its free partitions. `probe_at` (ms) is set while its circuit breaker is open: the time since which a
+    probe may pass. `limited` says that tokens of its rate limit, which its partitions share, have just been used up.
     """
-    with database.reading() as connection:
-        head, partitions_of_log, targets, *times = connection.execute(_HEAD, {"now": now}).one()
-        if targets <= _FEW:
-            times.append(connection.execute(_EXPIRY, {"now": now}).scalar_one())
-            rows = connection.execute(_FREE, {"now": now}).all()
-        else:
-            candidates, expiry = _candidates(connection, head, partitions_of_log, now)
-            times.append(expiry)
-            rows = [
-                row
-                for some in chunks(candidates)
-                for row in connection.execute(_FREE_OF_SOME, {"now": now, "target_ids": some})
-            ]
-        parked = first_due(connection, [(row.id, row.partition) for row in rows])
-    later = [time for time in (*times, *parked.values()) if time is not None and time > now]
-    ahead: dict[tuple[int, int], list[int]] = {}
-    looks: dict[int, list[Look]] = defaultdict(list)
-    for row in rows:
-        if row.position < head:
-            looks[row.id].append(Look(row.id, row.partition, row.position, row.position + WINDOW))
 
-    def look(target_ids: Sequence[int]) -> None:
-        with database.reading() as connection:
-            ahead.update(events_ahead(connection, [each for target in target_ids for each in looks[target]], BUSY))
+    row_id: int
+    target: TargetId
+    partitions: Sequence[DuePartition]
+    free: Sequence[int]
+    probe_at: int | None
+    limited: bool
+    searched: tuple[int, frozenset[int]]  # up to which seq of the log, and the partitions that have events there
 
-    isolation.run(looks, look)
-    partitions = [
-        _due(row, ahead.get((row.id, row.partition), ()), head, now)
-        for row in rows
-        if row.replay
-        or row.redelivery
-        or (row.id, row.partition) in ahead
-        or parked.get((row.id, row.partition), NEVER) <= now
-    ]
-    return DueWork(partitions, min(later, default=NEVER))
+    def groups(self) -> list[list[int]]:
+        """Return the partitions as they are claimed: busy ones alone, so that workers share them; others together."""
+        quiet = [due.partition for due in self.partitions if not due.busy]
+        together = [quiet[start : start + MAX_QUIET_PARTITIONS] for start in range(0, len(quiet), MAX_QUIET_PARTITIONS)]
+        return [[due.partition] for due in self.partitions if due.busy] + together
+
+    @property
+    def wake_ups(self) -> int:
+        """How many workers can begin with it now."""
+        # Where tokens are scarce, the first to deliver takes them, and the others got none.
+        return 1 if self.limited or self.probe_at is not None else len(self.groups())
+
+
+def is_free(cursors: Any, now: sa.ColumnElement[int] | int) -> sa.ColumnElement[bool]:
+    """Return the condition that no worker has a partition at `now` (ms), for the table of cursors or an alias of it."""
+    return sa.or_(cursors.c.leased_until < now, cursors.c.lease_token.in_(FREE_TOKENS))
+
+
+class DueWork:
+    """Searches for targets with due work. Use it from one thread at a time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._isolation = TargetIsolation(database)
+        self.next_at = NEVER  # when more may be due than the last search found, without a new event (ms)
+
+    def find(self, now: int) -> list[DueTarget]:
+        """Return every target that has a free partition with due work, sorted.
+
+        Searches one window of the log after each cursor: events after more events of other targets are found after the
+        cursor has been moved over those. More is due when a parked event of a free partition is, when a circuit breaker
+        lets a probe pass, when a lease expires, or when a target with a rate limit may get events again.
+        """
+        with self._database.reading() as connection:
+            head, partitions_of_log, targets, *times = connection.execute(_HEAD, {"now": now}).one()
+            if targets <= _FEW:
+                times.append(connection.execute(_EXPIRY, {"now": now}).scalar_one())
+                rows = connection.execute(_FREE, {"now": now}).all()
+            else:
+                candidates, expiry = _candidates(connection, head, partitions_of_log, now)
+                times.append(expiry)
+                rows = [
+                    row
+                    for some in chunks(candidates)
+                    for row in connection.execute(_FREE_OF_SOME, {"now": now, "target_ids": some})
+                ]
+            parked = first_due(connection, [(row.id, row.partition) for row in rows])
+        by_target = {row_id: list(group) for row_id, group in groupby(rows, key=lambda row: row.id)}
+        ahead: dict[tuple[int, int], list[int]] = {}
+
+        def look(target_ids: Sequence[int]) -> None:
+            with self._database.reading() as connection:
+                ahead.update(_ahead(connection, chain.from_iterable(by_target[row_id] for row_id in target_ids)))
+
+        behind = (row_id for row_id, some in by_target.items() if any(row.position < row.last_seq for row in some))
+        self._isolation.run(behind, look)
+        due = [target for some in by_target.values() if (target := _due_target(some, parked, ahead, now)) is not None]
+        if any(target.limited and len(target.groups()) > 1 for target in due):
+            times.append(now + _LIMITED_INTERVAL_MS)
+        self.next_at = min((at for at in (*times, *parked.values()) if at is not None and at > now), default=NEVER)
+        return due
+
+
+def due_of_target(connection: sa.Connection, row_id: int, now: int) -> DueTarget | None:
+    """Return the due work of one target; None if there is none, or if it cannot be delivered to now."""
+    rows = connection.execute(_FREE_OF_ONE, {"now": now, "target_id": row_id}).all()
+    if not rows:
+        return None
+    parked = first_due(connection, [(row.id, row.partition) for row in rows])
+    return _due_target(rows, parked, _ahead(connection, rows), now)
+
+
+def refused_partitions(connection: sa.Connection, row_id: int) -> set[int]:
+    """Return the partitions with events that the target has refused since it last confirmed a delivery."""
+    c, p = tables.cursors.c, tables.parked.c
+    delivered_at = sa.select(sa.func.max(c.delivered_at)).where(c.target_id == row_id).scalar_subquery()
+    query = (
+        sa.select(p.partition).where(p.target_id == row_id, p.refused_at > sa.func.coalesce(delivered_at, 0)).distinct()
+    )
+    return set(connection.execute(query).scalars())
 
 
 def _candidates(connection: sa.Connection, head: int, partitions: int, now: int) -> tuple[list[int], int | None]:
-    """Return the targets that can have due work, sorted, and when the next lease or offer expires.
+    """Return the targets that can have due work, sorted, and when the next lease expires.
 
     A few statements, however many targets and partitions are idle. A target can have work if one of the newest events
     of the log goes to it, if a free cursor is farther behind than those, or if it has parked events, redeliveries or
@@ -119,14 +167,48 @@ def _candidates(connection: sa.Connection, head: int, partitions: int, now: int)
     return sorted(found), min(later, default=None)
 
 
-def _due(row: Any, ahead: Sequence[int], head: int, now: int) -> DuePartition:
+def _ahead(connection: sa.Connection, rows: Iterable[Any]) -> dict[tuple[int, int], list[int]]:
+    looks = [
+        Look(row.id, row.partition, row.position, row.position + WINDOW) for row in rows if row.position < row.last_seq
+    ]
+    return events_ahead(connection, looks, BUSY)
+
+
+def _due_target(
+    rows: Sequence[Any],
+    parked: Mapping[tuple[int, int], int],
+    ahead: Mapping[tuple[int, int], Sequence[int]],
+    now: int,
+) -> DueTarget | None:
+    """Return what of a target's free partitions is due; None if nothing is."""
+    first = rows[0]
+    partitions = [
+        _due(row, parked_at, ahead.get((row.id, row.partition), ()))
+        for row in rows
+        if (parked_at := parked.get((row.id, row.partition), NEVER)) <= now
+        or row.replay
+        or row.redelivery
+        or (row.id, row.partition) in ahead
+    ]
+    if not partitions:
+        return None
+    return DueTarget(
+        row_id=first.id,
+        target=TargetId(first.type, first.name),
+        partitions=partitions,
+        free=[row.partition for row in rows],
+        probe_at=None if first.breaker == "closed" else first.resume_at,
+        # After a longer time its bucket is full, or it has no limit any more.
+        limited=first.ready_at is not None and now - LONGEST_WAIT <= first.ready_at <= now,
+        searched=(first.last_seq, frozenset(row.partition for row in rows if (row.id, row.partition) in ahead)),
+    )
+
+
+def _due(row: Any, parked_at: int, ahead: Sequence[int]) -> DuePartition:
     # If few of the log's events are for the target, many more may wait than one window contains.
-    busy = len(ahead) == BUSY or bool(ahead and row.position + WINDOW < head) or bool(row.replay)
-    offered = row.leased_until if row.lease_token == OFFERED else 0
-    target = (row.id, TargetId(row.type, row.name))
-    # After a longer time its bucket is full, or it has no limit any more.
-    limited = row.ready_at is not None and now - LONGEST_WAIT <= row.ready_at <= now
-    return DuePartition(target, row.partition, busy, bool(ahead), row.breaker != "closed", offered, limited)
+    busy = len(ahead) == BUSY or bool(ahead and row.position + WINDOW < row.last_seq) or bool(row.replay)
+    state = (row.partition, row.position, parked_at, row.resume_at, row.ready_at, row.replay, row.redelivery)
+    return DuePartition(row.partition, state, busy, bool(ahead))
 
 
 def _head() -> sa.Select[Any]:
@@ -148,7 +230,7 @@ def _head() -> sa.Select[Any]:
 
 
 def _expiry() -> sa.Select[Any]:
-    """Build the query for when the next lease or offer expires."""
+    """Build the query for when the next lease expires."""
     c, now = tables.cursors.c, sa.bindparam("now", type_=sa.BigInteger)
     return sa.select(sa.func.min(c.leased_until) + 1).where(c.replay_id == WHOLE_LOG, c.leased_until >= now)
 
@@ -162,7 +244,7 @@ def _behind_or_leased() -> sa.Select[Any]:
     is_available = sa.and_(
         t.enabled, sa.not_(t.paused), t.problem == "", sa.or_(t.breaker == "closed", t.resume_at <= now)
     )
-    position = sa.func.min(sa.case((sa.and_(c.leased_until < now, is_available), c.position)))
+    position = sa.func.min(sa.case((sa.and_(is_free(tables.cursors, now), is_available), c.position)))
     return (
         sa.select(c.target_id, position.label("position"))
         .add_columns(sa.func.min(sa.case((c.leased_until >= now, c.leased_until + 1))).label("expiry"))
@@ -224,16 +306,17 @@ def _free() -> sa.Select[Any]:
     )
     leased = (
         sa.exists()
-        .where(other.c.target_id == c.target_id, other.c.replay_id == WHOLE_LOG, other.c.leased_until >= now)
+        .where(other.c.target_id == c.target_id, other.c.replay_id == WHOLE_LOG, sa.not_(is_free(other, now)))
         .correlate(tables.cursors)
     )
     return (
-        sa.select(t.id, t.type, t.name, t.breaker, c.partition, c.position, c.lease_token, c.leased_until)
+        sa.select(t.id, t.type, t.name, t.breaker, t.resume_at, c.partition, c.position)
         .add_columns(redelivery.label("redelivery"), replay.label("replay"), limit.ready_at)
+        .add_columns(sa.select(tables.log_head.c.last_seq).scalar_subquery().label("last_seq"))
         .join_from(tables.cursors, tables.targets, c.target_id == t.id)
         .outerjoin(tables.rate_limits, limit.target_id == t.id)
         .where(sa.or_(sa.func.coalesce(limit.ready_at, 0) <= now, limit.ready_at > now + LONGEST_WAIT))
-        .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == WHOLE_LOG, c.leased_until < now)
+        .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == WHOLE_LOG, is_free(tables.cursors, now))
         .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~leased)))
         .order_by(t.id, c.partition)
     )
@@ -241,5 +324,6 @@ def _free() -> sa.Select[Any]:
 
 # Built once: building the statements takes longer than running them in the database.
 _HEAD, _EXPIRY, _BEHIND_OR_LEASED, _GOES_TO, _FREE = _head(), _expiry(), _behind_or_leased(), _goes_to(), _free()
+_FREE_OF_ONE = _FREE.where(tables.targets.c.id == sa.bindparam("target_id"))
 _FREE_OF_SOME = _FREE.where(tables.targets.c.id.in_(sa.bindparam("target_ids", expanding=True)))
 _BESIDE_LOG = {grouped: _beside_log(grouped=grouped) for grouped in (False, True)}

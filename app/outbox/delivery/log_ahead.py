@@ -50,19 +50,21 @@ def events_ahead(connection: sa.Connection, looks: Iterable[Look], most: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class WorkKinds:
-    """The log's state, and whether partitions of a target have replays, parked events or requested redeliveries."""
+class Claimed:
+    """The positions of claimed partitions, the log's state, and which kinds of work the partitions have."""
 
+    positions: Mapping[int, int]
     log: log_head.LogState
     has_replays: bool
     has_parked: bool
     has_redeliveries: bool
 
 
-def read_work_kinds(connection: sa.Connection, target_id: int, partitions: Collection[int]) -> WorkKinds:
-    """Return which kinds of work a target's partitions have; one statement, which reads a few index rows for each.
+def read_claimed(connection: sa.Connection, target_id: int, partitions: Collection[int], token: str) -> Claimed | None:
+    """Return what those of a target's partitions have whose lease has this token; None if it has none of them.
 
-    Of many partitions it says without looking that they have everything.
+    One statement, which reads a few index rows for each. Of many partitions it says without looking that they have
+    everything.
     """
     partition = connection.dialect.identifier_preparer.quote("partition")
 
@@ -70,19 +72,25 @@ def read_work_kinds(connection: sa.Connection, target_id: int, partitions: Colle
         if len(partitions) > _AT_ONCE:
             return "1 = 1"
         # Literals, because with a joined cursor MySQL reads every row of the partition, also with EXISTS or LIMIT.
-        found = (
+        searches = (
             f"(SELECT 1 FROM {table} WHERE target_id = {target_id:d} AND {partition} = {place:d}{condition} LIMIT 1)"  # noqa: S608 - numbers
             for place in partitions
         )
-        return " OR ".join(f"{each} IS NOT NULL" for each in found)
+        return " OR ".join(f"{search} IS NOT NULL" for search in searches)
 
+    mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
     replays = has("cursors", f" AND replay_id > {WHOLE_LOG:d}")
-    row = connection.exec_driver_sql(
-        f"SELECT {log_head.state_columns(connection.dialect.name)},"  # noqa: S608
-        f" {replays}, {has('parked')}, {has('redeliveries')} FROM log_head",
-        execution_options={"no_parameters": True},
-    ).one()
-    return WorkKinds(log_head.LogState(row[0], row[1], bool(row[2])), *map(bool, row[3:]))
+    rows = connection.exec_driver_sql(
+        f"SELECT mine.{partition}, mine.position, {log_head.state_columns(connection.dialect.name)},"  # noqa: S608
+        f" {replays}, {has('parked')}, {has('redeliveries')} FROM cursors AS mine, log_head"
+        f" WHERE mine.target_id = {target_id:d} AND mine.replay_id = {WHOLE_LOG:d} AND mine.lease_token = {mark}",
+        (token,),
+    ).all()
+    if not rows:
+        return None
+    _, _, last_seq, epoch, is_current, *has_kinds = rows[0]
+    state = log_head.LogState(last_seq, epoch, bool(is_current))
+    return Claimed({row[0]: row[1] for row in rows}, state, *map(bool, has_kinds))
 
 
 def has_work(connection: sa.Connection, target_id: int, positions: Mapping[int, int]) -> bool:

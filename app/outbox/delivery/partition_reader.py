@@ -102,7 +102,7 @@ class PartitionReader:
         self._newest = versions is not None
         self._target = goes_to(lease.target_id)
         self._read_to = 0  # the log's head when events were last read
-        self._searched: tuple[int, Set[int]] = (-1, frozenset())  # at which head, and the partitions with events then
+        self._searched = lease.searched  # at which head, and the partitions with events then
         self._none_until: dict[int, int] = {}  # up to which seq a partition has no event after its position
 
     def load(self, limit: int) -> Batch:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import log_head, tables
-from app.outbox.delivery.due_work import OFFERED
+from app.outbox.delivery.due_work import FREE_TOKENS
 from app.outbox.delivery.log_ahead import WINDOW
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
@@ -21,7 +21,7 @@ from app.outbox.targets import find_target
 
 MAX_COUNTED_EVENTS = 1000  # in a partition, and as many parked ones
 FREE, LEASED = "free", "leased"
-LEASE_STATES = (FREE, OFFERED, LEASED, REVOKED)
+LEASE_STATES = (FREE, LEASED, REVOKED)
 _BATCH_PARTITIONS = 64  # partitions in one statement
 _ANONYMOUS_CHARACTERS = 8  # of a token without its worker's name that are shown
 
@@ -79,10 +79,10 @@ def _state(cursor: Any, counts: Any, head: int, now: int) -> PartitionState:
 
 def lease_of(token: str, leased_until: int, now: int) -> tuple[str, str]:
     """Return the state of a lease at `now`, and its holder, "" if it has none."""
-    if not token or leased_until < now:
+    if token in FREE_TOKENS or leased_until < now:
         return FREE, ""
-    if token in (OFFERED, REVOKED):
-        return token, ""
+    if token == REVOKED:
+        return REVOKED, ""
     return LEASED, token.rpartition(":")[0] or token[:_ANONYMOUS_CHARACTERS]
 
 

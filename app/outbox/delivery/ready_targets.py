@@ -9,7 +9,7 @@ from app.config.arn import TargetId
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
-from app.outbox.delivery.leases import taken_partitions
+from app.outbox.delivery.leases import claimed_partitions
 from app.outbox.delivery.rate_limits import ready_times
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable
@@ -81,13 +81,13 @@ class ReadyTargets:
         now, limited = self._clock(), [known.row_id for known in due if known.has_rate_limit]
         with self._database.reading() as connection:
             times = ready_times(connection, limited, now) if limited else {}
-            taken = taken_partitions(connection, [known.row_id for known in due], now)
+            claimed = claimed_partitions(connection, [known.row_id for known in due], now)
         return {
             known.target: Ready(
-                known.arn, known.time_limit, [each for each in partitions if (known.row_id, each) not in taken]
+                known.arn, known.time_limit, any((known.row_id, partition) not in claimed for partition in partitions)
             )
             if known.row_id not in times
-            else Ready(known.arn, known.time_limit, (), wait=(times[known.row_id] - now) / 1000)
+            else Ready(known.arn, known.time_limit, is_free=False, wait=(times[known.row_id] - now) / 1000)
             for known, partitions in due.items()
         }
 

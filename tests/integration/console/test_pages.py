@@ -340,7 +340,7 @@ def test_a_targets_partitions_show_what_waits_and_who_has_them(busy: Browser, da
     page = busy.get("targets/webhook/audit?live=1")
     assert "Nothing waits in 15 of 16; some events in 1, 100 or more in 0. Leased: 0." in page.text
     paused = registry(database).target(TargetId("webhook", "paused"))
-    Leases(database, 600_000).claim(paused.row_id, [0, 1, 2], new_token(), now_ms(), running=True)
+    Leases(database, 600_000).claim(paused.row_id, [0, 1, 2], new_token(), now_ms())
     page = busy.get("targets/webhook/paused")
     assert "Leased: 3, by 1 worker process." in page.text
     assert f"leased {new_token().rpartition(':')[0]}" in re.sub(r"[▸]", "", page.text)

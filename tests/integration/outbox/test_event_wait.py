@@ -10,6 +10,7 @@ import pytest
 from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox.delivery import partition_reader
+from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Lease, Leases
 from app.outbox.delivery.ready_targets import ReadyTargets
 from app.outbox.delivery.replays import Replays, Selection
@@ -32,38 +33,34 @@ def claimed(database: Database, courier: Courier, partitions: range = range(64))
     return lease
 
 
-def test_a_claim_takes_free_partitions_too_and_leaves_those_that_are_offered_or_leased(database: Database) -> None:
+def test_a_claim_takes_free_partitions_too_and_leaves_those_that_are_leased(database: Database) -> None:
     target = add_target(database)
     leases, row_id, now = Leases(database, 10_000), registry(database).target(target).row_id, now_ms()
+    assert leases.claim_due(row_id, "in vain", now, with_free=True) is None
     Log(database).append([[event("k")]])
-    [offer] = leases.offer(now)
-    others = [partition for partition in range(4) if partition not in offer.partitions]
+    [due] = DueWork(database).find(now)
+    [place] = [one.partition for one in due.partitions]
+    others = [partition for partition in range(4) if partition != place]
     assert leases.claim(row_id, others[:1], "first", now) is not None
-    lease = leases.claim(row_id, others[1:2], "second", now, running=True, with_free=True)
+    lease = leases.claim_due(row_id, "second", now, with_free=True)
     assert lease is not None
-    assert lease.positions.keys() == set(others[1:])
-    late = leases.claim(row_id, offer.partitions, "third", now, running=True, with_free=True)
-    assert late is not None
-    assert late.positions.keys() == set(offer.partitions)
+    assert lease.positions.keys() == {place, *others[1:]}
+    assert lease.has_free
 
 
-def test_targets_are_ready_with_those_partitions_that_are_neither_offered_nor_leased(
+def test_targets_are_ready_with_a_partition_among_the_due_ones_that_no_worker_has(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = add_target(database)
     ready = ReadyTargets(database, registry(database), Settings.from_environ({}))
-    everything = {target: range(4)}
-    assert ready(everything)[target].partitions == [0, 1, 2, 3]
+    assert ready({target: range(4)})[target].is_free
     leases, row_id = Leases(database, 10_000), registry(database).target(target).row_id
     lease = leases.claim(row_id, [1], "first", now_ms())
     assert lease is not None
-    assert ready(everything)[target].partitions == [0, 2, 3]
-    Log(database).append([[event("k")]])
-    [offer] = leases.offer(now_ms())
-    free = [partition for partition in range(4) if partition not in {1, *offer.partitions}]
-    assert ready(everything)[target].partitions == free
+    assert ready({target: range(4)})[target].is_free
+    assert not ready({target: [1]})[target].is_free
     leases.release(lease)
-    assert ready({target: [1]})[target].partitions == [1] if 1 not in offer.partitions else []
+    assert ready({target: [1]})[target].is_free
     monkeypatch.setattr(database, "reading", lambda: pytest.fail("nothing is due for a target that is ready"))
     assert ready({}) == {}
 

@@ -12,6 +12,7 @@ from app.config.settings import Settings
 from app.outbox import tables
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.breaker_state import open_breaker
+from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.openings import offer_openings
@@ -62,19 +63,10 @@ def test_a_lease_of_a_worker_that_is_gone_expires(database: Database) -> None:
     assert leases.claim(row_id(database, target), range(3), "gone", now + YEARS) is not None
     assert bring_back(database, now) == 3
     assert bring_back(database, now) == 0
-    [offer] = leases.offer(now)
-    assert offer.partitions == (3,)
-    [offer] = leases.offer(now + LEASE + 1)
-    assert offer.partitions == (0, 1, 2, 3)
-
-
-def test_an_offer_whose_wake_up_was_lost_is_repeated(database: Database) -> None:
-    record(database)
-    leases, now = Leases(database, LEASE), now_ms()
-    assert leases.offer(now + YEARS)
-    assert leases.offer(now) == []
-    assert bring_back(database, now) == 4
-    assert leases.offer(now + LEASE + 1)
+    [due] = DueWork(database).find(now)
+    assert [one.partition for one in due.partitions] == [3]
+    [due] = DueWork(database).find(now + LEASE + 1)
+    assert [one.partition for one in due.partitions] == [0, 1, 2, 3]
 
 
 def test_a_worker_keeps_its_lease(database: Database) -> None:
@@ -89,7 +81,6 @@ def test_a_worker_keeps_its_lease(database: Database) -> None:
 def test_leases_and_retries_of_a_clock_that_is_right_are_left_alone(database: Database) -> None:
     target, leases, now = record(database), Leases(database, LEASE), now_ms()
     fail(database, target)
-    leases.offer(now + LEASE)
     assert leases.claim(row_id(database, target), range(2), "alive", now + LEASE) is not None
     open_breaker(database, row_id(database, target), "down", now + 900_000, probing=False)
     offer_openings(database, now)
@@ -117,13 +108,13 @@ def test_an_event_that_was_tried_in_the_future_is_due(database: Database) -> Non
 
 
 def test_a_breaker_lets_a_probe_pass_and_a_target_is_opened(database: Database) -> None:
-    target, leases, now = record(database), Leases(database, LEASE), now_ms()
+    target, now = record(database), now_ms()
     open_breaker(database, row_id(database, target), "down", now + YEARS, probing=False)
     assert [opening.target for opening in offer_openings(database, now + YEARS)] == [target]
-    assert leases.offer(now) == []
+    assert DueWork(database).find(now) == []
     assert offer_openings(database, now) == []
     assert bring_back(database, now) == 2
-    assert len(leases.offer(now)) == 1
+    assert len(DueWork(database).find(now)) == 1
     assert [opening.target for opening in offer_openings(database, now)] == [target]
 
 

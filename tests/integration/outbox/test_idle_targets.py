@@ -7,11 +7,12 @@ import sqlalchemy as sa
 
 from app.outbox import log_head, tables
 from app.outbox.delivery import due_work, heartbeats, idle_cursors
+from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from tests.support.builders import add_idle_targets, add_target, event
+from tests.support.builders import add_idle_targets, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import DELIVERED, Failed
 
@@ -44,8 +45,8 @@ def record(database: Database, count: int, bucket: str = "images") -> None:
     Log(database).append([[event(f"k{number}", bucket=bucket) for number in range(count)]])
 
 
-def offered(leases: Leases, now: int) -> set[str]:
-    return {str(offer.target) for offer in leases.offer(now)}
+def due_targets(work: DueWork, now: int) -> set[str]:
+    return {str(due.target) for due in work.find(now)}
 
 
 def test_idle_targets_add_no_statements_to_a_search_for_work(
@@ -54,7 +55,7 @@ def test_idle_targets_add_no_statements_to_a_search_for_work(
     add_target(database, "busy", bucket="images")
     add_idle_targets(database, IDLE)
     record(database, 50)
-    assert statements(lambda: offered(Leases(database, 10_000), now_ms())) < 40
+    assert statements(lambda: due_targets(DueWork(database), now_ms())) < 40
 
 
 def test_cursors_of_idle_targets_move_together(
@@ -79,12 +80,12 @@ def test_work_among_idle_targets_is_found(database: Database, kind: str, monkeyp
     target = add_target(database, "one", bucket="rare")
     add_target(database, "busy", bucket="images")
     add_idle_targets(database, 40)
-    leases, now = Leases(database, 10_000), now_ms()
+    work, now = DueWork(database), now_ms()
     record(database, 8, "rare")
     if kind == "parked":
         Courier(database, target, ScriptedTarget(lambda _: Failed("500", retry_after=5))).run()
-        assert "webhook:one" not in offered(leases, now)
-        assert now < leases.next_at < now + 60_000
+        assert "webhook:one" not in due_targets(work, now)
+        assert now < work.next_at < now + 60_000
         now += 60_000
     if kind == "replay":
         Courier(database, target, ScriptedTarget(lambda _: DELIVERED)).run()
@@ -93,14 +94,15 @@ def test_work_among_idle_targets_is_found(database: Database, kind: str, monkeyp
     if kind == "far":
         record(database, 100)
     if kind == "expired":
-        assert "webhook:one" in offered(leases, now)
-        assert "webhook:one" not in offered(leases, now + 1)
-        assert leases.next_at > now
-        now = leases.next_at + 10_000
-    assert "webhook:one" in offered(leases, now)
+        row_id = registry(database).target(target).row_id
+        assert Leases(database, 10_000).claim_due(row_id, "gone", now) is not None
+        assert "webhook:one" not in due_targets(work, now + 1)
+        assert now < work.next_at <= now + 10_001
+        now = work.next_at
+    assert "webhook:one" in due_targets(work, now)
 
 
-def test_of_many_targets_that_are_far_behind_all_are_offered_in_the_end(
+def test_of_many_targets_that_are_far_behind_all_are_found_in_the_end(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(due_work, "_NEAR", 5)
@@ -110,13 +112,13 @@ def test_of_many_targets_that_are_far_behind_all_are_offered_in_the_end(
     for name in names:
         add_target(database, name.removeprefix("webhook:"), bucket="images")
     record(database, 100)
-    leases, found, now = Leases(database, 3_600_000), set[str](), now_ms()
+    work, found, now = DueWork(database), set[str](), now_ms()
     for _ in range(100):
-        found |= offered(leases, now)
+        found |= due_targets(work, now)
         if found == names:
             break
-        assert leases.next_at <= now + due_work._FAR_APART
-        now = leases.next_at
+        assert work.next_at <= now + due_work._FAR_INTERVAL_MS
+        now = work.next_at
     assert found == names
 
 

@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 from app.outbox import log_head, tables
 from app.outbox.delivery import redelivery
-from app.outbox.delivery.leases import Lease, Leases
+from app.outbox.delivery.due_work import DueWork
+from app.outbox.delivery.leases import Lease
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.policies import REDELIVERY
 from app.outbox.engine.database import Database, now_ms
@@ -78,10 +79,10 @@ def test_the_newest_event_goes_out_again_after_the_latest_arrival(
     courier.run()
     assert sent.got[-1].id == old.id, "not before it is due"
 
-    leases = Leases(database, 1000)
-    assert leases.offer(now_ms() + 1_000) == []
-    assert leases.next_at <= due, "the drain does not sleep past it"
-    assert [offer.target for offer in leases.offer(due)] == [courier.target]
+    work = DueWork(database)
+    assert work.find(now_ms() + 1_000) == []
+    assert work.next_at <= due, "the drain does not sleep past it"
+    assert [one.target for one in work.find(due)] == [courier.target]
     courier.clock = lambda: due
     courier.run(now=due + 60_000)
     assert [one.id for one in sent.got if one.key == "k"] == [*first, old.id, new.id]

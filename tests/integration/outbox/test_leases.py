@@ -1,4 +1,4 @@
-"""Offers, claims and what becomes of them when processes die or run twice."""
+"""What is due, claims, and what becomes of them when processes die or run twice."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +10,14 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery import due_work, isolation
 from app.outbox.delivery.breaker_state import close_breaker, open_breaker
-from app.outbox.delivery.leases import Leases, grouped
+from app.outbox.delivery.due_work import DueTarget, DueWork
+from app.outbox.delivery.leases import Lease, Leases
 from app.outbox.delivery.log_ahead import Look
 from app.outbox.delivery.transitions.settlement import Settlement
 from app.outbox.delivery.transitions.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.log.batch import key_hash
 from app.outbox.markers import NEVER
 from tests.support.builders import add_target, event, registry
 
@@ -25,6 +27,19 @@ pytestmark = pytest.mark.promise
 @pytest.fixture
 def leases(database: Database) -> Leases:
     return Leases(database, 10_000)
+
+
+@pytest.fixture
+def work(database: Database) -> DueWork:
+    return DueWork(database)
+
+
+def _targets(due: Sequence[DueTarget]) -> list[str]:
+    return [str(target.target) for target in due]
+
+
+def _partitions(due: DueTarget) -> list[int]:
+    return [partition.partition for partition in due.partitions]
 
 
 def _record(database: Database, count: int = 40) -> None:
@@ -44,7 +59,7 @@ def test_a_claim_that_cannot_read_what_it_has_claimed_holds_nothing(
         raise sa.exc.OperationalError("SELECT", None, Exception("the connection is lost"))
 
     with monkeypatch.context() as patched:
-        patched.setattr("app.outbox.delivery.leases.read_work_kinds", fail)
+        patched.setattr("app.outbox.delivery.leases.read_claimed", fail)
         with pytest.raises(sa.exc.OperationalError):
             leases.claim(_row_id(database, target), range(4), "first", now_ms())
     lease = leases.claim(_row_id(database, target), range(4), "second", now_ms())
@@ -52,93 +67,79 @@ def test_a_claim_that_cannot_read_what_it_has_claimed_holds_nothing(
     assert len(lease.positions) == 4
 
 
-def test_only_partitions_with_due_work_are_offered_and_only_once(database: Database, leases: Leases) -> None:
+def test_free_partitions_with_due_work_are_found_until_a_worker_has_them(
+    database: Database, leases: Leases, work: DueWork
+) -> None:
     target = add_target(database)
-    assert leases.offer(now_ms()) == []
+    assert work.find(now_ms()) == []
     _record(database)
-    [offer] = leases.offer(now_ms())
-    assert (offer.target, offer.partitions) == (target, (0, 1, 2, 3))
-    assert leases.offer(now_ms()) == []
+    [due] = work.find(now_ms())
+    assert (due.target, _partitions(due), due.wake_ups) == (target, [0, 1, 2, 3], 1)
+    now = now_ms()
+    assert leases.claim_due(due.row_id, "first", now) is not None
+    assert work.find(now + 9_999) == []
+    [due] = work.find(now + 10_001)
+    assert _partitions(due) == [0, 1, 2, 3], "its worker is gone"
 
 
-def test_an_offer_whose_wakeup_was_lost_is_made_again_after_one_lease_time(database: Database, leases: Leases) -> None:
+def test_busy_partitions_are_shared_among_workers_and_quiet_ones_go_together(
+    database: Database, leases: Leases, work: DueWork
+) -> None:
+    add_target(database)
+    keys = [f"k{number}" for number in range(400)]
+    apart = {place: [key for key in keys if key_hash("images", key) % 4 == place] for place in range(4)}
+    Log(database).append([[event(key) for place, some in apart.items() for key in some[: 30 if place < 2 else 5]]])
+    busy, quiet = {0, 1}, {2, 3}
+    now, claimed = now_ms(), list[set[int]]()
+    [due] = work.find(now)
+    assert due.wake_ups == 3
+    while (lease := leases.claim_due(due.row_id, f"worker {len(claimed)}", now, with_free=True)) is not None:
+        claimed.append(set(lease.positions))
+    assert sorted(map(sorted, claimed)) == sorted([*([place] for place in busy), sorted(quiet)])
+
+
+def test_of_very_many_partitions_the_rest_is_left_for_the_next_wakeup(
+    database: Database, leases: Leases, work: DueWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due_work, "MAX_QUIET_PARTITIONS", 3)
     add_target(database)
     _record(database)
     now = now_ms()
-    assert len(leases.offer(now)) == 1
-    assert leases.offer(now + 9_999) == []
-    assert len(leases.offer(now + 10_001)) == 1
+    [due] = work.find(now)
+    assert due.wake_ups == 2
+    sizes = [len(lease.positions) for n in range(3) if (lease := leases.claim_due(due.row_id, f"worker {n}", now))]
+    assert sorted(sizes) == [1, 3]
 
 
-def test_an_offer_is_not_made_again_while_its_wakeup_waits_for_a_worker(database: Database, leases: Leases) -> None:
-    add_target(database)
-    _record(database, 400)  # more in each partition than share a wake-up
-    now = now_ms()
-    assert len(leases.offer(now, lambda _: pytest.fail("nothing was offered before"))) == 4
-    assert leases.offer(now + 10_100, lambda _: 4) == []
-    assert leases.offer(now + 20_200, lambda _: 4) == []
-    assert leases.offer(now + 20_300, lambda _: 0) == [], "what was not said again has a lease's time, too"
-    assert len(leases.offer(now + 30_300, lambda _: 3)) == 1, "as many as are missing"
-    assert len(leases.offer(now + 40_400, lambda _: 0)) == 4
-
-
-def test_partitions_of_one_wakeup_are_not_offered_again_while_it_waits(database: Database, leases: Leases) -> None:
-    add_target(database)
-    _record(database)
-    now = now_ms()
-    [offer] = leases.offer(now)
-    assert len(offer.partitions) == 4
-    assert leases.offer(now + 10_100, lambda _: 1) == []
-    assert leases.offer(now + 20_200, lambda _: 0) == [offer]
-
-
-def test_a_lost_wakeup_is_made_up_for_also_while_others_wait(database: Database, leases: Leases) -> None:
-    """The wake-ups of partitions 1 to 3 are read, and these have work again each time; that of the last was lost."""
-    target = add_target(database)
+def test_workers_that_are_woken_at_once_get_different_partitions(database: Database) -> None:
+    row_id = _row_id(database, add_target(database))
     _record(database, 400)
     now = now_ms()
-    queue = [offer.partitions for offer in leases.offer(now)]
-    queue.remove((3,))
-    for _ in range(40):  # one wake-up is read each four seconds, and the queue is never empty
-        partitions = queue.pop(0)
-        taken = leases.claim(_row_id(database, target), partitions, "taken", now)
-        now += 4_000
-        if taken is not None:
-            leases.release(taken)
-        queue.extend([offer.partitions for offer in leases.offer(now, lambda _: len(queue))])
-        assert 0 < len(queue) <= 2 * 4
-        if (3,) in queue:
-            return
-    pytest.fail("the partition that lost its wake-up never got another")
+
+    def claim(number: int) -> Lease | None:
+        return Leases(database, 10_000).claim_due(row_id, f"worker {number}", now)
+
+    with ThreadPoolExecutor(4) as threads:
+        claimed = [place for lease in threads.map(claim, range(4)) if lease is not None for place in lease.positions]
+    assert sorted(claimed) == sorted(set(claimed))
+    rest = [place for number in range(4, 9) if (lease := claim(number)) is not None for place in lease.positions]
+    assert sorted([*claimed, *rest]) == [0, 1, 2, 3]
 
 
-def test_a_postponed_wakeup_is_made_again_after_a_pause_or_at_its_end(database: Database, leases: Leases) -> None:
-    row_id, now = _row_id(database, add_target(database)), now_ms()
-    _record(database, 400)
-    offers = {offer.partitions for offer in leases.offer(now)}
-    assert offers == {(0,), (1,), (2,), (3,)}
-    assert leases.claim(row_id, [0], "first", now) is not None
-    leases.postpone(row_id, [1], now + 1)
-    leases.postpone(row_id, [2], now + 2)
-    leases.postpone(row_id, [0], now + 2)  # it has a worker
-    assert leases.offer(now + 900, lambda _: 1) == []
-    assert [offer.partitions for offer in leases.offer(now + 1_500, lambda _: 1)] == [(1,), (2,)]
-    leases.postpone(row_id, [2], now + 1_501)
-    leases.postpone(row_id, [1], now + 1_502)
-    leases.end_pause(row_id, now + 1_600)
-    assert [offer.partitions for offer in leases.offer(now + 1_600, lambda _: 1)] == [(2,), (1,)]
-    assert leases.claim(row_id, [0], "second", now + 1_600) is None, "its worker has it still"
-
-
-def test_two_drains_at_once_offer_each_partition_to_one_wakeup_only(database: Database) -> None:
-    for name in ("a", "b", "c"):
-        add_target(database, name)
+def test_what_a_drain_of_the_version_before_has_offered_counts_as_free(
+    database: Database, leases: Leases, work: DueWork
+) -> None:
+    row_id = _row_id(database, add_target(database))
     _record(database)
     now = now_ms()
-    both = [Leases(database, 10_000), Leases(database, 10_000)]
-    with ThreadPoolExecutor(2) as threads:
-        offers = [offer for found in threads.map(lambda one: one.offer(now), both) for offer in found]
-    assert sorted(str(offer.target) for offer in offers) == ["webhook:a", "webhook:b", "webhook:c"]
+    with database.writing() as connection:
+        offered = tables.cursors.update().where(tables.cursors.c.partition > 1)
+        connection.execute(offered.values(lease_token="offered", leased_until=now + 10_000))
+    [due] = work.find(now)
+    assert _partitions(due) == [0, 1, 2, 3]
+    lease = leases.claim_due(row_id, "token", now)
+    assert lease is not None
+    assert set(lease.positions) == {0, 1, 2, 3}
 
 
 def test_a_partition_has_one_worker_at_a_time_with_many_wakeups(database: Database, leases: Leases) -> None:
@@ -167,46 +168,75 @@ def test_who_looked_a_target_up_before_it_was_made_anew_gets_nothing_of_the_new_
     assert leases.claim(_row_id(database, target), range(4), "new", now_ms()) is not None
 
 
-def test_a_late_wakeup_takes_partitions_that_were_offered_anew(database: Database, leases: Leases) -> None:
-    target = add_target(database)
-    _record(database)
-    now = now_ms()
-    leases.offer(now)
-    leases.offer(now + 10_001)
-    assert leases.claim(_row_id(database, target), range(4), "late", now + 10_002) is not None
-
-
-def test_a_paused_or_disabled_target_gets_no_offer_and_holds_no_other_up(database: Database, leases: Leases) -> None:
+def test_a_paused_or_disabled_target_is_not_due_and_holds_no_other_up(
+    database: Database, leases: Leases, work: DueWork
+) -> None:
     paused, off, running = (add_target(database, name) for name in ("paused", "off", "running"))
     _record(database)
     registry(database).pause(paused, "for a test")
     registry(database).put(off, {"endpoint": "http://127.0.0.1:9/", "enable": "off"})
-    assert [offer.target for offer in leases.offer(now_ms())] == [running]
-    assert leases.claim(_row_id(database, paused), range(4), "token", now_ms()) is None
+    assert [due.target for due in work.find(now_ms())] == [running]
+    for target in (paused, off):
+        assert leases.claim_due(_row_id(database, target), "token", now_ms(), with_free=True) is None
     registry(database).resume(paused)
-    assert [offer.target for offer in leases.offer(now_ms())] == [paused]
+    assert paused in [due.target for due in work.find(now_ms())]
+    assert leases.claim_due(_row_id(database, paused), "token", now_ms()) is not None
 
 
-def test_an_open_breaker_lets_one_partition_probe_when_its_time_has_come(database: Database, leases: Leases) -> None:
-    target = add_target(database)
-    _record(database)
-    row = registry(database).target(target).row_id
+def test_an_open_breaker_lets_one_partition_probe_when_its_time_has_come(
+    database: Database, leases: Leases, work: DueWork
+) -> None:
+    row = _row_id(database, add_target(database))
+    _record(database, 400)
     now = now_ms()
     open_breaker(database, row, "refused", now + 500, probing=False)
-    assert leases.offer(now) == []
-    [offer] = leases.offer(now + 501)
-    [partition] = offer.partitions
-    lease = leases.claim(_row_id(database, target), [partition], "probe", now + 502)
+    assert work.find(now) == []
+    assert work.next_at == now + 500
+    assert leases.claim_due(row, "early", now) is None
+    [due] = work.find(now + 501)
+    assert due.wake_ups == 1
+    lease = leases.claim_due(row, "probe", now + 502, with_free=True)
     assert lease is not None
     assert lease.probing
-    assert leases.offer(now + 503) == []
-    assert (
-        leases.claim(_row_id(database, target), [(partition + 1) % 4, (partition + 2) % 4], "stale wakeup", now + 503)
-        is None
-    )
+    assert len(lease.positions) == 1
+    for later in (503, 5_000, 9_000):
+        assert work.find(now + later) == []
+        assert leases.claim_due(row, "stale wakeup", now + later) is None
     close_breaker(database, row)
     leases.release(lease)
-    assert sum(len(one.partitions) for one in leases.offer(now + 504)) == 4
+    [due] = work.find(now + 504)
+    assert due.wake_ups == 4
+
+
+def test_of_workers_that_are_woken_at_once_one_probes(database: Database) -> None:
+    row = _row_id(database, add_target(database))
+    _record(database, 400)
+    for resume_at in range(1_000, 11_000, 1_000):
+        with database.writing() as connection:
+            connection.execute(tables.targets.update().values(breaker="open", resume_at=resume_at))
+            connection.execute(tables.cursors.update().values(lease_token="", leased_until=0))
+        with ThreadPoolExecutor(4) as threads:
+            claims = [
+                threads.submit(Leases(database, 10_000).claim_due, row, f"worker {number}", resume_at + 1)
+                for number in range(4)
+            ]
+            [lease] = [lease for claim in claims if (lease := claim.result()) is not None]
+        assert lease.probing
+        assert len(lease.positions) == 1
+
+
+def test_a_worker_that_dies_before_its_probe_keeps_others_from_probing_for_a_moment(
+    database: Database, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = _row_id(database, add_target(database))
+    _record(database)
+    now = now_ms()
+    open_breaker(database, row, "refused", now, probing=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(leases, "claim", lambda *_: None)
+        assert leases.claim_due(row, "dies", now) is None
+    assert leases.claim_due(row, "too early", now + 500) is None
+    assert leases.claim_due(row, "later", now + 2_000) is not None
 
 
 def test_idle_cursors_move_over_events_of_other_targets(database: Database, leases: Leases) -> None:
@@ -217,11 +247,6 @@ def test_idle_cursors_move_over_events_of_other_targets(database: Database, leas
     lease = leases.claim(_row_id(database, quiet), range(4), "token", now_ms())
     assert lease is not None
     assert set(lease.positions.values()) == {1_200}
-
-
-def test_busy_partitions_are_shared_out_and_quiet_ones_go_together() -> None:
-    partitions = [(0, False), (1, True), (2, False), (3, True)]
-    assert grouped(partitions) == [(1,), (3,), (0, 2)]
 
 
 def test_neither_a_renewal_nor_a_settlement_moves_the_end_of_a_lease_back(database: Database, leases: Leases) -> None:
@@ -249,7 +274,7 @@ def _lease_ends(database: Database) -> set[int]:
 
 @pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
 def test_a_target_whose_look_fails_costs_the_others_nothing(
-    database: Database, leases: Leases, monkeypatch: pytest.MonkeyPatch
+    database: Database, work: DueWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [add_target(database, name) for name in ("a", "bad", "c")]
     bad = _row_id(database, names[1])
@@ -264,19 +289,19 @@ def test_a_target_whose_look_fails_costs_the_others_nothing(
         return look(connection, looks, most)
 
     monkeypatch.setattr(due_work, "events_ahead", refuse)
-    assert [str(offer.target) for offer in leases.offer(now_ms())] == ["webhook:a", "webhook:c"]
+    assert _targets(work.find(now_ms())) == ["webhook:a", "webhook:c"]
     later = now_ms() + 20_000
     looked_at.clear()
-    assert [str(offer.target) for offer in leases.offer(later)] == ["webhook:a", "webhook:c"]
+    assert _targets(work.find(later)) == ["webhook:a", "webhook:c"]
     assert bad not in looked_at, "its failure costs time, so it is not repeated at once"
     monkeypatch.setattr(due_work, "events_ahead", look)
     monkeypatch.setattr(isolation.time, "monotonic", lambda: 1e12)
-    assert "webhook:bad" in [str(offer.target) for offer in leases.offer(later + 20_000)]
+    assert "webhook:bad" in _targets(work.find(later + 20_000))
 
 
 @pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
 def test_a_database_that_answers_nobody_is_no_target_s_fault(
-    database: Database, leases: Leases, monkeypatch: pytest.MonkeyPatch
+    database: Database, work: DueWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_target(database)
     _record(database)
@@ -294,32 +319,27 @@ def test_a_database_that_answers_nobody_is_no_target_s_fault(
 
     monkeypatch.setattr(due_work, "events_ahead", away)
     with pytest.raises(sa.exc.OperationalError, match="still gone"):
-        leases.offer(now_ms())
+        work.find(now_ms())
 
 
-def test_the_drain_knows_when_more_is_due_without_a_new_event(database: Database, leases: Leases) -> None:
+def test_the_drain_knows_when_more_is_due_without_a_new_event(
+    database: Database, leases: Leases, work: DueWork
+) -> None:
     target = add_target(database)
-    now = now_ms()
-    assert (leases.offer(now), leases.next_at) == ([], NEVER)
+    row, now = _row_id(database, target), now_ms()
+    assert (work.find(now), work.next_at) == ([], NEVER)
     _record(database)
-    leases.offer(now)
-    leases.offer(now)
-    assert leases.next_at == now + 10_001, "the offer expires"
-    row = _row_id(database, target)
-    lease = leases.claim(row, range(4), "token", now + 1_000)
+    lease = leases.claim_due(row, "token", now + 1_000)
     assert lease is not None
-    leases.offer(now + 1_000)
-    assert leases.next_at == now + 11_001, "the lease expires"
+    assert (work.find(now + 1_000), work.next_at) == ([], now + 11_001), "the lease expires"
     leases.release(lease)
     open_breaker(database, row, "refused", now + 3_000, probing=False)
-    leases.offer(now + 1_000)
-    assert leases.next_at == now + 3_000, "a probe is due"
+    assert (work.find(now + 1_000), work.next_at) == ([], now + 3_000), "a probe is due"
     registry(database).pause(target, "for a test")
-    leases.offer(now + 1_000)
-    assert leases.next_at == NEVER, "but not of a paused target"
+    assert (work.find(now + 1_000), work.next_at) == ([], NEVER), "but not of a paused target"
 
 
-def test_the_drain_knows_when_the_next_retry_is_due(database: Database, leases: Leases) -> None:
+def test_the_drain_knows_when_the_next_retry_is_due(database: Database, work: DueWork) -> None:
     target = add_target(database)
     _record(database)
     now = now_ms()
@@ -333,8 +353,8 @@ def test_the_drain_knows_when_the_next_retry_is_due(database: Database, leases: 
         connection.execute(
             tables.parked.insert(), [row | {"not_before": at} for row, at in zip(rows, due, strict=True)]
         )
-    [offer] = leases.offer(now)
-    assert (offer.partitions, leases.next_at) == ((3,), now + 5_000)
+    [due] = work.find(now)
+    assert (_partitions(due), work.next_at) == ([3], now + 5_000)
 
 
 def test_what_came_while_a_lease_was_held_is_left_for_the_drain(database: Database, leases: Leases) -> None:
@@ -344,11 +364,11 @@ def test_what_came_while_a_lease_was_held_is_left_for_the_drain(database: Databa
     lease = leases.claim(row, range(4), "token", now)
     assert lease is not None
     leases.release(lease)
-    assert not leases.left(lease)
+    assert not leases.has_work(lease)
     Log(database).append([[event("k", bucket="elsewhere")]])
-    assert not leases.left(lease), "events of other targets"
+    assert not leases.has_work(lease), "events of other targets"
     _record(database, 1)
-    assert leases.left(lease)
+    assert leases.has_work(lease)
 
 
 def test_a_parked_event_is_left_for_the_drain_that_has_to_know_its_time(database: Database, leases: Leases) -> None:
@@ -358,7 +378,7 @@ def test_a_parked_event_is_left_for_the_drain_that_has_to_know_its_time(database
     parked = {"target_id": row, "seq": 1, "key_hash": 1, "not_before": now + 60_000}
     with database.writing() as connection:
         connection.execute(tables.parked.insert().values(partition=2, **parked))
-    assert not leases.left(lease), "it is in a partition of somebody else's"
+    assert not leases.has_work(lease), "it is in a partition of somebody else's"
     with database.writing() as connection:
         connection.execute(tables.parked.insert().values(partition=1, **parked))
-    assert leases.left(lease)
+    assert leases.has_work(lease)

@@ -16,6 +16,7 @@ from app.events.model import Effect, Event
 from app.outbox import tables
 from app.outbox.delivery import redelivery
 from app.outbox.delivery.dead_letters import DeadLetters
+from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.policies import REDELIVERY
 from app.outbox.delivery.replays import Replays, Selection
@@ -37,7 +38,6 @@ from workers.targets.base import NO_LEASE, LeaseCheck
 
 pytestmark = pytest.mark.promise
 
-PARTITIONS = range(4)
 LATER = 60_000  # ms: by then every lease has run out
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
 ACCESSED = "s3:ObjectAccessed:Get"
@@ -89,7 +89,7 @@ class Two:
 
     def work_off(self) -> str:
         """What the worker that was stopped does, from a wake-up to its end."""
-        return self.stopped.deliverer.deliver(self.target, PARTITIONS)
+        return self.stopped.deliverer.deliver(self.target)
 
 
 @pytest.fixture(params=[Policy.LOG])
@@ -144,8 +144,8 @@ def test_after_a_late_write_a_log_sees_the_newest_event_last(two: Two) -> None:
     two.meanwhile(newer)
     assert two.work_off() == "lease lost"
     assert [one.id for one in two.arrived if one.key == "k"] == [first.id, second.id, first.id]
-    [offer] = Leases(two.database, 1000).offer(now_ms() + LATER)  # or nobody would come and put it right
-    assert offer.target == two.target
+    [due] = DueWork(two.database).find(now_ms() + LATER)  # or nobody would come and put it right
+    assert due.target == two.target
     two.take_over()
     assert [one.id for one in two.arrived if one.key == "k"] == [first.id, second.id, first.id, second.id]
     assert [one.id for one in two.arrived if one.key == "other"] == [elsewhere.id]
@@ -233,7 +233,7 @@ def test_a_call_of_five_leases_succeeds_while_the_lease_is_renewed(two: Two) -> 
     def lasts() -> None:
         until(lambda: now_ms() - began > 5_000, 10, what="five leases")
         row_id = registry(two.database).target(two.target).row_id
-        assert Leases(two.database, 1000).claim(row_id, PARTITIONS, "other", now_ms()) is None
+        assert Leases(two.database, 1000).claim_due(row_id, "other", now_ms()) is None
 
     two.meanwhile(lasts)
     assert two.work_off() == "delivered=2"
@@ -418,7 +418,7 @@ def test_a_request_survives_the_process_that_made_it(two: Two, outage: Outage) -
     outage.over = True
     record(two, event("other"))
     again = successor(two)
-    assert again.deliverer.deliver(two.target, PARTITIONS) == "delivered=2"
+    assert again.deliverer.deliver(two.target) == "delivered=2"
     again.close()
     assert [one.id for one in two.arrived if one.key == "k"][-1] == newest.id
     assert_settled(two)
@@ -468,10 +468,10 @@ def test_a_file_that_the_disk_does_not_let_go_or_read_stops_nothing(
         for number in range(3):
             record(two, event(f"other{number}"))
             expected = 2 if refused == "unlink" and number == 0 else 1  # recorded once, not before each delivery
-            assert again.deliverer.deliver(two.target, PARTITIONS) == f"delivered={expected}"
+            assert again.deliverer.deliver(two.target) == f"delivered={expected}"
     assert sum(str(file) in line and "Permission denied" in line for line in caplog.messages) == 1
     record(two, event("last"))
-    assert again.deliverer.deliver(two.target, PARTITIONS) == f"delivered={2 if refused == 'read_bytes' else 1}"
+    assert again.deliverer.deliver(two.target) == f"delivered={2 if refused == 'read_bytes' else 1}"
     again.close()
     assert [one.name for one in folder.iterdir()] == ([f"{file.stem}.unreadable"] if refused == "rename" else [])
     if refused != "rename":

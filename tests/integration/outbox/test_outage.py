@@ -15,8 +15,6 @@ from tests import services
 from tests.support.builders import add_target, event, migrated
 from workers.runtime import Runtime
 
-PARTITIONS = range(16)
-
 
 @pytest.fixture
 def server() -> Iterator[services.Postgres]:
@@ -44,11 +42,11 @@ def test_the_first_wakeup_after_a_restart_of_the_database_is_not_wasted(
     target = list_target(context, redis_server, "restart")
     for number in range(3):
         Log(context.database).append([[event()]])
-        assert context.deliverer.deliver(target, PARTITIONS) == "delivered=1", f"round {number}"
+        assert context.deliverer.deliver(target) == "delivered=1", f"round {number}"
         Log(context.database).append([[event()]])
         server.kill()
         server.start()
-        assert context.deliverer.deliver(target, PARTITIONS) == "delivered=1", f"after restart {number}"
+        assert context.deliverer.deliver(target) == "delivered=1", f"after restart {number}"
 
 
 def test_an_outage_is_told_once_and_so_is_its_end(
@@ -60,12 +58,12 @@ def test_an_outage_is_told_once_and_so_is_its_end(
     server.stop()
     for _ in range(3):
         assert context.drain.run(lambda _: None) == 0
-        assert context.deliverer.deliver(target, PARTITIONS) == "the outbox database is unavailable"
+        assert context.deliverer.deliver(target) == "the outbox database is unavailable"
     [told] = caplog.messages
     assert told.startswith("the outbox database is unavailable: ")
     assert services.PASSWORD not in told
     server.start()
-    assert context.deliverer.deliver(target, PARTITIONS) == "nothing due"
+    assert context.deliverer.deliver(target) == "nothing due"
     assert caplog.messages[1:] == ["the outbox database is available again"]
     assert context.drain.run(lambda _: None) == 0
     assert len(caplog.messages) == 2

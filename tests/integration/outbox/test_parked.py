@@ -11,13 +11,15 @@ import orjson
 import pytest
 import sqlalchemy as sa
 
+from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.delivery.breaker_state import open_breaker
 from app.outbox.delivery.dead_letters import DeadLetters
+from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.head_repair import HeadRepair
-from app.outbox.delivery.leases import Lease, Offer
+from app.outbox.delivery.leases import Lease
 from app.outbox.delivery.reasons import PLAIN
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.delivery.transitions.heads import restore_heads
@@ -277,12 +279,13 @@ def test_the_drain_repairs_a_partition_whose_parked_events_would_never_be_due(
     context = Runtime(
         Settings.from_environ({"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": outbox_url})
     )
-    offers: list[Offer] = []
-    assert context.drain.run(offers.append) == 0
+    wake_ups: list[TargetId] = []
+    assert context.drain.run(wake_ups.append) == 0
     assert list(due_times(database).values()) == [0]
     assert "repaired 1 objects" in caplog.text
-    assert context.drain.run(offers.append) == 1
-    assert [offer.partitions for offer in offers] == [(rows[0].partition,)]
+    assert context.drain.run(wake_ups.append) == 1
+    [due] = DueWork(database).find(now_ms())
+    assert [one.partition for one in due.partitions] == [rows[0].partition]
     context.close()
 
 

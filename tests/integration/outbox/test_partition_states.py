@@ -8,7 +8,6 @@ import socket
 import pytest
 
 from app.outbox.delivery import partition_states
-from app.outbox.delivery.due_work import OFFERED
 from app.outbox.delivery.leases import Leases, new_token
 from app.outbox.delivery.partition_states import FREE, LEASED, lease_of, read_partitions
 from app.outbox.engine.database import Database, now_ms
@@ -77,7 +76,7 @@ def test_a_leased_partition_shows_the_worker_that_has_it(database: Database) -> 
         ("3f5a0c9e8d7b6a5f4e3d2c1b0a998877", 100, (LEASED, "3f5a0c9e")),  # of a worker of the version before
         ("host:17:abcdef", 99, (FREE, "")),
         ("", 100, (FREE, "")),
-        (OFFERED, 100, (OFFERED, "")),
+        ("offered", 100, (FREE, "")),  # by a drain of the version before
         (REVOKED, 100, (REVOKED, "")),
     ],
 )

@@ -10,6 +10,7 @@ from app.events.model import Event
 from app.outbox import tables
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.dead_letters import DeadLetters
+from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Lease, LeaseLost
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
@@ -241,7 +242,7 @@ def test_a_replay_begun_while_a_worker_is_at_it_takes_the_partition_from_it(data
     Replays(database).begin(courier.target, Selection())
     with pytest.raises(LeaseLost):
         busy.work_off(lambda: False)
-    assert courier.leases.offer(now_ms()) == []
+    assert DueWork(database).find(now_ms()) == []
     assert courier.partitions(now_ms() + 10_001) is not None
 
 

@@ -11,6 +11,7 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery import counters, due_work, idle_cursors, partition_reader
 from app.outbox.delivery.counters import read_counters
+from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Lease, Leases
 from app.outbox.delivery.partition_reader import PartitionReader
 from app.outbox.delivery.replays import Replays, Selection
@@ -94,7 +95,7 @@ def test_a_look_for_work_does_not_grow_with_the_events_of_other_targets(database
         now = now_ms() + 60_000
         leases.advance_idle(now)
         with query_cost(database) as cost:
-            leases.offer(now)
+            DueWork(database).find(now)
         costs.append(cost.rows)
         with query_cost(database) as cost:
             leases.advance_idle(now)
@@ -110,12 +111,12 @@ def test_what_was_delivered_and_is_retained_costs_a_look_nothing(database: Datab
     """Not on MySQL either, which would read a partition from its beginning for a seq that is no constant."""
     target = add_target(database)
     Log(database).append([[event("first")]])
-    leases, costs = Leases(database, 10_000), []
+    costs = list[int]()
     for count in (_FEW, _MANY):
         _log_events(database, target, count)
         Log(database).append([[event(f"k{number}-{count}") for number in range(8)]])
         with query_cost(database) as cost:
-            assert leases.offer(now_ms())
+            assert DueWork(database).find(now_ms())
         costs.append(cost.rows)
         with query_cost(database) as cost, database.reading() as connection:
             assert read_counters(connection)[0].oldest
@@ -182,9 +183,10 @@ def test_an_event_behind_many_of_other_targets_is_found_and_delivered(database: 
     with database.reading() as connection:
         [oldest] = [entry.oldest for entry in read_counters(connection) if entry.target == quiet]
     assert oldest
-    courier.leases.advance_idle(now_ms())
+    while courier.leases.advance_idle(now_ms()):
+        pass  # each call ends after half a second
     assert min(_positions(database, quiet)) >= seqs[-1]
-    assert {offer.target for offer in courier.leases.offer(now_ms())} == {quiet}
+    assert {offer.target for offer in DueWork(database).find(now_ms())} == {quiet}
     assert courier.run().counts == {"delivered": 40}
     assert_counters_balance(database)
 
@@ -232,7 +234,7 @@ def test_a_turn_does_not_grow_with_the_parked_objects_that_are_not_due(database:
         costs.append(cost.rows)
     assert costs[1] <= 2 * costs[0]
     with query_cost(database) as cost:
-        courier.leases.offer(now_ms())
+        DueWork(database).find(now_ms())
     assert cost.rows < 1_000
     assert_counters_balance(database)
 
@@ -327,7 +329,7 @@ def test_finished_replays_leave_their_counts_and_no_cursors(database: Database) 
     Log(database).append([[event(f"k{number}") for number in range(12)]])
     courier.run()
     with query_cost(database) as cost:
-        courier.leases.offer(now_ms())
+        DueWork(database).find(now_ms())
     for number in range(1, 6):
         begun = Replays(database).begin(courier.target, Selection())
         assert (begun.replayed, begun.finished) == (0, False)
@@ -342,5 +344,5 @@ def test_finished_replays_leave_their_counts_and_no_cursors(database: Database) 
         assert rows == PARTITIONS
         assert_counters_balance(database)
     with query_cost(database) as after:
-        courier.leases.offer(now_ms())
+        DueWork(database).find(now_ms())
     assert after.rows <= cost.rows + 10

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from app.config.settings import Settings
 from app.outbox import tables
 from app.outbox.delivery import rate_limits
+from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.rate_limits import RateLimit
 from app.outbox.delivery.ready_targets import ReadyTargets
@@ -112,55 +113,58 @@ def test_a_worker_that_stops_while_it_takes_tokens_holds_up_nobody_and_no_token_
     assert RateLimit(database, 7, 100, clock).take(60) == 0
 
 
-def test_the_drain_offers_nothing_without_tokens_and_knows_when_there_will_be_some(database: Database) -> None:
+def test_without_tokens_nothing_is_due_and_the_drain_knows_when_there_will_be_some(database: Database) -> None:
     limited, free = add_target(database, "limited", rate_limit=1), add_target(database, "free")
     Log(database).append([[event("a"), event("b")]])
-    leases, row_id = Leases(database, 10_000), registry(database).target(limited).row_id
+    work, row_id = DueWork(database), registry(database).target(limited).row_id
     clock = Clock()
     assert RateLimit(database, row_id, 1, clock).take(1) == 1
-    assert {offer.target for offer in leases.offer(clock.now)} == {free}
-    assert clock.now < leases.next_at <= clock.now + 1_001
-    assert {offer.target for offer in leases.offer(clock.now + 1_001)} == {limited}
+    assert {due.target for due in work.find(clock.now)} == {free}
+    assert clock.now < work.next_at <= clock.now + 1_001
+    assert Leases(database, 10_000).claim_due(row_id, "token", clock.now) is None
+    assert limited in {due.target for due in work.find(clock.now + 1_001)}
 
 
-def test_of_a_target_that_waits_for_tokens_one_busy_partition_is_offered_at_a_time(database: Database) -> None:
+def test_a_target_that_waits_for_tokens_gets_one_wakeup_at_a_time(database: Database) -> None:
     limited = add_target(database, "limited", rate_limit=10)
     Log(database).append([[event(f"k{number}") for number in range(400)]])
-    leases, row_id, clock = Leases(database, 10_000), registry(database).target(limited).row_id, Clock()
+    work, row_id, clock = DueWork(database), registry(database).target(limited).row_id, Clock()
     RateLimit(database, row_id, 10, clock).take(10)
-    offered = list[int]()
-    for _ in range(4):
+    claimed, leases = list[int](), Leases(database, 10_000)
+    for number in range(4):
         clock.now += 200
-        [offer] = leases.offer(clock.now)
-        assert leases.next_at <= clock.now + 100 or len(offered) == 3
-        offered += offer.partitions
-    assert sorted(offered) == [0, 1, 2, 3]
+        [due] = work.find(clock.now)
+        assert due.wake_ups == 1
+        assert work.next_at <= clock.now + 100 or len(claimed) == 3
+        lease = leases.claim_due(row_id, f"worker {number}", clock.now)
+        assert lease is not None
+        assert len(lease.positions) == 1
+        claimed += lease.positions
+    assert sorted(claimed) == [0, 1, 2, 3]
     clock.now += HOUR
-    with database.writing() as connection:
-        connection.execute(tables.cursors.update().values(lease_token="", leased_until=0))
-    assert len(leases.offer(clock.now)) == 4, "its bucket is full"
+    [due] = work.find(clock.now)
+    assert due.wake_ups == 4, "its bucket is full"
 
 
 def test_the_api_wakes_no_worker_of_a_target_without_tokens(database: Database) -> None:
     limited, free = add_target(database, "limited", rate_limit=1), add_target(database, "free")
     ready, due = ReadyTargets(database, registry(database), Settings.from_environ({})), {limited: [0], free: [0]}
     ready._clock = clock = Clock()  # type: ignore[assignment]
-    assert [each.partitions for each in ready(due).values()] == [[0], [0]]
+    assert [one.is_free for one in ready(due).values()] == [True, True]
     RateLimit(database, registry(database).target(limited).row_id, 1, clock).take(1)
     found = ready(due)
-    assert (found[limited].partitions, found[free].partitions) == ((), [0])
+    assert (found[limited].is_free, found[free].is_free) == (False, True)
     assert 0 < found[limited].wait <= 1.001
     clock.now += 1_001
-    assert ready(due)[limited].partitions == [0]
+    assert ready(due)[limited].is_free
 
 
-def test_a_clock_that_is_set_back_does_not_keep_a_target_from_being_offered(database: Database) -> None:
+def test_a_clock_that_is_set_back_does_not_keep_a_target_from_being_found(database: Database) -> None:
     limited = add_target(database, "limited", rate_limit=1)
     Log(database).append([[event("a")]])
     clock = Clock()
     RateLimit(database, registry(database).target(limited).row_id, 1, clock).take(1)
-    leases = Leases(database, 10_000)
-    assert [offer.target for offer in leases.offer(clock.now - HOUR)] == [limited]
+    assert [due.target for due in DueWork(database).find(clock.now - HOUR)] == [limited]
 
 
 def test_a_lease_ends_when_the_tokens_do_and_what_was_not_sent_stays_as_it_was(database: Database) -> None:

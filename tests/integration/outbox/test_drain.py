@@ -1,0 +1,137 @@
+"""How many wake-ups the drain sends: as many as workers can begin with now, less those that wait in the queue."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.config.arn import TargetId
+from app.outbox.delivery.breaker_state import open_breaker
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
+from tests.support.builders import add_target, event, registry
+from tests.support.delivery import Delivery, delivery
+from workers import drain
+
+pytestmark = pytest.mark.promise
+
+
+class Queues:
+    """The queues of targets, as a broker has them, at a time that the test sets."""
+
+    def __init__(self, made: Delivery) -> None:
+        self.context = made.context
+        self.waiting = Counter[TargetId]()
+        self.now = now_ms()
+        made.context.clock = lambda: self.now  # type: ignore[assignment,method-assign]
+
+    def drain(self) -> int:
+        """Run a drain; how many wake-ups it has sent."""
+        return self.context.drain.run(lambda target: self.waiting.update([target]), lambda target: self.waiting[target])
+
+    def take(self, target: TargetId) -> None:
+        """A worker takes a wake-up, and ends before it has claimed anything."""
+        self.waiting[target] -= 1
+
+
+@pytest.fixture
+def queues(database: Database, outbox_url: str, tmp_path: Path) -> Iterator[Queues]:
+    with delivery(outbox_url, tmp_path) as made:
+        yield Queues(made)
+
+
+def record(database: Database, count: int) -> None:
+    Log(database).append([[event(f"k{number}") for number in range(count)]])
+
+
+def test_quiet_partitions_share_a_wakeup_and_busy_ones_have_one_each(database: Database, queues: Queues) -> None:
+    target = add_target(database)
+    assert queues.drain() == 0
+    record(database, 20)
+    assert queues.drain() == 1
+    record(database, 400)
+    queues.now += drain._REPEAT_MS
+    assert queues.drain() == 3, "one waits already"
+    assert queues.waiting == {target: 4}
+
+
+def test_a_wakeup_that_was_lost_is_sent_again_and_one_that_waits_is_not(database: Database, queues: Queues) -> None:
+    target = add_target(database)
+    record(database, 400)
+    assert queues.drain() == 4
+    for _ in range(20):
+        queues.now += drain._REPEAT_MS
+        assert queues.drain() == 0, "all of them wait"
+    queues.take(target)
+    queues.now += drain._REPEAT_MS
+    assert queues.drain() == 1
+    assert queues.waiting[target] == 4
+
+
+def test_work_with_which_nobody_got_on_is_announced_once_a_second(database: Database, queues: Queues) -> None:
+    """Its wake-up may be with a worker that has not claimed anything yet, or was declined in favour of others."""
+    target = add_target(database)
+    record(database, 20)
+    assert queues.drain() == 1
+    sent = 0
+    for _ in range(100):
+        queues.take(target) if queues.waiting[target] else None
+        queues.now += drain._REPEAT_MS // 20
+        sent += queues.drain()
+    assert 4 <= sent <= 5
+
+
+def test_a_lease_that_ends_and_leaves_work_behind_is_followed_by_a_wakeup_at_once(
+    database: Database, queues: Queues
+) -> None:
+    target = add_target(database)
+    record(database, 20)
+    assert queues.drain() == 1
+    queues.take(target)
+    row_id = registry(database).target(target).row_id
+    lease = queues.context.leases.claim_due(row_id, "worker", queues.now)
+    assert lease is not None
+    assert queues.drain() == 0
+    queues.context.leases.release(lease)
+    assert queues.drain() == 1
+
+
+def test_a_probe_is_announced_at_once_when_its_time_has_come(database: Database, queues: Queues) -> None:
+    target = add_target(database)
+    record(database, 400)
+    assert queues.drain() == 4
+    queues.waiting.clear()
+    row_id = registry(database).target(target).row_id
+    open_breaker(database, row_id, "refused", queues.now + 200, probing=False)
+    assert queues.drain() == 0
+    queues.now += 201
+    assert queues.drain() == 1
+
+
+def test_two_drains_send_no_more_than_one(database: Database, outbox_url: str, queues: Queues, tmp_path: Path) -> None:
+    targets = [add_target(database, name) for name in ("a", "b", "c")]
+    record(database, 400)
+    with delivery(outbox_url, tmp_path) as made:
+        other = Queues(made)
+        other.waiting = queues.waiting
+        for _ in range(10):
+            queues.drain()
+            other.drain()
+            queues.now += drain._REPEAT_MS
+            other.now = queues.now
+    assert queues.waiting == dict.fromkeys(targets, 4)
+
+
+def test_a_queue_holds_a_bounded_number_however_many_partitions_are_busy(
+    database: Database, queues: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "_MAX_WAITING", 3)
+    target = add_target(database)
+    record(database, 400)
+    assert queues.drain() == 3
+    queues.take(target)
+    queues.now += drain._REPEAT_MS
+    assert queues.drain() == 1
