@@ -1,8 +1,7 @@
 """Wake the drain and the workers as soon as work is due, so that nothing need look for work many times a second.
 
-A wake-up is a message of Celery's task `drain` or `deliver`, in the protocol that Celery documents; this module knows
-kombu, the messaging library below Celery, and not Celery itself. A wake-up promises nothing: if it is lost, beat's next
-drain finds the work.
+A wake-up is a message of Celery's task `drain` or `deliver`. It promises nothing: if it is lost, beat's next drain
+finds the work.
 """
 
 import logging
@@ -11,53 +10,33 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
-from uuid import uuid4
 
-from kombu import Connection, Producer
-from kombu.exceptions import OperationalError
-from kombu.transport.virtual import Channel as VirtualChannel
-
+from app.broker import POLICY as BROKER_POLICY
+from app.broker import SERVICE_QUEUE, Broker, load_transport, queue_name
 from app.config.arn import TargetId
-from app.config.broker import KEY_PREFIX
 
 log = logging.getLogger("bucketwire.wakeups")
 
-SERVICE_QUEUE = "bucketwire"
-# Seconds; without timeouts, a publisher waits forever for a broker that vanished without closing connections.
-BROKER_TIMEOUT = 3
-_RABBITMQ = {
-    "confirm_publish": True,
-    "confirm_timeout": BROKER_TIMEOUT,
-    "read_timeout": BROKER_TIMEOUT,
-    "write_timeout": BROKER_TIMEOUT,
-}
-_REDIS = {
-    "global_keyprefix": KEY_PREFIX,
-    "visibility_timeout": 600,
-    "socket_timeout": BROKER_TIMEOUT,
-    "socket_connect_timeout": BROKER_TIMEOUT,
-    "socket_keepalive": True,
-    "health_check_interval": BROKER_TIMEOUT - 1,  # also bounds how late Redis may reply that no message arrived
-    "priority_steps": [0],  # kombu's four would make four lists of each queue, and every look ask for all of them
-}
-# The more requests a wake-up stands for, and the more messages wait, the later is the next: with few events each is
-# delivered at once, and with many the drain, whose cost does not depend on their number, leaves the processor to intake
-# and delivery.
-_WORKERS_APART, _DRAINS_APART, _MOST_APART = (
-    0.015,
-    0.02,
-    0.05,
-)  # seconds; with 5 ms, a hundred events a second kept two cores busy
-_RETRY_PAUSE = 1.0  # seconds between two attempts to reach an unavailable broker
-_MAX_DRAINS_WAITING = 3  # messages in the service queue; a drain among them has not begun, so it finds all work
-_MAX_WORKERS_WAITING = 2  # messages in a target's queue; a wake-up among them finds what is due by then
-_MOST_TARGETS, _MOST_EVENTS = 4, 16  # for which workers are woken directly: more are shared out by the drain
-_NOT_READY = 1.0  # seconds until the drain looks after targets that could not be delivered to
-_HEADERS = {"lang": "py", "kwargsrepr": "{}", "retries": 0}
-_OPTIONS: Mapping[str, None] = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+
+@dataclass(frozen=True, slots=True)
+class WakeUpPolicy:
+    """How wake-ups of a process are spread.
+
+    The more requests a wake-up stands for, and the more messages wait, the later is the next: with few events each is
+    delivered at once, and with many the drain, whose cost does not depend on their number, leaves the processor to
+    intake and delivery.
+    """
+
+    worker_pause_seconds: float = 0.015  # for each request; with 5 ms, a hundred events a second kept two cores busy
+    drain_pause_seconds: float = 0.02  # for each request, four times as long for each message that waits
+    max_pause_seconds: float = 0.05
+    max_direct_targets: int = 4  # whose workers are woken directly: more are shared out by the drain
+    max_direct_events: int = 16
+    not_ready_seconds: float = 1.0  # until the drain looks after targets that could not be delivered to
+
+
+POLICY = WakeUpPolicy()
 
 # Where events are due: the partitions of each target.
 Due = Mapping[TargetId, Collection[int]]
@@ -75,46 +54,6 @@ class Ready:
     time_limit: int
     is_free: bool
     wait: float = 0.0
-
-
-class BrokerUnavailable(Exception):
-    """The broker does not answer; the message has its address without the password."""
-
-
-def check_broker(broker_url: str) -> str:
-    """Connect to the broker, for five seconds at most, and return its address without the password.
-
-    Raises `BrokerUnavailable`.
-    """
-    with Connection(broker_url, connect_timeout=5) as connection:
-        shown: str = connection.as_uri()
-        try:
-            connection.ensure_connection(max_retries=1, timeout=5)
-        except OperationalError as error:
-            raise BrokerUnavailable(f"{shown} does not answer: {error}") from None
-    return shown
-
-
-def is_rabbitmq(broker_url: str) -> bool:
-    """Return whether the broker speaks AMQP."""
-    return broker_url.startswith("amqp")
-
-
-def transport_options(broker_url: str) -> dict[str, Any]:
-    """Return kombu's options for connections to this broker, so that each notices a broker that does not answer."""
-    return dict(_RABBITMQ if is_rabbitmq(broker_url) else _REDIS)
-
-
-def waiting(channel: Any, name: str) -> int:
-    """Return how many messages wait in a queue. Raises the channel's errors, on RabbitMQ also for a missing queue."""
-    if isinstance(channel, VirtualChannel):
-        return int(channel._size(name))  # the public way takes an empty list of Redis for a missing queue
-    return int(channel.queue_declare(name, passive=True).message_count)
-
-
-def queue_name(target: TargetId) -> str:
-    """Return the name of the queue that carries a target's wake-ups."""
-    return f"target.{target.type}.{target.name}"
 
 
 class WakeUps:
@@ -189,10 +128,8 @@ class _Sender:
 
     def __init__(self, broker_url: str, ready: Callable[[Due], Mapping[TargetId, Ready]]) -> None:
         self.pid = os.getpid()
-        self._broker_url = broker_url
+        self._broker = Broker(broker_url)
         self._ready = ready
-        self._connection: Any = None
-        self._channel: Any = None
         self._changed = threading.Condition()
         self._requested = _Requested()
         self._closed = False
@@ -228,21 +165,21 @@ class _Sender:
         is_unavailable = False
         while (requested := self._next()) is not None:
             try:
-                apart = self._send_or_reconnect(requested)
+                pause = self._send(requested)
             except Exception as error:  # noqa: BLE001 - whatever it is: beat's drain replaces what is lost
                 if not (is_unavailable or self._closed):
                     log.warning("the broker is unavailable, so events are delivered later: %s", error)
                 is_unavailable = True
                 self.attempted.set()
-                self._disconnect()
-                time.sleep(_RETRY_PAUSE)
+                self._broker.close()
+                time.sleep(BROKER_POLICY.retry_seconds)
             else:
                 self.attempted.set()
                 if is_unavailable:
                     log.info("the broker is available again")
                 is_unavailable = False
-                time.sleep(min(_MOST_APART, apart * requested.number))
-        self._disconnect()
+                time.sleep(min(POLICY.max_pause_seconds, pause * requested.number))
+        self._broker.close()
 
     def _next(self) -> _Requested | None:
         """Wait until a wake-up is due, and return what was requested; None if there will be none any more."""
@@ -254,40 +191,16 @@ class _Sender:
                 self._requested.drain_at, requested.drain_at = requested.drain_at, math.inf
             return None if self._closed else requested
 
-    def _send_or_reconnect(self, requested: _Requested) -> float:
-        idle = self._connection is not None
-        try:
-            return self._send(requested)
-        except Exception:
-            self._disconnect()
-            if not idle:
-                raise
-            # A connection may end while nothing is sent; the broker may be available nevertheless.
-            return self._send(requested)
-
     def _send(self, requested: _Requested) -> float:
         """Wake workers or the drain, unless enough messages wait; return the pause that each request is worth (s)."""
-        if self._connection is None:
-            options = transport_options(self._broker_url)
-            self._connection = Connection(self._broker_url, connect_timeout=BROKER_TIMEOUT, transport_options=options)
         if requested.drain_at == math.inf and (pause := self._wake_workers(requested)):
             return pause
-        ahead = self._waiting(SERVICE_QUEUE)
-        if ahead is None:
-            return _MOST_APART
-        if ahead < _MAX_DRAINS_WAITING:
-            self._publish(SERVICE_QUEUE, "drain", ())
-        return float(_DRAINS_APART * 4**ahead)
-
-    def _waiting(self, queue: str) -> int | None:
-        """Return how many messages wait in a queue; None if no worker has ever served it, or the broker refuses it."""
-        if self._channel is None:
-            self._channel = self._connection.channel()
-        try:
-            return waiting(self._channel, queue)
-        except self._connection.channel_errors:
-            self._channel = None  # RabbitMQ has closed it
-            return None
+        ahead = self._broker.length(SERVICE_QUEUE)
+        if ahead is None:  # no worker has ever served it
+            return POLICY.max_pause_seconds
+        if ahead < BROKER_POLICY.max_drains:
+            self._broker.publish(SERVICE_QUEUE, "drain")
+        return float(POLICY.drain_pause_seconds * 4**ahead)
 
     def _wake_workers(self, requested: _Requested) -> float:
         """Wake the workers of each target that has none at work, and return the pause; 0 if the drain is needed, too.
@@ -297,38 +210,21 @@ class _Sender:
         ready = self._ready(requested.due)
         if not ready.keys() >= requested.due.keys():
             # Some are down, paused, or so new that they are not known: the drain looks after them, not for each event.
-            self.request_drain(_NOT_READY)
-        if waits := [each.wait for each in ready.values() if each.wait]:
+            self.request_drain(POLICY.not_ready_seconds)
+        if waits := [target.wait for target in ready.values() if target.wait]:
             self.request_drain(min(waits))
-        free = {target: found for target, found in ready.items() if found.is_free}
+        free = {target: state for target, state in ready.items() if state.is_free}
         if not free:
             # They keep their leases for a while after the last event, so they will most likely have the next ones, too.
-            return _MOST_APART
-        if requested.events > _MOST_EVENTS or len(free) > _MOST_TARGETS:
+            return POLICY.max_pause_seconds
+        if requested.events > POLICY.max_direct_events or len(free) > POLICY.max_direct_targets:
             return 0
         complete = True
-        for target, found in free.items():
-            ahead = self._waiting(queue_name(target))
+        for target, state in free.items():
+            queue = queue_name(target)
+            ahead = self._broker.length(queue)
             if ahead is None:
                 complete = False  # no worker has ever served the queue: the drain creates it
-            elif ahead < _MAX_WORKERS_WAITING:
-                self._publish(queue_name(target), "deliver", (found.arn,), found.time_limit)
-        return _WORKERS_APART if complete else 0
-
-    def _publish(self, queue: str, task: str, arguments: tuple[Any, ...], time_limit: int | None = None) -> None:
-        number = str(uuid4())
-        headers = {"task": task, "id": number, "root_id": number, "argsrepr": repr(arguments)}
-        Producer(self._channel, auto_declare=False).publish(
-            (arguments, {}, _OPTIONS), routing_key=queue, serializer="json", correlation_id=number,
-            headers=_HEADERS | headers | {"timelimit": [time_limit, None]},
-        )  # fmt: skip
-
-    def _disconnect(self) -> None:
-        connection, self._connection, self._channel = self._connection, None, None
-        with suppress(Exception):
-            connection.release()
-
-
-def load_transport(broker_url: str) -> None:
-    """Import what a connection needs, so that the thread that connects first does not hold up the others with it."""
-    Connection(broker_url).get_transport_cls()
+            elif ahead < BROKER_POLICY.max_direct_wake_ups:
+                self._broker.publish(queue, "deliver", (state.arn,), time_limit=state.time_limit)
+        return POLICY.worker_pause_seconds if complete else 0

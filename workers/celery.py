@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,18 @@ from kombu.transport import redis as over_redis
 from kombu.transport.virtual import QoS
 
 from app import logs, telemetry
+from app.broker import (
+    POLICY,
+    SERVICE_QUEUE,
+    SPARK_QUEUE,
+    Broker,
+    BrokerUnavailable,
+    QueueDeclarations,
+    declared_queue,
+    is_rabbitmq,
+    queue_name,
+    transport_options,
+)
 from app.config.arn import TargetId
 from app.config.fields.cron import last_moment
 from app.config.settings import Settings
@@ -42,14 +54,10 @@ from app.outbox.delivery import heartbeats
 from app.outbox.delivery.ready_targets import HARD_LIMIT
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.targets import enabled_targets
-from app.wakeups import BROKER_TIMEOUT, SERVICE_QUEUE, is_rabbitmq, queue_name, transport_options, waiting
 from workers import reconcile_jobs, runtime
 from workers.idle_processes import processes
-from workers.queue_declarations import QueueDeclarations
 from workers.telemetry import metrics
 
-SPARK_QUEUE = "spark"
-_LONGEST_JOB = 7 * 86400  # seconds
 PURGE_EVERY = 10  # seconds; each purge is short, and the drains continue it if it has not removed everything
 
 
@@ -96,15 +104,11 @@ over_redis.Channel.QoS = _Acknowledging
 
 settings = Settings.from_environ(os.environ)
 _rabbitmq = is_rabbitmq(settings.broker_url)
-_arguments: dict[str, str | int] | None = {"x-queue-type": "quorum"} if _rabbitmq else None
 
 
 def queue(name: str) -> Queue:
-    """Return a queue as this service declares it: durable; a quorum queue on RabbitMQ."""
-    arguments = _arguments
-    if _arguments and name == SPARK_QUEUE:  # a wake-up may have to wait for as long as a reconciliation takes
-        arguments = _arguments | {"x-consumer-timeout": _LONGEST_JOB * 1000}
-    return Queue(name, routing_key=name, queue_arguments=arguments)
+    """Return a queue as this service declares it at its broker."""
+    return declared_queue(settings.broker_url, name)
 
 
 def queue_of(target: TargetId) -> Queue:
@@ -122,10 +126,6 @@ for _name in ("celery.worker.strategy", "celery.app.trace"):
 logging.getLogger("celery.beat").addFilter(lambda record: "Sending due task" not in record.msg)
 
 
-# Beat sends nothing more once this many messages wait in the service queue. (An expiry would instead compare the clocks
-# of two hosts.) Rare tasks may wait behind waiting drains. An update of the tables waits for Spark's worker; one that
-# waits is enough.
-_MOST_DRAINS, _MOST_WAITING = 3, 20
 _UPDATE_TABLES = "update_tables"
 
 
@@ -150,7 +150,7 @@ class Scheduler(beat.Scheduler):
     """
 
     _ticked = 0.0
-    _counting: Any = None  # the channel used to query the length of the queue
+    _broker = Broker(settings.broker_url)
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send a task that is due, unless enough messages wait already."""
@@ -158,23 +158,16 @@ class Scheduler(beat.Scheduler):
             super().apply_entry(entry, producer=producer)
 
     def _has_room(self, task: str) -> bool:
-        if task == _UPDATE_TABLES:
+        if task == _UPDATE_TABLES:  # one that waits for Spark's worker is enough
             return not self._waiting(SPARK_QUEUE)
-        return self._waiting(SERVICE_QUEUE) < (_MOST_DRAINS if task == "drain" else _MOST_WAITING)
+        most = POLICY.max_drains if task == "drain" else POLICY.max_beat_messages
+        return self._waiting(SERVICE_QUEUE) < most
 
     def _waiting(self, name: str) -> int:
         """Return how many messages wait in a queue; 0 if the broker does not answer."""
-        connection = self.connection
         try:
-            if self._counting is None:
-                self._counting = connection.channel()
-            return waiting(self._counting, name)
-        except (*connection.channel_errors, *connection.connection_errors):
-            # RabbitMQ closes a channel on which a missing queue was queried.
-            channel, self._counting = self._counting, None
-            with suppress(*connection.channel_errors, *connection.connection_errors):
-                if channel is not None:
-                    channel.close()
+            return self._broker.length(name) or 0
+        except BrokerUnavailable:
             return 0
 
     def tick(self, *arguments: Any, **options: Any) -> float:
@@ -225,7 +218,7 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     # For RabbitMQ, where a connection is closed after two intervals without a heartbeat.
-    broker_heartbeat=2 * BROKER_TIMEOUT,
+    broker_heartbeat=2 * POLICY.timeout_seconds,
     broker_transport_options=transport_options(settings.broker_url),
     # Otherwise a worker that lost its connection silently could not reconnect before the broker notices the loss.
     control_queue_durable=_rabbitmq,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from app import telemetry
+from app.broker import POLICY
 from app.config.arn import TargetId
 from app.config.target_settings import BadSettings
 from app.outbox.delivery import heartbeats
@@ -22,7 +23,6 @@ from workers.upkeep import Upkeep
 
 _LIMITS_KNOWN = 5.0  # seconds for which a target's time limit is cached
 _ALARMS_APART = 0.05  # seconds: retries that are due shortly after each other share a drain
-_MAX_WAITING = 32  # wake-ups in a target's queue; twice as many as it usually has partitions
 _REPEAT_MS = 1_000  # until work is announced again with which no worker has got on
 
 
@@ -122,7 +122,7 @@ class Drain:
         self._announced.begin(due)
         for target in due:
             if self._announced.is_new(target, now):
-                missing = max(0, min(target.wake_ups, _MAX_WAITING) - queued(target.target))
+                missing = max(0, min(target.wake_ups, POLICY.max_target_messages) - queued(target.target))
                 for _ in range(missing):
                     publish(target.target)
                 published += missing

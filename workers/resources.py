@@ -1,5 +1,6 @@
 """What a worker process holds and its jobs share: the outbox database, what reads and writes it, and its targets."""
 
+from app.broker import Broker
 from app.config.settings import Settings
 from app.outbox.delivery.leases import Leases
 from app.outbox.engine.clock import DatabaseClock
@@ -26,6 +27,7 @@ class Resources:
         self.registry = open_registry(self.database, settings)
         self.pool = pool or TargetPool(self.registry, settings)
         self.opener = TargetOpener(self.database, self.registry, settings, self.clock)
+        self.broker = Broker(settings.broker_url)
         self.wakeups = WakeUps(settings.broker_url)
         self.attempts = AttemptRecorder(self.database)
         self.redeliveries = RedeliveryRequests(self.database, settings.folder, self.wakeups.request)
@@ -36,5 +38,6 @@ class Resources:
         self.redeliveries.close(_SHUTDOWN_PATIENCE)
         self.attempts.close()
         self.wakeups.close()
+        self.broker.close()
         self.pool.close()
         self.database.close()

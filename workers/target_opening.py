@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from app.broker import POLICY
 from app.config.arn import TargetId
 from app.config.errors import BadSettings
 from app.config.settings import Settings
@@ -23,7 +24,6 @@ from workers.telemetry.redaction import RedactingTarget
 log = logging.getLogger("bucketwire.worker")
 
 _APART = 1.0  # seconds between two searches for targets to open
-_MOST_QUEUED = 32  # messages in a target's queue; twice as many as it usually has partitions
 _OPENABLE = ("running", "unavailable")  # the states of a target that may be contacted
 
 
@@ -44,7 +44,7 @@ class TargetOpener:
         self._offered = time.monotonic()
         for opening in offer_openings(self._database, self._clock()):
             # Where many messages wait, nobody takes them, or deliveries will show whether the target can be opened.
-            if queued(opening.target) < _MOST_QUEUED:
+            if queued(opening.target) < POLICY.max_target_messages:
                 publish(opening)
 
     def open(self, opening: Opening) -> str:

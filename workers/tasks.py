@@ -1,24 +1,18 @@
 """The Celery tasks: a few lines each, without decisions."""
 
-from typing import Any
-
+from app.broker import POLICY, SPARK_QUEUE, queue_name
 from app.config.arn import TargetId, parse_arn
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.openings import Opening
 from app.outbox.reconcile.schedule import WaitingRun
-from app.wakeups import queue_name, waiting
 from workers import reconcile_jobs, runtime
-from workers.celery import SPARK_QUEUE, app, queue_of, settings
-from workers.queue_declarations import QueueDeclarations, refuses_queue
-
-_MOST_RUNS = 1000  # wake-ups for reconciliations that may wait for a worker
+from workers.celery import app, settings
 
 
 @app.task(name="drain", send_events=False)
 def drain() -> int:
     """Wake workers of targets with due work. Not shown in Flower: it runs many times a second."""
-    with _QueueLengths() as lengths:
-        return runtime.current().drain.run(_publish, lengths.of, _publish_opening)
+    return runtime.current().drain.run(_wake_worker, _queued, _open_target)
 
 
 @app.task(name="deliver")
@@ -38,7 +32,7 @@ def open_target(arn: str, revision: int, next_at: int = 0) -> str:
 @app.task(name="probe_queues", send_events=False)
 def probe_queues() -> int:
     """Send a heartbeat task to each target's queue. Not shown in Flower, like drain."""
-    return runtime.current().drain.probe_queues(_ask)
+    return runtime.current().drain.probe_queues(_probe)
 
 
 @app.task(name="queue_alive", send_events=False)
@@ -79,82 +73,29 @@ def sample() -> bool:
 
 
 def _publish_run(run: WaitingRun) -> None:
-    # It has no expiry, which would compare the clocks of two hosts: while nobody takes them, no more are sent.
-    with _QueueLengths() as lengths:
-        free = lengths.waiting(SPARK_QUEUE) < _MOST_RUNS
-    if free:
-        arn = run.target.arn(settings.region)
-        reconcile.apply_async((arn, run.bucket), queue=SPARK_QUEUE)
+    broker = runtime.current().broker
+    if (broker.length(SPARK_QUEUE) or 0) < POLICY.max_runs:
+        broker.publish(SPARK_QUEUE, "reconcile", (run.target.arn(settings.region), run.bucket), declare=True)
 
 
-def _publish(target: TargetId) -> None:
-    # It has no expiry: the drain sends no more while enough wait, and a late one is as good as a new one.
-    arn, limit = target.arn(settings.region), runtime.current().drain.time_limit(target)
-    _send(target, deliver, (arn,), time_limit=limit)
+def _queued(target: TargetId) -> int:
+    return runtime.current().broker.length(queue_name(target)) or 0
 
 
-def _publish_opening(opening: Opening) -> None:
+def _wake_worker(target: TargetId) -> None:
+    _send(target, "deliver", target.arn(settings.region), time_limit=runtime.current().drain.time_limit(target))
+
+
+def _open_target(opening: Opening) -> None:
     arn, limit = opening.target.arn(settings.region), runtime.current().drain.time_limit(opening.target)
-    _send(opening.target, open_target, (arn, opening.revision, opening.next_at), time_limit=limit)
+    _send(opening.target, "open_target", arn, opening.revision, opening.next_at, time_limit=limit)
 
 
-def _ask(asked: heartbeats.Queue) -> None:
-    # It has no expiry: a late answer is an answer too, and a queue that nobody serves is probed less and less often.
-    _send(asked.target, queue_alive, (asked.row_id,))
+def _probe(queue: heartbeats.Queue) -> None:
+    # A late answer is an answer too, and a queue that nobody serves is probed less and less often.
+    _send(queue.target, "queue_alive", queue.row_id)
 
 
-_declarations = QueueDeclarations()
-
-
-def _send(target: TargetId, task: Any, arguments: tuple[object, ...], **options: Any) -> None:
-    """Publish a task to the target's queue, unless the broker refuses the queue: that concerns no other target."""
-    queue = queue_of(target)
-    with app.producer_or_acquire() as producer:
-        connection = producer.connection
-        try:
-            usable = _declarations.usable(connection, [queue])
-        except connection.connection_errors:
-            usable = [queue]  # publishing connects again
-        if not usable:
-            return
-        try:
-            task.apply_async(arguments, queue=queue.name, producer=producer, **options)
-        except Exception as error:
-            if not refuses_queue(connection, error):
-                raise
-            _declarations.refuse(queue.name, error)
-
-
-class _QueueLengths:
-    """Counts the messages in queues over one connection to the broker, which is opened when it is needed."""
-
-    def __init__(self) -> None:
-        self._connection: Any = None
-        self._channel: Any = None
-
-    def __enter__(self) -> "_QueueLengths":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._release()
-
-    def of(self, target: TargetId) -> int:
-        """Return how many wake-ups wait in the target's queue."""
-        return self.waiting(queue_name(target))
-
-    def waiting(self, name: str) -> int:
-        """Return how many messages wait; 0 if there is no such queue, or the broker does not answer."""
-        connection = self._connection = self._connection or app.connection_for_write()
-        try:
-            self._channel = self._channel or connection.channel()
-            return waiting(self._channel, name)
-        except connection.channel_errors:
-            self._channel = None  # RabbitMQ has closed it, because there is no such queue
-        except connection.connection_errors:
-            self._release()
-        return 0
-
-    def _release(self) -> None:
-        connection, self._connection, self._channel = self._connection, None, None
-        if connection is not None:
-            connection.release()
+def _send(target: TargetId, task: str, *arguments: object, time_limit: int | None = None) -> None:
+    """Send a task to the target's queue, unless the broker refuses the queue: that concerns no other target."""
+    runtime.current().broker.publish(queue_name(target), task, arguments, time_limit=time_limit, declare=True)

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from app.ages import format_age
+from app.broker import BrokerUnavailable, check_broker
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings, warnings
 from app.doctor.findings import Finding
@@ -19,7 +20,6 @@ from app.outbox.reconcile.runs import RUNNING, SCAN, Reconciliations
 from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
 from app.outbox.registry import Registry
 from app.outbox.targets import OPENING_FAILED
-from app.wakeups import BrokerUnavailable, check_broker
 
 _MAX_WAIT = 600_000  # ms that a scheduled run may wait while no other run is active
 _MAX_COUNTED = 1_000_000  # sequence numbers in which a target's pending events are counted for a request

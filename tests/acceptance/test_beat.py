@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kombu import Connection
 
-from app import wakeups
+from app import broker
 from tests import services
 from tests.services import until
 from tests.support.service_processes import start_all, system
@@ -18,9 +18,9 @@ MOST = 20  # messages that wait for whoever serves the queue next
 
 def waiting(url: str) -> int:
     """How many messages wait in the service queue; 0 while there is none."""
-    with Connection(url, transport_options=wakeups.transport_options(url)) as connection:
+    with Connection(url, transport_options=broker.transport_options(url)) as connection:
         try:
-            return wakeups.waiting(connection.channel(), wakeups.SERVICE_QUEUE)
+            return broker.waiting(connection.channel(), broker.SERVICE_QUEUE)
         except connection.channel_errors:
             return 0
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import amqp
 import psutil
 
+from app.broker import queue_name
 from app.config.arn import TargetId
-from app.wakeups import queue_name
 from tests.chaos.plan import DELAY, DRIP, HANG, KILL, NETWORK, QUEUE, Fault
 from tests.services import RabbitMQ, Server
 from tests.services.proxy import Proxy

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,12 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from kombu import Connection, Consumer, Producer
 
+from app import broker as broker_module
 from app import wakeups
 from app.api.admin.encryption import encrypt
 from app.api.application import create_app
+from app.broker import POLICY as BROKER_POLICY
+from app.broker import SERVICE_QUEUE, Broker, queue_name, transport_options, waiting
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox.delivery.breaker_state import open_breaker
@@ -30,12 +34,11 @@ from app.outbox.delivery.ready_targets import HARD_LIMIT, ReadyTargets
 from app.outbox.engine.database import Database
 from app.outbox.log.spool import Spool
 from app.outbox.log.spool_feeder import SpoolFeeder
-from app.wakeups import SERVICE_QUEUE, Due, Ready, WakeUps, queue_name, waiting
+from app.wakeups import Due, Ready, WakeUps
 from tests import services
 from tests.services import until
 from tests.support.builders import add_target, event, migrated, registry
 from tests.support.forking import in_a_child
-from workers import tasks
 from workers.celery import app as celery
 from workers.celery import queue
 from workers.delivery.redelivery_requests import RedeliveryRequests
@@ -43,7 +46,7 @@ from workers.delivery.redelivery_requests import RedeliveryRequests
 
 def connected(url: str) -> Connection:
     """A connection to the broker as the product has them."""
-    return Connection(url, transport_options=wakeups.transport_options(url))
+    return Connection(url, transport_options=transport_options(url))
 
 
 @pytest.fixture
@@ -133,12 +136,12 @@ def test_where_enough_messages_wait_for_the_workers_nobody_is_woken(broker_url: 
     name, other = queue_name(TARGET), TargetId("webhook", "other")
     ready = {target: Ready("the:arn", 400, is_free=True) for target in (TARGET, other)}
     with waker(broker_url, ready) as made, connected(broker_url) as connection:
-        for number in range(wakeups._MAX_WORKERS_WAITING):
+        for number in range(BROKER_POLICY.max_direct_wake_ups):
             made.request_delivery({TARGET: {number}})
             until(lambda: waiting(connection.channel(), name) == number + 1, 30, what="a wake-up of a worker")  # noqa: B023
         made.request_delivery({TARGET: {4}, other: {1}})
         until(lambda: waiting(connection.channel(), queue_name(other)), 30, what="a wake-up of the other's worker")
-        assert waiting(connection.channel(), name) == wakeups._MAX_WORKERS_WAITING
+        assert waiting(connection.channel(), name) == BROKER_POLICY.max_direct_wake_ups
         assert count(broker_url) == 0
 
 
@@ -148,8 +151,8 @@ def test_of_many_targets_or_events_the_drain_is_woken(broker_url: str, monkeypat
     with waker(broker_url, {each: Ready("the:arn", 400, is_free=True) for each in targets}) as made:
         made.request_delivery({each: {1} for each in targets})
         until(lambda: count(broker_url), 30, what="a wake-up of the drain")
-        monkeypatch.setattr(wakeups, "_MOST_APART", 0.2)
-        monkeypatch.setattr(wakeups, "_DRAINS_APART", 0.2)
+        slower = replace(wakeups.POLICY, max_pause_seconds=0.2, drain_pause_seconds=0.2)
+        monkeypatch.setattr(wakeups, "POLICY", slower)
         made.request()  # the sender pauses after it
         until(lambda: count(broker_url) == 2, 30, what="another")
         for number in range(17):
@@ -213,9 +216,9 @@ def test_while_workers_have_the_partitions_the_database_is_asked_for_them_less_o
         began = time.monotonic()
         for number in range(40):
             made.request_delivery({TARGET: {number}})
-            time.sleep(wakeups._WORKERS_APART * 1.3)
+            time.sleep(wakeups.POLICY.worker_pause_seconds * 1.3)
         until(lambda: set().union(*(each[TARGET] for each in asked)) == set(range(40)), 30, what="all to be asked for")
-        assert len(asked) <= 2 + (time.monotonic() - began) / wakeups._MOST_APART
+        assert len(asked) <= 2 + (time.monotonic() - began) / wakeups.POLICY.max_pause_seconds
 
 
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
@@ -263,19 +266,19 @@ def test_a_queue_that_nobody_serves_gets_a_few_wakeups_of_ten_thousand(broker_ur
             if number % 100 == 0:
                 time.sleep(0.001)  # longer than they are apart, all in all
         until(
-            lambda: sent.append(count(broker_url)) or sent[-1] == wakeups._MAX_DRAINS_WAITING,
+            lambda: sent.append(count(broker_url)) or sent[-1] == BROKER_POLICY.max_drains,
             30,
             what="as many as may wait",
         )
         made.request()
         time.sleep(0.2)
-        assert count(broker_url) == wakeups._MAX_DRAINS_WAITING
+        assert count(broker_url) == BROKER_POLICY.max_drains
 
 
 def test_a_burst_shares_wakeups_also_while_they_are_taken_at_once(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wakeups, "_DRAINS_APART", 0.02)
+    monkeypatch.setattr(wakeups, "POLICY", replace(wakeups.POLICY, drain_pause_seconds=0.02))
     taken, over = [], threading.Event()
 
     def take() -> None:
@@ -335,14 +338,14 @@ def test_requests_do_not_wait_for_a_broker_that_never_answers(silent: socket.soc
 def test_a_broker_that_refuses_is_reported_once_and_tried_again(
     scheme: str, redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(wakeups, "_RETRY_PAUSE", 0.01)
+    monkeypatch.setattr(wakeups, "BROKER_POLICY", replace(BROKER_POLICY, retry_seconds=0.01))
     tries: list[object] = []
-    disconnect = wakeups._Sender._disconnect
-    monkeypatch.setattr(wakeups._Sender, "_disconnect", lambda self: (tries.append(self), disconnect(self)))
+    close = Broker.close
+    monkeypatch.setattr(Broker, "close", lambda self: (tries.append(self), close(self)))
     with waker(f"{scheme}://{services.LOOPBACK}:9//") as made, caplog.at_level(logging.INFO, "bucketwire.wakeups"):
-        until(lambda: made.request() or tries.count(made._sender) >= 4, 60, what="three tries")
+        until(lambda: made.request() or tries.count(made._sender._broker) >= 8, 60, what="three tries")
         assert levels(caplog, made) == ["WARNING"]
-        made._sender._broker_url = redis_url  # type: ignore[union-attr]  # the broker is back
+        made._sender._broker._url = redis_url  # type: ignore[union-attr]  # the broker is back
         until(lambda: made.request() or count(redis_url), 60, what="a wake-up")
         until(lambda: len(levels(caplog, made)) > 1, 30, what="the news")
         assert levels(caplog, made) == ["WARNING", "INFO"]
@@ -490,26 +493,48 @@ def _body(key: str, bucket: str = "bucket") -> bytes:
     return b'{"Records":[' + event(key, bucket=bucket).record.encode() + b"]}"
 
 
-def test_a_drain_counts_the_messages_of_all_queues_over_one_connection(
-    broker_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[Connection] = []
-
-    def connect() -> Connection:
-        opened.append(connected(broker_url))
-        return opened[-1]
-
-    monkeypatch.setattr(tasks.app, "connection_for_write", connect)
-    with connected(broker_url) as connection:
+def test_the_messages_of_all_queues_are_counted_over_one_connection(broker_url: str) -> None:
+    missing = TargetId("webhook", "missing")
+    with connected(broker_url) as connection, contextlib.closing(Broker(broker_url)) as broker:
         queue_of_target = declared(connection, queue_name(TARGET))
-        connection.Producer().publish("", routing_key=queue_of_target.name)
+        assert broker.publish(queue_of_target.name, "deliver", ("the:arn",))
         until(lambda: waiting(connection.channel(), queue_of_target.name) == 1, 30, what="the message")
-        with tasks._QueueLengths() as lengths:
-            missing = TargetId("webhook", "missing")
-            assert [lengths.of(target) for target in (TARGET, missing, TARGET, missing, TARGET)] == [1, 0, 1, 0, 1]
+        opened = broker._connection
+        lengths = [broker.length(queue_name(target)) or 0 for target in (TARGET, missing, TARGET, missing, TARGET)]
+        assert lengths == [1, 0, 1, 0, 1]
+        assert broker._connection is opened
         queue_of_target.delete()
-    assert len(opened) == 1
-    assert not opened[0].connected
+    assert not opened.connected
+
+
+def test_a_queue_is_declared_before_a_message_would_be_lost(broker_url: str) -> None:
+    name = queue_name(TargetId("webhook", "new"))
+    with connected(broker_url) as connection, contextlib.closing(Broker(broker_url)) as broker:
+        for number in range(3):
+            assert broker.publish(name, "deliver", ("the:arn",), declare=True)
+            until(lambda: broker.length(name) == number + 1, 30, what="the message")  # noqa: B023
+        queue(name)(connection.channel()).delete()
+
+
+@pytest.mark.parametrize("broker_url", ["rabbitmq"], indirect=True)
+def test_a_queue_that_the_broker_refuses_concerns_no_other_and_is_tried_again(
+    broker_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(broker_module, "POLICY", replace(BROKER_POLICY, refused_seconds=0.0))
+    refused, other = queue_name(TargetId("webhook", "refused")), queue_name(TargetId("webhook", "other"))
+    with connected(broker_url) as connection, contextlib.closing(Broker(broker_url)) as broker:
+        classic = queue(refused)
+        classic.queue_arguments = {"x-queue-type": "classic"}
+        bound = classic(connection.channel())
+        bound.declare()
+        for _ in range(2):
+            assert not broker.publish(refused, "deliver", ("the:arn",), declare=True)
+            assert broker.publish(other, "deliver", ("another:arn",), declare=True)
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        bound.delete()
+        until(lambda: broker.publish(refused, "deliver", ("the:arn",), declare=True), 30, what="the queue, made anew")
+        for name in (refused, other):
+            queue(name)(connection.channel()).delete()
 
 
 @pytest.mark.parametrize("does", ["ack", "reject", "requeue"])
@@ -518,7 +543,7 @@ def test_a_task_that_ends_while_the_broker_is_away_frees_its_slot(does: str, awa
     """Its worker has closed the connection already, or does not know yet that the server has gone."""
     with (
         services.redis() as broker,
-        Connection(broker.url, transport_options=wakeups.transport_options(broker.url)) as it,
+        Connection(broker.url, transport_options=transport_options(broker.url)) as it,
     ):
         channel = it.channel()
         consumer = Consumer(channel, [queue(SERVICE_QUEUE)], on_message=(taken := []).append)
@@ -545,7 +570,7 @@ def test_a_worker_closes_a_channel_of_a_broker_that_was_away_and_is_back() -> No
     """The transport was closed while the broker was away; kombu's channel finds the broker again, but no address."""
     with (
         services.redis() as broker,
-        Connection(broker.url, transport_options=wakeups.transport_options(broker.url)) as it,
+        Connection(broker.url, transport_options=transport_options(broker.url)) as it,
     ):
         channel = it.default_channel
         consumer = Consumer(channel, [queue(SERVICE_QUEUE)], on_message=(taken := []).append)

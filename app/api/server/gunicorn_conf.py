@@ -9,11 +9,11 @@ import app.api.s3.wsgi_app
 import app.console  # noqa: F401 - its workers, which share what is imported before they are forked, need all of these
 from app import telemetry
 from app.api.server.gunicorn_options import options
+from app.broker import load_transport
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.outbox.engine.database import Database
 from app.outbox.tokens import check_listen
-from app.wakeups import load_transport
 
 _settings = Settings.from_environ(os.environ)
 try:

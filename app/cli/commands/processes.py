@@ -13,6 +13,7 @@ from importlib.util import find_spec
 import click
 
 from app import logs, metrics_folder, telemetry
+from app.broker import SERVICE_QUEUE, SPARK_QUEUE
 from app.cli.errors import describe_exception
 from app.cli_common.context import ServiceContext
 from app.cli_common.errors import CommandError
@@ -24,7 +25,6 @@ from app.outbox.engine.database import DatabaseUnavailable
 from app.private_folder import create_files_for_this_user_only
 from app.supervisor import fork_server
 from app.supervisor.start import sync_environment
-from app.wakeups import SERVICE_QUEUE
 
 # The only link from app to workers: a name that celery imports, so that nothing here does.
 CELERY = ("celery", "-A", "workers.celery")
@@ -36,7 +36,6 @@ PRELOADED = (
 )  # fmt: skip
 TARGET_TEST = ("workers.target_test",)  # likewise only a name here
 LOCAL_FLOWER = "workers.local_flower"  # likewise
-SPARK_QUEUE = "spark"  # as in workers.celery; a test compares them
 
 
 @click.command()

@@ -10,11 +10,11 @@ import pytest
 import redis
 import sqlalchemy as sa
 
+from app.broker import SERVICE_QUEUE
 from app.config.broker import KEY_PREFIX
 from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from app.wakeups import SERVICE_QUEUE
 from tests import services
 from tests.services import until
 from tests.support.builders import add_target, event, migrated

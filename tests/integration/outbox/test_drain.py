@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,7 @@ def test_two_drains_send_no_more_than_one(database: Database, outbox_url: str, q
 def test_a_queue_holds_a_bounded_number_however_many_partitions_are_busy(
     database: Database, queues: Queues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drain, "_MAX_WAITING", 3)
+    monkeypatch.setattr(drain, "POLICY", replace(drain.POLICY, max_target_messages=3))
     target = add_target(database)
     record(database, 400)
     assert queues.drain() == 3

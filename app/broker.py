@@ -1,0 +1,259 @@
+"""The task broker: connect to it, send it messages, and count those that wait in a queue.
+
+A message is a Celery task, in the protocol that Celery documents. This module knows kombu, the messaging library below
+Celery, and not Celery itself.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from amqp.exceptions import MessageNacked
+from kombu import Connection, Producer, Queue
+from kombu.common import maybe_declare
+from kombu.exceptions import OperationalError
+from kombu.transport.virtual import Channel as VirtualChannel
+
+from app.config.arn import TargetId
+from app.config.broker import KEY_PREFIX
+
+log = logging.getLogger("bucketwire.broker")
+
+SERVICE_QUEUE, SPARK_QUEUE = "bucketwire", "spark"
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerPolicy:
+    """How long something waits for the broker, and how many messages may wait at the broker.
+
+    Messages have no expiry, which would compare the clocks of two hosts: instead, nobody sends more while enough wait.
+    """
+
+    timeout_seconds: int = 3  # without one, a publisher waits forever for a broker that vanished silently
+    retry_seconds: float = 1.0  # between two attempts to reach a broker that is unavailable
+    refused_seconds: float = 10.0  # until a queue that the broker refuses is tried again
+    max_drains: int = 3  # in the service queue; a drain among them has not begun, so it finds all work
+    max_beat_messages: int = 20  # in the service queue, where rare tasks may wait behind drains
+    max_target_messages: int = 32  # in a target's queue; twice as many as it usually has partitions
+    max_direct_wake_ups: int = 2  # in a target's queue; one among them finds what is due by then
+    max_runs: int = 1_000  # reconciliations in the queue of the Spark worker
+    max_job_seconds: int = 7 * 86_400  # for which a message may be unacknowledged there
+
+
+POLICY = BrokerPolicy()
+_RABBITMQ = {
+    "confirm_publish": True,
+    "confirm_timeout": POLICY.timeout_seconds,
+    "read_timeout": POLICY.timeout_seconds,
+    "write_timeout": POLICY.timeout_seconds,
+}
+_REDIS = {
+    "global_keyprefix": KEY_PREFIX,
+    "visibility_timeout": 600,
+    "socket_timeout": POLICY.timeout_seconds,
+    "socket_connect_timeout": POLICY.timeout_seconds,
+    "socket_keepalive": True,
+    "health_check_interval": POLICY.timeout_seconds - 1,  # also bounds how late Redis may reply that nothing arrived
+    "priority_steps": [0],  # kombu's four would make four lists of each queue, and every look ask for all of them
+}
+_HEADERS = {"lang": "py", "kwargsrepr": "{}", "retries": 0}
+_OPTIONS: Mapping[str, None] = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+
+
+class BrokerUnavailable(Exception):
+    """The broker does not answer; the message has its address without the password."""
+
+
+def check_broker(broker_url: str) -> str:
+    """Connect to the broker, for five seconds at most, and return its address without the password.
+
+    Raises `BrokerUnavailable`.
+    """
+    with Connection(broker_url, connect_timeout=5) as connection:
+        shown: str = connection.as_uri()
+        try:
+            connection.ensure_connection(max_retries=1, timeout=5)
+        except OperationalError as error:
+            raise BrokerUnavailable(f"{shown} does not answer: {error}") from None
+    return shown
+
+
+def is_rabbitmq(broker_url: str) -> bool:
+    """Return whether the broker speaks AMQP."""
+    return broker_url.startswith("amqp")
+
+
+def load_transport(broker_url: str) -> None:
+    """Import what a connection needs, so that the thread that connects first does not hold up the others with it."""
+    Connection(broker_url).get_transport_cls()
+
+
+def transport_options(broker_url: str) -> dict[str, Any]:
+    """Return kombu's options for connections to this broker, so that each notices a broker that does not answer."""
+    return dict(_RABBITMQ if is_rabbitmq(broker_url) else _REDIS)
+
+
+def waiting(channel: Any, queue: str) -> int:
+    """Return how many messages wait in a queue. Raises the channel's errors, on RabbitMQ also for a missing queue."""
+    if isinstance(channel, VirtualChannel):
+        return int(channel._size(queue))  # the public way takes an empty list of Redis for a missing queue
+    return int(channel.queue_declare(queue, passive=True).message_count)
+
+
+def queue_name(target: TargetId) -> str:
+    """Return the name of the queue that carries a target's wake-ups."""
+    return f"target.{target.type}.{target.name}"
+
+
+def declared_queue(broker_url: str, name: str) -> Queue:
+    """Return a queue as this service declares it: durable; a quorum queue on RabbitMQ."""
+    arguments: dict[str, str | int] | None = {"x-queue-type": "quorum"} if is_rabbitmq(broker_url) else None
+    if arguments and name == SPARK_QUEUE:  # a wake-up may have to wait for as long as a reconciliation takes
+        arguments["x-consumer-timeout"] = POLICY.max_job_seconds * 1000
+    return Queue(name, routing_key=name, queue_arguments=arguments)
+
+
+class QueueDeclarations:
+    """Declares queues, each once on every connection, and leaves out for a while those that the broker refuses.
+
+    RabbitMQ closes the channel on which it refuses a queue, with everything else that the channel is used for. It
+    refuses one that exists with other properties than this service declares, or that belongs to another connection.
+    """
+
+    def __init__(self) -> None:
+        self._refused: dict[str, float] = {}  # by name, when it is tried again, by time.monotonic()
+
+    def usable(self, connection: Any, queues: Iterable[Queue]) -> list[Queue]:
+        """Return those of the queues that can be used on this connection.
+
+        They are declared on a channel of its own, which is closed again. A refusal is logged when it begins and when it
+        ends. Raises the connection's errors if it is lost.
+        """
+        channel, usable = None, []
+        try:
+            for queue in queues:
+                if self._refused.get(queue.name, 0.0) > time.monotonic():
+                    continue
+                if hash(queue) not in connection.declared_entities:
+                    channel = channel or connection.channel()
+                    try:
+                        maybe_declare(queue, channel)
+                    except connection.channel_errors as error:
+                        channel = None  # the broker has closed it
+                        self.refuse(queue.name, error)
+                        continue
+                if self._refused.pop(queue.name, None) is not None:
+                    log.info("the broker accepts the queue %s again", queue.name)
+                usable.append(queue)
+        finally:
+            if channel is not None:
+                with suppress(*connection.channel_errors, *connection.connection_errors):
+                    channel.close()
+        return usable
+
+    def refuse(self, name: str, error: BaseException) -> None:
+        """Leave a queue out for a while, because the broker has answered so to its declaration or to a message."""
+        if name not in self._refused:
+            log.error(
+                "the broker refuses the queue %s, so its target gets no events; other targets are served. Delete the"
+                " queue, and it is created again: %s", name, error,
+            )  # fmt: skip
+        self._refused[name] = time.monotonic() + POLICY.refused_seconds
+
+
+class Broker:
+    """One connection to the broker, opened when it is needed, and again when it was lost.
+
+    Use it from one thread at a time, and in the process that made it. Its methods raise `BrokerUnavailable`.
+    """
+
+    def __init__(self, broker_url: str) -> None:
+        self._url = broker_url
+        self._connection: Any = None
+        self._channel: Any = None
+        self._declarations = QueueDeclarations()
+
+    def length(self, queue: str) -> int | None:
+        """Return how many messages wait in a queue; None if nobody has declared it, or the broker refuses it."""
+        return self._connected(lambda: self._length(queue))
+
+    def publish(
+        self,
+        queue: str,
+        task: str,
+        arguments: tuple[object, ...] = (),
+        *,
+        time_limit: int | None = None,
+        declare: bool = False,
+    ) -> bool:
+        """Have a worker carry out a task; return whether it was sent: not if the broker refuses the queue.
+
+        A worker that takes longer than `time_limit` (s) is killed. On RabbitMQ a message to a missing queue is lost, so
+        `declare` the queue first, unless it was counted.
+        """
+        return self._connected(lambda: self._publish(queue, task, arguments, time_limit, declare=declare))
+
+    def close(self) -> None:
+        """Close the connection; the next use opens another one."""
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.release()
+
+    def _connected(self, action: Callable[[], _T]) -> _T:
+        """Carry out an action; once more on a new connection if it fails on an old one, which may have been lost."""
+        is_old = self._connection is not None
+        try:
+            return self._try(action)
+        except BrokerUnavailable:
+            if not is_old:
+                raise
+            return self._try(action)
+
+    def _try(self, action: Callable[[], _T]) -> _T:
+        if self._connection is None:
+            self._connection = Connection(
+                self._url, connect_timeout=POLICY.timeout_seconds, transport_options=transport_options(self._url)
+            )
+        try:
+            return action()
+        except Exception as error:
+            shown = self._connection.as_uri()
+            self.close()
+            raise BrokerUnavailable(f"{shown} does not answer: {error}") from error
+
+    def _length(self, queue: str) -> int | None:
+        channel = self._channel = self._channel or self._connection.channel()
+        try:
+            return waiting(channel, queue)
+        except self._connection.channel_errors:
+            self._channel = None  # RabbitMQ has closed it
+            return None
+
+    def _publish(
+        self, name: str, task: str, arguments: tuple[object, ...], time_limit: int | None, *, declare: bool
+    ) -> bool:
+        queue = declared_queue(self._url, name)
+        if declare and not self._declarations.usable(self._connection, [queue]):
+            return False
+        self._channel = self._channel or self._connection.channel()
+        number = str(uuid4())
+        headers = {"task": task, "id": number, "root_id": number, "argsrepr": repr(arguments)}
+        try:
+            Producer(self._channel, auto_declare=False).publish(
+                (arguments, {}, _OPTIONS), routing_key=name, serializer="json", correlation_id=number,
+                headers=_HEADERS | headers | {"timelimit": [time_limit, None]},
+            )  # fmt: skip
+        except Exception as error:
+            cause = error.__cause__ or error  # kombu replaces some of them, and raises from the original
+            if not isinstance(cause, (*self._connection.channel_errors, MessageNacked)):
+                raise
+            self._channel = None
+            self._declarations.refuse(name, cause)
+            return False
+        return True
