@@ -5,6 +5,7 @@ uses the new rules, and an append before it uses the old ones.
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -24,6 +25,7 @@ from app.outbox.delivery.reasons import clean_reason
 from app.outbox.delivery.transitions import cursors, events
 from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors
+from app.outbox.log.append import chunks
 from app.outbox.markers import NO_LIMIT
 from app.outbox.rules import StoredRule, read_rules, rule_facts, rule_to_row
 from app.outbox.service_settings import read_api_settings, write_api_settings
@@ -82,6 +84,19 @@ class Registry:
         with self._database.reading() as connection:
             rows = connection.execute(sa.select(tables.targets).order_by(t.type, t.name))
             return [stored_target(row) for row in rows]
+
+    def some(self, targets: Collection[TargetId]) -> list[StoredTarget]:
+        """Return those of the targets that exist."""
+        t, names = tables.targets.c, defaultdict[str, list[str]](list)
+        for target in targets:
+            names[target.type].append(target.name)
+        with self._database.reading() as connection:
+            return [
+                stored_target(row)
+                for type_name, of_type in names.items()
+                for chunk in chunks(of_type)
+                for row in connection.execute(sa.select(tables.targets).where(t.type == type_name, t.name.in_(chunk)))
+            ]
 
     def target(self, target: TargetId) -> StoredTarget:
         """Return one target. Raises `UnknownTarget`."""

@@ -46,7 +46,7 @@ class _Known:
 class ReadyTargets:
     """The targets that can be delivered to now. Use it from one thread at a time.
 
-    It reads the targets at most once a second, and their free partitions each time it is asked.
+    It reads each target at most once a second while it is asked for it, and their free partitions each time.
     """
 
     def __init__(self, database: Database, registry: Registry, settings: Settings) -> None:
@@ -54,10 +54,10 @@ class ReadyTargets:
         self._registry = registry
         self._settings = settings
         self._clock = DatabaseClock(database)
-        self._known: Mapping[TargetId, _Known] = {}
+        self._known: dict[TargetId, _Known | None] = {}  # None: it cannot be delivered to, or does not exist
         # By row id, with the settings that they were made from.
         self._limits: dict[int, tuple[Mapping[str, str], tuple[int, bool]]] = {}
-        self._next = 0.0  # when to read the targets again, by time.monotonic()
+        self._next = 0.0  # when to forget the targets, by time.monotonic()
 
     def __call__(self, due: Due) -> Mapping[TargetId, Ready]:
         """Return those of the targets that are neither paused, disabled, broken nor unavailable, with what is free.
@@ -68,10 +68,10 @@ class ReadyTargets:
             if time.monotonic() >= self._next:
                 self._known = {}
                 self._next = time.monotonic() + _KNOWN_FOR
-                self._known = {
-                    stored.target: known for stored in self._registry.targets() if (known := self._of(stored))
-                }
-            return self._ready({self._known[target]: due[target] for target in due if target in self._known})
+            if unknown := due.keys() - self._known.keys():
+                stored = {stored.target: self._of(stored) for stored in self._registry.some(unknown)}
+                self._known |= {target: stored.get(target) for target in unknown}
+            return self._ready({known: due[target] for target in due if (known := self._known[target]) is not None})
         except DatabaseUnavailable:
             return {}
 
