@@ -60,7 +60,12 @@ def _parked(database: Database, now: int) -> int:
             sa.and_(p.attempts == 0, p.not_before > now + FUTURE_TIMES.max_retry_after_ms + FUTURE_TIMES.tolerance_ms),
         ),
     )
-    cursors = sa.select(c.target_id, c.partition).where(c.replay_id == WHOLE_LOG).order_by(c.target_id, c.partition)
+    has_parked = sa.exists().where(p.target_id == c.target_id, p.partition == c.partition)  # an index row for each
+    cursors = (
+        sa.select(c.target_id, c.partition)
+        .where(c.replay_id == WHOLE_LOG, has_parked)
+        .order_by(c.target_id, c.partition)
+    )
     with database.reading() as connection:
         places = connection.execute(cursors).all()
     for target_id, group in groupby(places, key=lambda row: row.target_id):
