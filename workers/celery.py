@@ -49,13 +49,14 @@ from app.config.arn import TargetId
 from app.config.fields.cron import last_moment
 from app.config.settings import Settings
 from app.metrics_folder import remove
-from app.outbox import series
+from app.outbox import log_head, series
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.ready_targets import HARD_LIMIT
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.targets import enabled_targets
 from workers import reconcile_jobs, runtime
 from workers.idle_processes import processes
+from workers.served_targets import ServedTargets
 from workers.telemetry import metrics
 
 PURGE_EVERY = 10  # seconds; each purge is short, and the drains continue it if it has not removed everything
@@ -248,11 +249,11 @@ class TargetQueues(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer:Tasks",)
 
     def __init__(self, _parent: Any, **_: Any) -> None:
-        wanted = os.environ.get("BUCKETWIRE_WORKER_TARGETS", "*")
-        self.enabled = wanted != ""
-        self._wanted = frozenset(filter(None, wanted.split(",")))
+        self._served_targets = ServedTargets()
+        self.enabled = bool(self._served_targets)
         self._database = Database(settings.database_url, pool_size=1, patience=settings.database_timeout)
         self._declarations = QueueDeclarations()
+        self._targets: tuple[int, dict[str, TargetId]] = (-1, {})  # version of targets and rules, what is served then
         self._timer: Any = None
 
     def start(self, parent: Any) -> None:
@@ -290,18 +291,19 @@ class TargetQueues(bootsteps.StartStopStep):
     def _served(self) -> dict[str, TargetId] | None:
         """Return the enabled targets by queue; None while the database is unavailable: nothing changes then."""
         try:
-            targets = enabled_targets(self._database)
+            with self._database.reading() as connection:
+                version = log_head.read(connection).version  # another one after each change of a target
+            if version != self._targets[0]:
+                served = filter(self._served_targets.__contains__, enabled_targets(self._database))
+                self._targets = version, {queue_name(target): target for target in served}
         except DatabaseUnavailable:
             return None
-        return {queue_name(target): target for target in targets if self._serves(target)}
+        return self._targets[1]
 
     @staticmethod
     def _consuming(consumer: Any) -> set[str]:
         own = (SERVICE_QUEUE, SPARK_QUEUE)
         return {one.name for one in consumer.task_consumer.queues if one.name not in own}
-
-    def _serves(self, target: TargetId) -> bool:
-        return not self._wanted.isdisjoint({"*", target.type, str(target)})
 
 
 app.steps["consumer"].add(TargetQueues)

@@ -19,6 +19,7 @@ from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.markers import NEVER
 from app.outbox.targets import UnknownTarget
 from workers.resources import Resources
+from workers.served_targets import ServedTargets
 from workers.upkeep import Upkeep
 
 _LIMITS_KNOWN = 5.0  # seconds for which a target's time limit is cached
@@ -59,6 +60,7 @@ class Drain:
         self._upkeep = upkeep
         self._due_work = DueWork(held.database)
         self._announced = Announced()
+        self._served_targets = ServedTargets()
         self._tidied = 0.0
         self._limits: dict[TargetId, tuple[float, int]] = {}  # when each was looked up, and its value
 
@@ -110,9 +112,14 @@ class Drain:
         return len(due)
 
     def queue_alive(self, row_id: int) -> None:
-        """Record that a worker serves the queue of the target with this row id."""
+        """Record that this worker serves the queue of the target with this row id, and all others that it serves."""
         try:
-            heartbeats.answered(self._held.database, row_id, self._held.clock())
+            with self._held.database.reading() as connection:
+                queues = {queue.row_id: queue for queue in heartbeats.queues(connection)}
+            probed = queues.get(row_id)
+            if probed is not None and probed.answered < probed.asked:  # else another probe's answer was for it, too
+                served = {queue.row_id for queue in queues.values() if queue.target in self._served_targets}
+                heartbeats.answered(self._held.database, {row_id} | served, self._held.clock())
         except DatabaseUnavailable as error:
             self._held.state.unavailable(error)
 

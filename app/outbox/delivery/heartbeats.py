@@ -1,12 +1,13 @@
 """Record heartbeats: when the drain last ran, and when a worker last answered on each target's queue.
 
-A queue is probed by a Celery message like a wake-up, and the worker that receives it records the time. While no worker
-answers, the queue is probed less and less often, so that only a few probes accumulate in a persistent broker. They are
-the first messages that a worker receives when there is one again.
+A queue is probed by a Celery message like a wake-up, and the worker that receives it records the time for every queue
+that it serves. So of the queues whose last answer was the same one, one is probed for all. While no worker answers, the
+queue is probed less and less often, so that only a few probes accumulate in a persistent broker. They are the first
+messages that a worker receives when there is one again.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -21,7 +22,7 @@ DRAIN_STOPPED = 30_000  # ms without a drain after which it counts as stopped; i
 EVERY = 15_000  # ms between two probes of a queue that is served
 UNSERVED = 300_000  # ms without an answer after which a queue counts as not served by any worker
 _RAREST = 3_600_000
-_LEAST_APART = 200  # ms between two probes of any queues: with a thousand targets each queue is probed less often
+_LEAST_APART = 200  # ms between two probes of any queues: of a thousand that nobody serves each is probed less often
 _MAX_PROBES = EVERY // _LEAST_APART  # queues in one probing, which holds up the drain
 # Prefixes of a target's row id, which is never reused; its name might be too long.
 _QUEUE, _ASKED, _SILENT = "queue.", "asked.", "silent."
@@ -137,15 +138,27 @@ def queues_to_probe(database: Database, now: int) -> list[Queue]:
         with database.writing() as connection:
             connection.execute(tables.heartbeats.delete().where(tables.heartbeats.c.name.in_(gone)))
     every = max(EVERY, _LEAST_APART * len(served))
-    due = sorted((queue for queue in served if queue.due(now, every)), key=lambda queue: queue.asked)[:_MAX_PROBES]
+    due = _one_for_all(sorted((queue for queue in served if queue.due(now, every)), key=lambda queue: queue.asked))
+    due = due[:_MAX_PROBES]
     _record_all(database, {f"{_SILENT}{queue.row_id}": queue.asked for queue in due if queue.is_silent})
     _record_all(database, {f"{_ASKED}{queue.row_id}": now for queue in due})
     return due
 
 
-def answered(database: Database, row_id: int, now: int) -> None:
-    """Record that a worker has answered on the queue of the target with this row id."""
-    record(database, f"{_QUEUE}{row_id}", now)
+def _one_for_all(queues: Iterable[Queue]) -> list[Queue]:
+    """Return the first of the queues whose last answer was the same one, and all that have not answered yet."""
+    answers: set[int] = set()
+    first: list[Queue] = []
+    for queue in queues:
+        if queue.answered not in answers:
+            first.append(queue)
+        answers |= {queue.answered} if queue.answered else set()
+    return first
+
+
+def answered(database: Database, row_ids: Iterable[int], now: int) -> None:
+    """Record that a worker has answered that serves the queues of the targets with these row ids."""
+    _record_all(database, {f"{_QUEUE}{row_id}": now for row_id in row_ids})
 
 
 def _gone(connection: sa.Connection) -> list[str]:

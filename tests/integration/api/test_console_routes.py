@@ -49,7 +49,7 @@ def test_workers_are_known_by_their_heartbeats(plain: Api, plain_log: Database) 
     found = plain.client.get("/v1/workers").json()
     assert found["drain"] == {"running": False, "age": None}
     [queue] = [queue for queue in _queues(plain_log) if queue.target == served]
-    heartbeats.answered(plain_log, queue.row_id, now_ms())
+    heartbeats.answered(plain_log, [queue.row_id], now_ms())
     heartbeats.record(plain_log, heartbeats.DRAIN, now_ms())
     found = plain.client.get("/v1/workers").json()
     assert found["drain"]["running"]

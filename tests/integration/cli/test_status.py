@@ -118,7 +118,7 @@ def test_the_doctor_finds_a_queue_that_no_worker_serves(cli: Cli, database: Data
         return [one["text"] for one in findings if one["subject"] == str(target) and one["grade"] == "problem"]
 
     assert found() == ["no worker has answered on its queue for 2.0 h; start a worker that serves it (--targets)"]
-    heartbeats.answered(database, queue.row_id, now_ms())
+    heartbeats.answered(database, [queue.row_id], now_ms())
     assert found() == []
 
 

@@ -121,7 +121,7 @@ def test_a_breaker_lets_a_probe_pass_and_a_target_is_opened(database: Database) 
 def test_a_queue_is_probed_and_its_silence_is_noticed(database: Database) -> None:
     target, now = add_target(database), now_ms()
     heartbeats.queues_to_probe(database, now + YEARS)
-    heartbeats.answered(database, row_id(database, target), now + YEARS)
+    heartbeats.answered(database, [row_id(database, target)], now + YEARS)
     with database.writing() as connection:
         connection.execute(tables.targets.update().values(created_at=now + YEARS))
     assert bring_back(database, now) == 3

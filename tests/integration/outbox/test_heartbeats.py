@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from app.config.arn import TargetId
+from app.config.settings import Settings
 from app.outbox import tables
 from app.outbox.delivery import heartbeats
 from app.outbox.engine.database import Database, now_ms
 from tests.support.builders import add_target, migrated, registry
+from workers.runtime import Runtime
 
 SECOND = 1000
 
@@ -38,7 +41,7 @@ def test_a_queue_is_asked_every_fifteen_seconds_while_it_answers(database: Datab
         [asked] = heartbeats.queues_to_probe(database, now)
         assert asked.target == target
         assert heartbeats.queues_to_probe(database, now + 5 * SECOND) == []
-        heartbeats.answered(database, asked.row_id, now + SECOND)
+        heartbeats.answered(database, [asked.row_id], now + SECOND)
         assert queue(database).heartbeat_age(now + 3 * SECOND) == 2 * SECOND
 
 
@@ -52,9 +55,9 @@ def test_a_queue_that_does_not_answer_is_asked_ever_more_rarely_and_at_once_agai
     assert set(gaps[10:]) == {3600}, "what waits for a worker stays a handful, also in a broker that forgets nothing"
     assert queue(log).heartbeat_age(began + 24 * 3600 * SECOND) >= 24 * 3600 * SECOND - 1000
     back = began + 25 * 3600 * SECOND
-    heartbeats.answered(log, queue(log).row_id, back)
+    heartbeats.answered(log, [queue(log).row_id], back)
     heartbeats.queues_to_probe(log, back + heartbeats.EVERY)
-    heartbeats.answered(log, queue(log).row_id, back + heartbeats.EVERY + SECOND)
+    heartbeats.answered(log, [queue(log).row_id], back + heartbeats.EVERY + SECOND)
     assert len(heartbeats.queues_to_probe(log, back + 2 * heartbeats.EVERY)) == 1
 
 
@@ -75,11 +78,53 @@ def test_the_questions_of_many_targets_come_less_often() -> None:
     assert not one.due(115_000, 100_000)
 
 
+def test_of_queues_that_one_worker_serves_one_is_asked_for_all(database: Database) -> None:
+    ids = {registry(database).target(add_target(database, f"t{number}")).row_id for number in range(5)}
+    mine, others = set(sorted(ids)[:3]), set(sorted(ids)[3:])
+    now = now_ms()
+    assert {one.row_id for one in heartbeats.queues_to_probe(database, now)} == ids, "nobody knows yet who serves them"
+    for round_ in range(1, 4):
+        heartbeats.answered(database, mine, now + 1)
+        heartbeats.answered(database, others, now + 2)
+        now += heartbeats.EVERY + SECOND
+        asked = [one.row_id for one in heartbeats.queues_to_probe(database, now)]
+        assert len(asked) == 2, round_
+        assert len(mine & set(asked)) == len(others & set(asked)) == 1
+    gone = set[int]()
+    for _ in range(10):  # nobody answers any more: all of them are asked in the end
+        now += heartbeats.EVERY
+        gone |= {one.row_id for one in heartbeats.queues_to_probe(database, now)}
+    assert gone == ids
+    assert queue(database, "t0").heartbeat_age(now) > 10 * heartbeats.EVERY
+
+
+def test_a_worker_answers_for_what_it_serves(
+    database: Database, outbox_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, other, kafka = (
+        registry(database).target(target).row_id
+        for target in (
+            add_target(database, "a"),
+            add_target(database, "b"),
+            add_target(database, "c", type_name="redis", values={"address": "127.0.0.1:9", "key": "k"}),
+        )
+    )
+    monkeypatch.setenv("BUCKETWIRE_WORKER_TARGETS", "redis,webhook:a")
+    heartbeats.queues_to_probe(database, now_ms() - SECOND)
+    settings = {"BUCKETWIRE_DATABASE_URL": outbox_url, "BUCKETWIRE_DATA_DIR": str(tmp_path)}
+    with contextlib.closing(Runtime(Settings.from_environ(settings))) as runtime:
+        runtime.drain.queue_alive(served)
+    with database.reading() as connection:
+        alive = {one.row_id for one in heartbeats.queues(connection) if one.answered}
+    assert alive == {served, kafka}
+    assert other not in alive
+
+
 def test_signs_of_targets_that_are_gone_are_forgotten(log: Database) -> None:
     target = add_target(log)
     heartbeats.record(log, heartbeats.DRAIN, 5)
     heartbeats.queues_to_probe(log, now_ms())
-    heartbeats.answered(log, queue(log).row_id, now_ms())
+    heartbeats.answered(log, [queue(log).row_id], now_ms())
     registry(log).remove(target, force=True)
     heartbeats.queues_to_probe(log, now_ms())
     with log.reading() as connection:
