@@ -21,7 +21,8 @@ from pyspark.sql import SparkSession
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
-from app.outbox.reconcile.findings import MOST, read_findings
+from app.outbox.policies import RECONCILIATIONS
+from app.outbox.reconcile.findings import read_findings
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.registry import Registry, open_registry
 from spark_jobs.api_client import Api
@@ -265,7 +266,7 @@ def test_drift_of_every_kind_is_found_exactly_and_repaired_exactly(stage: Stage,
     )
     assert (found.state, lines(found), found.counts["repaired"]) == ("drift", expected, 0)
     assert f"{removals} of" in found.problem
-    stored = read_findings(stage.whole.database, found.page.parent.name, limit=MOST)
+    stored = read_findings(stage.whole.database, found.page.parent.name, limit=RECONCILIATIONS.max_findings)
     assert {one.facts["key"]: one.kind for one in stored} == {
         key: kind.partition(":")[0] for key, kind in expected.items()
     }
