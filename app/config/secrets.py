@@ -11,7 +11,7 @@ from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 from app.config.arn import TargetId
 from app.config.errors import REDACTED, BadSettings, BadValue, Problem
-from app.config.fields.fields import redact
+from app.config.fields.fields import fields_of, redact
 from app.config.targets.registry import TYPES
 
 _SEALED = "enc:"
@@ -55,12 +55,13 @@ class Sealer:
     def seal_all(self, target: TargetId | str, values: Mapping[str, str]) -> dict[str, str]:
         """Return a target's texts as they may be stored.
 
-        Everything that is redacted is sealed: secrets, URLs with a password, a webhook's address of which a part is not
-        shown, and unknown keys, because they may be misspelt secrets. A reference to a secret is not sealed.
+        Everything that is redacted is sealed: secrets, URLs with a password, and unknown keys, because they may be
+        misspelt secrets. So is a webhook's address. A reference to a secret is not sealed.
         """
-        redacted = _redact_all(target if isinstance(target, str) else target.type, values)
+        type_name = target if isinstance(target, str) else target.type
+        redacted, always = _redact_all(type_name, values), _always_sealed(type_name)
         return {
-            name: self.seal(text) if text != redacted[name] or text.startswith(_SEALED) else text
+            name: self.seal(text) if text != redacted[name] or name in always or text.startswith(_SEALED) else text
             for name, text in values.items()
         }
 
@@ -129,6 +130,11 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _always_sealed(type_name: str) -> set[str]:
+    fields = fields_of(TYPES[type_name]).values() if type_name in TYPES else ()
+    return {field.name for field in fields if field.kind.is_sealed}
 
 
 def _redact_all(type_name: str, values: Mapping[str, str]) -> Mapping[str, str]:

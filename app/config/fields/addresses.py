@@ -4,7 +4,6 @@ import base64
 import ipaddress
 import re
 from collections.abc import Iterator
-from itertools import takewhile
 from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
@@ -12,7 +11,7 @@ from app.config.errors import REDACTED, BadValue
 from app.config.fields.field_types import FieldType
 
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
-_PLAIN = re.compile(r"(?:v[0-9]{1,2}|[a-z]{1,16}(?:[-_][a-z]{1,16}){0,3}|)")  # a segment of a path that is no secret
+_WORD = re.compile("[a-z]{1,12}|v[0-9]{1,2}")  # a part of a URL that is hardly a secret by itself
 _ZONE = re.compile(r"[A-Za-z0-9_.-]{1,15}")  # an interface's name or number
 _SECRET_NAME = re.compile("pass|pwd|token|secret|key|sig|auth|cred|code", re.IGNORECASE)  # part of a parameter's name
 _MAX_URL_CHARACTERS = 8192  # characters, as any other value
@@ -148,34 +147,37 @@ class HttpUrl(FieldType[str]):
 
 
 class WebhookUrl(HttpUrl):
-    """The address of a webhook. Who knows Slack's may post there, so a path and a query may be secrets.
+    """The address of a webhook. Who knows Slack's or that of a topic of ntfy may post there, so any path is a secret.
 
-    Shown are the host and the path's first segments as long as they are plain words, such as
-    `https://hooks.slack.com/services/*redacted*`, and of a query the names.
+    Shown are the scheme and the host, of a path at most its first segment, if that is a short word and a small part of
+    it (`https://hooks.slack.com/services/*redacted*`), and of a query the names.
     """
 
+    is_sealed = True
+
     def shown(self, text: str) -> str:
-        parts, segments, _ = _split_webhook(text)
+        parts = _split_webhook(text)
         if parts is None:
-            return text if _PLAIN.fullmatch(text.removesuffix("://")) else REDACTED
+            return text and REDACTED
         user, colon, _ = parts.netloc.rpartition("@")[0].partition(":")
         login = f"{user if colon else REDACTED}{colon and colon + REDACTED}@" if "@" in parts.netloc else ""
-        path = "/".join(segments) + (f"/{REDACTED}" if "/".join(segments) != parts.path else "")
         names = (pair.partition("=") for pair in parts.query.split("&") if parts.query)
         query = "&".join(f"{name}={REDACTED}" if equals else REDACTED for name, equals, _ in names)
-        return urlunsplit((parts.scheme, login + parts.netloc.rpartition("@")[2], path, query, ""))
+        netloc = login + parts.netloc.rpartition("@")[2]
+        return urlunsplit((parts.scheme, netloc, _shown_path(parts.path), query, ""))
 
     def secrets_in(self, value: str) -> Iterator[str]:
-        """Yield what `shown` leaves out: the password, parts of the path and values of the query."""
+        """Yield what `shown` leaves out: password, path and values of the query, but no single words of these."""
         yield from super().secrets_in(value)
-        parts, _, hidden = _split_webhook(value)
+        parts = _split_webhook(value)
         if parts is None:
             return
-        values = (pair.rpartition("=")[2] for pair in parts.query.split("&"))
-        secrets = [*hidden, *(text for text in values if not _PLAIN.fullmatch(text))]
+        secrets = [] if _shown_path(parts.path) == parts.path else [parts.path]
+        texts = [*parts.path.split("/"), *(pair.rpartition("=")[2] for pair in parts.query.split("&"))]
+        secrets += [text for text in texts if text and not _WORD.fullmatch(text)]
         if parts.password is None and parts.username:
             secrets.append(parts.username)
-        yield from (form for secret in secrets for form in (secret, unquote(secret)) if secret)
+        yield from (form for secret in secrets for form in (secret, unquote(secret)))
 
 
 class PageUrl(HttpUrl):
@@ -234,17 +236,24 @@ def secrets_in_url(url: str) -> Iterator[str]:
     yield from (value for name, value in parse_qsl(parts.query) if _SECRET_NAME.search(name))
 
 
-def _split_webhook(text: str) -> tuple[SplitResult | None, list[str], list[str]]:
-    """Split a webhook's URL; return also the segments of its path that are shown, and the others that are no words."""
+def _split_webhook(text: str) -> SplitResult | None:
+    """Split a webhook's URL; return None for a text that is none."""
     try:
         parts = urlsplit(text)
     except ValueError:
-        return None, [], []
-    if not parts.netloc or ("@" in parts.path and "@" not in parts.netloc and ":" in parts.netloc):
-        return None, [], []  # no URL, or a stray / in the password ends the authority
-    segments = parts.path.split("/")
-    shown = list(takewhile(_PLAIN.fullmatch, segments))
-    return parts, shown, [each for each in segments[len(shown) :] if not _PLAIN.fullmatch(each)]
+        return None
+    # A stray / in the password ends the authority.
+    is_cut = "@" in parts.path and "@" not in parts.netloc and ":" in parts.netloc
+    return None if is_cut or not parts.netloc else parts
+
+
+def _shown_path(path: str) -> str:
+    """Return a path without what may be a secret; one that is shown already stays as it is."""
+    if path in ("", "/"):
+        return path
+    first, _, rest = path[1:].partition("/")
+    is_small = rest == REDACTED or 3 * len(first) <= len(path)
+    return f"/{first}/{REDACTED}" if rest and is_small and _WORD.fullmatch(first) else f"/{REDACTED}"
 
 
 def _redacted_parameter(text: str) -> str:

@@ -27,6 +27,7 @@ class FieldType(Generic[T]):
     label: str  # its name on the reference page
     empty: T  # the placeholder for a required value that is missing because the target is disabled
     holds_secrets = False  # whether a value may contain a secret; it may then be a reference to a secret
+    is_sealed = False  # whether a value is encrypted at rest even if all of it is shown
     has_colons = False  # whether a value may begin with `env:` or `file:` without being a reference
     separator = ""  # between the values of a list, for types that are lists
     is_mapping = False  # whether a value may be given as an object of texts

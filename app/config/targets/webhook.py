@@ -42,7 +42,7 @@ class WebhookSettings(MessageSettings, TlsSettings, type_name="webhook", title="
     """Webhook (reference §4.2)."""
 
     endpoint: str = setting(
-        WebhookUrl(), about="the URL that receives the events by POST; shown without what may be secret"
+        WebhookUrl(), about="the URL that receives the events by POST; encrypted at rest, and shown without its path"
     )
     auth_token: str = setting(
         Text(ascii_only=True),

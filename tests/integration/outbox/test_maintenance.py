@@ -13,7 +13,7 @@ from alembic.script import ScriptDirectory
 import migrations
 from app.config.arn import TargetId
 from app.config.target_settings import BadSettings
-from app.outbox import tables
+from app.outbox import audit, tables
 from app.outbox.delivery.object_history import object_history
 from app.outbox.engine import migration, schema_version
 from app.outbox.engine.database import Database, now_ms
@@ -41,6 +41,25 @@ def test_migrations_go_up_down_and_up_again_and_match_the_models(empty_url: str)
         assert set(sa.inspect(connection).get_table_names()) <= {"alembic_version"}
     migration.migrate(database)
     assert schema_version.current(database) == schema_version.head()
+    database.close()
+
+
+def test_a_migration_shortens_the_addresses_of_webhooks_in_older_entries_of_the_audit_log(empty_url: str) -> None:
+    database = Database(empty_url)
+    migration.migrate(database)
+    migration.downgrade(database, "0007")
+    lines = ["+ auth_token=*redacted*", "- endpoint=https://me:*redacted*@ntfy.sh/my-topic?a=b", "+ endpoint=http://h/"]
+    with database.writing() as connection:
+        for _ in range(3):
+            audit.record(connection, "target.change", "target:webhook:a", {"origin": "api", "settings": lines})
+        audit.record(connection, "target.change", "target:redis:a", {"settings": ["+ comment=- endpoint=http://h/x"]})
+        audit.record(connection, "target.pause", "target:webhook:a", {"reason": "its + endpoint=http://h/x"})
+    migration.migrate(database)
+    *changes, other, paused = reversed(audit.entries(database, audit.AuditFilter(), limit=9))
+    lines[1] = "- endpoint=https://ntfy.sh/*redacted*"
+    assert [entry.details for entry in changes] == [{"origin": "api", "settings": lines}] * 3
+    assert other.details == {"settings": ["+ comment=- endpoint=http://h/x"]}
+    assert paused.details == {"reason": "its + endpoint=http://h/x"}
     database.close()
 
 

@@ -9,6 +9,7 @@ import pytest
 from app.config import target_settings
 from app.config.arn import TargetId
 from app.config.errors import REDACTED, BadSettings
+from app.config.fields.fields import fields_of
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import TYPES
 from tests.support.reference_keys import TABLES, Row, camel, refused, valid
@@ -72,6 +73,8 @@ def test_every_value_that_is_none_is_refused_with_its_key_and_the_reason(type_na
         if row.secret:
             assert problem.value == REDACTED
             assert text not in str(caught.value)
+        elif (field := fields_of(TYPES[type_name])[row.key]).kind.is_sealed:
+            assert problem.value == field.shown(text)
         else:
             assert text in problem.value
 

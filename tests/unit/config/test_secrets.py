@@ -61,6 +61,8 @@ def test_only_what_is_not_shown_is_sealed() -> None:
         ("webhook", {"endpoint": "http://me:hunter2@h/"}),
         ("webhook", {"endpoint": "https://hooks.slack.com/services/T0/hunter2"}),
         ("webhook", {"endpoint": "http://h/?k=hunter2"}),
+        ("webhook", {"endpoint": "https://ntfy.sh/hunter2"}),
+        ("webhook", {"endpoint": "http://hunter2/"}),
         ("postgresql", {"connection_string": "password=hunter2"}),
         ("unheard", {"anything": "hunter2"}),
         ("redis", {"comment": "enc:hunter2"}),

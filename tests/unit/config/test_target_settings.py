@@ -117,7 +117,7 @@ def test_the_address_of_redis_may_be_a_url_that_says_no_more_than_where() -> Non
 
 def test_a_password_in_an_endpoint_is_not_shown_either() -> None:
     values = {"endpoint": "http://me:hunter2@h/x"}
-    assert redacted("webhook", values) == {"endpoint": f"http://me:{REDACTED}@h/x"}
+    assert redacted("webhook", values) == {"endpoint": f"http://me:{REDACTED}@h/{REDACTED}"}
     assert "hunter2" not in repr(load("webhook", values))
     assert "hunter2" not in str(problems("webhook", {"endpoint": "http://me:hunter2@h:x/"}))
 
@@ -286,7 +286,7 @@ def test_changes_are_made_to_what_is_stored() -> None:
     assert merged("redis", stored, changes) == {"address": "b", "key": "k", "password": "hunter2", "enable": "off"}
     assert merged("redis", stored, {"password": None}) == {"address": "a", "key": "k", "db": "3"}
     assert merged("redis", {}, {"password": REDACTED}) == {"password": REDACTED}  # and loading refuses it
-    shown = f"http://me:{REDACTED}@h/x"
+    shown = f"http://me:{REDACTED}@h/{REDACTED}"
     assert merged("webhook", {"endpoint": "http://me:pw@h/x"}, {"endpoint": shown}) == {"endpoint": "http://me:pw@h/x"}
 
 

@@ -44,6 +44,7 @@ class Parrot:
         ("webhook", {"endpoint": f"http://h/?n=1&access_token={SECRET}"}),
         ("webhook", {"endpoint": f"http://h/services/T0/{SECRET}/last"}),
         ("webhook", {"endpoint": f"http://h/?k={SECRET}"}),
+        ("webhook", {"endpoint": f"https://ntfy.sh/{SECRET}"}),
         ("webhook", {"endpoint": f"http://{SECRET}@h/"}),
         ("webhook", {"endpoint": "http://h/", "auth_token": f"Splunk {SECRET}"}),
         ("webhook", {"endpoint": "http://h/", "headers": f"X-Key: {SECRET}"}),
