@@ -1,4 +1,8 @@
-"""Print the events of an exchange, through a queue of its own that keeps them while this does not run."""
+"""Print the events of an exchange, through a queue of its own that keeps them while this does not run.
+
+bucketwire target set amqp:1 url=amqp://guest:guest@localhost:5672 exchange=bucketevents exchange_type=fanout
+pip install pika
+"""
 
 import json, pika
 

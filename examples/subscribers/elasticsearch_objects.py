@@ -1,4 +1,8 @@
-"""Print what the bucket `images` holds, largest first: the index mirrors the buckets."""
+"""Print what the bucket `images` holds, largest first: the index mirrors the buckets.
+
+bucketwire target set elasticsearch:1 url=http://localhost:9200 index=bucketobjects username=me password=secret
+pip install 'elasticsearch<9'
+"""
 
 from urllib.parse import unquote_plus
 from elasticsearch import Elasticsearch

@@ -1,7 +1,10 @@
 """Count the events of each name by the hour, of one bucket in a week: what Kibana's Discover asks for its chart.
 
 The index is that of a target with `format=access` and `access_shape=guide`, which gives documents `@timestamp`.
-"""
+
+    bucketwire target set elasticsearch:2 url=http://localhost:9200 index=bucketevents username=me password=secret format=access access_shape=guide
+    pip install 'elasticsearch<9'
+"""  # noqa: E501
 
 from elasticsearch import Elasticsearch
 

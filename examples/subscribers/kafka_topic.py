@@ -1,4 +1,8 @@
-"""Print the events of a topic, from where the group `mine` stopped."""
+"""Print the events of a topic, from where the group `mine` stopped.
+
+bucketwire target set kafka:1 brokers=localhost:9092 topic=minio_events
+pip install kafka-python
+"""
 
 import json
 from kafka import KafkaConsumer

@@ -1,4 +1,8 @@
-"""Print the events of a topic; the broker keeps those that arrive while this does not run."""
+"""Print the events of a topic; the broker keeps those that arrive while this does not run.
+
+bucketwire target set mqtt:1 broker=tcp://localhost:1883 topic=minio/events qos=1
+pip install paho-mqtt
+"""
 
 import json, paho.mqtt.client as mqtt
 

@@ -1,4 +1,8 @@
-"""Print the events since a time: the table has a row for each event."""
+"""Print the events since a time: the table has a row for each event.
+
+bucketwire target set mysql:2 'dsn_string=me:secret@tcp(localhost:3306)/events' table=bucketevents format=access
+pip install pymysql
+"""
 
 import pymysql
 

@@ -1,4 +1,8 @@
-"""Print the objects of all buckets: the table mirrors the buckets."""
+"""Print the objects of all buckets: the table mirrors the buckets.
+
+bucketwire target set mysql:1 'dsn_string=me:secret@tcp(localhost:3306)/events' table=bucketobjects
+pip install pymysql
+"""
 
 import pymysql
 

@@ -1,4 +1,8 @@
-"""Print the events of a stream, from where the durable consumer `mine` stopped."""
+"""Print the events of a stream, from where the durable consumer `mine` stopped; the stream has to exist.
+
+bucketwire target set nats:2 address=localhost:4222 subject=minio.events jetstream=on
+pip install nats-py
+"""
 
 import asyncio, json, nats
 

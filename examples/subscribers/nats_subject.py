@@ -1,4 +1,8 @@
-"""Print the events of a subject, as they come."""
+"""Print the events of a subject, as they come.
+
+bucketwire target set nats:1 address=localhost:4222 subject=minio.events
+pip install nats-py
+"""
 
 import asyncio, json, nats
 

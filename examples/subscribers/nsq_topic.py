@@ -1,4 +1,8 @@
-"""Print the events of a topic, each once among all programs of the channel `mine`."""
+"""Print the events of a topic, each once among all programs of the channel `mine`.
+
+bucketwire target set nsq:1 nsqd_address=localhost:4150 topic=minio_events
+pip install pynsq
+"""
 
 import json, nsq
 

@@ -1,4 +1,8 @@
-"""Print the events since a time: the table has a row for each event."""
+"""Print the events since a time: the table has a row for each event.
+
+bucketwire target set postgresql:2 'connection_string=host=localhost user=me password=secret dbname=events' table=bucketevents format=access
+pip install psycopg2-binary
+"""  # noqa: E501
 
 import psycopg2
 

@@ -1,4 +1,8 @@
-"""Print the objects of all buckets: the table mirrors the buckets."""
+"""Print the objects of all buckets: the table mirrors the buckets.
+
+bucketwire target set postgresql:1 'connection_string=host=localhost user=me password=secret dbname=events' table=bucketobjects
+pip install psycopg2-binary
+"""  # noqa: E501
 
 import psycopg2
 

@@ -1,4 +1,8 @@
-"""Print the objects of all buckets: the hash mirrors the buckets."""
+"""Print the objects of all buckets: the hash mirrors the buckets.
+
+bucketwire target set redis:2 address=localhost:6379 key=bucketobjects
+pip install redis
+"""
 
 import json, redis
 

@@ -1,4 +1,8 @@
-"""Print the events of a list, oldest first, and remove them from it."""
+"""Print the events of a list, oldest first, and remove them from it.
+
+bucketwire target set redis:1 address=localhost:6379 key=bucketevents format=access
+pip install redis
+"""
 
 import json, redis
 

@@ -1,4 +1,8 @@
-"""Print the events that are posted here, if their signature is right."""
+"""Print the events that are posted here, if their signature is right: the target's secret is in `SIGNING_SECRET`.
+
+bucketwire target set webhook:1 endpoint=http://localhost:8080/ allow_private=on signing_secret=whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw
+pip install standardwebhooks
+"""  # noqa: E501
 
 from http.server import BaseHTTPRequestHandler, HTTPServer
 import json, os

@@ -1,17 +1,14 @@
-"""Read a target's rows of a bucket as ROWS: one module per kind of store."""
+"""Read a target's rows of a bucket as ROWS: one module, named as the type, for each with a format `namespace`."""
 
 import re
+from importlib import import_module
+from types import ModuleType
 
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config.errors import BadValue
 from app.config.targets.base import NamespaceSettings, TargetSettings
-from app.config.targets.elasticsearch import ElasticsearchSettings
-from app.config.targets.mysql import MysqlSettings
-from app.config.targets.postgresql import PostgresSettings
-from app.config.targets.redis import RedisSettings
 from spark_jobs.schemas import ROWS
-from spark_jobs.stores import elasticsearch, mysql, postgresql, redis
 from spark_jobs.stores.base import CannotRead, NoTable
 
 _INVALID_TEXT = re.compile("[\0\ud800-\udfff]")
@@ -36,20 +33,15 @@ def rows(spark: SparkSession, settings: TargetSettings, bucket: str, *, tasks: i
 
 def has_single_rows(settings: TargetSettings) -> bool:
     """Return whether one reading probably finds each key once: that of a table, not that of a hash or an index."""
-    return isinstance(settings, PostgresSettings | MysqlSettings)
+    return bool(_store(settings).HAS_SINGLE_ROWS)
+
+
+def _store(settings: TargetSettings) -> ModuleType:
+    return import_module(f"{__name__}.{settings.type_name}")
 
 
 def _rows(spark: SparkSession, settings: TargetSettings, bucket: str, tasks: int) -> DataFrame:
     if not isinstance(settings, NamespaceSettings) or settings.format != "namespace":
         raise CannotRead("only targets of format namespace can be compared with a bucket; this one has format access")
-    if isinstance(settings, PostgresSettings):
-        return postgresql.rows(spark, settings, bucket, tasks=tasks)
-    if isinstance(settings, MysqlSettings):
-        return mysql.rows(spark, settings, bucket, tasks=tasks)
-    if isinstance(settings, RedisSettings):
-        return redis.rows(spark, settings, bucket)
-    if isinstance(settings, ElasticsearchSettings):
-        return elasticsearch.rows(spark, settings, bucket, tasks=tasks)
-    raise CannotRead(
-        f"{settings.type_name} targets cannot be read; PostgreSQL, MySQL, Redis and Elasticsearch targets can"
-    )
+    rows: DataFrame = _store(settings).rows(spark, settings, bucket, tasks=tasks)
+    return rows

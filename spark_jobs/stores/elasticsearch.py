@@ -28,6 +28,7 @@ from app.events.highwayhash import document_ids
 from spark_jobs.schemas import PATHS, ROWS
 from spark_jobs.stores.base import CannotRead
 
+HAS_SINGLE_ROWS = False  # whether one reading probably finds each key once
 _KEEP = "15m"
 _PAGE_SIZE = 5_000  # documents of one response; servers allow 10,000
 _MAX_SLICES = 1_024  # that servers allow

@@ -17,6 +17,7 @@ from spark_jobs.jobs.findings import documents
 from spark_jobs.schemas import PATHS
 from spark_jobs.stores.base import CannotRead, NoTable
 
+HAS_SINGLE_ROWS = True  # whether one reading probably finds each key once
 _COLUMN = "value"
 _FETCH = "10000"  # rows; without it the driver keeps the whole result in memory
 _TYPE = "SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s"

@@ -16,10 +16,11 @@ from app.config.targets.redis import RedisSettings
 from spark_jobs.jobs.findings import documents
 from spark_jobs.stores.base import CannotRead
 
+HAS_SINGLE_ROWS = False  # whether one reading probably finds each key once
 _COUNT = 2000  # fields of one response
 
 
-def rows(spark: SparkSession, settings: RedisSettings, bucket: str) -> DataFrame:
+def rows(spark: SparkSession, settings: RedisSettings, bucket: str, *, tasks: int) -> DataFrame:  # noqa: ARG001 (one reads)
     """Return the ROWS of the bucket. Raises `CannotRead`."""
     _check(settings)
     # One task reads the fields; all tasks parse them.

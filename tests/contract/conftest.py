@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -9,8 +10,8 @@ from functools import cache
 import pytest
 
 from tests import services
-from tests.contract import probes
 from tests.contract.probes.base import Probe
+from tests.contract.probes.registry import PROBES
 
 
 @pytest.fixture(scope="session")
@@ -28,28 +29,23 @@ def kafka_server() -> Iterator[services.Kafka]:
 
 
 @pytest.fixture(scope="session")
-def slow_to_start() -> Iterator[Callable[[str], services.Server | None]]:
-    """By a probe's name the server that it shares with others, which may kill it; None where each has its own."""
-    kinds: dict[str, Callable[[], services.Server]] = {
-        "amqp": services.rabbitmq, "elasticsearch": lambda: services.elasticsearch(tls=True),
-    }  # fmt: skip
+def slow_to_start() -> Iterator[Callable[[Callable[[], services.Server]], services.Server]]:
+    """A server that the probes of a type share, each of which may kill it, by the function that starts it."""
     with ExitStack() as stack:
-
-        @cache
-        def server(kind: str) -> services.Server | None:
-            return stack.enter_context(kinds[kind]()) if kind in kinds else None
-
-        yield lambda name: server(name.partition("-")[0])
+        yield cache(lambda start: stack.enter_context(start()))
 
 
-@pytest.fixture(scope="session", params=sorted(probes.PROBES))
-def running(request: pytest.FixtureRequest, slow_to_start: Callable[[str], services.Server | None]) -> Iterator[Probe]:
+@pytest.fixture(scope="session", params=sorted(PROBES))
+def running(
+    request: pytest.FixtureRequest, slow_to_start: Callable[[Callable[[], services.Server]], services.Server]
+) -> Iterator[Probe]:
     """Every probe in turn."""
-    shared = slow_to_start(request.param)
-    probe = probes.start(request.param, *filter(None, [shared]))
-    yield probe
-    if shared is None:
-        probe.close()
+    kind = PROBES[request.param]
+    if kind.shared_server is not None:
+        yield kind(slow_to_start(kind.shared_server))  # type: ignore[call-arg]  # those take their server
+    else:
+        with contextlib.closing(kind()) as probe:
+            yield probe
 
 
 @pytest.fixture

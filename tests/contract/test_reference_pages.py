@@ -19,11 +19,10 @@ from tests.contract.probes.webhook import webhook
 from tests.support import sample_events
 from tests.support.doc_consumers import consumers, output, page
 from workers.delivery.outcomes import DELIVERED
-from workers.targets import TARGETS
 from workers.targets.base import TargetUnavailable
 
 
-@pytest.mark.parametrize("type_", sorted(TARGETS))
+@pytest.mark.parametrize("type_", TYPES)
 def test_a_page_names_every_key_of_its_type_and_no_other(type_: str) -> None:
     common = {each.name for each in fields(TargetSettings)}
     own = {each.name for each in fields(TYPES[type_])} - common

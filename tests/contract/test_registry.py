@@ -7,24 +7,23 @@ import sys
 
 import pytest
 
-from tests.contract.probes import PROBES
-from workers.targets import TARGETS, create
+from app.config.targets.registry import TYPES
+from tests.contract.probes.registry import PROBES
+from workers.targets import create
 
 LOAD = """
 import sys
 from app.config import target_settings
+from app.config.targets.registry import TYPES
 from workers.targets import create
-values = {"redis": {"address": "h:1", "key": "k"}, "webhook": {"endpoint": "http://h/"},
-          "postgresql": {"connection_string": "host=h", "table": "t"}, "kafka": {"brokers": "h", "topic": "t"},
-          "elasticsearch": {"url": "http://h", "index": "i"},
-          "mysql": {"dsn_string": "me@tcp(h)/d", "table": "t"}}
-create(sys.argv[1], target_settings.load(sys.argv[1], values[sys.argv[1]])).close()
+create(sys.argv[1], target_settings.load(sys.argv[1], TYPES[sys.argv[1]].example)).close()
 print(*[name for name in ("redis", "psycopg2", "pymysql", "urllib3", "kafka") if name in sys.modules])
 """
 
 
 def test_every_type_has_a_place_in_the_contract_suite() -> None:
-    assert {name.partition("-")[0] for name in PROBES} == set(TARGETS)
+    assert {name.partition("-")[0] for name in PROBES} == set(TYPES)
+    assert all(probe.type == name.partition("-")[0] for name, probe in PROBES.items())
 
 
 def test_an_unknown_type_is_refused_with_those_there_are() -> None:

@@ -55,8 +55,7 @@ def test_a_closed_port_fails_the_connecting(probe: Probe) -> None:
 
 def test_a_wrong_password_fails_the_login_and_is_not_told(probe: Probe) -> None:
     steps = steps_of(probe, probe.as_stranger())
-    # A webhook says whom it lets in only when it is sent something.
-    assert steps[-1].step == ("deliver" if probe.type == "webhook" else "login")
+    assert steps[-1].step == probe.strangers_fail_at
     assert not steps[-1].ok
     assert all(step.ok for step in steps[:-1])
     assert probe.held() == []

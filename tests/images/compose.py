@@ -115,10 +115,12 @@ def settings_with(broker: str) -> dict[str, str]:
 
 
 def commands(password: str) -> Iterator[list[str]]:
-    """The words that docs/how-to/compose.md has typed to try the target out."""
-    page = (ROOT / "docs/how-to/compose.md").read_text()
-    for pattern in (rf"^\| `{TARGET}` \| `(.+)` \|$", r"`(bucketwire event add [^`]+)`:$"):
-        [command] = re.findall(pattern, page, re.MULTILINE)
+    """The words that docker-compose.yml and docs/how-to/compose.md have typed to try the target out."""
+    for file, pattern in (
+        ("docker-compose.yml", rf"^  # (bucketwire target set .+)\n  {TARGET}:$"),
+        ("docs/how-to/compose.md", r"`(bucketwire event add [^`]+)`\.$"),
+    ):
+        [command] = re.findall(pattern, (ROOT / file).read_text(), re.MULTILINE)
         yield shlex.split(command.replace("PASSWORD", password).replace("kafka", "redis"))
 
 

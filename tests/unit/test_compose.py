@@ -164,9 +164,11 @@ def test_each_type_of_target_has_a_server_of_the_version_that_the_tests_run_on()
     assert versions["mariadb"] == version(["mariadbd", "--version"])
 
 
-def test_only_the_service_reaches_the_servers_of_targets_and_each_is_told_of_on_the_page() -> None:
-    page = (ROOT / "docs/how-to/compose.md").read_text()
-    told = dict(re.findall(r"^\| `(target-\S+)` \| `bucketwire target set (.+)` \|$", page, re.MULTILINE))
+def test_only_the_service_reaches_the_servers_of_targets_and_each_has_the_command_that_sets_it() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    told = {
+        name: words for words, name in re.findall(r"^  # bucketwire target set (.+)\n  (\S+):$", text, re.MULTILINE)
+    }
     assert told.keys() == TARGETS.keys()
     for name, words in told.items():
         assert "ports" not in TARGETS[name]

@@ -13,7 +13,6 @@ from app.config.target_settings import load
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PAGES = sorted((ROOT / "docs/reference/targets").glob("*.md"))
-TABLE = (EXAMPLES / "README.md").read_text()
 # Not on a page of a target: tests/contract/test_stream_pages.py runs it.
 ELSEWHERE = {"elasticsearch_per_hour.py"}
 
@@ -33,13 +32,14 @@ def test_the_subscribers_are_the_consumers_of_the_reference_pages_which_tests_ru
     programs = {path.name: code(path) for path in sorted((EXAMPLES / "subscribers").glob("*.py"))}
     assert programs.keys() >= ELSEWHERE
     assert sorted(text for name, text in programs.items() if name not in ELSEWHERE) == sorted(shown)
-    assert set(re.findall(r"\(subscribers/(\w+\.py)\)", TABLE)) == programs.keys()
 
 
-def test_the_targets_of_the_table_can_be_set_as_they_are_written() -> None:
-    commands = re.findall(r"`bucketwire target set ([^`]+)`", TABLE)
+def test_each_subscriber_says_how_its_target_is_set_and_what_to_install() -> None:
     types = set()
-    for command in commands:
+    for path in (EXAMPLES / "subscribers").glob("*.py"):
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert re.search(r"^ *pip install \S+$", docstring, re.MULTILINE), path.name
+        [command] = re.findall(r"^ *bucketwire target set (.+)$", docstring, re.MULTILINE)
         name, *pairs = shlex.split(command)
         target = parse_target(name)
         load(target.type, dict(pair.split("=", 1) for pair in pairs))

@@ -1,42 +1,14 @@
-"""Map a target's type to its adapter, and import the driver only when a target of that type is created.
+"""Create the adapter of a target's type; its driver is imported only then.
 
-A new target is one file or package here and one entry in `_ADAPTERS`.
+The adapter of a type is in the module or package of its name here. Its class is named as that of its settings in
+`app.config.targets`: `RedisTarget` for `RedisSettings`.
 """
 
-from collections.abc import Callable, Mapping
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any
 
+from app.config.targets.registry import TYPES
 from workers.targets.base import Adapter
-
-_ADAPTERS = {
-    "amqp": "workers.targets.amqp.target:AmqpTarget",
-    "elasticsearch": "workers.targets.elasticsearch.target:ElasticsearchTarget",
-    "kafka": "workers.targets.kafka.target:KafkaTarget",
-    "mysql": "workers.targets.mysql.target:MysqlTarget",
-    "nats": "workers.targets.nats.target:NatsTarget",
-    "nsq": "workers.targets.nsq.target:NsqTarget",
-    "mqtt": "workers.targets.mqtt.target:MqttTarget",
-    "postgresql": "workers.targets.postgresql.target:PostgresTarget",
-    "redis": "workers.targets.redis.target:RedisTarget",
-    "webhook": "workers.targets.webhook.target:WebhookTarget",
-}
-
-
-def _lazily(place: str) -> Callable[[Any], Adapter]:
-    module, _, name = place.partition(":")
-
-    def make(settings: Any) -> Adapter:
-        made: Adapter = getattr(import_module(module), name)(settings)
-        return made
-
-    return make
-
-
-TARGETS: Mapping[str, Callable[[Any], Adapter]] = MappingProxyType(
-    {type_: _lazily(place) for type_, place in _ADAPTERS.items()}
-)
 
 
 def create(type: str, settings: Any) -> Adapter:  # noqa: A002 (a target's type, as in its ARN)
@@ -44,6 +16,8 @@ def create(type: str, settings: Any) -> Adapter:  # noqa: A002 (a target's type,
 
     Raises `LookupError` with the known types.
     """
-    if type not in TARGETS:
-        raise LookupError(f"no target type {type!r}; there are {', '.join(sorted(TARGETS))}")
-    return TARGETS[type](settings)
+    if type not in TYPES:
+        raise LookupError(f"no target type {type!r}; there are {', '.join(TYPES)}")
+    name = TYPES[type].__name__.removesuffix("Settings") + "Target"
+    adapter: Adapter = getattr(import_module(f"{__name__}.{type}"), name)(settings)
+    return adapter

@@ -4,7 +4,9 @@
 declarations.
 """
 
+import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from app.config.fields.fields import Field, fields_of
@@ -59,6 +61,7 @@ def reference_page() -> str:
             f"## {cls.title}",
             "",
             f"Text `{cls.section}[:<name>] key=value …`, ARN type `{cls.type_name}`.",
+            f"Example: `bucketwire target set {cls.type_name}:NAME {_written(cls.example)}`.",
             "",
         ]
         parts += _table([(f"`{name}[_<NAME>]`", key) for name, key in own])
@@ -67,6 +70,10 @@ def reference_page() -> str:
         [(f"`{key.env or 'BUCKETWIRE_' + name.upper()}`", key) for name, key in fields_of(Settings).items()]
     )
     return "\n".join(parts) + "\n"
+
+
+def _written(values: Mapping[str, str]) -> str:
+    return shlex.join(f"{name}={text}" for name, text in values.items())
 
 
 def _table(rows: list[tuple[str, Field]]) -> list[str]:

@@ -80,7 +80,13 @@ def amqp_address(url: str) -> AmqpAddress:
 
 
 @declared
-class AmqpSettings(MessageSettings, TlsSettings, type_name="amqp", title="AMQP"):
+class AmqpSettings(
+    MessageSettings,
+    TlsSettings,
+    type_name="amqp",
+    title="AMQP",
+    example={"url": "amqp://rabbitmq", "exchange": "bucketevents", "exchange_type": "fanout"},
+):
     """AMQP 0-9-1 (reference §4.3). Without an exchange, events go to the queue named by `routing_key`."""
 
     tls_hint = "begin url with amqps://"

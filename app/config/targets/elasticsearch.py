@@ -71,7 +71,13 @@ def split_urls(text: str) -> list[str]:
 
 
 @declared
-class ElasticsearchSettings(NamespaceSettings, TlsSettings, type_name="elasticsearch", title="Elasticsearch"):
+class ElasticsearchSettings(
+    NamespaceSettings,
+    TlsSettings,
+    type_name="elasticsearch",
+    title="Elasticsearch",
+    example={"url": "http://elasticsearch:9200", "index": "bucketobjects"},
+):
     """Elasticsearch 7 and later; with `opensearch`, also OpenSearch (reference §4.8)."""
 
     tls_hint = "write the url with https"

@@ -63,7 +63,9 @@ class BatchSize(Number):
 
 
 @declared
-class KafkaSettings(MessageSettings, type_name="kafka", title="Kafka"):
+class KafkaSettings(
+    MessageSettings, type_name="kafka", title="Kafka", example={"brokers": "kafka", "topic": "bucketevents"}
+):
     """Kafka (reference §4.7)."""
 
     brokers: str = setting(Brokers(), about="bootstrap brokers; the rest of the cluster is found through them")

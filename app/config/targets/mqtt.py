@@ -74,7 +74,13 @@ def mqtt_address(url: str) -> MqttAddress:
 
 
 @declared
-class MqttSettings(MessageSettings, TlsSettings, type_name="mqtt", title="MQTT"):
+class MqttSettings(
+    MessageSettings,
+    TlsSettings,
+    type_name="mqtt",
+    title="MQTT",
+    example={"broker": "tcp://mosquitto", "topic": "minio/events", "qos": "1"},
+):
     """MQTT 3.1, 3.1.1 and 5 (reference §4.4)."""
 
     tls_hint = "begin broker with tls:// or wss://"

@@ -55,7 +55,12 @@ def _names(text: str) -> list[tuple[str, bool]]:
 
 
 @declared
-class MysqlSettings(NamespaceSettings, type_name="mysql", title="MySQL"):
+class MysqlSettings(
+    NamespaceSettings,
+    type_name="mysql",
+    title="MySQL",
+    example={"dsn_string": "me:secret@tcp(mysql)/events", "table": "bucketobjects"},
+):
     """MySQL and MariaDB (reference §4.11). The keys of before 2020 (`host`, `port`, …) replace the DSN."""
 
     dsn_string: str = setting(

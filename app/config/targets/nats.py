@@ -54,7 +54,9 @@ class Interval(Duration):
 
 
 @declared
-class NatsSettings(MessageSettings, type_name="nats", title="NATS"):
+class NatsSettings(
+    MessageSettings, type_name="nats", title="NATS", example={"address": "nats", "subject": "minio.events"}
+):
     """NATS (reference §4.5): core, JetStream with `jetstream=on`, NATS Streaming with `streaming=on`."""
 
     # MinIO has generated the client id itself since 2018-12 (§3.5), and so do we.

@@ -25,7 +25,13 @@ class Topic(FieldType[str]):
 
 
 @declared
-class NsqSettings(MessageSettings, TlsSettings, type_name="nsq", title="NSQ"):
+class NsqSettings(
+    MessageSettings,
+    TlsSettings,
+    type_name="nsq",
+    title="NSQ",
+    example={"nsqd_address": "nsqd", "topic": "bucketevents"},
+):
     """NSQ (reference §4.6)."""
 
     nsqd_address: HostPort = setting(Host(4150), about="host:port of nsqd's TCP listener, not of nsqlookupd")

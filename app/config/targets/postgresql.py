@@ -18,7 +18,13 @@ from app.config.targets.postgresql_dsn import (
 
 
 @declared
-class PostgresSettings(NamespaceSettings, type_name="postgresql", short="postgres", title="PostgreSQL"):
+class PostgresSettings(
+    NamespaceSettings,
+    type_name="postgresql",
+    short="postgres",
+    title="PostgreSQL",
+    example={"connection_string": "host=postgresql user=me dbname=events", "table": "bucketobjects"},
+):
     """PostgreSQL (reference §4.10). The keys of before 2020 (`host`, `port`, …) extend the connection string."""
 
     connection_string: str = setting(

@@ -12,7 +12,13 @@ from app.config.targets.base import NamespaceSettings, TlsSettings, check_shape
 
 
 @declared
-class RedisSettings(NamespaceSettings, TlsSettings, type_name="redis", title="Redis"):
+class RedisSettings(
+    NamespaceSettings,
+    TlsSettings,
+    type_name="redis",
+    title="Redis",
+    example={"address": "redis", "key": "bucketobjects"},
+):
     """Redis (reference §4.9), also with Sentinel or Cluster. An address that begins with `/` is a unix socket."""
 
     address: SchemedHost = setting(

@@ -38,7 +38,13 @@ class SigningSecrets(FieldType[str]):
 
 
 @declared
-class WebhookSettings(MessageSettings, TlsSettings, type_name="webhook", title="Webhook"):
+class WebhookSettings(
+    MessageSettings,
+    TlsSettings,
+    type_name="webhook",
+    title="Webhook",
+    example={"endpoint": "https://example.com/events"},
+):
     """Webhook (reference §4.2)."""
 
     endpoint: str = setting(

@@ -27,6 +27,7 @@ class Queue(Probe):
     """A durable queue, published to by its name."""
 
     type = "amqp"
+    shared_server = staticmethod(services.rabbitmq)
     settles = 2.5  # RabbitMQ's log of what was declared is written with a delay of up to two seconds
 
     def __init__(self, server: services.RabbitMQ | None = None) -> None:
@@ -112,3 +113,6 @@ class Headers(Queue):
 
     def poison(self, key: str) -> Event:
         return sample_events.put(key)._replace(name="s3:Poison:*")
+
+
+WAYS = {"amqp-queue": Queue, "amqp-headers": Headers}

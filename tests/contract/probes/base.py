@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import unquote_plus
@@ -29,10 +29,15 @@ class Probe(ABC):
     can_reject: ClassVar[bool] = False  # the remote has a word for "never"
     drops_repeats: ClassVar[bool] = False  # the remote knows an event again, and keeps it once
     keeps: ClassVar[bool] = True  # what the remote confirmed is there when it was killed meanwhile
+    one_request: ClassVar[bool] = False  # a request carries a whole call's events
     one_writer: ClassVar[bool] = False  # `held` knows the order only of what one target has written
     settles: ClassVar[float] = 0.0  # seconds until what was made at the server outlives its kill
     tls_within_protocol: ClassVar[bool] = False  # TLS begins within the protocol, not with the first byte
+    strangers_fail_at: ClassVar[str] = "login"  # the step of a target test at which `as_stranger` fails
     secret: ClassVar[str] = services.PASSWORD
+
+    # Starts the server, which takes long, for all ways of using the type; without it each has a server of its own.
+    shared_server: ClassVar[Callable[[], services.Server] | None] = None
 
     server: services.Server
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ MOST = 10_000  # what one search returns
 
 class _Elasticsearch(Probe):
     type = "elasticsearch"
+    shared_server = partial(services.elasticsearch, tls=True)
     format = "access"
     can_reject = True
 
@@ -107,3 +109,6 @@ class Namespace(_Elasticsearch):
 
 class Access(_Elasticsearch):
     """A document for each event."""
+
+
+WAYS = {"elasticsearch-namespace": Namespace, "elasticsearch-access": Access}

@@ -134,3 +134,6 @@ def _read(consumer: Any, places: Sequence[TopicPartition], ends: dict[int, int])
         if message.offset() >= ends[message.partition()] - 1:
             missing.discard(message.partition())
     return sorted(found, key=lambda message: (message.partition(), message.offset()))
+
+
+WAYS = {"kafka": Log}

@@ -237,3 +237,6 @@ def _properties(content: bytes) -> tuple[dict[str, str], str]:
         assert name not in user
         user[name] = value
     return user, content_type
+
+
+WAYS = {"mqtt-qos0": Qos0, "mqtt-qos1": Qos1, "mqtt-qos2": Qos2, "mqtt-5": Version5, "mqtt-5-qos2": Version5Qos2}

@@ -19,6 +19,7 @@ DATABASE = "notifications"
 
 class _MySQL(Probe):
     type = "mysql"
+    one_request = True
     tls_within_protocol = True
     format: ClassVar[str] = "access"
     can_reject = True
@@ -108,3 +109,6 @@ class MariaNamespace(Namespace):
     """A row for each object, in MariaDB."""
 
     make = services.MariaDB
+
+
+WAYS = {"mysql-namespace": Namespace, "mysql-access": Access}

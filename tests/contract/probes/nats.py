@@ -120,3 +120,6 @@ class Core(Nats):
 
     def _servers(self) -> list[Heard]:
         return [self.server, self._secure] if self._secure else [self.server]
+
+
+WAYS = {"nats-core": Core}

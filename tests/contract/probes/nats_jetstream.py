@@ -63,3 +63,6 @@ class JetStream(Nats):
 
     def _servers(self) -> list[services.Nats]:
         return [self.server, self._secure] if self._secure else [self.server]
+
+
+WAYS = {"nats-jetstream": JetStream}

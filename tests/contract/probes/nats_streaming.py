@@ -69,3 +69,6 @@ class AsyncStreaming(Streaming):
     """The same with many unacknowledged."""
 
     asynchronous = "on"
+
+
+WAYS = {"nats-streaming": Streaming, "nats-streaming-async": AsyncStreaming}

@@ -26,6 +26,8 @@ class Log(Probe):
     """A message for each event."""
 
     type = "nsq"
+    one_request = True
+    strangers_fail_at = "tls"
     tls_within_protocol = True
     can_reject = True
 
@@ -94,3 +96,6 @@ def queued(server: services.Nsqd, topic: str) -> Iterator[bytes]:
                 break
             yield content[start + _SIZE + _HEAD : end]
             start = end
+
+
+WAYS = {"nsq": Log}

@@ -16,6 +16,7 @@ from workers.targets import payloads
 
 class _Postgres(Probe):
     type = "postgresql"
+    one_request = True
     tls_within_protocol = True
     format = "access"
     can_reject = True
@@ -84,3 +85,6 @@ class Access(_Postgres):
         # What one writer appends lies in the order in which it came; a second one leaves pages that are filled later.
         rows = self.read("SELECT event_data::text FROM bucketevents ORDER BY ctid")
         return [(path_of(document), document) for (document,) in rows]
+
+
+WAYS = {"postgresql-namespace": Namespace, "postgresql-access": Access}

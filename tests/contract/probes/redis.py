@@ -16,6 +16,7 @@ from workers.targets import payloads
 
 class _Redis(Probe):
     type = "redis"
+    one_request = True
     format = "access"
     shape = "minio"
 
@@ -99,3 +100,6 @@ class GuideAccess(Access):
     """The same in the shape of the old guides."""
 
     shape = "guide"
+
+
+WAYS = {"redis-namespace": Namespace, "redis-access": Access, "redis-access-guide": GuideAccess}

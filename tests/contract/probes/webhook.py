@@ -20,6 +20,7 @@ class Log(Probe):
     """A POST for each event."""
 
     type = "webhook"
+    strangers_fail_at = "deliver"  # it says whom it lets in only when it is sent something
     can_reject = True
     secret = "t0ken-s3cret"
 
@@ -83,3 +84,6 @@ SECRETS = [f"whsec_{base64.b64encode(bytes([letter]) * 32).decode()}" for letter
 def webhook(endpoint: str, **changes: str) -> Target:
     values = {"endpoint": endpoint, "allow_private": "on", "timeout": "2s", "read_timeout": "2s"}
     return create("webhook", target_settings.load("webhook", dict(values | changes)))
+
+
+WAYS = {"webhook": Log}

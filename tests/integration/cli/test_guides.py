@@ -45,12 +45,6 @@ REFUSED = {
     "notify_postgres[:name]": "write notify_postgres:NAME, or notify_postgres for the unnamed target",
     "notify_mysql[:name]": "write notify_mysql:NAME, or notify_mysql for the unnamed target",
 }
-MINIMAL = {
-    "amqp": "url=amqp://h exchange=e", "elasticsearch": "url=http://h:9200 index=i", "kafka": "brokers=h topic=t",
-    "mqtt": "broker=tcp://h topic=t", "mysql": "dsn_string=me@tcp(h)/d table=t", "nats": "address=h subject=s",
-    "nsq": "nsqd_address=h topic=t", "postgresql": "host=h table=t", "redis": "address=h key=k",
-    "webhook": "endpoint=http://h/",
-}  # fmt: skip
 
 
 def blocks(guide: str) -> list[str]:
@@ -189,10 +183,10 @@ def test_every_block_of_config_json_is_imported(cli: Cli, tmp_path: Path, guide:
 
 @pytest.mark.parametrize("guide", ["2016", "2017", "2020"])
 def test_every_mc_event_command_works_as_typed(cli: Cli, guide: str) -> None:
-    for type_name, pairs in MINIMAL.items():
-        section = TYPES[type_name].section
+    for cls in TYPES.values():
+        pairs = " ".join(f'{key}="{text}"' for key, text in cls.example.items())
         for name in ("1", "myinstance"):
-            assert cli("config", "set", f"{section}:{name} {pairs}").code == 0
+            assert cli("config", "set", f"{cls.section}:{name} {pairs}").code == 0
     options = r"((?: --(?:events?|suffix) \S+)*)"
     commands = re.findall(rf"mc (events?) add +(\S+) (arn:\S+){options}", typed("\n".join(blocks(guide))))
     assert len(commands) >= 8

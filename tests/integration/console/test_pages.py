@@ -14,6 +14,7 @@ import pytest
 from app.api.listen.gunicorn_worker import SocketHandedOver
 from app.config.arn import TargetId
 from app.config.errors import BadSettings
+from app.config.targets.registry import TYPES
 from app.console.views.targets import level
 from app.events.model import Event
 from app.outbox import search as searching
@@ -604,9 +605,7 @@ def test_a_target_is_added_and_edited_by_its_declaration(local: Browser, databas
     assert (bad.status, "is not a duration" in bad.text, bad.values("s.timeout")) == (400, True, ["soon"])
 
 
-@pytest.mark.parametrize(
-    "kind", ["amqp", "elasticsearch", "kafka", "mqtt", "mysql", "nats", "nsq", "postgresql", "redis"]
-)
+@pytest.mark.parametrize("kind", TYPES)
 def test_every_type_has_a_form_with_a_help_for_each_setting(local: Browser, kind: str) -> None:
     page = local.get(f"targets/new?type={kind}")
     described = [

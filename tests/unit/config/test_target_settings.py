@@ -18,14 +18,9 @@ from app.config.targets.webhook import WebhookSettings
 REDIS = {"address": "redis:6379", "key": "events"}
 POSTGRES = {"connection_string": "host=db user=me", "table": "events"}
 WEBHOOK = {"endpoint": "http://h/x"}
-MINIMAL: dict[str, dict[str, str]] = {"redis": REDIS, "postgresql": POSTGRES, "webhook": WEBHOOK}
-MINIMAL["kafka"] = {"brokers": "k", "topic": "t", "sasl": "on", "sasl_username": "me", "sasl_password": "it"}
-MINIMAL["elasticsearch"] = {"url": "http://es:9200", "index": "events"}
-MINIMAL["mysql"] = {"dsn_string": "me@tcp(db)/events", "table": "events"}
-MINIMAL["nats"] = {"address": "n", "subject": "minio.events"}
-MINIMAL["nsq"] = {"nsqd_address": "n", "topic": "events"}
-MINIMAL["amqp"] = {"url": "amqp://me@h", "exchange": "minio"}
-MINIMAL["mqtt"] = {"broker": "tcp://me@h", "topic": "minio/events"}
+MINIMAL = {type_name: dict(cls.example) for type_name, cls in TYPES.items()}
+MINIMAL["kafka"] |= {"sasl": "on", "sasl_username": "me", "sasl_password": "it"}
+MINIMAL["mqtt"] |= {"username": "me"}
 SIGNING = "whsec_" + "c2VjcmV0" * 4
 
 

@@ -31,7 +31,7 @@ TLS_WITHIN_PROTOCOL = {"mysql", "nsq", "postgresql"}
 
 @pytest.mark.parametrize("type_name", TYPES)
 def test_every_adapter_names_the_addresses_in_its_settings_and_opens_nothing(type_name: str) -> None:
-    values = SETTINGS[type_name]
+    values = SETTINGS.get(type_name, TYPES[type_name].example)
     endpoints = create(type_name, load(type_name, values)).endpoints()
     several = any("h2:1" in text for text in values.values())
     assert [str(one.address) for one in endpoints] == EXPECTED.get(type_name, ["h:1", "h2:1"] if several else ["h:1"])

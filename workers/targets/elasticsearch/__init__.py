@@ -1,1 +1,5 @@
 """Elasticsearch and OpenSearch."""
+
+from workers.targets.elasticsearch.target import ElasticsearchTarget
+
+__all__ = ["ElasticsearchTarget"]

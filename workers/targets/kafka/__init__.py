@@ -1,1 +1,5 @@
 """Kafka."""
+
+from workers.targets.kafka.target import KafkaTarget
+
+__all__ = ["KafkaTarget"]

@@ -1,1 +1,5 @@
 """MQTT."""
+
+from workers.targets.mqtt.target import MqttTarget
+
+__all__ = ["MqttTarget"]

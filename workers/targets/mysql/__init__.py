@@ -1,1 +1,5 @@
 """MySQL and MariaDB."""
+
+from workers.targets.mysql.target import MysqlTarget
+
+__all__ = ["MysqlTarget"]

@@ -1,1 +1,5 @@
 """NATS: core, JetStream, Streaming."""
+
+from workers.targets.nats.target import NatsTarget
+
+__all__ = ["NatsTarget"]

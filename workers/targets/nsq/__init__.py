@@ -1,1 +1,5 @@
 """NSQ."""
+
+from workers.targets.nsq.target import NsqTarget
+
+__all__ = ["NsqTarget"]

@@ -1,1 +1,5 @@
 """PostgreSQL."""
+
+from workers.targets.postgresql.target import PostgresTarget
+
+__all__ = ["PostgresTarget"]

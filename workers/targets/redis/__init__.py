@@ -1,1 +1,5 @@
 """Redis targets, with Sentinel or Cluster where there is one."""
+
+from workers.targets.redis.target import RedisTarget
+
+__all__ = ["RedisTarget"]

@@ -1,1 +1,5 @@
 """Webhook."""
+
+from workers.targets.webhook.target import WebhookTarget
+
+__all__ = ["WebhookTarget"]
