@@ -28,8 +28,8 @@ from workers.telemetry.redaction import RedactingTarget
 
 log = logging.getLogger("bucketwire.worker")
 
-_STORED_KNOWN = 0.5  # seconds for which the stored settings of the section `api` are cached
-_REMOVED_KEPT = 60.0  # seconds between two searches for open targets that were removed
+_STORED_SECONDS = 0.5  # for which the stored settings of the section `api` are cached
+_REMOVED_SECONDS = 60.0  # between two searches for open targets that were removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class TargetPool:
 
         Targets that were removed are closed, one of the same name before this one is opened.
         """
-        if time.monotonic() - self._searched > _REMOVED_KEPT:
+        if time.monotonic() - self._searched > _REMOVED_SECONDS:
             self._searched = time.monotonic()
             self._close_all(self._open.keys() - {stored.row_id} - self._registry.existing(self._open.keys()))
         known = self._open.get(stored.row_id)
@@ -108,7 +108,7 @@ class TargetPool:
         now = time.monotonic()
         if not self._settings.sync_events and now >= self._read_again:
             self._stored = self._registry.api_settings()
-            self._read_again = now + _STORED_KNOWN
+            self._read_again = now + _STORED_SECONDS
         return sync_events(self._settings.sync_events, self._stored).value == "on"
 
     def close(self) -> None:

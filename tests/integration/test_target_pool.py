@@ -72,7 +72,7 @@ def test_removed_targets_are_closed_from_time_to_time(
         registry(database).remove(target, force=True)
     work = opened(pool, database, third)
     assert closed == [], "not at each delivery"
-    monkeypatch.setattr(target_pool, "_REMOVED_KEPT", -1.0)
+    monkeypatch.setattr(target_pool, "_REMOVED_SECONDS", -1.0)
     assert opened(pool, database, third) is work
     assert sorted(closed) == ["x", "y"]
     pool.close()

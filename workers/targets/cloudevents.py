@@ -26,8 +26,8 @@ DATA = "application/json"
 
 _TYPE = "com.amazonaws.s3."
 _SENDER = "bucketwire:s3"  # of a record that does not name its own
-_LONGEST_SENDER = 64  # characters; a longer one, or a longer region, counts as missing
-_LONGEST_SUBJECT = 1024  # bytes; S3 allows no longer key, and servers limit the headers that they accept
+_MAX_SENDER_CHARACTERS = 64  # a longer one, or a longer region, counts as missing
+_MAX_SUBJECT_BYTES = 1024  # S3 allows no longer key, and servers limit the headers that they accept
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 # What the type String excludes: control characters, surrogates, and Unicode's noncharacters.
@@ -67,7 +67,7 @@ def attributes(event: Event) -> dict[str, str]:
     `subject` is exactly the key. It is left out if there is none, or if CloudEvents cannot have it: a key with
     characters that the type String excludes, or of more than 1,024 bytes. `sequencer` is left out if it orders nothing.
     """
-    found = {
+    members = {
         "specversion": "1.0",
         "id": event.id,
         "source": _source(*_sender(event.record), event.bucket),
@@ -75,12 +75,12 @@ def attributes(event: Event) -> dict[str, str]:
         "time": timestamp(event),
     }
     if _is_subject(event.key):
-        found["subject"] = event.key
+        members["subject"] = event.key
     if comparable(event.sequencer):
-        found["sequencer"] = event.sequencer
+        members["sequencer"] = event.sequencer
     if event.trace:
-        found.update(fields(event.trace))
-    return found
+        members.update(fields(event.trace))
+    return members
 
 
 def structured(event: Event) -> str:
@@ -106,7 +106,7 @@ def binary_headers(event: Event, binding: Binding) -> list[tuple[str, str]]:
 
 
 def _is_subject(key: str) -> bool:
-    return bool(key) and len(key.encode(errors="replace")) <= _LONGEST_SUBJECT and not _EXCLUDED.search(key)
+    return bool(key) and len(key.encode(errors="replace")) <= _MAX_SUBJECT_BYTES and not _EXCLUDED.search(key)
 
 
 def _sender(record: str) -> tuple[str, str]:
@@ -114,8 +114,8 @@ def _sender(record: str) -> tuple[str, str]:
     members: dict[str, Any] = orjson.loads(record)
     sender, region = members.get("eventSource"), members.get("awsRegion")
     return (
-        sender if isinstance(sender, str) and 0 < len(sender) <= _LONGEST_SENDER else _SENDER,
-        region if isinstance(region, str) and len(region) <= _LONGEST_SENDER else "",
+        sender if isinstance(sender, str) and 0 < len(sender) <= _MAX_SENDER_CHARACTERS else _SENDER,
+        region if isinstance(region, str) and len(region) <= _MAX_SENDER_CHARACTERS else "",
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_JOIN = 5.0  # seconds; a pending name resolution keeps the thread alive for longer, and the thread then ends by itself
+_JOIN_SECONDS = 5.0  # a pending name resolution keeps the thread alive for longer, and the thread then ends by itself
 
 
 class EventLoopThread:
@@ -49,7 +49,7 @@ class EventLoopThread:
         if not self.is_here or self._loop.is_closed():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_JOIN)
+        self._thread.join(_JOIN_SECONDS)
 
     def _live(self) -> None:
         try:

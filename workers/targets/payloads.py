@@ -27,7 +27,7 @@ def text(value: str) -> str:
     quoted = encode_basestring(value)
     if _ESCAPED_BY_GO.search(quoted) is None:
         return quoted
-    return _ESCAPED_BY_GO.sub(lambda found: f"\\u{ord(found[0]):04x}", quoted)
+    return _ESCAPED_BY_GO.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
 
 
 def timestamp(event: Event) -> str:
@@ -146,10 +146,10 @@ def version_name(version: str | None) -> str:
 def _described(document: str) -> str:
     """Return the version in a document; it may differ from the event's, as a mirror's row may be an older survivor."""
     try:
-        found = orjson.loads(document)["Records"][0]["s3"]["object"].get("versionId")
+        version = orjson.loads(document)["Records"][0]["s3"]["object"].get("versionId")
     except (LookupError, TypeError, AttributeError):
         return version_name(None)
-    return version_name(found)
+    return version_name(version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,28 +169,28 @@ def collapse(changes: Iterable[Change]) -> Rows:
     documents: dict[str, str] = {}
     removed: dict[str, None] = {}
     asked: dict[str, dict[str, None]] = {}
-    for each in changes:
-        if isinstance(each, Nothing):
+    for effect in changes:
+        if isinstance(effect, Nothing):
             continue
-        if isinstance(each, Append):
+        if isinstance(effect, Append):
             raise TypeError("entries of the access format do not collapse")
-        path = each.path
-        if isinstance(each, RemoveVersion):
+        path = effect.path
+        if isinstance(effect, RemoveVersion):
             document = documents.get(path)
             if document is None:
                 if path not in removed:
-                    asked.setdefault(path, {})[each.version] = None
+                    asked.setdefault(path, {})[effect.version] = None
                 continue
-            if _described(document) != each.version:
+            if _described(document) != effect.version:
                 continue
-        if isinstance(each, Upsert):
-            documents[path] = each.document
+        if isinstance(effect, Upsert):
+            documents[path] = effect.document
             removed.pop(path, None)
         else:
             documents.pop(path, None)
             removed[path] = None
         asked.pop(path, None)
-    versions = [(path, version) for path, found in asked.items() for version in found]
+    versions = [(path, version) for path, names in asked.items() for version in names]
     return Rows(documents, list(removed), versions)
 
 

@@ -15,7 +15,7 @@ from typing import Self
 from app import socket_watchdog
 
 # Seconds beyond a driver's or server's own time limit before we cut the connection: their errors name the reason.
-_GRACE = 2.0
+_GRACE_SECONDS = 2.0
 
 
 def has_spoken(descriptor: int) -> bool:
@@ -36,7 +36,7 @@ class Deadline:
     __slots__ = ("_outer", "_seconds", "_wires", "ends", "expired")
 
     def __init__(self, seconds: float, descriptor: int | None = None) -> None:
-        self._seconds = seconds + _GRACE
+        self._seconds = seconds + _GRACE_SECONDS
         # Duplicates: the driver may close a connection, and another one may get its number.
         self._wires = [] if descriptor is None else [os.dup(descriptor)]
         self._outer: Deadline | None = None

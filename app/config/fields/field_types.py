@@ -60,17 +60,17 @@ class Text(FieldType[str]):
     label = "text"
     empty = ""
 
-    def __init__(self, *, ascii_only: bool = False, longest: int = 8192) -> None:
+    def __init__(self, *, ascii_only: bool = False, max_characters: int = 8192) -> None:
         self._ascii_only = ascii_only
-        self._longest = longest
+        self._max_characters = max_characters
 
     def parse(self, text: str) -> str:
         if _CONTROL.search(text):
             raise BadValue("contains a control character", "a value is one line of printable text")
         if self._ascii_only and not text.isascii():
             raise BadValue("contains a character outside ASCII", "it is sent in a header, which takes ASCII only")
-        if len(text) > self._longest:
-            raise BadValue(f"is longer than {self._longest} characters", "shorten it")
+        if len(text) > self._max_characters:
+            raise BadValue(f"is longer than {self._max_characters} characters", "shorten it")
         return text
 
 
@@ -94,15 +94,15 @@ class Number(FieldType[int]):
     label = "number"
     empty = 0
 
-    def __init__(self, least: int = 0, most: int = 2**53) -> None:
-        self._least = least
-        self._most = most
+    def __init__(self, minimum: int = 0, maximum: int = 2**53) -> None:
+        self._minimum = minimum
+        self._maximum = maximum
 
     def parse(self, text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,20}", text):
             raise BadValue("is not a whole number", "write decimal digits")
         number = int(text)
-        _check_bounds(number, self._least, self._most, lambda bound: f"{bound:.0f}")
+        _check_bounds(number, self._minimum, self._maximum, lambda bound: f"{bound:.0f}")
         return number
 
 
@@ -119,9 +119,9 @@ class Duration(FieldType[float]):
         }.items()
     }  # fmt: skip
 
-    def __init__(self, least: float = 0, most: float = 10 * 365 * 86400) -> None:
-        self._least = least
-        self._most = most
+    def __init__(self, minimum: float = 0, maximum: float = 10 * 365 * 86400) -> None:
+        self._minimum = minimum
+        self._maximum = maximum
 
     def parse(self, text: str) -> float:
         units = "|".join(sorted(self._UNITS, key=len, reverse=True))
@@ -130,7 +130,7 @@ class Duration(FieldType[float]):
         if text != "0" and not parts:
             raise BadValue("is not a duration", "write a number with its unit, such as 300ms, 10s, 2m, 1h30m or 7d")
         seconds = sum((Decimal(number) * self._UNITS[unit] for number, unit in parts), Decimal(0))
-        _check_bounds(float(seconds), self._least, self._most, written_duration)
+        _check_bounds(float(seconds), self._minimum, self._maximum, written_duration)
         return float(seconds)
 
 
@@ -141,16 +141,16 @@ class Size(FieldType[int]):
     empty = 0
     _UNITS: ClassVar[dict[str, int]] = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
-    def __init__(self, least: int, most: int) -> None:
-        self._least = least
-        self._most = most
+    def __init__(self, minimum: int, maximum: int) -> None:
+        self._minimum = minimum
+        self._maximum = maximum
 
     def parse(self, text: str) -> int:
         match = re.fullmatch(r"([0-9]{1,16}) ?(KiB|MiB|GiB|)", text)
         if not match:
             raise BadValue("is not a size", "write bytes, or a number with KiB, MiB or GiB, such as 64MiB")
         size = int(match[1]) * self._UNITS[match[2]]
-        _check_bounds(size, self._least, self._most, lambda bound: f"{bound:.0f} bytes")
+        _check_bounds(size, self._minimum, self._maximum, lambda bound: f"{bound:.0f} bytes")
         return size
 
 
@@ -214,6 +214,6 @@ def written_size(size: int) -> str:
     return str(size)
 
 
-def _check_bounds(value: float, least: float, most: float, written: Callable[[float], str]) -> None:
-    if not least <= value <= most:
-        raise BadValue("is out of range", f"write a value from {written(least)} to {written(most)}")
+def _check_bounds(value: float, minimum: float, maximum: float, written: Callable[[float], str]) -> None:
+    if not minimum <= value <= maximum:
+        raise BadValue("is out of range", f"write a value from {written(minimum)} to {written(maximum)}")

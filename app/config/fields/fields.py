@@ -21,7 +21,7 @@ from app.config.fields.secret_refs import is_secret_ref, resolve_secret
 
 T = TypeVar("T")
 D = TypeVar("D", bound="Declared")
-LONGEST = 65_536  # characters of a setting
+MAX_CHARACTERS = 65_536  # characters of a setting
 _METADATA = "setting"
 _FIELDS: dict[type, Mapping[str, "Field"]] = {}
 
@@ -56,16 +56,16 @@ class Field:
 
     def references(self, text: str) -> list[str]:
         """Return the references to secrets in a text: the whole of it, or parts, however they are written there."""
-        found: list[str] = []
+        parts: list[str] = []
 
         def note(part: str) -> str:
-            found.append(part)
+            parts.append(part)
             return part
 
         if text and self.refers:
             with suppress(BadValue):  # nothing of a text that cannot be read is resolved
                 self.kind.resolve(text, note)
-        return [part for part in found if is_secret_ref(part)]
+        return [part for part in parts if is_secret_ref(part)]
 
     def restored(self, text: str, stored: str) -> str:
         """Return a text that may have been printed and sent back, with the stored secrets in place of `*redacted*`."""
@@ -223,8 +223,8 @@ def texts_of(cls: type[Declared], values: Mapping[str, object]) -> tuple[dict[st
 
 def _text(kind: FieldType[Any], value: object) -> str:
     text = _as_text(kind, value)
-    if len(text) > LONGEST:
-        raise BadValue(f"has {len(text):,} characters", f"give at most {LONGEST:,}")
+    if len(text) > MAX_CHARACTERS:
+        raise BadValue(f"has {len(text):,} characters", f"give at most {MAX_CHARACTERS:,}")
     return text
 
 
@@ -249,8 +249,8 @@ def _as_text(kind: FieldType[Any], value: object) -> str:
 def references(cls: type[Declared], texts: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the references to secrets in texts, by the settings' current names; those without any are left out."""
     names, known = names_of(cls), fields_of(cls)
-    found = {names[key]: known[names[key]].references(text) for key, text in texts.items() if key in names}
-    return {name: some for name, some in found.items() if some}
+    by_name = {names[key]: known[names[key]].references(text) for key, text in texts.items() if key in names}
+    return {name: texts for name, texts in by_name.items() if texts}
 
 
 def redact(cls: type[Declared], values: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,8 @@ Headers = tuple[tuple[str, str], ...]
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")  # a token of RFC 9110
 _VALUE = re.compile(r"[\x20-\x7e]+")
 _SEPARATOR = re.compile(r";(?:\s+|$)")
-_MOST, _LONGEST = 50, 8192  # headers; characters of all of them, as much as many servers accept
+_MAX_HEADERS = 50
+_MAX_CHARACTERS = 8192  # of all headers, as many servers accept
 # Those of one connection (RFC 9110), and those that frame or describe the body, which nobody may replace.
 _OF_CONNECTION = frozenset(
     [
@@ -47,8 +48,8 @@ class HttpHeaders(FieldType[Headers]):
 
     def parse(self, text: str) -> Headers:
         pairs = _split(text)
-        if len(pairs) > _MOST or sum(len(name) + len(value) + 4 for name, value in pairs) > _LONGEST:
-            raise BadValue(f"has more than {_MOST} headers or {_LONGEST} characters", "leave some out")
+        if len(pairs) > _MAX_HEADERS or sum(len(name) + len(value) + 4 for name, value in pairs) > _MAX_CHARACTERS:
+            raise BadValue(f"has more than {_MAX_HEADERS} headers or {_MAX_CHARACTERS} characters", "leave some out")
         seen = set()
         for number, (name, value) in enumerate(pairs, 1):
             _check(number, name, value)

@@ -18,7 +18,7 @@ _VARIABLE = "BUCKETWIRE_SECRETS_DIR"
 _OWN_FOLDERS = {"BUCKETWIRE_DATA_DIR": "var", "BUCKETWIRE_SPOOL_DIR": ""}
 _OWN = "BUCKETWIRE_"
 _FORBIDDEN = ("MINIO_", "AWS_", "FLOWER_", "OTEL_")  # credentials of other targets, the storage, Flower, a collector
-_LONGEST = 64 * 1024
+_MAX_SECRET_BYTES = 64 * 1024
 _REFERENCE = re.compile(r"file:/[^\0]*|env:[A-Za-z_][A-Za-z0-9_]*", re.DOTALL)
 
 
@@ -96,14 +96,14 @@ def _is_same(first: Path, second: Path) -> bool:
 def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(_LONGEST + 1)
+            content = file.read(_MAX_SECRET_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BadValue(
             f"cannot be read: {path}: {reason}", "the file must exist and be readable wherever the service runs"
         ) from None
-    if len(content) > _LONGEST:
-        raise BadValue(f"cannot be read: {path} is larger than {_LONGEST} bytes", "a secret is a short text")
+    if len(content) > _MAX_SECRET_BYTES:
+        raise BadValue(f"cannot be read: {path} is larger than {_MAX_SECRET_BYTES} bytes", "a secret is a short text")
     try:
         return content.decode()
     except UnicodeDecodeError:

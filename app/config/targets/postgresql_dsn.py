@@ -127,15 +127,15 @@ def host_files(text: str) -> list[str]:
     Without a host libpq connects to a socket, too.
     """
     values = {name: value for name, value in parameters(text).items() if value}
-    found = [
+    named = [
         f"{name}={value}"
         for name, value in values.items()
         if name not in _OF_SERVER and (name, value) not in _OF_SERVER_TOO
     ]
     hosts, addresses = values.get("host", "").split(","), values.get("hostaddr", "").split(",")
     if not all(addresses):  # otherwise `host` is but a name to verify
-        found += [f"host={host}" for host in hosts if not host or host[0] in "/@"]
-    return found
+        named += [f"host={host}" for host in hosts if not host or host[0] in "/@"]
+    return named
 
 
 def _explain(message: str) -> BadValue:

@@ -22,7 +22,7 @@ from workers.targets.socket_deadline import Deadline
 
 BLOCKED = "the server has blocked this connection, because its memory or disk runs short"
 
-_LOOK_EVERY = 64  # messages sent between two checks for the server's answers
+BATCH_MESSAGES = 64  # messages sent between two checks for the server's answers
 
 
 class Blocked(AMQPError):
@@ -92,7 +92,7 @@ class AmqpLink:
         )
         # Not `basic_publish`: it polls the socket before each message, which costs as much as the message itself.
         self._connection.frame_writer(1, self._channel.channel_id, spec.Basic.Publish, self._publish, message)
-        if self._tag % _LOOK_EVERY == 0:
+        if self._tag % BATCH_MESSAGES == 0:
             self.look()
             self._refuse_if_blocked()
 
@@ -206,9 +206,9 @@ class AmqpLink:
         self._returned[message.properties["message_id"]] = f"{refusal.reply_text} ({refusal.reply_code}): {place}"
 
     def _settle(self, tag: int, multiple: bool, outcome: Outcome) -> None:
-        tags = list(takewhile(lambda each: each <= tag or tag == 0, self._unconfirmed)) if multiple else [tag]
-        for each in tags:
-            index = self._unconfirmed.pop(each, None)
+        tags = list(takewhile(lambda sent: sent <= tag or tag == 0, self._unconfirmed)) if multiple else [tag]
+        for settled in tags:
+            index = self._unconfirmed.pop(settled, None)
             if index is None:
                 continue
             if self._returned and (words := self._returned.pop(self._batch.events[index].id, None)):

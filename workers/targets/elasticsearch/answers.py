@@ -7,8 +7,8 @@ from typing import Any
 
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 
-_SHOWN = 500
-_LEAST_MAJOR = 7
+_MAX_SHOWN_CHARACTERS = 500
+_MIN_MAJOR = 7
 _UNAVAILABLE = frozenset({401, 403, 404, 429, 503})
 _NOT_THE_EVENTS_FAULT = (
     "index_closed_exception",
@@ -48,7 +48,7 @@ def describe_error(error: object) -> str:
     if isinstance(error, str) and not parts:
         parts.append(error)
     shown = " ".join(", caused by ".join(parts).split())
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+    return shown if len(shown) <= _MAX_SHOWN_CHARACTERS else f"{shown[:_MAX_SHOWN_CHARACTERS]}…"
 
 
 def problem_of_server(body: Any, product: str | None, *, opensearch: bool) -> str:
@@ -65,8 +65,8 @@ def problem_of_server(body: Any, product: str | None, *, opensearch: bool) -> st
         server = f"OpenSearch {number}" if is_opensearch else f"version {number} of an unnamed server"
         return f"this is {server}; set opensearch=on to use it"
     major = re.match(r"[0-9]+", number)
-    if not is_opensearch and (major is None or int(major[0]) < _LEAST_MAJOR):
-        return f"version {number} is too old; {_LEAST_MAJOR} or later is needed"
+    if not is_opensearch and (major is None or int(major[0]) < _MIN_MAJOR):
+        return f"version {number} is too old; {_MIN_MAJOR} or later is needed"
     return ""
 
 
@@ -117,7 +117,7 @@ def outcome_of_item(where: str, item: Mapping[str, Any], *, conditional: bool) -
     return Failed(reason) if status >= 500 else Rejected(reason)
 
 
-def _named(found: object, name: str) -> dict[str, Any] | None:
+def _named(listed: object, name: str) -> dict[str, Any] | None:
     """Return the entry of this name in a list of named entries."""
-    entries = found if isinstance(found, list) else []
+    entries = listed if isinstance(listed, list) else []
     return next((entry for entry in entries if entry.get("name") == name), None)

@@ -10,7 +10,7 @@ from workers.targets.batch import Batch
 from workers.targets.elasticsearch.answers import error_of_answer, is_good, outcome_of_item
 from workers.targets.elasticsearch.cluster import Cluster
 
-_PORTION = 10_000_000  # bytes of a request; a server accepts 100 MB, and is fastest with a tenth of that
+BATCH_BYTES = 10_000_000  # of a request; a server accepts 100 MB, and is fastest with a tenth of that
 
 
 class Operation(NamedTuple):
@@ -35,7 +35,7 @@ class Bulk:
     """`_bulk` requests of up to 10 MB, less once a server has refused one as too large."""
 
     def __init__(self, settings: ElasticsearchSettings) -> None:
-        self._most_bytes = _PORTION
+        self._most_bytes = BATCH_BYTES
         self._where = f"Elasticsearch index {settings.index}"
 
     def send(self, cluster: Cluster, operations: Sequence[Operation], batch: Batch, at_once: int) -> list[Outcome]:

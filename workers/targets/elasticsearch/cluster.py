@@ -26,7 +26,7 @@ Response = ApiResponse[Any]
 _ANY_STATUS = range(100, 600)  # what a status means is decided here
 # Seconds for which a node that did not answer is left out, at first and at most: one that hangs costs a call its whole
 # timeout at each attempt. If none is left, all are tried at once.
-_LEFT_OUT, _MOST_LEFT_OUT = 10, 300
+_MIN_LEFT_OUT_SECONDS, _MAX_LEFT_OUT_SECONDS = 10, 300
 _NO_ANSWER = (502, 504)  # from a proxy, which got none from the server
 
 
@@ -53,8 +53,8 @@ class Cluster:
             headers={"User-Agent": USER_AGENT} | login,
             request_timeout=settings.timeout,
             max_retries=0,  # see `ask`
-            dead_node_backoff_factor=_LEFT_OUT,
-            max_dead_node_backoff=_MOST_LEFT_OUT,
+            dead_node_backoff_factor=_MIN_LEFT_OUT_SECONDS,
+            max_dead_node_backoff=_MAX_LEFT_OUT_SECONDS,
             serializers=SERIALIZERS,
             node_class=HttpNode,
             transport_class=AnyProduct if settings.opensearch else PlainTransport,

@@ -16,9 +16,9 @@ from workers.targets.elasticsearch.bulk import Bulk, Operation
 from workers.targets.elasticsearch.cluster import Cluster
 from workers.targets.payloads import Rows, change, collapse, text, version_name
 
-_LONGEST_ID = 512
-_READ_AT_ONCE = 1_000
-_TRIES = 3  # for a version that changes between reading and removing
+MAX_ID_BYTES = 512
+BATCH_READ_DOCUMENTS = 1_000
+MAX_TRIES = 3  # for a version that changes between reading and removing
 
 
 class Mirror:
@@ -58,10 +58,10 @@ class Mirror:
             return {path: b'"%s"' % id_.encode() for path, id_ in zip(paths, document_ids(paths), strict=True)}
         sizes = {path: len(path.encode()) for path in paths}
         for index, event in enumerate(batch.events):
-            if (size := sizes[event.path]) > _LONGEST_ID:
-                reason = f"the id would have {size} of at most {_LONGEST_ID} bytes; id_style=hash has no such limit"
+            if (size := sizes[event.path]) > MAX_ID_BYTES:
+                reason = f"the id would have {size} of at most {MAX_ID_BYTES} bytes; id_style=hash has no such limit"
                 batch.settle(index, Rejected(f"{self._where}: {reason}"))
-        return {path: text(path).encode() for path, size in sizes.items() if size <= _LONGEST_ID}
+        return {path: text(path).encode() for path, size in sizes.items() if size <= MAX_ID_BYTES}
 
     def _write(
         self, cluster: Cluster, rows: Rows, ids: Mapping[str, bytes], batch: Batch, waiting: Sequence[int], at_once: int
@@ -79,7 +79,7 @@ class Mirror:
         versions: dict[str, set[str]] = {}
         for path, version in rows.versions:
             versions.setdefault(path, set()).add(version)
-        for _ in range(_TRIES):
+        for _ in range(MAX_TRIES):
             settled = {path: outcome for path, outcome in settled.items() if path not in versions}
             removals = self._removals(cluster, versions, ids, indexes)
             if isinstance(removals, Unavailable):
@@ -104,8 +104,8 @@ class Mirror:
         """Return removals of the documents that describe one of the versions, unless they change meanwhile."""
         operations: list[Operation] = []
         paths = list(versions)
-        for start in range(0, len(paths), _READ_AT_ONCE):
-            part = paths[start : start + _READ_AT_ONCE]
+        for start in range(0, len(paths), BATCH_READ_DOCUMENTS):
+            part = paths[start : start + BATCH_READ_DOCUMENTS]
             try:
                 answer = cluster.versions([orjson.loads(ids[path]) for path in part])
                 if not is_good(answer.meta.status):

@@ -23,7 +23,7 @@ from kafka.record import default_records, legacy_records
 # Every failure is reported once, in an outcome; the library would log a line for each of its own retries.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
-_USUAL_GZIP = 6  # as zlib, Java and Go; the library's default 9 is several times as slow for 5 % less
+_GZIP_LEVEL = 6  # as zlib, Java and Go; the library's default 9 is several times as slow for 5 % less
 _producing = threading.local()  # settings of the producer's own thread, which compresses batches
 
 
@@ -99,7 +99,7 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-pytho
 
     def _read(self, answer: Any) -> None:
         """Report errors of an answer: for the whole, per topic (metadata), or per partition of a topic (produce)."""
-        produced = [each for topic in getattr(answer, "responses", ()) for each in topic.partition_responses]
+        produced = [part for topic in getattr(answer, "responses", ()) for part in topic.partition_responses]
         for part in (answer, *getattr(answer, "topics", ()), *produced):
             if code := getattr(part, "error_code", 0):
                 self._note(for_code(code)(getattr(part, "error_message", None)))
@@ -113,7 +113,7 @@ def missing_package(name: str) -> str:
 
 
 def _gzip(payload: bytes) -> bytes:
-    return gzip.compress(payload, getattr(_producing, "level", 0) or _USUAL_GZIP, mtime=0)
+    return gzip.compress(payload, getattr(_producing, "level", 0) or _GZIP_LEVEL, mtime=0)
 
 
 def _lz4(payload: bytes) -> Any:

@@ -11,7 +11,7 @@ CLIENT_NAME = "Bucketwire"
 BATCH_BYTES = 1_000_000  # a broker accepts 1,048,588 by default
 
 _MECHANISMS = {"plain": "PLAIN", "sha256": "SCRAM-SHA-256", "sha512": "SCRAM-SHA-512"}
-_REQUEST = 16 * 2**20  # a larger message is not even sent; a broker's limit is lower, and its error is clearer
+_MAX_REQUEST_BYTES = 16 * 2**20  # larger ones are not even sent; a broker's limit is lower, and its error clearer
 
 
 def producer_config(chosen: KafkaSettings) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def producer_config(chosen: KafkaSettings) -> dict[str, Any]:
         "request_timeout_ms": milliseconds,
         "max_block_ms": milliseconds,
         "batch_size": BATCH_BYTES,
-        "max_request_size": _REQUEST,
+        "max_request_size": _MAX_REQUEST_BYTES,
         "reconnect_backoff_max_ms": 500,  # the default of 30 s would prolong every outage by as much
         "metrics_enabled": False,
         "socket_options": [

@@ -11,8 +11,8 @@ from app.events.model import Event
 from workers.targets.batch import Batch
 from workers.targets.messages import MessageFormat
 
-_OVERHEAD = 40  # the most bytes that a message has besides its key and value, in any version of the format
-_HEADER_OVERHEAD = 4  # the most bytes that one of its headers has besides its name and value, up to 8 KB
+_MAX_OVERHEAD_BYTES = 40  # the most that a message has besides its key and value, in any version of the format
+_MAX_HEADER_OVERHEAD_BYTES = 4  # the most that one of its headers has besides its name and value, up to 8 KB
 
 
 class Message(NamedTuple):
@@ -27,9 +27,9 @@ class Message(NamedTuple):
     @property
     def size(self) -> int:
         """The most bytes that it takes in a batch."""
-        size = len(self.key) + len(self.value) + _OVERHEAD
+        size = len(self.key) + len(self.value) + _MAX_OVERHEAD_BYTES
         for name, value in self.headers:
-            size += len(name) + len(value) + _HEADER_OVERHEAD
+            size += len(name) + len(value) + _MAX_HEADER_OVERHEAD_BYTES
         return size
 
 
@@ -40,10 +40,10 @@ class Line:
     partition: int
     waiting: deque[Message] = field(default_factory=deque)
 
-    def take(self, most_bytes: int) -> list[Message]:
-        """Take as many messages as have at most `most_bytes` together, at least one."""
+    def take(self, max_bytes: int) -> list[Message]:
+        """Take as many messages as have at most `max_bytes` together, at least one."""
         messages = [self.waiting.popleft()]
-        left = most_bytes - messages[0].size
+        left = max_bytes - messages[0].size
         while self.waiting and (left := left - self.waiting[0].size) >= 0:
             messages.append(self.waiting.popleft())
         return messages
@@ -55,7 +55,7 @@ class Rounds:
 
     batch: Batch
     lines: list[Line]
-    most_bytes: int  # bytes of a batch of one partition
+    max_bytes: int  # bytes of a batch of one partition
 
     def next_round(self, window: int) -> list[tuple[Line, list[Message]]]:
         """Return the next batches, each of a different partition; a message too large to share a batch is sent alone.
@@ -63,10 +63,10 @@ class Rounds:
         Raises `LeaseExpired`. Return none if nothing more may be sent.
         """
         lines = self.lines[:window]
-        large = next((line for line in lines if line.waiting[0].size > self.most_bytes), None)
-        taken = [(line, line.take(self.most_bytes)) for line in ([large] if large else lines)]
+        large = next((line for line in lines if line.waiting[0].size > self.max_bytes), None)
+        taken = [(line, line.take(self.max_bytes)) for line in ([large] if large else lines)]
         chosen = set(self.batch.begin([message.place for _, messages in taken for message in messages]))
-        return [(line, [each for each in messages if each.place in chosen]) for line, messages in taken]
+        return [(line, [message for message in messages if message.place in chosen]) for line, messages in taken]
 
     def end_round(self, window: int) -> None:
         """Move the partitions just served to the end, so that no partition waits until another one is finished."""

@@ -163,9 +163,9 @@ class KafkaTarget:
             line.waiting.appendleft(message)
         largest = max(sum(message.size for message in messages) for _, messages in batches)
         if len(sent) > 1 and client is not None and isinstance(client.last_error, TOO_LARGE):
-            self._batch_bytes = work.most_bytes = largest // 2  # permanently: the topic accepts less than the default
+            self._batch_bytes = work.max_bytes = largest // 2  # permanently: the topic accepts less than the default
         elif unclear:
-            work.most_bytes = largest // 2
+            work.max_bytes = largest // 2
         if (unclear or blamed) and not work.batch.is_over:
             self._begin_again(work)
 

@@ -17,8 +17,8 @@ from workers.targets.mqtt.answers import ABOUT_ONE_MESSAGE, SILENT, outcome_of_c
 from workers.targets.mqtt.client import make_client, publish_properties
 from workers.targets.socket_deadline import Deadline
 
-_LARGEST = 268_435_455  # bytes of a packet without its fixed header, in any version
-_LOOK_EVERY = 32  # messages queued before they are written
+MAX_PACKET_BYTES = 268_435_455  # of a packet without its fixed header, in any version
+BATCH_MESSAGES = 32  # messages queued before they are written
 
 
 class Lost(Exception):
@@ -41,7 +41,7 @@ class MqttLink:
         self._topic = settings.topic
         self._format = message_format(settings, cloudevents.MQTT)
         self._overhead = 2 + len(settings.topic.encode()) + (2 if settings.qos else 0) + (settings.version == "5")
-        self._largest = _LARGEST
+        self._largest = MAX_PACKET_BYTES
         # There are 65535 identifiers. Before version 5 a broker cannot announce how many messages with QoS 2 it tracks:
         # mosquitto closes the connection after 20.
         self._window = 20 if settings.qos == 2 and settings.version != "5" else 65_535
@@ -94,7 +94,7 @@ class MqttLink:
         if sent.rc is not MQTTErrorCode.MQTT_ERR_SUCCESS:
             raise Lost(paho.error_string(sent.rc))
         self._unconfirmed[sent.mid] = index
-        if sent.mid % _LOOK_EVERY == 0:
+        if sent.mid % BATCH_MESSAGES == 0:
             self._turn(0)
 
     def gather(self, most: int) -> None:

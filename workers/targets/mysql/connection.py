@@ -28,8 +28,8 @@ _FACTS = "SHOW VARIABLES WHERE variable_name IN ('version', 'max_allowed_packet'
 
 # The server checks for expired lock waits once a second, and counts in whole seconds, so it may report one two
 # seconds late; it must report it before the driver gives up.
-_LATE = 2
-_GRACE = 0.5
+_LATE_SECONDS = 2
+_GRACE_SECONDS = 0.5
 
 
 class _NoPasswordAsItIs:
@@ -52,7 +52,7 @@ class MysqlConnection:
     wire: socket.socket  # the same connection below the driver and below TLS
     patience: float  # seconds for a statement
     version: str = ""
-    longest: int = 0  # the most bytes of one statement
+    max_statement_bytes: int = 0
 
     @property
     def is_mariadb(self) -> bool:
@@ -151,7 +151,7 @@ def _login(settings: MysqlSettings, dsn: Dsn) -> Connection:
         ssl=context,
         ssl_disabled=not dsn.tls,  # neither: TLS if the server supports it, without verification, as `preferred` means
         autocommit=True,
-        read_timeout=dsn.read_timeout or settings.timeout + _GRACE,
+        read_timeout=dsn.read_timeout or settings.timeout + _GRACE_SECONDS,
         write_timeout=dsn.write_timeout or settings.timeout,
         program_name="bucketwire",
         auth_plugin_map={**refused},
@@ -177,7 +177,7 @@ def _socket(dsn: Dsn, timeout: float) -> socket.socket:
 
 def _session(timeout: float, *, by_statement: bool) -> Iterator[str]:
     """Yield the statements that set up the session; the variables of the DSN are set later, and so override them."""
-    seconds = max(1, math.floor(timeout) - _LATE)
+    seconds = max(1, math.floor(timeout) - _LATE_SECONDS)
     yield f"SET SESSION innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
     if not by_statement:
         yield _ISOLATION

@@ -12,12 +12,12 @@ from workers.targets.mysql.connection import MysqlConnection
 from workers.targets.mysql.table import Table, identifier
 from workers.targets.payloads import change, collapse, timestamp
 
-_LONGEST_STATEMENT = 4 << 20  # longer statements are no faster
-_KEYS_AT_ONCE = 500
-_ROWS_AT_ONCE = 10_000
-_AROUND = 4096  # bytes for the part of a statement around its rows,
-_BETWEEN = 11  # and between two of them
-_ENVELOPE = 32_768  # bytes; more than is ever written around a record besides the path, as by a CloudEvent
+BATCH_BYTES = 4 << 20  # longer statements are no faster
+BATCH_KEYS = 500
+BATCH_ROWS = 10_000
+_STATEMENT_BYTES = 4096  # of a statement without its rows,
+_SEPARATOR_BYTES = 11  # and between two of them
+_ENVELOPE_BYTES = 32_768  # more than is ever written around a record besides the path, as by a CloudEvent
 _VERSION = "COALESCE(NULLIF(JSON_UNQUOTE(JSON_EXTRACT({value}, '$.Records[0].s3.object.versionId')), ''), 'null')"
 
 
@@ -32,9 +32,10 @@ class Session:
 def is_too_long(server: MysqlConnection, event: Event, write: Write) -> bool:
     """Return whether the event makes a statement too long: the server would close the connection, at each retry."""
     # Four bytes per character, each doubled.
-    if 8 * (len(event.record) + len(event.path)) < server.longest - _AROUND - _ENVELOPE:
+    max_bytes = server.max_statement_bytes - _STATEMENT_BYTES
+    if 8 * (len(event.record) + len(event.path)) < max_bytes - _ENVELOPE_BYTES:
         return False
-    return _bytes(server.quoted(write(event))) + _bytes(server.quoted(event.path)) >= server.longest - _AROUND
+    return _bytes(server.quoted(write(event))) + _bytes(server.quoted(event.path)) >= max_bytes
 
 
 def mirror(session: Session, events: Sequence[Event]) -> Iterator[str]:
@@ -67,7 +68,7 @@ def _deletions(session: Session, given: Sequence[tuple[str, str]], condition: st
     table, quoted = session.table, session.server.quoted
     join = f"AS held FORCE INDEX ({identifier(table.index)}) ON held.key_hash = {table.compared}"
     rows = (f"SELECT {quoted(key)} AS k, {quoted(version)} AS v" for key, version in given)
-    for part in _parts(session, rows, _KEYS_AT_ONCE):
+    for part in _parts(session, rows, BATCH_KEYS):
         yield f"DELETE held FROM ({' UNION ALL '.join(part)}) AS given STRAIGHT_JOIN {table.name} {join}{condition}"
 
 
@@ -81,18 +82,18 @@ def append(session: Session, events: Sequence[Event], dsn: Dsn, write: Write) ->
 def _inserts(session: Session, columns: Sequence[str], rows: Iterable[str], end: str) -> Iterator[str]:
     names = ", ".join(map(identifier, columns))
     start = f"INSERT INTO {session.table.name} ({names}) VALUES "  # noqa: S608 (names are quoted, rows escaped)
-    for part in _parts(session, rows, _ROWS_AT_ONCE):
+    for part in _parts(session, rows, BATCH_ROWS):
         yield f"{start}{', '.join(part)}{end}"
 
 
 def _parts(session: Session, rows: Iterable[str], most: int) -> Iterator[list[str]]:
     """Yield the rows in parts that each fit one statement; a longer row is alone, and fits the packet."""
-    longest = min(session.server.longest, _LONGEST_STATEMENT) - _AROUND
+    max_bytes = min(session.server.max_statement_bytes, BATCH_BYTES) - _STATEMENT_BYTES
     part: list[str] = []
     size = 0
     for row in rows:
-        length = _bytes(row) + _BETWEEN
-        if part and (size + length > longest or len(part) == most):
+        length = _bytes(row) + _SEPARATOR_BYTES
+        if part and (size + length > max_bytes or len(part) == most):
             yield part
             part, size = [], 0
         part.append(row)

@@ -66,14 +66,14 @@ def take_table(server: MysqlConnection, database: str, name: str, format: str) -
     """
     written = (f"{identifier(database)}." if database else "") + identifier(name)
     catalogue = _Catalogue(server, database, name)
-    found = catalogue.rows(_FIND)
-    if not found:
+    tables = catalogue.rows(_FIND)
+    if not tables:
         columns = _NAMESPACE if format == "namespace" else _ACCESS
         server.run(f"CREATE TABLE IF NOT EXISTS {written} " + columns.format(hash=_hash_column(server)))
-        found = catalogue.rows(_FIND)
-    if not found:
+        tables = catalogue.rows(_FIND)
+    if not tables:
         raise TargetUnavailable(f"MySQL: table {written} was created but is not in the catalogue")
-    ((_, engine, transactions),) = found
+    ((_, engine, transactions),) = tables
     if engine and transactions != "YES":
         raise TargetUnavailable(
             f"MySQL: table {written} is kept by {engine}, which has no transactions; ALTER TABLE … ENGINE = InnoDB"
@@ -124,8 +124,8 @@ def _index(catalogue: _Catalogue, written: str, columns: dict[str, _Column]) -> 
     for name, non_unique, column, part in catalogue.rows(_INDEXES):
         if not int(non_unique or 0):
             unique.setdefault(str(name), []).append((str(column), part))
-    found = next((name for name, parts in unique.items() if parts == [(_HASH, None)]), None)
-    if _HASH not in columns or found is None:
+    index = next((name for name, parts in unique.items() if parts == [(_HASH, None)]), None)
+    if _HASH not in columns or index is None:
         steps = [] if _HASH in columns else [f"ADD {_HASH} {_hash_column(catalogue.server)}"]
         steps += ["DROP PRIMARY KEY"] * ("PRIMARY" in unique) + [f"ADD PRIMARY KEY ({_HASH})"]
         raise TargetUnavailable(
@@ -139,7 +139,7 @@ def _index(catalogue: _Catalogue, written: str, columns: dict[str, _Column]) -> 
                 f"MySQL: table {written} has a second unique index, {name}, by which an object's row would replace "
                 f"another's; ALTER TABLE … DROP INDEX {identifier(name)}"
             )
-    return found
+    return index
 
 
 def _hash_column(server: MysqlConnection) -> str:
@@ -151,4 +151,4 @@ def _column(is_nullable: str | None, default: str | None, extra: str | None, *le
     is_numbered = "AUTO_INCREMENT" in words
     is_generated = any(kind in words for kind in ("VIRTUAL", "STORED", "PERSISTENT"))
     is_required = is_nullable == "NO" and default is None and not is_generated and not is_numbered
-    return _Column(is_required, is_generated, is_numbered, *(each or "binary" for each in letters))
+    return _Column(is_required, is_generated, is_numbered, *(charset or "binary" for charset in letters))

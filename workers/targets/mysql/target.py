@@ -68,8 +68,8 @@ class MysqlTarget(SqlTarget[Session, pymysql.MySQLError]):
     def _unfit(self, session: Session, event: Event) -> Rejected | None:
         if not is_too_long(session.server, event, self._write_entry):
             return None
-        longest = session.server.longest
-        return Rejected(f"the event is larger than the server's max_allowed_packet of {longest} bytes")
+        max_bytes = session.server.max_statement_bytes
+        return Rejected(f"the event is larger than the server's max_allowed_packet of {max_bytes} bytes")
 
     def _write(self, session: Session, lease: LeaseCheck, events: Sequence[Event]) -> Sequence[Outcome]:
         statements = self._statements(session, events)

@@ -19,7 +19,7 @@ from workers.targets.batch import Batch
 from workers.targets.nats.connection import Connection
 
 # The most pending bytes, so that writing never waits for the server, and no acknowledgement waits for writing.
-_BYTES = 1_500_000
+MAX_UNCONFIRMED_BYTES = 1_500_000
 
 NO_RESPONDERS = "503"
 
@@ -81,7 +81,7 @@ class Flight:
 
     def take(self) -> int | None:
         """Return the index of an event that may be sent now. Raises `LeaseExpired`."""
-        if self._waiting and len(self.under_way) < self.window and self._bytes < _BYTES:
+        if self._waiting and len(self.under_way) < self.window and self._bytes < MAX_UNCONFIRMED_BYTES:
             if self.batch.begin([self._waiting[0]]):
                 return self._waiting.popleft()
             self._waiting.clear()

@@ -31,8 +31,8 @@ T = TypeVar("T")
 CLIENT_NAME = "Bucketwire"
 
 # More than the largest message (64 MB): `publish` never waits for buffer space, as this package limits pending bytes.
-_PENDING = 128 * 1024 * 1024
-_PING_INTERVAL = 120
+_MAX_PENDING_BYTES = 128 * 1024 * 1024
+_PING_SECONDS = 120
 
 
 class Connection:
@@ -62,8 +62,8 @@ class Connection:
                     closed_cb=self._closed,
                     allow_reconnect=False,
                     connect_timeout=math.ceil(chosen.timeout),
-                    ping_interval=math.ceil(chosen.ping_interval) or _PING_INTERVAL,
-                    pending_size=_PENDING,
+                    ping_interval=math.ceil(chosen.ping_interval) or _PING_SECONDS,
+                    pending_size=_MAX_PENDING_BYTES,
                     tls=context,
                     tls_handshake_first=chosen.tls_handshake_first,
                     **login_options(chosen, self._secret),

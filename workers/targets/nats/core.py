@@ -14,7 +14,7 @@ from workers.targets.nats.acks import Message, headed
 from workers.targets.nats.connection import Connection
 
 # A PING follows after this many bytes: what is written without one must be sent within the time limit.
-_PORTION = 1_000_000
+BATCH_BYTES = 1_000_000
 
 
 class Core:
@@ -40,7 +40,7 @@ class Core:
         try:
             for portion in _portions(map(self._message, batch.events), window):
                 chosen = set(batch.begin([index for index, _ in portion]))
-                await self._publish(batch, [each for each in portion if each[0] in chosen])
+                await self._publish(batch, [message for message in portion if message[0] in chosen])
         except TargetUnavailable as error:
             batch.lose(Unavailable(error.reason))
 
@@ -72,7 +72,7 @@ def _portions(messages: Iterable[Message], window: int) -> Iterator[list[tuple[i
     portion: list[tuple[int, Message]] = []
     size = 0
     for index, message in enumerate(messages):
-        if portion and (len(portion) == window or size + message.size > _PORTION):
+        if portion and (len(portion) == window or size + message.size > BATCH_BYTES):
             yield portion
             portion, size = [], 0
         portion.append((index, message))

@@ -120,20 +120,20 @@ def encoded(fields: dict[int, Value]) -> bytes:
 
 def decoded(message: bytes) -> dict[int, bytes | int]:
     """Return the fields of a protobuf message with only numbers and texts. Raises `LookupError` or `ValueError`."""
-    found: dict[int, bytes | int] = {}
+    fields: dict[int, bytes | int] = {}
     at = 0
     while at < len(message):
         key, at = _number(message, at)
         value, at = _number(message, at)
         number, kind = divmod(key, 8)
         if kind == 0:
-            found[number] = value
+            fields[number] = value
         elif kind == 2 and at + value <= len(message):
-            found[number] = message[at : at + value]
+            fields[number] = message[at : at + value]
             at += value
         else:
             raise ValueError(f"field {number} of wire type {kind} cannot be read")
-    return found
+    return fields
 
 
 def text(value: bytes | int | None) -> str:

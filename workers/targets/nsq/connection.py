@@ -130,13 +130,13 @@ class NsqConnection:
         return content
 
     def _exactly(self, size: int) -> bytes:
-        found = bytearray()
-        while len(found) < size:
-            part = self._socket.recv(size - len(found))
+        content = bytearray()
+        while len(content) < size:
+            part = self._socket.recv(size - len(content))
             if not part:
                 raise LostError(f"{self._where}: nsqd closed the connection")
-            found += part
-        return bytes(found)
+            content += part
+        return bytes(content)
 
     def _describe_error(self, error: OSError) -> str:
         if isinstance(error, TimeoutError) and not error.errno:

@@ -28,11 +28,11 @@ from workers.targets.messages import message_format
 from workers.targets.nsq.connection import LostError, NsqConnection, RefusedError
 
 # nsqd accepts 5 MB in a command by default, and more than about 500 KB brings no gain.
-_PORTION = 1_000_000
+BATCH_BYTES = 1_000_000
 
 # nsqd reports the error of a message that is too large and then closes the connection, so the error may get lost.
 _ABOUT_MESSAGES = ("E_BAD_MESSAGE", "E_BAD_BODY")
-_LOSSES = 32  # more than are needed to find one event among 10,000, twice
+MAX_LOSSES = 32  # of connections in a call; more than are needed to find one event among 10,000, twice
 
 
 class NsqTarget:
@@ -99,7 +99,7 @@ class NsqTarget:
         except LostError as lost:
             self._connect()
             self._losses += 1
-            if self._losses > _LOSSES:
+            if self._losses > MAX_LOSSES:
                 raise TargetUnavailable(lost.reason) from lost
             alone = Failed(lost.reason)
         else:
@@ -115,7 +115,7 @@ class NsqTarget:
 def _parts(bodies: Sequence[bytes]) -> Iterator[range]:
     start = size = 0
     for index, body in enumerate(bodies):
-        if index > start and size + len(body) > _PORTION:
+        if index > start and size + len(body) > BATCH_BYTES:
             yield range(start, index)
             start, size = index, 0
         size += len(body)

@@ -50,12 +50,12 @@ class RedisServers:
         client = self._client(place, of_sentinel=True)
         try:
             command = "SENTINEL GET-MASTER-ADDR-BY-NAME"
-            found = client.execute_command(command, name)  # type: ignore[no-untyped-call]  # redis-py leaves it
+            address = client.execute_command(command, name)  # type: ignore[no-untyped-call]  # redis-py leaves it
         finally:
             client.connection_pool.disconnect()
-        if not found:
+        if not address:
             raise RedisConnectionError(f"the Sentinel at {place} knows no master {name!r}")
-        host, port = found
+        host, port = address
         return HostPort(_text(host), int(port))
 
     def _owner(self, place: HostPort) -> HostPort:

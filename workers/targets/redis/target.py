@@ -3,10 +3,10 @@
 Delivered means: Redis answered the command that carried the event, or the transaction around it; with `wait_replicas`,
 that many replicas have it too. All commands are about one key, which a Cluster has on one node.
 
-A call is one round trip for up to `_PORTION` events: one HSET with many fields, one HDEL, one script call that removes
-fields only if they hold a given version, or one RPUSH. With `window == 1` several commands are sent as one MULTI/EXEC.
-A field that is written more than once in a portion is written once, with its last document; no client could have read
-the others.
+A call is one round trip for up to `BATCH_EVENTS` events: one HSET with many fields, one HDEL, one script call that
+removes fields only if they hold a given version, or one RPUSH. With `window == 1` several commands are sent as one
+MULTI/EXEC. A field that is written more than once in a portion is written once, with its last document; no client could
+have read the others.
 """
 
 import contextlib
@@ -32,18 +32,18 @@ from workers.targets.redis.connection import RedisServers
 from workers.targets.socket_deadline import Deadline
 
 # A command must not keep Redis busy for long, nor come near its limit of 1 GB for a client's query buffer.
-_PORTION = 5_000
-_PORTION_CHARACTERS = 8_000_000
+BATCH_EVENTS = 5_000
+BATCH_CHARACTERS = 8_000_000
 
 # KEYS: the hash; ARGV: path, version, path, version, ... Values that are not JSON were written by others and stay.
 _REMOVE_VERSIONS = """
 local removed = 0
 for i = 1, #ARGV, 2 do
-  local held = redis.call('HGET', KEYS[1], ARGV[i])
-  local read, document = pcall(cjson.decode, held or '')
+  local value = redis.call('HGET', KEYS[1], ARGV[i])
+  local read, document = pcall(cjson.decode, value or '')
   if read then
-    local found, version = pcall(function() return document.Records[1].s3.object.versionId end)
-    if found then
+    local is_record, version = pcall(function() return document.Records[1].s3.object.versionId end)
+    if is_record then
       if version == nil or version == cjson.null or version == '' then version = 'null' end
       if version == ARGV[i + 1] then removed = removed + redis.call('HDEL', KEYS[1], ARGV[i]) end
     end
@@ -230,7 +230,7 @@ def _whole_server(error: Exception) -> bool:
 def _portions(events: Sequence[Event]) -> Iterator[range]:
     start = characters = 0
     for index, event in enumerate(events):
-        if index > start and (index - start == _PORTION or characters + len(event.record) > _PORTION_CHARACTERS):
+        if index > start and (index - start == BATCH_EVENTS or characters + len(event.record) > BATCH_CHARACTERS):
             yield range(start, index)
             start, characters = index, 0
         characters += len(event.record)

@@ -16,9 +16,9 @@ from workers.targets.http_pool import HttpPool
 _BUSY = frozenset({429, 502, 503, 504})
 _LOGIN = frozenset({401, 403, 407})
 _TRANSIENT = frozenset({404, 405, 408})
-_READ_LIMIT = 64 * 1024
-_SHOWN = 500  # bytes
-_HANG_UP = 0.3  # seconds in which an endpoint without a server behind it closes a new connection
+_MAX_READ_BYTES = 64 * 1024
+_MAX_SHOWN_BYTES = 500
+_HANG_UP_SECONDS = 0.3  # seconds in which an endpoint without a server behind it closes a new connection
 
 
 def read_answer(response: BaseHTTPResponse, patience: float) -> bytes:
@@ -29,8 +29,8 @@ def read_answer(response: BaseHTTPResponse, patience: float) -> bytes:
     answer = bytearray()
     deadline = time.monotonic() + patience
     try:
-        while len(answer) < _READ_LIMIT and time.monotonic() < deadline:
-            piece = response.read1(_READ_LIMIT - len(answer))
+        while len(answer) < _MAX_READ_BYTES and time.monotonic() < deadline:
+            piece = response.read1(_MAX_READ_BYTES - len(answer))
             if not piece:
                 response.release_conn()
                 return bytes(answer)
@@ -81,7 +81,7 @@ def outcome_of_error(http: HttpPool, error: HTTPError, timeout: float) -> Outcom
         return Unavailable(reason, unreachable=True)
     if isinstance(error, ProtocolError):
         try:
-            http.check(timeout, patience=_HANG_UP)
+            http.check(timeout, patience=_HANG_UP_SECONDS)
         except HTTPError as second:
             return Unavailable(f"{reason}; then {describe_http_error(second)}")
     return Failed(reason)
@@ -89,9 +89,9 @@ def outcome_of_error(http: HttpPool, error: HTTPError, timeout: float) -> Outcom
 
 def _show(answer: bytes, secrets: Sequence[str]) -> str:
     """Return the answer's beginning on one line, redacted: an endpoint may echo the request and its secrets."""
-    text = " ".join(answer[: 4 * _SHOWN].decode(errors="replace").split())
+    text = " ".join(answer[: 4 * _MAX_SHOWN_BYTES].decode(errors="replace").split())
     text = "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
     for secret in secrets:  # here already: a secret that is cut off would not be recognised later
         if len(secret) > 3:
             text = text.replace(secret, REDACTED)
-    return text.encode()[:_SHOWN].decode(errors="ignore")
+    return text.encode()[:_MAX_SHOWN_BYTES].decode(errors="ignore")

@@ -40,7 +40,7 @@ from workers.targets.socket_deadline import Deadline
 from workers.targets.webhook.answers import outcome_of_answer, outcome_of_error, read_answer
 from workers.targets.webhook.request import RequestFormat
 
-MOST_THREADS = 64
+MAX_THREADS = 64
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class WebhookTarget:
         stamp = tls.stamp_of(self._settings)
         context = tls.context_of(chosen)
         requests = RequestFormat(chosen)
-        http = http_pool(chosen.endpoint, context, guarded=not chosen.allow_private, connections=MOST_THREADS)
+        http = http_pool(chosen.endpoint, context, guarded=not chosen.allow_private, connections=MAX_THREADS)
         try:
             http.check(chosen.timeout)
         except HTTPError as error:
@@ -137,14 +137,14 @@ class WebhookTarget:
                 self._send_in_order(call, sorted(chosen))
 
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="webhook")
-        threads = min(window, MOST_THREADS, len(chains), -(-len(events) // self._settings.events_per_post))
+            self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="webhook")
+        threads = min(window, MAX_THREADS, len(chains), -(-len(events) // self._settings.events_per_post))
         running: list[Future[None]] = []
         try:
             for _ in range(threads):
                 running.append(self._threads.submit(take_chains))  # noqa: PERF401 (an interruption must find them)
-            for each in running:
-                each.result()
+            for sending in running:
+                sending.result()
         finally:
             # No request may outlive the call, even if this thread is interrupted.
             call.batch.stop()
