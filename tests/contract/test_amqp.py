@@ -8,6 +8,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from urllib.parse import quote
 
 import amqp as py_amqp
@@ -16,6 +17,7 @@ import pytest
 from pika.exceptions import ChannelClosedByBroker
 
 from tests import services
+from tests.contract.probes import fixtures
 from tests.contract.probes.amqp import QUEUE, Queue
 from tests.contract.probes.base import LIMIT, attempt
 from tests.support import cloud_events, sample_events
@@ -28,11 +30,7 @@ WINDOWS = pytest.mark.parametrize("window", [1, 100])
 TYPES = ["direct", "fanout", "topic", "headers"]
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Queue]:
-    probe = Queue()
-    yield probe
-    probe.close()
+running = fixtures.running(Queue)
 
 
 @pytest.fixture
@@ -87,12 +85,10 @@ def test_a_missing_exchange_is_declared_with_its_type_and_flags(rabbit: Queue, t
 
 @pytest.mark.parametrize("type_", ["direct", "fanout", "topic"])
 def test_events_go_to_the_exchange_with_the_routing_key(rabbit: Queue, type_: str) -> None:
-    target = rabbit.target(exchange="minio", exchange_type=type_, routing_key="bucket.events")
-    target.open()
-    bound(rabbit, routing_key="bucket.*" if type_ == "topic" else "bucket.events")
-    event = sample_events.put("a")
-    assert list(target.deliver([event], 1)) == [DELIVERED]
-    target.close()
+    with rabbit.opened(exchange="minio", exchange_type=type_, routing_key="bucket.events") as target:
+        bound(rabbit, routing_key="bucket.*" if type_ == "topic" else "bucket.events")
+        event = sample_events.put("a")
+        assert list(target.deliver([event], 1)) == [DELIVERED]
     assert rabbit.held() == [("images/a", payloads.log(event))]
 
 
@@ -100,9 +96,7 @@ def test_the_message_is_minios_and_has_the_events_id(rabbit: Queue) -> None:
     for mode in ("0", "1", "2"):
         rabbit.renew()
         event = sample_events.put("a")
-        target = rabbit.target(delivery_mode=mode)
-        assert list(target.deliver([event], 1)) == [DELIVERED]
-        target.close()
+        assert rabbit.delivered([event], delivery_mode=mode) == [DELIVERED]
         ((properties, body),) = rabbit.messages()
         assert body == payloads.log(event).encode()
         given = {name: value for name, value in vars(properties).items() if value is not None}
@@ -114,12 +108,9 @@ def test_the_message_is_minios_and_has_the_events_id(rabbit: Queue) -> None:
 
 
 def test_a_trace_context_is_two_headers_more(rabbit: Queue) -> None:
-    target = rabbit.target()
     assert (
-        list(target.deliver([sample_events.traced(sample_events.put("a")), sample_events.put("b")], 100))
-        == [DELIVERED] * 2
+        rabbit.delivered([sample_events.traced(sample_events.put("a")), sample_events.put("b")], 100) == [DELIVERED] * 2
     )
-    target.close()
     minios = {"minio-bucket": "images", "minio-event": "s3:ObjectCreated:Put"}
     assert [properties.headers for properties, _ in rabbit.messages()] == [minios | sample_events.TRACE, minios]
 
@@ -128,9 +119,7 @@ def test_a_trace_context_is_two_headers_more(rabbit: Queue) -> None:
 def test_a_cloud_event_is_read_by_the_sdk_beside_minios_headers(rabbit: Queue, payload: str) -> None:
     made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
     made.append(sample_events.traced(sample_events.put("traced")))
-    target = rabbit.target(payload=payload)
-    assert list(target.deliver(made, 1)) == [DELIVERED] * len(made)
-    target.close()
+    assert rabbit.delivered(made, payload=payload) == [DELIVERED] * len(made)
     for event, (properties, body) in zip(made, rabbit.messages(), strict=True):
         assert properties.message_id == event.id
         assert properties.headers["minio-event"] == event.name
@@ -151,11 +140,9 @@ def test_an_exchange_that_is_there_with_other_flags_is_unavailable(rabbit: Queue
 
 
 def test_declaring_without_waiting_works_too(rabbit: Queue) -> None:
-    target = rabbit.target(exchange="minio", exchange_type="fanout", no_wait="on")
-    target.open()
-    bound(rabbit)
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    with rabbit.opened(exchange="minio", exchange_type="fanout", no_wait="on") as target:
+        bound(rabbit)
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     assert len(rabbit.held()) == 1
 
 
@@ -177,22 +164,18 @@ def test_an_exchange_without_a_type_is_taken_as_it_is_and_has_to_be_there(rabbit
 
 
 def test_an_exchange_that_vanished_is_unavailable_once_and_then_declared_again(rabbit: Queue) -> None:
-    target = rabbit.target(exchange="minio", exchange_type="fanout")
-    target.open()
-    with rabbit.channel() as channel:
-        channel.exchange_delete("minio")
-    (outcome,) = attempt(target, [sample_events.put("a")], 1)
-    assert isinstance(outcome, Unavailable)
-    assert "NOT_FOUND - no exchange 'minio'" in outcome.reason
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    with rabbit.opened(exchange="minio", exchange_type="fanout") as target:
+        with rabbit.channel() as channel:
+            channel.exchange_delete("minio")
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
+        assert isinstance(outcome, Unavailable)
+        assert "NOT_FOUND - no exchange 'minio'" in outcome.reason
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
 
 
 def test_an_internal_exchange_refuses_events(rabbit: Queue) -> None:
-    target = rabbit.target(exchange="minio", exchange_type="fanout", internal="on")
-    target.open()
-    (outcome,) = attempt(target, [sample_events.put("a")], 1)
-    target.close()
+    with rabbit.opened(exchange="minio", exchange_type="fanout", internal="on") as target:
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert "ACCESS_REFUSED - cannot publish to internal exchange 'minio'" in outcome.reason
 
@@ -202,26 +185,23 @@ def test_an_internal_exchange_refuses_events(rabbit: Queue) -> None:
 
 @WINDOWS
 def test_a_mandatory_event_without_a_queue_is_rejected_with_the_servers_words(rabbit: Queue, window: int) -> None:
-    target = rabbit.target(exchange="minio", exchange_type="direct", routing_key="nobody", mandatory="on")
-    target.open()
-    batch = [sample_events.put(f"object-{number % 3}") for number in range(10)]
-    words = "NO_ROUTE (312): exchange 'minio' with routing key 'nobody'"
-    assert list(target.deliver(batch, window)) == [Rejected(words)] * 10
-    bound(rabbit, routing_key="nobody")
-    assert list(target.deliver(batch, window)) == [DELIVERED] * 10
-    target.close()
-    lost = rabbit.target(exchange="minio", exchange_type="direct", routing_key="elsewhere")
-    assert list(lost.deliver(batch, window)) == [DELIVERED] * 10
-    lost.close()
+    with rabbit.opened(exchange="minio", exchange_type="direct", routing_key="nobody", mandatory="on") as target:
+        batch = [sample_events.put(f"object-{number % 3}") for number in range(10)]
+        words = "NO_ROUTE (312): exchange 'minio' with routing key 'nobody'"
+        assert list(target.deliver(batch, window)) == [Rejected(words)] * 10
+        bound(rabbit, routing_key="nobody")
+        assert list(target.deliver(batch, window)) == [DELIVERED] * 10
+    assert (
+        rabbit.delivered(batch, window, exchange="minio", exchange_type="direct", routing_key="elsewhere")
+        == [DELIVERED] * 10
+    )
     assert len(rabbit.held()) == 10
 
 
 @WINDOWS
 def test_immediate_is_unavailable_on_this_server(rabbit: Queue, window: int) -> None:
-    target = rabbit.target(immediate="on")
-    target.open()
-    outcomes = attempt(target, [sample_events.put("a"), sample_events.put("b")], window)
-    target.close()
+    with rabbit.opened(immediate="on") as target:
+        outcomes = attempt(target, [sample_events.put("a"), sample_events.put("b")], window)
     refused = [outcome.reason for outcome in outcomes if isinstance(outcome, Unavailable)]
     assert len(refused) == min(window, 2)
     assert all("NOT_IMPLEMENTED" in reason for reason in refused)
@@ -233,17 +213,16 @@ def test_a_full_queue_that_refuses_makes_events_fail_and_the_next_of_an_object_w
     with rabbit.channel() as channel:
         channel.queue_delete(QUEUE)
         channel.queue_declare(QUEUE, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
-    target = rabbit.target()
-    first, second, third = sample_events.put("a"), sample_events.put("b"), sample_events.put("b")
-    outcomes = list(target.deliver([first, second, third], window))
-    assert outcomes[0] == DELIVERED
-    assert isinstance(outcomes[1], Failed)
-    assert "basic.nack" in outcomes[1].reason
-    assert outcomes[2] == NOT_ATTEMPTED
-    with rabbit.channel() as channel:
-        channel.queue_purge(QUEUE)
-    assert list(target.deliver([second], window)) == [DELIVERED]
-    target.close()
+    with closing(rabbit.target()) as target:
+        first, second, third = sample_events.put("a"), sample_events.put("b"), sample_events.put("b")
+        outcomes = list(target.deliver([first, second, third], window))
+        assert outcomes[0] == DELIVERED
+        assert isinstance(outcomes[1], Failed)
+        assert "basic.nack" in outcomes[1].reason
+        assert outcomes[2] == NOT_ATTEMPTED
+        with rabbit.channel() as channel:
+            channel.queue_purge(QUEUE)
+        assert list(target.deliver([second], window)) == [DELIVERED]
     assert rabbit.held() == [("images/b", payloads.log(second))]
 
 
@@ -253,16 +232,17 @@ def test_an_event_larger_than_the_server_takes_is_rejected_and_the_rest_goes_on(
     large = sample_events.put("large", metadata="x" * 5000)
     ctl(rabbit.server, "eval", "application:set_env(rabbit, max_message_size, 4000).")
     try:
-        target = rabbit.target()
-        outcomes = attempt(target, [*batch[:10], large, *batch[10:]], window)
-        assert isinstance(outcomes[10], Rejected)
-        assert "larger than configured max size 4000" in outcomes[10].reason
-        left = [
-            event for event, outcome in zip(batch, outcomes[:10] + outcomes[11:], strict=True) if outcome != DELIVERED
-        ]
-        assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes[11:])
-        assert list(target.deliver(left, window)) == [DELIVERED] * len(left)
-        target.close()
+        with closing(rabbit.target()) as target:
+            outcomes = attempt(target, [*batch[:10], large, *batch[10:]], window)
+            assert isinstance(outcomes[10], Rejected)
+            assert "larger than configured max size 4000" in outcomes[10].reason
+            left = [
+                event
+                for event, outcome in zip(batch, outcomes[:10] + outcomes[11:], strict=True)
+                if outcome != DELIVERED
+            ]
+            assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes[11:])
+            assert list(target.deliver(left, window)) == [DELIVERED] * len(left)
     finally:
         ctl(rabbit.server, "eval", "application:set_env(rabbit, max_message_size, 134217728).")
     assert {path for path, _ in rabbit.held()} == {event.path for event in batch}
@@ -299,9 +279,8 @@ def test_escapes_in_the_url_and_a_password_of_its_own_are_understood(rabbit: Que
             place = f"127.0.0.1:{rabbit.server.port}/{path}"
             for changes in ({"url": f"amqp://{login}@{place}"},
                             {"url": f"amqp://{quote(name, safe='')}@{place}", "password": password}):  # fmt: skip
-                target = rabbit.target(**changes, mandatory="on")
-                assert [type(outcome) for outcome in target.deliver([sample_events.put("a")], 1)] == [Rejected]
-                target.close()
+                with closing(rabbit.target(**changes, mandatory="on")) as target:
+                    assert [type(outcome) for outcome in target.deliver([sample_events.put("a")], 1)] == [Rejected]
     finally:
         ctl(rabbit.server, "delete_vhost", vhost)
     with pytest.raises(TargetUnavailable, match="vhost a/b c not found"):
@@ -312,53 +291,42 @@ def test_escapes_in_the_url_and_a_password_of_its_own_are_understood(rabbit: Que
 
 
 def test_the_connection_has_our_name(rabbit: Queue) -> None:
-    target = rabbit.target()
-    target.open()
-    assert "Bucketwire" in ctl(rabbit.server, "list_connections", "client_properties")
-    target.close()
+    with rabbit.opened():
+        assert "Bucketwire" in ctl(rabbit.server, "list_connections", "client_properties")
     services.until(lambda: "Bucketwire" not in ctl(rabbit.server, "list_connections", "client_properties"))
 
 
 def test_a_connection_that_the_server_closed_meanwhile_costs_nothing(rabbit: Queue) -> None:
-    target = rabbit.target()
-    target.open()
-    ctl(rabbit.server, "close_all_connections", "maintenance")
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    with rabbit.opened() as target:
+        ctl(rabbit.server, "close_all_connections", "maintenance")
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
 
 
 def test_a_connection_idle_for_longer_than_its_heartbeat_costs_nothing(rabbit: Queue) -> None:
-    target = rabbit.target(url=f"{rabbit.server.url}?heartbeat=1")
-    target.open()
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    services.until(lambda: "missed heartbeats from client" in rabbit.server.tail(), what="the server gives us up")
-    assert list(target.deliver([sample_events.put("b")], 100)) == [DELIVERED]
-    target.close()
+    with rabbit.opened(url=f"{rabbit.server.url}?heartbeat=1") as target:
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
+        services.until(lambda: "missed heartbeats from client" in rabbit.server.tail(), what="the server gives us up")
+        assert list(target.deliver([sample_events.put("b")], 100)) == [DELIVERED]
     assert [path for path, _ in rabbit.held()] == ["images/a", "images/b"]
 
 
 def test_a_server_that_falls_silent_is_found_out_by_its_heartbeat(rabbit: Queue) -> None:
     with services.proxy(rabbit.server.port) as wire:
         url = f"{rabbit.at_port(wire.port)['url']}?heartbeat=1"
-        target = rabbit.target(url=url, timeout="1m")
-        target.open()
-        wire.mute()
-        began = time.monotonic()
-        (outcome,) = attempt(target, [sample_events.put("a")], 1)
-        assert time.monotonic() - began < LIMIT
-        target.close()
+        with rabbit.opened(url=url, timeout="1m") as target:
+            wire.mute()
+            began = time.monotonic()
+            (outcome,) = attempt(target, [sample_events.put("a")], 1)
+            assert time.monotonic() - began < LIMIT
     assert isinstance(outcome, Unavailable)
     assert "heartbeats missed" in outcome.reason
 
 
 @WINDOWS
 def test_no_more_than_the_window_is_ever_unconfirmed(rabbit: Queue, window: int) -> None:
-    with services.proxy(rabbit.server.port) as wire:
-        target = rabbit.target(rabbit.at_port(wire.port))
-        target.open()
+    with services.proxy(rabbit.server.port) as wire, rabbit.opened(rabbit.at_port(wire.port)) as target:
         wire.mute()
         outcomes = attempt(target, [sample_events.put(f"object-{number}") for number in range(300)], window)
-        target.close()
     refused = [outcome.reason for outcome in outcomes if isinstance(outcome, Unavailable)]
     assert len(refused) == len(rabbit.held()) == window
     assert all("no answer within 2 s" in reason for reason in refused)
@@ -367,30 +335,25 @@ def test_no_more_than_the_window_is_ever_unconfirmed(rabbit: Queue, window: int)
 
 @WINDOWS
 def test_an_objects_next_event_waits_until_the_one_before_is_confirmed(rabbit: Queue, window: int) -> None:
-    with services.proxy(rabbit.server.port) as wire:
-        target = rabbit.target(rabbit.at_port(wire.port))
-        target.open()
+    with services.proxy(rabbit.server.port) as wire, rabbit.opened(rabbit.at_port(wire.port)) as target:
         wire.mute()
         attempt(target, [sample_events.put(f"object-{number % 7}") for number in range(70)], window)
-        target.close()
     assert len(rabbit.held()) == min(window, 7)
 
 
 def test_a_blocked_connection_is_unavailable_at_once_and_is_kept(rabbit: Queue) -> None:
-    target = rabbit.target(timeout="60s")
-    target.open()
-    batch = [sample_events.put(f"object-{number % 5}", number=number + 1) for number in range(20)]
-    ctl(rabbit.server, "set_disk_free_limit", "1000000GB")
-    try:
-        services.until(lambda: "alarm" in rabbit.server.tail())
-        for _ in range(3):
-            outcomes = attempt(target, batch, 100)
-            assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes)
-            assert "memory or disk" in outcomes[0].reason
-    finally:
-        ctl(rabbit.server, "set_disk_free_limit", "50MB")
-    services.until(lambda: attempt(target, batch, 100) == [DELIVERED] * 20, LIMIT)
-    target.close()
+    with rabbit.opened(timeout="60s") as target:
+        batch = [sample_events.put(f"object-{number % 5}", number=number + 1) for number in range(20)]
+        ctl(rabbit.server, "set_disk_free_limit", "1000000GB")
+        try:
+            services.until(lambda: "alarm" in rabbit.server.tail())
+            for _ in range(3):
+                outcomes = attempt(target, batch, 100)
+                assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes)
+                assert "memory or disk" in outcomes[0].reason
+        finally:
+            ctl(rabbit.server, "set_disk_free_limit", "50MB")
+        services.until(lambda: attempt(target, batch, 100) == [DELIVERED] * 20, LIMIT)
     sent = {event.path: [number + 1 for number, each in enumerate(batch) if each.path == event.path] for event in batch}
     for path, numbers in rabbit.numbers().items():
         assert list(dict.fromkeys(numbers)) == sent[path]
@@ -418,9 +381,9 @@ def test_a_refusal_leaves_no_socket_open(rabbit: Queue, certificates: services.C
 
 
 def test_verification_can_be_waived(rabbit: Queue, certificates: services.Certificates) -> None:
-    target = rabbit.target(rabbit.by_tls(certificates.other_ca), tls_skip_verify="on")
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    assert rabbit.delivered(
+        [sample_events.put("a")], 1, rabbit.by_tls(certificates.other_ca), tls_skip_verify="on"
+    ) == [DELIVERED]
 
 
 def test_a_client_certificate_is_shown_and_can_be_the_login(certificates: services.Certificates) -> None:
@@ -437,49 +400,39 @@ def test_a_client_certificate_is_shown_and_can_be_the_login(certificates: servic
         values = probe.by_tls(certificates.ca)
         (refused,) = attempt(probe.target(values), [sample_events.put("a")], 1)
         assert isinstance(refused, Unavailable)
-        by_password = probe.target(values | ours)
-        assert list(by_password.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-        by_password.close()
+        assert probe.delivered([sample_events.put("a")], 1, values | ours) == [DELIVERED]
         place = f"amqps://127.0.0.1:{probe.server.tls_port}?auth_mechanism=external"
         with user(probe.server, "client", "unused", ".*", ".*", ".*"):
-            target = probe.target(values | ours, url=place)
-            assert list(target.deliver([sample_events.put("b")], 1)) == [DELIVERED]
-            target.close()
+            assert probe.delivered([sample_events.put("b")], 1, values | ours, url=place) == [DELIVERED]
             files = {"certfile": certificates.client_cert, "keyfile": certificates.client_key}
             in_url = "".join(f"&{name}={quote(str(file))}" for name, file in files.items())
-            target = probe.target(values, url=place + in_url)
-            assert list(target.deliver([sample_events.put("c")], 1)) == [DELIVERED]
-            target.close()
+            assert probe.delivered([sample_events.put("c")], 1, values, url=place + in_url) == [DELIVERED]
         assert [path for path, _ in probe.held()] == ["images/a", "images/b", "images/c"]
 
 
 def test_an_interrupted_call_does_not_leave_its_connection_to_the_next(
     rabbit: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = rabbit.target()
-    target.open()
+    with rabbit.opened() as target:
 
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(py_amqp.Connection, "blocking_read", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            target.deliver([sample_events.put("a")], 1)
-    assert list(target.deliver([sample_events.put("b")], 1)) == [DELIVERED]
-    target.close()
+        with monkeypatch.context() as patch:
+            patch.setattr(py_amqp.Connection, "blocking_read", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                target.deliver([sample_events.put("a")], 1)
+        assert list(target.deliver([sample_events.put("b")], 1)) == [DELIVERED]
 
 
 def test_the_consumer_of_the_page_reads_what_was_delivered(rabbit: Queue) -> None:
-    target = rabbit.target(exchange="bucketevents", exchange_type="fanout", durable="on", routing_key="")
-    target.open()
-    place = "amqp://guest:guest@localhost:5672/%2F"
-    (program,) = consumers("amqp", **{place: rabbit.server.url.removesuffix("//") + "/%2F"})
-    with rabbit.channel() as channel:
-        channel.queue_declare("thumbnails", durable=True)
-        channel.queue_bind("thumbnails", "bucketevents")
-    assert list(target.deliver([sample_events.put("cat.jpg")], 1)) == [DELIVERED]
-    target.close()
+    with rabbit.opened(exchange="bucketevents", exchange_type="fanout", durable="on", routing_key="") as target:
+        place = "amqp://guest:guest@localhost:5672/%2F"
+        (program,) = consumers("amqp", **{place: rabbit.server.url.removesuffix("//") + "/%2F"})
+        with rabbit.channel() as channel:
+            channel.queue_declare("thumbnails", durable=True)
+            channel.queue_bind("thumbnails", "bucketevents")
+        assert list(target.deliver([sample_events.put("cat.jpg")], 1)) == [DELIVERED]
     assert output(program) == ["s3:ObjectCreated:Put images cat.jpg"]
     with rabbit.channel() as channel:
         channel.exchange_delete("bucketevents")

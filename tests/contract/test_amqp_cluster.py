@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import pytest
@@ -74,19 +74,18 @@ def test_a_node_that_hangs_costs_one_attempt(cluster: Queue, members: list[Membe
 
 
 def test_a_node_that_dies_is_replaced_by_the_next(cluster: Queue, members: list[Member]) -> None:
-    target = cluster.target(values(cluster, *members))
-    batch = [sample_events.put(f"object-{number}") for number in range(20)]
-    assert list(target.deliver(batch[:1], 1)) == [DELIVERED]
-    members[0].kill()  # it is the one that is connected to
-    waiting = batch[1:]
+    with closing(cluster.target(values(cluster, *members))) as target:
+        batch = [sample_events.put(f"object-{number}") for number in range(20)]
+        assert list(target.deliver(batch[:1], 1)) == [DELIVERED]
+        members[0].kill()  # it is the one that is connected to
+        waiting = batch[1:]
 
-    def are_delivered() -> bool:
-        outcomes = attempt(target, waiting, 100)
-        waiting[:] = [event for event, outcome in zip(waiting, outcomes, strict=True) if outcome != DELIVERED]
-        return not waiting
+        def are_delivered() -> bool:
+            outcomes = attempt(target, waiting, 100)
+            waiting[:] = [event for event, outcome in zip(waiting, outcomes, strict=True) if outcome != DELIVERED]
+            return not waiting
 
-    services.until(are_delivered, 90, what="the others to take over")
-    target.close()
+        services.until(are_delivered, 90, what="the others to take over")
     assert {path for path, _ in cluster.held()} == {event.path for event in batch}
 
 

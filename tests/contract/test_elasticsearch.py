@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -135,12 +136,12 @@ def test_an_event_of_the_access_format_gets_an_id_from_the_server(journal: Acces
 def test_a_batch_is_one_request_and_in_sync_mode_one_for_each_document(
     mirror: Namespace, window: int, needed: int, requests: list[tuple[str, str, bytes | None]]
 ) -> None:
-    target = mirror.target()
-    target.open()
-    requests.clear()
-    batch = [sample_events.put(f"object-{number % 50}") for number in range(300)] + [sample_events.delete("object-1")]
-    assert set(target.deliver(batch, window)) == {DELIVERED}
-    target.close()
+    with mirror.opened() as target:
+        requests.clear()
+        batch = [sample_events.put(f"object-{number % 50}") for number in range(300)] + [
+            sample_events.delete("object-1")
+        ]
+        assert set(target.deliver(batch, window)) == {DELIVERED}
     assert [path for _, path, _ in requests] == [f"/{mirror.index}/_bulk"] * needed
     assert len(mirror.documents()) == 49
 
@@ -149,12 +150,10 @@ def test_a_batch_is_one_request_and_in_sync_mode_one_for_each_document(
 def test_an_object_is_in_a_request_of_the_access_format_only_once(
     journal: Access, window: int, needed: int, requests: list[tuple[str, str, bytes | None]]
 ) -> None:
-    target = journal.target()
-    target.open()
-    requests.clear()
-    batch = [sample_events.put(key, number=number) for number, key in enumerate("abcabcaaz", 1)]
-    assert set(target.deliver(batch, window)) == {DELIVERED}
-    target.close()
+    with journal.opened() as target:
+        requests.clear()
+        batch = [sample_events.put(key, number=number) for number, key in enumerate("abcabcaaz", 1)]
+        assert set(target.deliver(batch, window)) == {DELIVERED}
     assert len(requests) == needed
     held = {path: [number for each, number in numbers(journal) if each == path] for path, _ in numbers(journal)}
     assert held == {"images/a": [1, 4, 7, 8], "images/b": [2, 5], "images/c": [3, 6], "images/z": [9]}
@@ -173,16 +172,14 @@ def test_a_large_batch_goes_in_portions(mirror: Namespace, requests: list[tuple[
 
 
 def test_deleting_what_is_not_there_is_delivered_with_and_without_an_index(mirror: Namespace) -> None:
-    target = mirror.target()
-    target.open()
-    assert list(target.deliver([sample_events.delete("absent")], 1)) == [DELIVERED]
-    with mirror.client() as client:
-        client.indices.delete(index=mirror.index)
-    assert (
-        list(target.deliver([sample_events.delete("absent"), sample_events.delete_version("absent", "v1")], 1))
-        == [DELIVERED] * 2
-    )
-    target.close()
+    with mirror.opened() as target:
+        assert list(target.deliver([sample_events.delete("absent")], 1)) == [DELIVERED]
+        with mirror.client() as client:
+            client.indices.delete(index=mirror.index)
+        assert (
+            list(target.deliver([sample_events.delete("absent"), sample_events.delete_version("absent", "v1")], 1))
+            == [DELIVERED] * 2
+        )
 
 
 def test_what_a_head_does_to_a_mirror_is_nothing(mirror: Namespace) -> None:
@@ -238,26 +235,24 @@ def test_user_metadata_as_one_field_takes_any_names(mirror: Namespace) -> None:
 def test_a_version_is_removed_only_while_the_document_describes_it(
     mirror: Namespace, window: int, id_style: str
 ) -> None:
-    target = mirror.target(id_style=id_style)
-    target.open()
-    rows = [
-        sample_events.put("versioned", version="v2"),
-        sample_events.put("plain"),
-        sample_events.put("null", version="null"),
-    ]
-    assert set(target.deliver(rows, window)) == {DELIVERED}
-    foreign = "images/not-ours"
-    with mirror.client() as client:
-        id_ = foreign if id_style == "plain" else document_ids([foreign])[0]
-        client.index(index=mirror.index, id=id_, document={"something": "else"}, refresh=True)
+    with mirror.opened(id_style=id_style) as target:
+        rows = [
+            sample_events.put("versioned", version="v2"),
+            sample_events.put("plain"),
+            sample_events.put("null", version="null"),
+        ]
+        assert set(target.deliver(rows, window)) == {DELIVERED}
+        foreign = "images/not-ours"
+        with mirror.client() as client:
+            id_ = foreign if id_style == "plain" else document_ids([foreign])[0]
+            client.index(index=mirror.index, id=id_, document={"something": "else"}, refresh=True)
 
-    others = [("versioned", "v1"), ("plain", "v1"), ("null", "v1"), ("not-ours", "v1"), ("absent", "v1")]
-    assert set(target.deliver([sample_events.delete_version(*each) for each in others], window)) == {DELIVERED}
-    assert len(mirror.documents()) == 4
+        others = [("versioned", "v1"), ("plain", "v1"), ("null", "v1"), ("not-ours", "v1"), ("absent", "v1")]
+        assert set(target.deliver([sample_events.delete_version(*each) for each in others], window)) == {DELIVERED}
+        assert len(mirror.documents()) == 4
 
-    same = [("versioned", "v1"), ("versioned", "v2"), ("plain", ""), ("null", "null"), ("not-ours", "null")]
-    assert set(target.deliver([sample_events.delete_version(*each) for each in same], window)) == {DELIVERED}
-    target.close()
+        same = [("versioned", "v1"), ("versioned", "v2"), ("plain", ""), ("null", "null"), ("not-ours", "null")]
+        assert set(target.deliver([sample_events.delete_version(*each) for each in same], window)) == {DELIVERED}
     assert [document["_source"] for document in mirror.documents()] == [{"something": "else"}]
 
 
@@ -314,24 +309,23 @@ def test_a_document_that_never_stands_still_fails_for_this_time(
     ("block", "word"), [("read_only_allow_delete", "TOO_MANY_REQUESTS"), ("write", "FORBIDDEN/8"), ("closed", "closed")]
 )
 def test_an_index_that_takes_nothing_is_unavailable_until_it_does(mirror: Namespace, block: str, word: str) -> None:
-    target = mirror.target()
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    with mirror.client() as client:
-        if block == "closed":
-            client.indices.close(index=mirror.index)
-        else:
-            client.indices.put_settings(index=mirror.index, settings={f"index.blocks.{block}": True})
-        outcomes = attempt(target, [sample_events.put("b"), sample_events.put("b")], 1)
-        if block == "closed":
-            client.indices.open(index=mirror.index)
-        else:
-            client.indices.put_settings(index=mirror.index, settings={f"index.blocks.{block}": None})
-        client.cluster.health(index=mirror.index, wait_for_status="yellow")
-    assert isinstance(outcomes[0], Unavailable)
-    assert word in outcomes[0].reason
-    assert outcomes[1] == NOT_ATTEMPTED
-    assert list(target.deliver([sample_events.put("b")], 1)) == [DELIVERED]
-    target.close()
+    with closing(mirror.target()) as target:
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
+        with mirror.client() as client:
+            if block == "closed":
+                client.indices.close(index=mirror.index)
+            else:
+                client.indices.put_settings(index=mirror.index, settings={f"index.blocks.{block}": True})
+            outcomes = attempt(target, [sample_events.put("b"), sample_events.put("b")], 1)
+            if block == "closed":
+                client.indices.open(index=mirror.index)
+            else:
+                client.indices.put_settings(index=mirror.index, settings={f"index.blocks.{block}": None})
+            client.cluster.health(index=mirror.index, wait_for_status="yellow")
+        assert isinstance(outcomes[0], Unavailable)
+        assert word in outcomes[0].reason
+        assert outcomes[1] == NOT_ATTEMPTED
+        assert list(target.deliver([sample_events.put("b")], 1)) == [DELIVERED]
 
 
 def test_an_index_without_a_shard_to_write_to_is_unavailable_with_the_servers_words(mirror: Namespace) -> None:
@@ -396,11 +390,10 @@ def test_an_alias_of_several_indices_takes_events_where_it_can_be_written_to(mir
 def test_an_alias_that_loses_its_write_index_blames_no_event(mirror: Namespace) -> None:
     journal = Access(mirror.server)
     alias = aliased(mirror, "one")
-    target = journal.target(index=alias)
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    aliased(mirror, "two")
-    (outcome,) = attempt(target, [sample_events.put("b")], 1)
-    target.close()
+    with closing(journal.target(index=alias)) as target:
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
+        aliased(mirror, "two")
+        (outcome,) = attempt(target, [sample_events.put("b")], 1)
     assert isinstance(outcome, Unavailable)
     assert "no write index" in outcome.reason
 
@@ -455,17 +448,15 @@ def test_an_api_key_needs_only_the_documented_rights(mirror: Namespace, form: st
     rights = ["create_index", "write", "read"]
     key = api_key(mirror, cluster=["monitor"], indices=[{"names": [mirror.index], "privileges": rights}])
     text = key["encoded"] if form == "encoded" else f"{key['id']}:{key['api_key']}"
-    target = mirror.target(username="", password="", api_key=text)
-    target.open()
-    batch = [
-        sample_events.put("a", version="v1"),
-        sample_events.put("b"),
-        sample_events.delete("c"),
-        sample_events.delete_version("d", "v1"),
-    ]
-    assert set(target.deliver(batch, 100)) == {DELIVERED}
-    assert list(target.deliver([sample_events.delete_version("a", "v1")], 1)) == [DELIVERED]
-    target.close()
+    with mirror.opened(username="", password="", api_key=text) as target:
+        batch = [
+            sample_events.put("a", version="v1"),
+            sample_events.put("b"),
+            sample_events.delete("c"),
+            sample_events.delete_version("d", "v1"),
+        ]
+        assert set(target.deliver(batch, 100)) == {DELIVERED}
+        assert list(target.deliver([sample_events.delete_version("a", "v1")], 1)) == [DELIVERED]
     assert {path for path, _ in mirror.held()} == {"images/b"}
 
 
@@ -507,9 +498,7 @@ def test_a_login_in_the_url_is_used_and_not_told(mirror: Namespace) -> None:
         client.security.put_user(username="a b", password="p@ss:/word%", roles=["superuser"])
     login = {"username": "", "password": ""}
     good = mirror.server.url.replace("://", "://a%20b:p%40ss%3A%2Fword%25@")
-    target = mirror.target(mirror.values() | login | {"url": good})
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    assert mirror.delivered([sample_events.put("a")], 1, mirror.values() | login | {"url": good}) == [DELIVERED]
     bad = mirror.server.url.replace("://", "://elastic:wr0ng@")
     with pytest.raises(TargetUnavailable) as caught:
         mirror.target(mirror.values() | login | {"url": bad}).open()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,15 +105,14 @@ def test_a_node_that_dies_costs_no_event_an_attempt(both: Namespace, members: tu
 
 
 def test_a_node_that_hangs_costs_one_call(both: Namespace, members: tuple[Member, Member]) -> None:
-    target = both.target(**urls(*members) | {"timeout": "2s"})
-    # New fields would wait until the cluster, too, has left out the node.
-    services.until(lambda: attempt(target, puts(0, 1), 1) == [DELIVERED], 60, what="the index to know the fields")
-    members[1].freeze()
-    try:
-        outcomes = [outcome for event in puts(1, 12) for outcome in attempt(target, [event], 1)]
-    finally:
-        members[1].thaw()
-    target.close()
+    with closing(both.target(**urls(*members) | {"timeout": "2s"})) as target:
+        # New fields would wait until the cluster, too, has left out the node.
+        services.until(lambda: attempt(target, puts(0, 1), 1) == [DELIVERED], 60, what="the index to know the fields")
+        members[1].freeze()
+        try:
+            outcomes = [outcome for event in puts(1, 12) for outcome in attempt(target, [event], 1)]
+        finally:
+            members[1].thaw()
     refused = [outcome for outcome in outcomes if outcome != DELIVERED]
     assert 1 <= len(refused) <= 2  # not each second one; the node is tried again after ten seconds
     assert isinstance(refused[0], Unavailable)
@@ -123,17 +123,15 @@ def test_when_no_node_is_left_the_target_is_unavailable_until_one_is_back(
     both: Namespace, members: tuple[Member, Member]
 ) -> None:
     closed = f"http://{services.LOOPBACK}:{services.free_port()}"
-    target = both.target(url=f"{closed},{members[1].url}")
-    target.open()
-    members[1].kill()
-    for event in puts(0, 3):
-        (outcome,) = attempt(target, [event], 1)
-        assert isinstance(outcome, Unavailable)
-        assert "refused" in outcome.reason
-        assert closed in outcome.reason
-    members[1].start()
-    services.until(lambda: attempt(target, puts(3, 4), 1) == [DELIVERED], 60, what="the node to be asked again")
-    target.close()
+    with both.opened(url=f"{closed},{members[1].url}") as target:
+        members[1].kill()
+        for event in puts(0, 3):
+            (outcome,) = attempt(target, [event], 1)
+            assert isinstance(outcome, Unavailable)
+            assert "refused" in outcome.reason
+            assert closed in outcome.reason
+        members[1].start()
+        services.until(lambda: attempt(target, puts(3, 4), 1) == [DELIVERED], 60, what="the node to be asked again")
 
 
 @pytest.mark.parametrize("format_", ["namespace", "access"])
@@ -141,11 +139,10 @@ def test_each_objects_events_keep_their_order_over_several_nodes(
     both: Namespace, members: tuple[Member, Member], format_: str
 ) -> None:
     probe = both if format_ == "namespace" else Access(both.server)
-    target = probe.target(**urls(*members))
-    made = [sample_events.put(f"object-{number % 3}", number=number + 1) for number in range(60)]
-    for start in range(0, 60, 6):
-        assert set(target.deliver(made[start : start + 6], 1 + start % 2 * 99)) == {DELIVERED}
-    target.close()
+    with closing(probe.target(**urls(*members))) as target:
+        made = [sample_events.put(f"object-{number % 3}", number=number + 1) for number in range(60)]
+        for start in range(0, 60, 6):
+            assert set(target.deliver(made[start : start + 6], 1 + start % 2 * 99)) == {DELIVERED}
     for numbers in probe.numbers().values():
         assert numbers == (sorted(numbers) if format_ == "access" else numbers[-1:])
     assert max(max(numbers) for numbers in probe.numbers().values()) == 60
@@ -162,9 +159,7 @@ def test_requests_are_compressed_if_that_is_asked_for(both: Namespace, monkeypat
 
     monkeypatch.setattr(HTTPConnectionPool, "urlopen", urlopen)
     batch: Sequence[Event] = puts(0, 5)
-    target = both.target(compression="on")
-    assert set(target.deliver(batch, 100)) == {DELIVERED}
-    target.close()
+    assert set(both.delivered(batch, 100, compression="on")) == {DELIVERED}
     ((body, encoding),) = bodies
     assert encoding == "gzip"
     assert gzip.decompress(body).count(b"\n") == 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import pytest
@@ -58,9 +59,7 @@ def guarded() -> Iterator[Guarded]:
 
 
 def test_a_client_certificate_is_shown(guarded: Guarded) -> None:
-    target = guarded.target(index="shown")
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    assert guarded.delivered([sample_events.put("a")], index="shown") == [DELIVERED]
     (refused,) = attempt(guarded.target(index="shown", client_cert="", client_key=""), [sample_events.put("a")], 1)
     assert isinstance(refused, Unavailable)
 
@@ -77,20 +76,18 @@ def test_a_certificate_file_that_cannot_be_read_is_named(guarded: Guarded) -> No
 
 
 def test_a_request_that_is_too_large_goes_in_halves_and_the_next_ones_smaller(guarded: Guarded) -> None:
-    target = guarded.target(index="halves")
-    batch = [sample_events.put(f"object-{number}", metadata="x" * 8_000) for number in range(100)]
-    assert set(target.deliver(batch, 100)) == {DELIVERED}
-    assert set(target.deliver(batch, 100)) == {DELIVERED}
-    target.close()
+    with closing(guarded.target(index="halves")) as target:
+        batch = [sample_events.put(f"object-{number}", metadata="x" * 8_000) for number in range(100)]
+        assert set(target.deliver(batch, 100)) == {DELIVERED}
+        assert set(target.deliver(batch, 100)) == {DELIVERED}
 
 
 @pytest.mark.parametrize("kilobytes", [400, 250])
 def test_a_document_that_is_too_large_is_told_from_a_node_that_is_busy(guarded: Guarded, kilobytes: int) -> None:
     """Above its limit for a request the node will never take it; above that for its memory it says: not now."""
-    target = guarded.target(index="large")
-    large = sample_events.put("large", metadata="x" * kilobytes * 1000)
-    outcomes = attempt(target, [sample_events.put("a"), large, sample_events.put("b")], 100)
-    target.close()
+    with closing(guarded.target(index="large")) as target:
+        large = sample_events.put("large", metadata="x" * kilobytes * 1000)
+        outcomes = attempt(target, [sample_events.put("a"), large, sample_events.put("b")], 100)
     if kilobytes > MOST:
         assert [type(outcome).__name__ for outcome in outcomes] == ["Delivered", "Rejected", "Delivered"]
         assert isinstance(outcomes[1], Rejected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 
 import pytest
 
@@ -33,11 +34,10 @@ def test_opening_ends_in_time_when_the_server(probe: Probe, fault: str) -> None:
             proxy.swallow()
         else:
             proxy.drip(PAUSE)
-        target = probe.target(probe.at_port(proxy.port))
-        began = time.monotonic()
-        (outcome,) = attempt(target, [sample_events.put("a")], 1)
-        took = time.monotonic() - began
-        target.close()
+        with closing(probe.target(probe.at_port(proxy.port))) as target:
+            began = time.monotonic()
+            (outcome,) = attempt(target, [sample_events.put("a")], 1)
+            took = time.monotonic() - began
     assert took < LIMIT
     assert isinstance(outcome, Unavailable), outcome
 
@@ -46,8 +46,7 @@ def test_opening_ends_in_time_when_the_server(probe: Probe, fault: str) -> None:
 def test_a_delivery_ends_in_time_when_the_server(probe: Probe, through_proxy: bool, fault: str) -> None:
     if not through_proxy:
         pytest.skip("its brokers name their own addresses")
-    with services.proxy(port(probe)) as proxy:
-        target = probe.target(probe.at_port(proxy.port))
+    with services.proxy(port(probe)) as proxy, closing(probe.target(probe.at_port(proxy.port))) as target:
         assert list(target.deliver([sample_events.put("before")], 1)) == [DELIVERED]
         if fault == "hangs":
             proxy.mute()
@@ -56,7 +55,6 @@ def test_a_delivery_ends_in_time_when_the_server(probe: Probe, through_proxy: bo
         began = time.monotonic()
         outcomes = attempt(target, [sample_events.put("a"), sample_events.put("a"), sample_events.put("b")], 1)
         took = time.monotonic() - began
-        target.close()
     assert took < 2 * LIMIT
     # Three of Redis' four bytes at once: the rest comes in time.
     assert all(isinstance(outcome, Unavailable | NotAttempted | Delivered) for outcome in outcomes)
@@ -66,9 +64,6 @@ def test_a_delivery_ends_in_time_when_the_server(probe: Probe, through_proxy: bo
 def test_a_server_that_answers_late_but_in_time_is_not_cut(probe: Probe, through_proxy: bool) -> None:
     if not through_proxy:
         pytest.skip("its brokers name their own addresses")
-    with services.proxy(port(probe)) as proxy:
-        target = probe.target(probe.at_port(proxy.port), timeout="6s")
-        target.open()
+    with services.proxy(port(probe)) as proxy, probe.opened(probe.at_port(proxy.port), timeout="6s") as target:
         proxy.slow(0.5)
         assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-        target.close()

@@ -8,16 +8,17 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
-from app.events.model import Event
 from tests import services
+from tests.contract.probes import fixtures
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.kafka import PARTITIONS, Log
 from tests.support import cloud_events, sample_events
-from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.kafka import client
 from workers.targets.kafka.rounds import partition_of
@@ -27,17 +28,8 @@ MECHANISMS = pytest.mark.parametrize("mechanism", ["plain", "sha256", "sha512"])
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Log]:
-    probe = Log()
-    yield probe
-    probe.close()
-
-
-@pytest.fixture
-def kafka(running: Log) -> Log:
-    running.renew()
-    return running
+running = fixtures.running(Log)
+kafka = fixtures.renewed()
 
 
 @pytest.fixture(scope="module")
@@ -69,19 +61,10 @@ def size_of(probe: Log, topic: str) -> int:
     return sum(file.stat().st_size for file in (probe.server.folder / "data" / f"{topic}-0").glob("*.log"))
 
 
-def delivered(probe: Log, made: list[Event], window: int = 1, **settings: str) -> list[Outcome]:
-    """The outcomes of one call to a target of its own."""
-    target = probe.target(probe.values(), **settings)
-    target.open()
-    outcomes = list(target.deliver(made, window))
-    target.close()
-    return outcomes
-
-
 def test_a_message_has_the_path_as_key_no_headers_and_the_time_of_sending(kafka: Log) -> None:
     began = time.time() * 1000
     made = sample_events.put("folder/a file+é.txt")
-    assert delivered(kafka, [made]) == [DELIVERED]
+    assert kafka.delivered([made]) == [DELIVERED]
     (message,) = kafka.messages()
     assert message.key() == "images/folder/a file+é.txt".encode()
     assert message.headers() is None
@@ -90,7 +73,7 @@ def test_a_message_has_the_path_as_key_no_headers_and_the_time_of_sending(kafka:
 
 def test_a_trace_context_is_the_headers_of_its_message_alone(kafka: Log) -> None:
     made = [sample_events.put("a"), sample_events.traced(sample_events.put("a")), sample_events.put("a")]
-    assert delivered(kafka, made) == [DELIVERED] * 3
+    assert kafka.delivered(made) == [DELIVERED] * 3
     traced = [(name, value.encode()) for name, value in sample_events.TRACE.items()]
     assert [message.headers() for message in kafka.messages()] == [None, traced, None]
     assert [message.value().decode() for message in kafka.messages()] == [kafka.expected(event) for event in made]
@@ -100,7 +83,7 @@ def test_a_trace_context_is_the_headers_of_its_message_alone(kafka: Log) -> None
 def test_a_cloud_event_is_read_by_the_sdk_and_its_key_stays(kafka: Log, payload: str) -> None:
     made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
     made.append(sample_events.traced(sample_events.put("traced")))
-    assert delivered(kafka, made, 100, payload=payload) == [DELIVERED] * len(made)
+    assert kafka.delivered(made, 100, payload=payload) == [DELIVERED] * len(made)
     messages = {message.key().decode(): message for message in kafka.messages()}
     for event in made:
         message = messages[event.path]
@@ -117,7 +100,7 @@ def test_a_cloud_event_is_read_by_the_sdk_and_its_key_stays(kafka: Log, payload:
 @WINDOWS
 def test_the_partition_is_the_one_that_minio_would_choose(kafka: Log, window: int) -> None:
     made = [sample_events.put(key) for key in (*sample_events.ODD_KEYS, *(f"object-{number}" for number in range(200)))]
-    assert set(delivered(kafka, made, window)) == {DELIVERED}
+    assert set(kafka.delivered(made, window)) == {DELIVERED}
     found = {message.key(): message.partition() for message in kafka.messages()}
     assert found == {event.path.encode(): partition_of(event.path.encode(), PARTITIONS) for event in made}
     assert set(found.values()) == set(range(PARTITIONS))
@@ -149,14 +132,14 @@ def test_window_1_has_one_batch_of_one_partition_under_way(
     kafka: Log, requests: list[tuple[int, list[int], int]]
 ) -> None:
     made = [sample_events.put(f"object-{number}") for number in range(100)]
-    assert set(delivered(kafka, made, 1)) == {DELIVERED}
+    assert set(kafka.delivered(made, 1)) == {DELIVERED}
     assert len(requests) == PARTITIONS
     assert all(acks == -1 and len(partitions) == 1 and open_ == 1 for acks, partitions, open_ in requests)
 
 
 def test_a_wider_window_sends_to_all_partitions_at_once(kafka: Log, requests: list[tuple[int, list[int], int]]) -> None:
     made = [sample_events.put(f"object-{number}") for number in range(100)]
-    assert set(delivered(kafka, made, 100)) == {DELIVERED}
+    assert set(kafka.delivered(made, 100)) == {DELIVERED}
     assert [acks for acks, _, _ in requests] == [-1] * len(requests)
     assert len(requests) == 1
     assert sorted(requests[0][1]) == list(range(PARTITIONS))
@@ -167,7 +150,7 @@ def test_a_call_larger_than_a_batch_keeps_its_order(kafka: Log, window: int) -> 
     kafka.topic = f"{kafka.topic}-long"
     kafka.create_topic(kafka.topic, 1)
     made = [sample_events.of_kilobyte(number, 3) for number in range(4000)]
-    assert set(delivered(kafka, made, window, timeout="10s")) == {DELIVERED}
+    assert set(kafka.delivered(made, window, timeout="10s")) == {DELIVERED}
     assert [sample_events.number_of(document) for _, document in kafka.held()] == list(range(1, 4001))
     assert 4 <= len(batches(kafka, kafka.topic)) <= 8
 
@@ -178,7 +161,7 @@ def test_the_broker_recognises_what_is_sent_twice_unless_told_otherwise(
 ) -> None:
     kafka.topic = f"{kafka.topic}-one"
     kafka.create_topic(kafka.topic, 1)
-    assert set(delivered(kafka, [sample_events.put("a"), sample_events.put("b")], **setting)) == {DELIVERED}
+    assert set(kafka.delivered([sample_events.put("a"), sample_events.put("b")], **setting)) == {DELIVERED}
     ((_, producer, records),) = batches(kafka, kafka.topic)
     assert records == 2
     assert (producer >= 0) is producers
@@ -189,7 +172,7 @@ def test_batches_are_compressed_by_each_codec(kafka: Log, codec: str) -> None:
     kafka.topic = f"{kafka.topic}-{codec}"
     kafka.create_topic(kafka.topic, 1)
     made = [sample_events.of_kilobyte(number, 50) for number in range(200)]
-    assert set(delivered(kafka, made, compression_codec=codec)) == {DELIVERED}
+    assert set(kafka.delivered(made, compression_codec=codec)) == {DELIVERED}
     assert {found for found, _, _ in batches(kafka, kafka.topic)} == {CODECS[codec]}
     assert sorted(kafka.held()) == sorted((event.path, kafka.expected(event)) for event in made)
 
@@ -231,10 +214,7 @@ def test_each_sasl_mechanism_logs_in(
     if secure:
         brokers = f"{services.LOOPBACK}:{kafka.server.sasl_tls_port}"
         values |= {"tls": "on", "tls_ca": str(certificates.ca), "brokers": brokers}
-    target = kafka.target(values)
-    target.open()
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    assert kafka.delivered([sample_events.put("a")], 1, values) == [DELIVERED]
 
 
 @MECHANISMS
@@ -256,10 +236,7 @@ def test_a_client_certificate_is_shown(kafka: Log, certificates: services.Certif
     values = kafka.by_tls(certificates.ca) | {"brokers": f"{services.LOOPBACK}:{kafka.server.mtls_port}"}
     (refused,) = attempt(kafka.target(values), [sample_events.put("a")], 1)
     pair = {"client_tls_cert": str(certificates.client_cert), "client_tls_key": str(certificates.client_key)}
-    target = kafka.target(values, **pair)
-    target.open()
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    assert kafka.delivered([sample_events.put("a")], 1, values, **pair) == [DELIVERED]
     assert isinstance(refused, Unavailable)
 
 
@@ -290,31 +267,30 @@ def test_a_server_frozen_before_the_tls_handshake_does_not_hang_the_worker(
 def test_an_old_broker_is_spoken_to_in_its_own_tongue(old: Log, version: str, codec: str) -> None:
     old.renew()
     made = [sample_events.put(key) for key in (*sample_events.ODD_KEYS, "same", "same")]
-    assert set(delivered(old, made, 100, version=version, compression_codec=codec)) == {DELIVERED}
+    assert set(old.delivered(made, 100, version=version, compression_codec=codec)) == {DELIVERED}
     assert sorted(old.held()) == sorted((event.path, old.expected(event)) for event in made)
 
 
 def test_the_oldest_protocol_has_neither_idempotence_nor_sasl_but_delivers(old: Log) -> None:
     old.renew()
     made = [sample_events.put("a"), sample_events.traced(sample_events.put("b"))]  # nor headers
-    assert delivered(old, made, version="0.8.2.2") == [DELIVERED] * 2
+    assert old.delivered(made, version="0.8.2.2") == [DELIVERED] * 2
     assert [message.headers() for message in old.messages()] == [None] * 2
-    assert delivered(old, made[1:], version="0.8.2.2", payload="cloudevents") == [DELIVERED]
+    assert old.delivered(made[1:], version="0.8.2.2", payload="cloudevents") == [DELIVERED]
     value = next(message.value() for message in old.messages() if b"specversion" in message.value())
     cloud_events.assert_is(cloud_events.of_kafka({}, value), made[1])
 
 
 @pytest.mark.parametrize("version", ["0.11.0.0", "1.0.0", "2.1.0", "4.3.0"])
 def test_a_new_broker_is_spoken_to_in_an_older_tongue(kafka: Log, version: str) -> None:
-    assert delivered(kafka, [sample_events.put("a"), sample_events.put("a")], version=version) == [DELIVERED] * 2
+    assert kafka.delivered([sample_events.put("a"), sample_events.put("a")], version=version) == [DELIVERED] * 2
     assert len(kafka.held()) == 2
 
 
 def test_a_version_that_the_broker_no_longer_speaks_is_unavailable(kafka: Log) -> None:
-    target = kafka.target(version="0.10.2.0")
-    began = time.monotonic()
-    (outcome,) = attempt(target, [sample_events.put("a")], 1)
-    target.close()
+    with closing(kafka.target(version="0.10.2.0")) as target:
+        began = time.monotonic()
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
     assert time.monotonic() - began < LIMIT
     assert isinstance(outcome, Unavailable)
     assert kafka.held() == []
@@ -322,15 +298,16 @@ def test_a_version_that_the_broker_no_longer_speaks_is_unavailable(kafka: Log) -
 
 def test_one_living_broker_of_the_list_is_enough(kafka: Log) -> None:
     dead = [f"{services.LOOPBACK}:{services.free_port()}" for _ in range(12)]
-    target = kafka.target(kafka.values() | {"brokers": ", ".join([*dead[:6], kafka.server.brokers, *dead[6:]])})
-    target.open()
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    assert kafka.delivered(
+        [sample_events.put("a")],
+        1,
+        kafka.values() | {"brokers": ", ".join([*dead[:6], kafka.server.brokers, *dead[6:]])},
+    ) == [DELIVERED]
 
 
 def test_a_broker_that_makes_topics_makes_this_one(kafka: Log) -> None:
     kafka.topic = f"{kafka.topic}-new"
-    assert delivered(kafka, [sample_events.put("a")]) == [DELIVERED]
+    assert kafka.delivered([sample_events.put("a")]) == [DELIVERED]
     assert len(kafka.held()) == 1
 
 
@@ -338,12 +315,10 @@ def test_a_broker_that_makes_topics_makes_this_one(kafka: Log) -> None:
 def test_a_topic_with_small_messages_gets_small_batches(kafka: Log, window: int) -> None:
     kafka.topic = f"{kafka.topic}-small"
     kafka.create_topic(kafka.topic, 1, **{"max.message.bytes": "100000"})
-    target = kafka.target()
-    target.open()
-    for first in (0, 400):
-        made = [sample_events.of_kilobyte(number, 7) for number in range(first, first + 400)]
-        assert set(target.deliver(made, window)) == {DELIVERED}
-    target.close()
+    with kafka.opened() as target:
+        for first in (0, 400):
+            made = [sample_events.of_kilobyte(number, 7) for number in range(first, first + 400)]
+            assert set(target.deliver(made, window)) == {DELIVERED}
     assert [sample_events.number_of(document) for _, document in kafka.held()] == list(range(1, 801))
 
 
@@ -357,7 +332,7 @@ def test_only_the_message_that_is_too_large_is_blamed(kafka: Log, window: int, i
     large = {17: "object-17", 30: "object-3", 31: "another"}
     for place, key in large.items():
         made[place] = sample_events.put(key, metadata="x" * 150_000)
-    outcomes = delivered(kafka, made, window, idempotent=idempotent, timeout="5s")
+    outcomes = kafka.delivered(made, window, idempotent=idempotent, timeout="5s")
     for place, outcome in enumerate(outcomes):
         if place in large:
             assert isinstance(outcome, Rejected)
@@ -373,14 +348,12 @@ def test_only_the_message_that_is_too_large_is_blamed(kafka: Log, window: int, i
 def test_a_renewed_certificate_is_taken_up(kafka: Log, certificates: services.Certificates, tmp_path: Any) -> None:
     ca = tmp_path / "ca.pem"
     ca.write_text(certificates.ca.read_text())
-    target = kafka.target(kafka.by_tls(ca))
-    target.open()
-    ca.write_text(certificates.other_ca.read_text())
-    with pytest.raises(TargetUnavailable, match="certificate"):
-        target.deliver([sample_events.put("a")], 1)
-    ca.write_text(certificates.ca.read_text())
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    with kafka.opened(kafka.by_tls(ca)) as target:
+        ca.write_text(certificates.other_ca.read_text())
+        with pytest.raises(TargetUnavailable, match="certificate"):
+            target.deliver([sample_events.put("a")], 1)
+        ca.write_text(certificates.ca.read_text())
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
 
 
 @pytest.mark.parametrize("name", ["tls_ca", "client_tls_cert"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,15 +82,13 @@ def test_a_topic_that_is_not_there_is_unavailable_until_it_is(strict: Log) -> No
 
 
 def test_a_topic_that_is_deleted_meanwhile_is_unavailable(strict: Log) -> None:
-    target = strict.target()
-    target.open()
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    admin = strict.admin()
-    admin.delete_topics([strict.topic])[strict.topic].result(20)
-    began = time.monotonic()
-    outcomes = attempt(target, [sample_events.put("a"), sample_events.put("a")], 1)
-    assert time.monotonic() - began < LIMIT
-    target.close()
+    with strict.opened() as target:
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
+        admin = strict.admin()
+        admin.delete_topics([strict.topic])[strict.topic].result(20)
+        began = time.monotonic()
+        outcomes = attempt(target, [sample_events.put("a"), sample_events.put("a")], 1)
+        assert time.monotonic() - began < LIMIT
     assert isinstance(outcomes[0], Unavailable)
     assert "UnknownTopic" in outcomes[0].reason
     assert outcomes[1] == NOT_ATTEMPTED
@@ -127,10 +126,9 @@ def test_a_user_needs_only_the_right_to_write(strict: Log, idempotent: str) -> N
 
 def test_a_user_that_may_only_look_is_unavailable(strict: Log) -> None:
     grant(strict, AclOperation.DESCRIBE)
-    target = strict.target(strict.by_sasl("plain"))
-    services.until(lambda: opened(target), timeout=20)
-    (outcome,) = attempt(target, [sample_events.put("a")], 1)
-    target.close()
+    with closing(strict.target(strict.by_sasl("plain"))) as target:
+        services.until(lambda: opened(target), timeout=20)
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert "the user needs" in outcome.reason
     assert strict.held() == []
@@ -188,21 +186,19 @@ def test_a_lost_leader_holds_up_its_own_partitions_only_until_it_is_back(
     probe, second = cluster
     back(second)
     created(probe, [[1], [2]])
-    target = probe.target()
-    target.open()
-    ours, theirs = on_partition(0, 2, 5), on_partition(1, 2, 5)
-    assert set(target.deliver([*ours, *theirs], window)) == {DELIVERED}
-    second.kill()
-    again = [sample_events.put(theirs[0].key), *on_partition(0, 2, 5), sample_events.put(theirs[0].key)]
-    began = time.monotonic()
-    outcomes = attempt(target, again, window)
-    assert time.monotonic() - began < LIMIT
-    assert isinstance(outcomes[0], Unavailable)
-    assert outcomes[0] != NOT_ATTEMPTED
-    assert outcomes[-1] == NOT_ATTEMPTED
-    back(second)
-    services.until(lambda: set(attempt(target, again, window)) == {DELIVERED}, timeout=40, what="a leader")
-    target.close()
+    with probe.opened() as target:
+        ours, theirs = on_partition(0, 2, 5), on_partition(1, 2, 5)
+        assert set(target.deliver([*ours, *theirs], window)) == {DELIVERED}
+        second.kill()
+        again = [sample_events.put(theirs[0].key), *on_partition(0, 2, 5), sample_events.put(theirs[0].key)]
+        began = time.monotonic()
+        outcomes = attempt(target, again, window)
+        assert time.monotonic() - began < LIMIT
+        assert isinstance(outcomes[0], Unavailable)
+        assert outcomes[0] != NOT_ATTEMPTED
+        assert outcomes[-1] == NOT_ATTEMPTED
+        back(second)
+        services.until(lambda: set(attempt(target, again, window)) == {DELIVERED}, timeout=40, what="a leader")
     numbers = probe.numbers()[theirs[0].path]
     sent = [sample_events.number_of(probe.expected(event)) for event in (theirs[0], again[0], again[-1])]
     assert list(dict.fromkeys(numbers)) == sent
@@ -212,13 +208,11 @@ def test_the_other_replica_takes_over(cluster: tuple[Log, Broker]) -> None:
     probe, second = cluster
     back(second)
     created(probe, [[2, 1]])
-    target = probe.target()
-    target.open()
-    made = [sample_events.put("a"), sample_events.put("b")]
-    assert set(target.deliver(made, 1)) == {DELIVERED}
-    second.kill()
-    services.until(lambda: set(attempt(target, made, 1)) == {DELIVERED}, timeout=40, what="another leader")
-    target.close()
+    with probe.opened() as target:
+        made = [sample_events.put("a"), sample_events.put("b")]
+        assert set(target.deliver(made, 1)) == {DELIVERED}
+        second.kill()
+        services.until(lambda: set(attempt(target, made, 1)) == {DELIVERED}, timeout=40, what="another leader")
     assert probe.leaders(probe.topic) == {0: 1}
 
 
@@ -226,22 +220,20 @@ def test_too_few_replicas_are_unavailable(cluster: tuple[Log, Broker]) -> None:
     probe, second = cluster
     back(second)
     created(probe, [[1, 2]], **{"min.insync.replicas": "2"})
-    target = probe.target()
-    target.open()
-    services.until(lambda: set(attempt(target, [sample_events.put("a")], 1)) == {DELIVERED}, timeout=30)
-    second.kill()
-    reasons = []
+    with probe.opened() as target:
+        services.until(lambda: set(attempt(target, [sample_events.put("a")], 1)) == {DELIVERED}, timeout=30)
+        second.kill()
+        reasons = []
 
-    def told() -> bool:
-        # Until the controller misses the broker, the leader itself waits for it in vain.
-        (outcome,) = attempt(target, [sample_events.put("a")], 1)
-        assert isinstance(outcome, Unavailable)
-        reasons.append(outcome.reason)
-        return "NotEnoughReplicas" in outcome.reason
+        def told() -> bool:
+            # Until the controller misses the broker, the leader itself waits for it in vain.
+            (outcome,) = attempt(target, [sample_events.put("a")], 1)
+            assert isinstance(outcome, Unavailable)
+            reasons.append(outcome.reason)
+            return "NotEnoughReplicas" in outcome.reason
 
-    services.until(told, timeout=40, what=f"the broker's word for it; got {reasons}")
-    back(second)
-    services.until(
-        lambda: set(attempt(target, [sample_events.put("a")], 1)) == {DELIVERED}, timeout=40, what="both replicas"
-    )
-    target.close()
+        services.until(told, timeout=40, what=f"the broker's word for it; got {reasons}")
+        back(second)
+        services.until(
+            lambda: set(attempt(target, [sample_events.put("a")], 1)) == {DELIVERED}, timeout=40, what="both replicas"
+        )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
+from tests.contract.probes import fixtures
 from tests.contract.probes.mysql import MariaNamespace
 from tests.contract.test_target_contract import (  # noqa: F401 (collected here once more, with the probe below)
     test_a_batch_with_one_poison_event_rejects_that_one_alone,
@@ -23,10 +20,4 @@ from tests.contract.test_target_contract import (  # noqa: F401 (collected here 
     test_the_right_certificate_is_accepted,
 )
 
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[MariaNamespace]:
-    """In place of every probe in turn."""
-    probe = MariaNamespace()
-    yield probe
-    probe.close()
+running = fixtures.running(MariaNamespace)

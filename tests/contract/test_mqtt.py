@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from threading import Thread
 from urllib.parse import quote
@@ -21,6 +22,7 @@ import pytest
 from paho.mqtt import client as paho
 
 from tests import services
+from tests.contract.probes import fixtures
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.mqtt import TOPIC, Qos1, Subscriber, Watched
 from tests.support import cloud_events, sample_events
@@ -35,17 +37,8 @@ VERSIONS = pytest.mark.parametrize("version", ["3.1.1", "5"])
 QUALITIES = pytest.mark.parametrize("qos", ["0", "1", "2"])
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Qos1]:
-    probe = Qos1()
-    yield probe
-    probe.close()
-
-
-@pytest.fixture
-def broker(running: Qos1) -> Qos1:
-    running.renew()
-    return running
+running = fixtures.running(Qos1)
+broker = fixtures.renewed()
 
 
 @contextlib.contextmanager
@@ -81,10 +74,9 @@ def test_every_scheme_leads_to_the_broker(
     changes = {"broker": f"{scheme}://localhost:{port}{'/mqtt?x=1' if scheme.startswith('ws') else ''}"}
     if scheme not in ("tcp", "ws"):
         changes["tls_ca"] = str(certificates.ca)
-    target = broker.target(version=version, **changes)
-    made = [sample_events.put(f"object-{number}") for number in range(50)]
-    assert list(target.deliver(made, 100)) == [DELIVERED] * 50
-    target.close()
+    with closing(broker.target(version=version, **changes)) as target:
+        made = [sample_events.put(f"object-{number}") for number in range(50)]
+        assert list(target.deliver(made, 100)) == [DELIVERED] * 50
     assert broker.held() == [(event.path, payloads.log(event)) for event in made]
 
 
@@ -99,15 +91,13 @@ def test_a_client_certificate_is_shown(broker: Qos1, certificates: services.Cert
     assert isinstance(refused, Unavailable)
     assert "certificate required" in refused.reason.lower()
     ours = {"client_cert": str(certificates.client_cert), "client_key": str(certificates.client_key)}
-    target = broker.target(**values, **ours)
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    assert broker.delivered([sample_events.put("a")], **values, **ours) == [DELIVERED]
 
 
 def test_verification_can_be_waived(broker: Qos1, certificates: services.Certificates) -> None:
-    target = broker.target(broker.by_tls(certificates.other_ca), tls_skip_verify="on")
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    assert broker.delivered(
+        [sample_events.put("a")], 1, broker.by_tls(certificates.other_ca), tls_skip_verify="on"
+    ) == [DELIVERED]
 
 
 @VERSIONS
@@ -148,19 +138,16 @@ def test_the_broker_is_told_version_and_keep_alive(broker: Qos1, version: str, i
 
 
 def test_version_3_1_can_be_chosen(broker: Qos1) -> None:
-    target = broker.target(version="3.1")
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    assert broker.delivered([sample_events.put("a")], version="3.1") == [DELIVERED]
     services.until(lambda: "(p1, c1, " in connections(broker)[-1])
 
 
 @pytest.mark.parametrize("answer", [b"\x20\x02\x00\x01", b""], ids=["by a code", "without a word"])
 def test_a_broker_that_refuses_3_1_1_is_served_by_3_1(broker: Qos1, answer: bytes) -> None:
     with refusing_3_1_1(broker.server.port, answer) as port:
-        target = broker.target(broker.at_port(port))
-        made = [sample_events.put(f"object-{number}") for number in range(5)]
-        assert list(target.deliver(made, 100)) == [DELIVERED] * 5
-        target.close()
+        with closing(broker.target(broker.at_port(port))) as target:
+            made = [sample_events.put(f"object-{number}") for number in range(5)]
+            assert list(target.deliver(made, 100)) == [DELIVERED] * 5
         assert broker.held() == [(event.path, payloads.log(event)) for event in made]
         with pytest.raises(TargetUnavailable):
             broker.target(broker.at_port(port) | {"version": "5"}).open()
@@ -236,9 +223,7 @@ def test_a_trace_context_is_user_properties_in_version_5_and_nothing_before(brok
     subscriber = Subscriber(version=5)
     subscriber.subscribe(broker.server.port)
     for version in ("3.1.1", "5"):
-        target = broker.target(version=version, qos=qos)
-        assert list(target.deliver(made, 100)) == [DELIVERED] * 2
-        target.close()
+        assert broker.delivered(made, 100, version=version, qos=qos) == [DELIVERED] * 2
     services.until(lambda: len(subscriber.heard()) == 4)
     subscriber.leave()
     assert subscriber.payloads == [payloads.log(event) for event in made] * 2
@@ -252,9 +237,7 @@ def test_a_cloud_event_is_in_the_body_or_in_properties_of_version_5(broker: Qos1
     made.append(sample_events.traced(sample_events.put("traced")))
     subscriber = Subscriber(version=5)
     subscriber.subscribe(broker.server.port)
-    target = broker.target(version="5", qos=qos, payload=payload)
-    assert list(target.deliver(made, 1)) == [DELIVERED] * len(made)
-    target.close()
+    assert broker.delivered(made, version="5", qos=qos, payload=payload) == [DELIVERED] * len(made)
     services.until(lambda: len(subscriber.heard()) == len(made))
     subscriber.leave()
     for number, event in enumerate(made):
@@ -280,9 +263,8 @@ def test_a_trace_context_counts_for_the_brokers_limit() -> None:
         beyond, fits = (
             sample_events.traced(sample_events.put("a", metadata="x" * (room + more), number=1)) for more in (1, 0)
         )
-        target = broker.target(version="5")
-        first, second = target.deliver([beyond, fits], 1)
-        target.close()
+        with closing(broker.target(version="5")) as target:
+            first, second = target.deliver([beyond, fits], 1)
         assert (type(first), second) == (Rejected, DELIVERED)
 
 
@@ -291,10 +273,9 @@ def test_a_trace_context_counts_for_the_brokers_limit() -> None:
 @pytest.mark.parametrize("retain", ["off", "on"])
 def test_the_broker_keeps_the_last_event_only_if_asked(broker: Qos1, version: str, qos: str, retain: str) -> None:
     topic = f"{TOPIC}/{version}/{qos}/{retain}"
-    target = broker.target(version=version, qos=qos, retain=retain, topic=topic)
-    batch = [sample_events.put("a"), sample_events.put("b")]
-    assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
-    target.close()
+    with closing(broker.target(version=version, qos=qos, retain=retain, topic=topic)) as target:
+        batch = [sample_events.put("a"), sample_events.put("b")]
+        assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
     later = Subscriber(topic)
     later.subscribe(broker.server.port)
     try:
@@ -313,9 +294,10 @@ def test_a_large_event_arrives_whole(version: str, qos: str, window: int) -> Non
         broker.server.stop()
         broker.server.start()
         large = sample_events.put("large", metadata="x" * 3_000_000)
-        target = broker.target(version=version, qos=qos, timeout="20s")
-        assert list(target.deliver([large, sample_events.put("small")], window)) == [DELIVERED] * 2
-        target.close()
+        assert (
+            broker.delivered([large, sample_events.put("small")], window, version=version, qos=qos, timeout="20s")
+            == [DELIVERED] * 2
+        )
         assert broker.held()[0] == (large.path, payloads.log(large))
 
 
@@ -343,15 +325,12 @@ def test_a_topic_that_is_not_ours_is_unavailable_where_the_broker_can_say_so(
     rights.write_text(f"user {services.USER}\ntopic read #\n")
     with configured(f"acl_file {rights}") as broker:
         batch = [sample_events.put(f"object-{number % 20}") for number in range(60)]
-        target = broker.target(version="5", qos=qos)
-        outcomes = attempt(target, batch, window)
-        assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes)
-        assert "not authorised (0x87)" in str(outcomes[0])
-        target.close()
+        with closing(broker.target(version="5", qos=qos)) as target:
+            outcomes = attempt(target, batch, window)
+            assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes)
+            assert "not authorised (0x87)" in str(outcomes[0])
         # Version 3.1.1 has no word for it: the page says so.
-        silent = broker.target(version="3.1.1", qos=qos)
-        assert list(silent.deliver(batch[:1], window)) == [DELIVERED]
-        silent.close()
+        assert broker.delivered(batch[:1], window, version="3.1.1", qos=qos) == [DELIVERED]
         assert broker.held() == []
 
 
@@ -361,13 +340,11 @@ def test_a_packet_larger_than_the_broker_takes_is_rejected_without_being_sent(wi
     fits = sample_events.put("x")
     size = len(payloads.log(fits).encode()) + len(TOPIC) + 2 + (2 if qos != "0" else 0) + 1 + 3  # to the byte
     with configured(f"max_packet_size {size}") as broker:
-        target = broker.target(version="5", qos=qos)
-        target.open()
-        batch = [fits, sample_events.put("xy"), sample_events.put("x", metadata="x" * 5000), fits]
-        outcomes = list(target.deliver(batch, window))
-        assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Rejected, Rejected, type(DELIVERED)]
-        assert "more than the broker accepts" in str(outcomes[1])
-        target.close()
+        with broker.opened(version="5", qos=qos) as target:
+            batch = [fits, sample_events.put("xy"), sample_events.put("x", metadata="x" * 5000), fits]
+            outcomes = list(target.deliver(batch, window))
+            assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Rejected, Rejected, type(DELIVERED)]
+            assert "more than the broker accepts" in str(outcomes[1])
         assert len(connections(broker)) == 1
         assert broker.held() == [(fits.path, payloads.log(fits))] * 2
 
@@ -424,22 +401,20 @@ def test_what_the_broker_cannot_do_is_found_out_when_opening(setting: str, chang
 @VERSIONS
 @QUALITIES
 def test_a_connection_idle_for_longer_than_its_keep_alive_costs_nothing(broker: Qos1, version: str, qos: str) -> None:
-    target = broker.target(keep_alive_interval="1s", version=version, qos=qos)
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    name = connections(broker)[-1].split()[0]
-    services.until(lambda: f"Client {name} has exceeded timeout" in broker.server.said())
-    assert list(target.deliver([sample_events.put("b")], 100)) == [DELIVERED]
-    target.close()
+    with closing(broker.target(keep_alive_interval="1s", version=version, qos=qos)) as target:
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
+        name = connections(broker)[-1].split()[0]
+        services.until(lambda: f"Client {name} has exceeded timeout" in broker.server.said())
+        assert list(target.deliver([sample_events.put("b")], 100)) == [DELIVERED]
     assert [path for path, _ in broker.held()] == ["images/a", "images/b"]
 
 
 def test_a_connection_that_the_broker_closed_meanwhile_costs_nothing(broker: Qos1) -> None:
-    target = broker.target(keep_alive_interval="10m")
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    broker.server.stop()
-    broker.server.start()
-    assert list(target.deliver([sample_events.put("b")], 1)) == [DELIVERED]
-    target.close()
+    with closing(broker.target(keep_alive_interval="10m")) as target:
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
+        broker.server.stop()
+        broker.server.start()
+        assert list(target.deliver([sample_events.put("b")], 1)) == [DELIVERED]
 
 
 @VERSIONS
@@ -447,13 +422,11 @@ def test_a_connection_that_the_broker_closed_meanwhile_costs_nothing(broker: Qos
 def test_a_broker_that_falls_silent_is_found_out_by_the_keep_alive(broker: Qos1, version: str, qos: str) -> None:
     with services.proxy(broker.server.port) as wire:
         changes = {"version": version, "qos": qos, "keep_alive_interval": "1s", "timeout": "1m"}
-        target = broker.target(broker.at_port(wire.port), **changes)
-        target.open()
-        wire.mute()
-        began = time.monotonic()
-        (outcome,) = attempt(target, [sample_events.put("a")], 1)
-        assert time.monotonic() - began < LIMIT
-        target.close()
+        with broker.opened(broker.at_port(wire.port), **changes) as target:
+            wire.mute()
+            began = time.monotonic()
+            (outcome,) = attempt(target, [sample_events.put("a")], 1)
+            assert time.monotonic() - began < LIMIT
     assert isinstance(outcome, Unavailable)
     assert "keep-alive interval of 1 s" in outcome.reason
 
@@ -466,12 +439,12 @@ def test_a_broker_that_falls_silent_is_found_out_by_the_keep_alive(broker: Qos1,
 def test_no_more_than_the_window_is_ever_unconfirmed_nor_more_than_the_broker_allows(
     broker: Qos1, version: str, qos: str, window: int, most: int
 ) -> None:
-    with services.proxy(broker.server.port) as wire:
-        target = broker.target(broker.at_port(wire.port), version=version, qos=qos)
-        target.open()
+    with (
+        services.proxy(broker.server.port) as wire,
+        broker.opened(broker.at_port(wire.port), version=version, qos=qos) as target,
+    ):
         wire.mute()
         outcomes = attempt(target, [sample_events.put(f"object-{number}") for number in range(300)], window)
-        target.close()
     refused = [outcome.reason for outcome in outcomes if isinstance(outcome, Unavailable)]
     assert len(refused) == len(broker.held()) == most
     assert all("no answer within 2 s" in reason for reason in refused)
@@ -480,49 +453,45 @@ def test_no_more_than_the_window_is_ever_unconfirmed_nor_more_than_the_broker_al
 
 @pytest.mark.parametrize(("version", "most"), [("3.1.1", 70), ("5", 7)])
 def test_an_objects_next_event_waits_where_the_one_before_may_be_refused(broker: Qos1, version: str, most: int) -> None:
-    with services.proxy(broker.server.port) as wire:
-        target = broker.target(broker.at_port(wire.port), version=version)
-        target.open()
+    with (
+        services.proxy(broker.server.port) as wire,
+        broker.opened(broker.at_port(wire.port), version=version) as target,
+    ):
         wire.mute()
         attempt(target, [sample_events.put(f"object-{number % 7}") for number in range(70)], 100)
-        target.close()
     assert len(broker.held()) == most
 
 
 @VERSIONS
 @QUALITIES
 def test_what_was_given_up_is_not_sent_behind_our_back(broker: Qos1, version: str, qos: str) -> None:
-    target = broker.target(version=version, qos=qos)
-    target.open()
-    broker.server.freeze()
-    given_up = [sample_events.put(f"object-{number}") for number in range(50)]
-    assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in attempt(target, given_up, 100))
-    broker.server.kill()
-    broker.server.start()
-    broker.renew()
-    event = sample_events.put("next")
-    assert list(target.deliver([event], 100)) == [DELIVERED]
-    assert broker.held() == [("images/next", payloads.log(event))]
-    target.close()
+    with broker.opened(version=version, qos=qos) as target:
+        broker.server.freeze()
+        given_up = [sample_events.put(f"object-{number}") for number in range(50)]
+        assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in attempt(target, given_up, 100))
+        broker.server.kill()
+        broker.server.start()
+        broker.renew()
+        event = sample_events.put("next")
+        assert list(target.deliver([event], 100)) == [DELIVERED]
+        assert broker.held() == [("images/next", payloads.log(event))]
 
 
 def test_an_interrupted_call_does_not_leave_its_connection_to_the_next(
     broker: Qos1, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = broker.target()
-    target.open()
+    with broker.opened() as target:
 
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
 
-    before = len(connections(broker))
-    with monkeypatch.context() as patch:
-        patch.setattr(paho.Client, "loop_write", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            target.deliver([sample_events.put("a")], 1)
-    event = sample_events.put("b")
-    assert list(target.deliver([event], 1)) == [DELIVERED]
-    target.close()
+        before = len(connections(broker))
+        with monkeypatch.context() as patch:
+            patch.setattr(paho.Client, "loop_write", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                target.deliver([sample_events.put("a")], 1)
+        event = sample_events.put("b")
+        assert list(target.deliver([event], 1)) == [DELIVERED]
     assert len(connections(broker)) == before + 1
     assert broker.held() == [("images/b", payloads.log(event))]
 

@@ -6,7 +6,7 @@ import hashlib
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -56,15 +56,6 @@ def journal_of(probe: Namespace) -> Access:
     return Access(probe.server)
 
 
-def delivered(probe: Namespace | Access, batch: Sequence[Event], **changes: str) -> list[Outcome]:
-    target = probe.target(**changes)
-    try:
-        target.open()
-        return list(target.deliver(batch, 1))
-    finally:
-        target.close()
-
-
 def create_table(probe: Namespace | Access, **changes: str) -> None:
     target = probe.target(**changes)
     target.open()
@@ -74,10 +65,8 @@ def create_table(probe: Namespace | Access, **changes: str) -> None:
 @pytest.fixture
 def target(mysql: Namespace) -> Iterator[Target]:
     """An open target of MySQL 8."""
-    made = mysql.target()
-    made.open()
-    yield made
-    made.close()
+    with mysql.opened() as made:
+        yield made
 
 
 # --- tables
@@ -103,13 +92,13 @@ def test_an_access_table_is_created_as_minio_creates_it(either: Namespace) -> No
 def test_the_hash_is_the_same_in_mariadb_and_minios_statements_work_there(mariadb_server: services.MariaDB) -> None:
     probe = Namespace(mariadb_server)
     batch = [sample_events.put(key) for key in sample_events.ODD_KEYS]
-    assert set(delivered(probe, batch)) == {DELIVERED}
+    assert set(probe.delivered(batch)) == {DELIVERED}
     rows = probe.ask("SELECT key_name, key_hash FROM bucketevents")
     assert dict(rows) == {event.path: hashlib.sha256(event.path.encode()).hexdigest() for event in batch}
     probe.ask("INSERT INTO bucketevents (key_name, value) VALUES ('images/é', '{}') "
               "ON DUPLICATE KEY UPDATE value=VALUES(value)")  # fmt: skip
     assert probe.ask("SELECT key_hash FROM bucketevents WHERE key_hash = SHA2('images/é', 256)")
-    assert delivered(probe, [sample_events.delete("é")]) == [DELIVERED]
+    assert probe.delivered([sample_events.delete("é")]) == [DELIVERED]
     assert not probe.ask("SELECT key_hash FROM bucketevents WHERE key_name = 'images/é'")
 
 
@@ -117,7 +106,7 @@ def test_a_table_that_minio_left_is_taken_over_with_its_rows(mysql: Namespace) -
     mysql.ask(MINIOS, """INSERT INTO bucketevents (key_name, value) VALUES ('images/old', '{"Records":[]}'),
               ('images/new', '{"Records":[]}'), ('images/gone', NULL)""")  # fmt: skip
     event = sample_events.put("new")
-    assert set(delivered(mysql, [event, sample_events.delete("gone"), sample_events.delete("absent")])) == {DELIVERED}
+    assert set(mysql.delivered([event, sample_events.delete("gone"), sample_events.delete("absent")])) == {DELIVERED}
     held = dict(mysql.held())
     assert held.keys() == {"images/old", "images/new"}
     assert mysql.same(held["images/new"], payloads.records(event))
@@ -127,7 +116,7 @@ def test_a_generated_unique_hash_in_mariadb_does_too(mariadb_server: services.Ma
     probe = Namespace(mariadb_server)
     probe.ask(MINIOS.replace("STORED NOT NULL PRIMARY KEY", "STORED UNIQUE KEY"))
     batch = [sample_events.put("a"), sample_events.put("a"), sample_events.put("b"), sample_events.delete("b")]
-    assert set(delivered(probe, batch)) == {DELIVERED}
+    assert set(probe.delivered(batch)) == {DELIVERED}
     assert [path for path, _ in probe.held()] == ["images/a"]
 
 
@@ -137,7 +126,7 @@ def test_a_generated_unique_hash_in_mariadb_does_too(mariadb_server: services.Ma
 )
 def test_a_table_is_called_what_mysql_would_call_it(either: Namespace, setting: str, stored: str) -> None:
     for _ in range(2):
-        assert delivered(either, [sample_events.put("a"), sample_events.delete("b")], table=setting) == [DELIVERED] * 2
+        assert either.delivered([sample_events.put("a"), sample_events.delete("b")], table=setting) == [DELIVERED] * 2
     quoted = "`" + stored.replace("`", "``") + "`"
     assert either.ask(f"SELECT key_name FROM {quoted}") == [("images/a",)]
     either.ask(f"DROP TABLE {quoted}")
@@ -147,7 +136,7 @@ def test_a_table_may_stand_in_another_database(mysql: Namespace) -> None:
     mysql.ask("CREATE DATABASE `else-where`")
     try:
         for _ in range(2):
-            assert delivered(mysql, [sample_events.put("a")], table="`else-where`.events") == [DELIVERED]
+            assert mysql.delivered([sample_events.put("a")], table="`else-where`.events") == [DELIVERED]
         assert mysql.ask("SELECT key_name FROM `else-where`.events") == [("images/a",)]
         assert mysql.held() == []
     finally:
@@ -161,8 +150,8 @@ def test_a_value_column_of_another_type_is_written_too(either: Namespace, kind: 
         f"key_hash char(64) NOT NULL UNIQUE, value {kind}, at timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP)"
     )
     batch = [sample_events.put("a", version="v1"), sample_events.put("b"), sample_events.delete("b")]
-    assert delivered(either, batch) == [DELIVERED] * 3
-    assert delivered(either, [sample_events.delete_version("a", "v1")]) == [DELIVERED]
+    assert either.delivered(batch) == [DELIVERED] * 3
+    assert either.delivered([sample_events.delete_version("a", "v1")]) == [DELIVERED]
     assert either.held() == []
 
 
@@ -192,7 +181,7 @@ def test_a_mirror_without_a_unique_hash_is_refused_with_the_remedy(either: Names
     hashed = ", SHA2('images/old', 256)" if "char(64)" in ddl else ""
     either.ask(f"INSERT INTO bucketevents ({columns}) VALUES ('images/old', '{{}}'{hashed})")
     either.ask(f"ALTER TABLE bucketevents {remedy}")
-    assert delivered(either, [sample_events.put("a"), sample_events.delete("old")]) == [DELIVERED] * 2
+    assert either.delivered([sample_events.put("a"), sample_events.delete("old")]) == [DELIVERED] * 2
     assert [path for path, _ in either.held()] == ["images/a"]
 
 
@@ -233,7 +222,7 @@ def test_a_user_may_write_without_the_right_to_create(mysql: Namespace) -> None:
             mysql.target(dsn_string=dsn).open()
         mysql.ask(MINIOS)
         batch = [sample_events.put("a"), sample_events.delete("b"), sample_events.delete_version("c", "v")]
-        assert delivered(mysql, batch, dsn_string=dsn) == [DELIVERED] * 3
+        assert mysql.delivered(batch, dsn_string=dsn) == [DELIVERED] * 3
     finally:
         mysql.ask("DROP USER writer")
 
@@ -243,13 +232,12 @@ def test_a_user_may_write_without_the_right_to_create(mysql: Namespace) -> None:
 
 @pytest.mark.parametrize("format_", ["namespace", "access"])
 def test_a_poison_event_is_rejected_with_the_servers_words(mysql: Namespace, format_: str) -> None:
-    (outcome,) = delivered(mysql, [mysql.poison("a")], format=format_)
+    (outcome,) = mysql.delivered([mysql.poison("a")], format=format_)
     assert outcome == Rejected("The JSON document exceeds the maximum depth. (error 3157)")
 
 
 def test_a_name_too_long_for_the_column_is_rejected_alone_and_never_cut(either: Namespace) -> None:
-    outcomes = delivered(
-        either,
+    outcomes = either.delivered(
         [sample_events.put("a"), sample_events.put("k" * 3066), sample_events.put("b")],
         dsn_string=either.dsn("sql_mode=%27%27"),
     )
@@ -261,15 +249,15 @@ def test_a_name_too_long_for_the_column_is_rejected_alone_and_never_cut(either: 
 def test_keys_of_1024_bytes_that_differ_at_their_end_are_different_objects(either: Namespace) -> None:
     keys = ["\U0001f600" * 255 + end for end in ("aaaa", "aaab", "aaa ", "aaa\0")] + ["A", "a", "ä", "a ", "a\0"]
     batch = [sample_events.put(key) for key in keys]
-    assert set(delivered(either, batch)) == {DELIVERED}
+    assert set(either.delivered(batch)) == {DELIVERED}
     assert {path for path, _ in either.held()} == {event.path for event in batch}
-    assert set(delivered(either, [sample_events.delete(key) for key in keys[1:]])) == {DELIVERED}
+    assert set(either.delivered([sample_events.delete(key) for key in keys[1:]])) == {DELIVERED}
     assert [path for path, _ in either.held()] == [batch[0].path]
 
 
 def test_a_batch_of_nothing_but_poison_ends(mysql: Namespace) -> None:
     journal = journal_of(mysql)
-    outcomes = delivered(journal, [mysql.poison(f"object-{number}") for number in range(100)])
+    outcomes = journal.delivered([mysql.poison(f"object-{number}") for number in range(100)])
     assert {type(outcome) for outcome in outcomes} == {Rejected}
 
 
@@ -280,7 +268,7 @@ def test_the_tables_own_rules_reject_one_event_alone(either: Namespace) -> None:
         "'$.Records[0].s3.object.size') = 666 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no beasts'; END IF; END"
     )
     made = [sample_events.put(f"object-{number}", number=number + 1) for number in range(20)]
-    outcomes = delivered(either, [*made[:7], sample_events.put("object-beast", number=666), *made[7:]])
+    outcomes = either.delivered([*made[:7], sample_events.put("object-beast", number=666), *made[7:]])
     assert outcomes.pop(7) == Rejected("no beasts (error 1644)")
     assert set(outcomes) == {DELIVERED}
     assert len(either.held()) == 20
@@ -289,12 +277,13 @@ def test_the_tables_own_rules_reject_one_event_alone(either: Namespace) -> None:
 def test_an_event_larger_than_a_packet_is_rejected_and_a_batch_larger_than_one_is_not(mysql: Namespace) -> None:
     mysql.ask("SET GLOBAL max_allowed_packet = 65536")
     try:
-        target = mysql.target()
-        target.open()
-        large = [sample_events.put("large", metadata="'" * 40_000), sample_events.put("larger", metadata="é" * 40_000)]
-        small = [sample_events.put(f"object-{number}", metadata="x" * 10_000) for number in range(30)]
-        outcomes = list(target.deliver([*small[:15], *large, *small[15:]], 1))
-        target.close()
+        with mysql.opened() as target:
+            large = [
+                sample_events.put("large", metadata="'" * 40_000),
+                sample_events.put("larger", metadata="é" * 40_000),
+            ]
+            small = [sample_events.put(f"object-{number}", metadata="x" * 10_000) for number in range(30)]
+            outcomes = list(target.deliver([*small[:15], *large, *small[15:]], 1))
     finally:
         mysql.ask("SET GLOBAL max_allowed_packet = DEFAULT")
     rejected = outcomes[15:17]
@@ -363,21 +352,19 @@ def is_waiting_for_a_lock(mysql: Namespace) -> bool:
 
 
 def test_a_locked_row_is_unavailable_within_the_time_limit(mysql: Namespace) -> None:
-    target = mysql.target(timeout="3s")
-    target.open()
-    batch = [sample_events.put("a"), sample_events.put("a")]
-    assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
-    with mysql.server.connection(DATABASE) as connection, connection.cursor() as cursor:
-        cursor.execute("BEGIN")
-        cursor.execute("SELECT 1 FROM bucketevents FOR UPDATE")
-        began = time.monotonic()
-        outcomes = list(target.deliver(batch, 1))
-        assert 1 <= time.monotonic() - began < LIMIT
-    assert isinstance(outcomes[0], Unavailable)
-    assert "(error 1205)" in outcomes[0].reason
-    assert outcomes[1] == NOT_ATTEMPTED
-    assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
-    target.close()
+    with mysql.opened(timeout="3s") as target:
+        batch = [sample_events.put("a"), sample_events.put("a")]
+        assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
+        with mysql.server.connection(DATABASE) as connection, connection.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT 1 FROM bucketevents FOR UPDATE")
+            began = time.monotonic()
+            outcomes = list(target.deliver(batch, 1))
+            assert 1 <= time.monotonic() - began < LIMIT
+        assert isinstance(outcomes[0], Unavailable)
+        assert "(error 1205)" in outcomes[0].reason
+        assert outcomes[1] == NOT_ATTEMPTED
+        assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
 
 
 def test_a_server_that_takes_no_more_connections_is_unavailable(mysql: Namespace) -> None:
@@ -426,16 +413,14 @@ def test_a_connection_that_is_killed_while_it_writes_is_unavailable(mysql: Names
 
 def test_a_batch_is_one_transaction(mysql: Namespace) -> None:
     written = "SHOW GLOBAL STATUS WHERE variable_name IN ('Com_begin', 'Com_commit', 'Com_insert', 'Com_delete_multi')"
-    target = mysql.target()
-    target.open()
-    before = dict(mysql.ask(written))
-    batch = [
-        sample_events.put("a"),
-        sample_events.delete("b"),
-        *[sample_events.put(f"object-{number}") for number in range(100)],
-    ]
-    assert set(target.deliver(batch, 100)) == {DELIVERED}
-    target.close()
+    with mysql.opened() as target:
+        before = dict(mysql.ask(written))
+        batch = [
+            sample_events.put("a"),
+            sample_events.delete("b"),
+            *[sample_events.put(f"object-{number}") for number in range(100)],
+        ]
+        assert set(target.deliver(batch, 100)) == {DELIVERED}
     after = dict(mysql.ask(written))
     assert {name: int(after[name]) - int(count) for name, count in before.items()} == {
         "Com_begin": 1, "Com_commit": 1, "Com_insert": 1, "Com_delete_multi": 1,
@@ -458,7 +443,7 @@ def test_the_time_column_holds_what_minio_would_write(
     journal = Access(request.getfixturevalue(f"{server}_server"))
     event = sample_events.put("a")
     moved = Event(event.id, event.name, "b", "k", "", "", 1_795_221_236_582, event.record, Effect.NONE)
-    assert delivered(journal, [moved], dsn_string=journal.dsn(parameter)) == [DELIVERED]
+    assert journal.delivered([moved], dsn_string=journal.dsn(parameter)) == [DELIVERED]
     assert journal.ask("SELECT CAST(event_time AS CHAR) FROM bucketevents") == [(text,)]
 
 
@@ -466,9 +451,9 @@ def test_the_time_column_holds_what_minio_would_write(
 def test_the_servers_sql_mode_changes_nothing(mysql: Namespace, mode: str) -> None:
     batch = [sample_events.put(key) for key in sample_events.ODD_KEYS]
     dsn = mysql.dsn(f"sql_mode=%27{mode}%27")
-    assert set(delivered(mysql, batch, dsn_string=dsn)) == {DELIVERED}
+    assert set(mysql.delivered(batch, dsn_string=dsn)) == {DELIVERED}
     assert {path for path, _ in mysql.held()} == {event.path for event in batch}
-    assert set(delivered(mysql, [sample_events.delete(key) for key in sample_events.ODD_KEYS], dsn_string=dsn)) == {
+    assert set(mysql.delivered([sample_events.delete(key) for key in sample_events.ODD_KEYS], dsn_string=dsn)) == {
         DELIVERED
     }
     assert mysql.held() == []
@@ -495,8 +480,8 @@ def test_a_unix_socket_and_the_old_separate_keys_connect_as_well(mysql: Namespac
         "password": services.PASSWORD,
         "database": DATABASE,
     }
-    assert delivered(mysql, [sample_events.put("a")], dsn_string=socket) == [DELIVERED]
-    assert delivered(mysql, [sample_events.put("b")], **separate) == [DELIVERED]
+    assert mysql.delivered([sample_events.put("a")], dsn_string=socket) == [DELIVERED]
+    assert mysql.delivered([sample_events.put("b")], **separate) == [DELIVERED]
     assert len(mysql.held()) == 2
 
 
@@ -504,7 +489,7 @@ def test_a_password_of_any_letters_is_understood(either: Namespace) -> None:
     either.ask("CREATE USER odd IDENTIFIED BY 'pä@ss:w/ö(ř)d?'", "GRANT ALL ON *.* TO odd")
     try:
         dsn = either.dsn(user="odd:pä@ss:w/ö(ř)d?")
-        assert delivered(either, [sample_events.put("a")], dsn_string=dsn) == [DELIVERED]
+        assert either.delivered([sample_events.put("a")], dsn_string=dsn) == [DELIVERED]
     finally:
         either.ask("DROP USER odd")
 
@@ -515,7 +500,7 @@ def test_a_client_certificate_is_shown(either: Namespace, certificates: services
     assert isinstance(refused, Unavailable)
     assert "Access denied" in refused.reason
     shown = {"client_cert": str(certificates.client_cert), "client_key": str(certificates.client_key)}
-    assert delivered(either, [sample_events.put("a")], **trusted, **shown) == [DELIVERED]
+    assert either.delivered([sample_events.put("a")], **trusted, **shown) == [DELIVERED]
 
 
 @pytest.mark.parametrize(
@@ -532,7 +517,7 @@ def test_tls_is_spoken_as_it_is_asked_for(
         "FROM performance_schema.session_status WHERE VARIABLE_NAME = 'Ssl_cipher'",
     )
     try:
-        assert delivered(mysql, [sample_events.put("a")], dsn_string=mysql.dsn(f"tls={tls}"), **files) == [DELIVERED]
+        assert mysql.delivered([sample_events.put("a")], dsn_string=mysql.dsn(f"tls={tls}"), **files) == [DELIVERED]
         ((cipher,),) = mysql.ask("SELECT cipher FROM seen")
     finally:
         mysql.ask("DROP TABLE seen")

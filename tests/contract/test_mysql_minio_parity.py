@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,12 +94,11 @@ def stage(mysql_server: services.MySQL, mariadb_server: services.MariaDB) -> Ite
 
 def written(stage: Stage, probe: Namespace | Access, **changes: str) -> None:
     """Every event, through our target in one batch and then, as after a crash, the later half once more."""
-    target = probe.target(policy="compatible", **changes)
-    emitted = stage.emitted()
-    assert set(target.deliver(emitted, 100)) == {DELIVERED}
-    if changes["table"] == "ours_n":
-        assert set(target.deliver(emitted[len(emitted) // 2 :], 1)) == {DELIVERED}
-    target.close()
+    with closing(probe.target(policy="compatible", **changes)) as target:
+        emitted = stage.emitted()
+        assert set(target.deliver(emitted, 100)) == {DELIVERED}
+        if changes["table"] == "ours_n":
+            assert set(target.deliver(emitted[len(emitted) // 2 :], 1)) == {DELIVERED}
 
 
 @pytest.mark.parametrize("server", ["genuine", "maria"])

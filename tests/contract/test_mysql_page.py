@@ -13,9 +13,7 @@ def test_the_consumers_of_mysql_read_what_was_delivered(mysql_server: services.M
     probe = Namespace(mysql_server)
     event = sample_events.put("cat.jpg", number=77)
     for table, format_ in (("bucketevents", "access"), ("bucketobjects", "namespace")):
-        target = probe.target(table=table, format=format_)
-        assert list(target.deliver([event], 1)) == [DELIVERED]
-        target.close()
+        assert probe.delivered([event], table=table, format=format_) == [DELIVERED]
     places = {"3306": str(mysql_server.port), '"localhost"': f'"{services.LOOPBACK}"', '"me"': f'"{services.USER}"'}
     places |= {'"secret"': f'"{services.PASSWORD}"', '"events"': f'"{DATABASE}"'}
     reading_rows, reading_events = consumers("mysql", **places)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests import provision, services
+from tests.contract.probes import fixtures
 from tests.contract.probes.base import attempt, one_outcome, unavailable
 from tests.contract.probes.nats import SUBJECT, Core
 from tests.contract.probes.nats_servers import Configured, assert_cloud_event, at
@@ -40,17 +41,8 @@ class HandshakeFirst(services.Nats):
         return [provision.NEW_NATS / "nats-server", "-c", self.folder / "nats.conf"]
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Core]:
-    probe = Core()
-    yield probe
-    probe.close()
-
-
-@pytest.fixture
-def core(running: Core) -> Core:
-    running.renew()
-    return running
+running = fixtures.running(Core)
+core = fixtures.renewed()
 
 
 def nobody(server: services.Nats, **login: str) -> dict[str, str]:
@@ -68,12 +60,9 @@ def taken(server: services.Nats) -> int:
 
 @pytest.mark.parametrize(("window", "runs"), [(1, [1, 1, 1, 1, 1, 1]), (4, [4, 2]), (100, [6])])
 def test_each_window_of_messages_is_followed_by_a_ping(core: Core, window: int, runs: list[int]) -> None:
-    with Wiretap(core.server) as tap:
-        target = core.target(core.at_port(tap.port))
-        target.open()
+    with Wiretap(core.server) as tap, core.opened(core.at_port(tap.port)) as target:
         before = len(tap.said)
         assert list(target.deliver([sample_events.put(f"object-{n}") for n in range(6)], window)) == [DELIVERED] * 6
-        target.close()
     found = re.findall(rb"^(PUB|PING)\b", tap.said[before:], re.MULTILINE)
     assert found == [command for run in runs for command in [b"PUB"] * run + [b"PING"]]
 
@@ -88,14 +77,12 @@ def test_a_message_that_the_user_may_not_publish_is_not_taken_for_delivered(wind
 
 @WINDOWS
 def test_a_connection_cut_before_the_ping_is_answered_is_unavailable_at_once(core: Core, window: int) -> None:
-    target = core.target(timeout="60s")
-    target.open()
-    core.server.freeze()
-    killer = threading.Timer(0.2, core.server.kill)
-    killer.start()
-    outcomes = attempt(target, [sample_events.put("a"), sample_events.put("a"), sample_events.put("b")], window)
-    killer.join()
-    target.close()
+    with core.opened(timeout="60s") as target:
+        core.server.freeze()
+        killer = threading.Timer(0.2, core.server.kill)
+        killer.start()
+        outcomes = attempt(target, [sample_events.put("a"), sample_events.put("a"), sample_events.put("b")], window)
+        killer.join()
     assert "connection" in unavailable(outcomes[0])
     assert outcomes[1] == NOT_ATTEMPTED
     assert isinstance(outcomes[2], Unavailable if window > 1 else NotAttempted), "what was not sent was not refused"
@@ -103,12 +90,10 @@ def test_a_connection_cut_before_the_ping_is_answered_is_unavailable_at_once(cor
 
 @WINDOWS
 def test_no_more_than_a_window_is_sent_to_a_server_that_does_not_answer(core: Core, window: int) -> None:
-    target = core.target(timeout="300ms")
-    target.open()
-    core.server.freeze()
-    batch = [sample_events.put(f"object-{number}") for number in range(300)]
-    assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in attempt(target, batch, window))
-    target.close()
+    with core.opened(timeout="300ms") as target:
+        core.server.freeze()
+        batch = [sample_events.put(f"object-{number}") for number in range(300)]
+        assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in attempt(target, batch, window))
     core.server.thaw()
     services.until(lambda: len(core.held()) == window, what="what was sent")
     assert [path for path, _ in core.held()] == [event.path for event in batch[:window]]
@@ -117,17 +102,13 @@ def test_no_more_than_a_window_is_sent_to_a_server_that_does_not_answer(core: Co
 @WINDOWS
 def test_a_call_of_many_megabytes_keeps_its_order(core: Core, window: int) -> None:
     made = [sample_events.put("large", number=number + 1, metadata="x" * 300_000) for number in range(20)]
-    target = core.target()
-    assert list(target.deliver(made, window)) == [DELIVERED] * 20
-    target.close()
+    assert core.delivered(made, window) == [DELIVERED] * 20
     assert core.numbers()["images/large"] == list(range(1, 21))
 
 
 def test_a_trace_context_is_the_headers_of_its_message_alone(core: Core) -> None:
     made = [sample_events.put("a"), sample_events.traced(sample_events.put("a"))]
-    target = core.target()
-    assert list(target.deliver(made, 100)) == [DELIVERED] * 2
-    target.close()
+    assert core.delivered(made, 100) == [DELIVERED] * 2
     lines = "".join(f"{name}: {value}\r\n" for name, value in sample_events.TRACE.items())
     found = [(each.headers, each.body) for each in core.server.messages()]
     assert found == [("", payloads.log(made[0])), (f"NATS/1.0\r\n{lines}\r\n", payloads.log(made[1]))]
@@ -137,9 +118,7 @@ def test_a_trace_context_is_the_headers_of_its_message_alone(core: Core) -> None
 def test_a_cloud_event_is_in_the_body_or_in_headers(core: Core, payload: str) -> None:
     made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
     made.append(sample_events.traced(sample_events.put("traced")))
-    target = core.target(payload=payload)
-    assert list(target.deliver(made, 100)) == [DELIVERED] * len(made)
-    target.close()
+    assert core.delivered(made, 100, payload=payload) == [DELIVERED] * len(made)
     for event, received in zip(made, core.server.messages(), strict=True):
         assert_cloud_event(event, received, payload)
 
@@ -147,10 +126,9 @@ def test_a_cloud_event_is_in_the_body_or_in_headers(core: Core, payload: str) ->
 def test_a_message_beyond_a_limit_of_the_servers_own_is_rejected_with_both_sizes() -> None:
     with Configured(more="max_payload: 2000\n").start() as server:
         probe = at(server)
-        target = probe.target()
-        small, large = sample_events.put("small"), sample_events.put("large", metadata="x" * 2000)
-        first, second, third = target.deliver([small, large, small], 100)
-        target.close()
+        with closing(probe.target()) as target:
+            small, large = sample_events.put("small"), sample_events.put("large", metadata="x" * 2000)
+            first, second, third = target.deliver([small, large, small], 100)
         assert (first, third, taken(server)) == (DELIVERED, DELIVERED, 2)
         assert isinstance(second, Rejected)
         assert re.search(r"the message has \d+ bytes, max_payload is 2000", second.reason)
@@ -283,33 +261,29 @@ def test_a_server_that_begins_with_tls_needs_a_client_that_does(certificates: se
 
 
 def test_an_idle_connection_answers_the_servers_pings() -> None:
-    with Configured(more='ping_interval: "100ms"\nping_max: 1\n').start() as server, Wiretap(server) as tap:
-        target = at(server).target(at(server).at_port(tap.port))
-        target.open()
+    with (
+        Configured(more='ping_interval: "100ms"\nping_max: 1\n').start() as server,
+        Wiretap(server) as tap,
+        at(server).opened(at(server).at_port(tap.port)) as target,
+    ):
         before = len(tap.said)
         services.until(lambda: tap.said[before:].count(b"PONG") >= 10, what="ten answers")
         assert tap.said.count(b"CONNECT") == 1
         assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         assert tap.said.count(b"CONNECT") == 1
-        target.close()
 
 
 def test_an_idle_connection_is_tested_every_ping_interval(core: Core) -> None:
-    with Wiretap(core.server) as tap:
-        target = core.target(core.at_port(tap.port), ping_interval="1")
-        target.open()
+    with Wiretap(core.server) as tap, core.opened(core.at_port(tap.port), ping_interval="1"):
         before = len(tap.said)
         services.until(lambda: b"PING" in tap.said[before:], 20, what="a PING that no call asked for")
-        target.close()
 
 
 def test_a_server_restarted_between_two_calls_costs_nothing(core: Core) -> None:
-    target = core.target()
-    target.open()
-    core.server.stop()
-    core.server.start()
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    with core.opened() as target:
+        core.server.stop()
+        core.server.start()
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
 
 
 def test_a_forked_worker_makes_a_connection_of_its_own(core: Core) -> None:

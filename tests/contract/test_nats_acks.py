@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests import services
+from tests.contract.probes import fixtures
 from tests.contract.probes.base import attempt, one_outcome, unavailable
 from tests.contract.probes.nats import SUBJECT
 from tests.contract.probes.nats_jetstream import STREAM, JetStream
@@ -31,17 +32,8 @@ from workers.targets.nats.streaming import decoded, encoded
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[JetStream]:
-    probe = JetStream()
-    yield probe
-    probe.close()
-
-
-@pytest.fixture
-def jetstream(running: JetStream) -> JetStream:
-    running.renew()
-    return running
+running = fixtures.running(JetStream)
+jetstream = fixtures.renewed()
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +60,7 @@ def _streaming(server: services.NatsStreaming) -> AsyncStreaming:
 def test_each_message_bears_its_events_id_so_that_the_stream_keeps_it_once(jetstream: JetStream) -> None:
     made = [sample_events.put("a"), sample_events.put("b"), sample_events.put("a")]
     for _ in range(2):
-        target = jetstream.target()
-        assert list(target.deliver(made, 100)) == [DELIVERED] * 3
-        target.close()
+        assert jetstream.delivered(made, 100) == [DELIVERED] * 3
     found = jetstream.messages()
     assert {each.headers for each in found} == {f"NATS/1.0\r\nNats-Msg-Id: {event.id}\r\n\r\n" for event in made}
     assert len(found) == 3
@@ -89,9 +79,8 @@ def test_a_trace_context_stands_beside_the_id_and_counts_for_the_servers_limit(j
     beyond, fits = (
         sample_events.traced(sample_events.put("a", metadata="x" * (room + more), number=101 + more)) for more in (1, 0)
     )
-    target = jetstream.target()
-    outcomes = target.deliver([event, beyond, fits], 1)
-    target.close()
+    with closing(jetstream.target()) as target:
+        outcomes = target.deliver([event, beyond, fits], 1)
     assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Rejected, type(DELIVERED)]
     assert [each.headers for each in jetstream.messages()] == [header, header.replace(event.id, fits.id)]
 
@@ -99,9 +88,7 @@ def test_a_trace_context_stands_beside_the_id_and_counts_for_the_servers_limit(j
 @pytest.mark.parametrize("payload", ["cloudevents", "cloudevents-binary"])
 def test_a_cloud_event_stands_beside_the_id(jetstream: JetStream, payload: str) -> None:
     made = [sample_events.put("a é\n"), sample_events.traced(sample_events.put("b"))]
-    target = jetstream.target(payload=payload)
-    assert list(target.deliver(made, 1)) == [DELIVERED] * 2
-    target.close()
+    assert jetstream.delivered(made, payload=payload) == [DELIVERED] * 2
     for event, received in zip(made, jetstream.messages(), strict=True):
         assert f"Nats-Msg-Id: {event.id}\r\n" in received.headers
         assert_cloud_event(event, received, payload)
@@ -109,11 +96,9 @@ def test_a_cloud_event_stands_beside_the_id(jetstream: JetStream, payload: str) 
 
 @WINDOWS
 def test_a_missing_stream_is_unavailable_and_not_made(jetstream: JetStream, window: int) -> None:
-    target = jetstream.target(subject="nobody.listens")
-    target.open()
-    batch = [sample_events.put("a"), sample_events.put("b"), sample_events.put("a")]
-    outcomes = attempt(target, batch, window)
-    target.close()
+    with jetstream.opened(subject="nobody.listens") as target:
+        batch = [sample_events.put("a"), sample_events.put("b"), sample_events.put("a")]
+        outcomes = attempt(target, batch, window)
     reason = unavailable(outcomes[0])
     assert "no JetStream stream has the subject 'nobody.listens'" in reason
     assert "--subjects=nobody.listens" in reason
@@ -125,12 +110,11 @@ def test_a_missing_stream_is_unavailable_and_not_made(jetstream: JetStream, wind
 def test_a_stream_made_meanwhile_is_used(jetstream: JetStream) -> None:
     with closing(Wire(jetstream.server)) as wire:
         wire.ask(f"STREAM.DELETE.{STREAM}")
-    target = jetstream.target()
-    event = sample_events.put("a")
-    assert "no JetStream stream" in unavailable(attempt(target, [event], 1)[0])
-    jetstream.make_stream()
-    assert list(target.deliver([event], 1)) == [DELIVERED]
-    target.close()
+    with closing(jetstream.target()) as target:
+        event = sample_events.put("a")
+        assert "no JetStream stream" in unavailable(attempt(target, [event], 1)[0])
+        jetstream.make_stream()
+        assert list(target.deliver([event], 1)) == [DELIVERED]
 
 
 def test_a_server_without_jetstream_is_unavailable() -> None:
@@ -143,15 +127,14 @@ def test_a_server_without_jetstream_is_unavailable() -> None:
 def test_a_full_stream_is_unavailable_until_there_is_room(jetstream: JetStream, window: int) -> None:
     jetstream.make_stream(max_msgs=3, discard="new")
     batch = [sample_events.put("a", number=number + 1) for number in range(5)]
-    target = jetstream.target()
-    outcomes = attempt(target, batch, window)
-    assert outcomes[:3] == [DELIVERED] * 3
-    assert "maximum messages exceeded" in unavailable(outcomes[3])
-    assert outcomes[4] == NOT_ATTEMPTED
-    with closing(Wire(jetstream.server)) as wire:
-        wire.ask(f"STREAM.PURGE.{STREAM}")
-    assert list(target.deliver(batch[3:], window)) == [DELIVERED] * 2
-    target.close()
+    with closing(jetstream.target()) as target:
+        outcomes = attempt(target, batch, window)
+        assert outcomes[:3] == [DELIVERED] * 3
+        assert "maximum messages exceeded" in unavailable(outcomes[3])
+        assert outcomes[4] == NOT_ATTEMPTED
+        with closing(Wire(jetstream.server)) as wire:
+            wire.ask(f"STREAM.PURGE.{STREAM}")
+        assert list(target.deliver(batch[3:], window)) == [DELIVERED] * 2
     assert jetstream.numbers() == {"images/a": [4, 5]}
 
 
@@ -159,9 +142,8 @@ def test_a_full_stream_is_unavailable_until_there_is_room(jetstream: JetStream, 
 def test_a_message_beyond_the_streams_limit_is_rejected_alone(jetstream: JetStream, window: int) -> None:
     jetstream.make_stream(max_msg_size=2000)
     small, large, after = sample_events.put("a"), sample_events.put("a", metadata="x" * 2000), sample_events.put("a")
-    target = jetstream.target()
-    first, second, third = target.deliver([small, large, after], window)
-    target.close()
+    with closing(jetstream.target()) as target:
+        first, second, third = target.deliver([small, large, after], window)
     assert (first, third) == (DELIVERED, DELIVERED)
     assert isinstance(second, Rejected)
     assert "message size exceeds maximum allowed" in second.reason
@@ -173,12 +155,11 @@ def test_the_header_counts_for_the_servers_limit(jetstream: JetStream) -> None:
     with closing(Wire(jetstream.server)) as wire:
         most = wire.info["max_payload"]
     plain = len(payloads.log(sample_events.put("a", metadata="x")).encode())
-    target = jetstream.target()
-    header = len("NATS/1.0\r\nNats-Msg-Id: \r\n\r\n") + 32
-    fits, beyond = (sample_events.put("a", metadata="x" * (most - header - plain + 1 + more)) for more in (0, 1))
-    assert {len(payloads.log(each).encode()) for each in (fits, beyond)} == {most - header, most - header + 1}
-    first, second = target.deliver([fits, beyond], 1)
-    target.close()
+    with closing(jetstream.target()) as target:
+        header = len("NATS/1.0\r\nNats-Msg-Id: \r\n\r\n") + 32
+        fits, beyond = (sample_events.put("a", metadata="x" * (most - header - plain + 1 + more)) for more in (0, 1))
+        assert {len(payloads.log(each).encode()) for each in (fits, beyond)} == {most - header, most - header + 1}
+        first, second = target.deliver([fits, beyond], 1)
     assert first == DELIVERED
     assert isinstance(second, Rejected)
     assert f"the message has {most + 1} bytes, max_payload is {most}" in second.reason
@@ -188,20 +169,18 @@ def test_the_header_counts_for_the_servers_limit(jetstream: JetStream) -> None:
 def test_an_answer_from_no_stream_is_no_acknowledgement(jetstream: JetStream, window: int) -> None:
     with Wiretap(jetstream.server) as tap, closing(Wire(jetstream.server)) as service:
         service.subscribe("a.service")
-        target = jetstream.target(jetstream.at_port(tap.port), subject="a.service", timeout="5s")
-        target.open()
+        with jetstream.opened(jetstream.at_port(tap.port), subject="a.service", timeout="5s") as target:
 
-        def answer() -> None:
-            services.until(lambda: b"a.service" in tap.said)
-            reply = tap.said.split(b"a.service ")[1].split()[0].decode()
-            service._send(f"PUB {reply} 3\r\n[1]\r\n".encode())
-            service.flush()
+            def answer() -> None:
+                services.until(lambda: b"a.service" in tap.said)
+                reply = tap.said.split(b"a.service ")[1].split()[0].decode()
+                service._send(f"PUB {reply} 3\r\n[1]\r\n".encode())
+                service.flush()
 
-        thread = threading.Thread(target=answer)
-        thread.start()
-        (outcome,) = attempt(target, [sample_events.put("a")], window)
-        thread.join()
-        target.close()
+            thread = threading.Thread(target=answer)
+            thread.start()
+            (outcome,) = attempt(target, [sample_events.put("a")], window)
+            thread.join()
     assert "is not a JetStream acknowledgement" in unavailable(outcome)
 
 
@@ -209,16 +188,14 @@ def test_an_answer_from_no_stream_is_no_acknowledgement(jetstream: JetStream, wi
 def test_of_each_object_one_message_is_under_way_and_of_all_a_window(
     jetstream: JetStream, window: int, objects: int, sent: int
 ) -> None:
-    target = jetstream.target(timeout="300ms")
-    target.open()
-    batch = [sample_events.put(f"object-{number % objects}", number=number + 1) for number in range(100)]
-    jetstream.server.freeze()
-    outcomes = attempt(target, batch, window)
-    assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes)
-    jetstream.server.thaw()
-    services.until(lambda: len(jetstream.held()) == sent, what="what was sent before the time was over")
-    assert [path for path, _ in jetstream.held()] == [f"images/object-{number}" for number in range(sent)]
-    target.close()
+    with jetstream.opened(timeout="300ms") as target:
+        batch = [sample_events.put(f"object-{number % objects}", number=number + 1) for number in range(100)]
+        jetstream.server.freeze()
+        outcomes = attempt(target, batch, window)
+        assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes)
+        jetstream.server.thaw()
+        services.until(lambda: len(jetstream.held()) == sent, what="what was sent before the time was over")
+        assert [path for path, _ in jetstream.held()] == [f"images/object-{number}" for number in range(sent)]
 
 
 def test_a_user_needs_only_the_documented_rights() -> None:
@@ -240,9 +217,7 @@ def test_the_consumer_of_the_page_reads_a_stream() -> None:
         probe.make_stream()
         program = consumers("nats", **{"localhost:4222": f"{services.LOOPBACK}:{server.port}"})[1]
         event = sample_events.put("cat.jpg")
-        target = probe.target(username="", password="")
-        assert list(target.deliver([event], 1)) == [DELIVERED]
-        target.close()
+        assert probe.delivered([event], username="", password="") == [DELIVERED]
         with following(program) as lines:
             services.until(lambda: lines() == [f"s3:ObjectCreated:Put images/cat.jpg {event.id}"])
         with closing(Wire(server)) as wire:
@@ -300,15 +275,13 @@ def test_every_connection_has_a_client_id_of_its_own_and_gives_it_back(streaming
 def test_heartbeats_are_answered_between_two_calls() -> None:
     with _Impatient().start() as server:
         probe = _streaming(server)
-        target = probe.target()
-        target.open()
-        (ours,) = clients(server)
-        before = answers(server)
-        services.until(lambda: answers(server) >= before + 10, what="ten heartbeats answered")
-        assert clients(server) == [ours]
-        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-        assert clients(server) == [ours]
-        target.close()
+        with probe.opened() as target:
+            (ours,) = clients(server)
+            before = answers(server)
+            services.until(lambda: answers(server) >= before + 10, what="ten heartbeats answered")
+            assert clients(server) == [ours]
+            assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
+            assert clients(server) == [ours]
 
 
 @dataclass(eq=False)
@@ -332,17 +305,15 @@ class _Guarded(_Impatient):
 
 def test_a_client_that_the_server_has_given_up_registers_anew(streaming: Streaming) -> None:
     before = set(clients(streaming.server))
-    target = streaming.target()
-    target.open()
-    (ours,) = set(clients(streaming.server)) - before
-    with closing(Wire(streaming.server)) as wire:
-        answer = _request(wire, "_STAN.discover.test-cluster", {1: "probe", 2: "_INBOX.heartbeats"})
-        for client in (ours, "probe"):
-            assert decoded(_ask(wire, answer[4], {1: client})) == {}
-    (outcome,) = attempt(target, [sample_events.put("a")], 1)
-    assert "invalid publish request" in unavailable(outcome)
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    with streaming.opened() as target:
+        (ours,) = set(clients(streaming.server)) - before
+        with closing(Wire(streaming.server)) as wire:
+            answer = _request(wire, "_STAN.discover.test-cluster", {1: "probe", 2: "_INBOX.heartbeats"})
+            for client in (ours, "probe"):
+                assert decoded(_ask(wire, answer[4], {1: client})) == {}
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
+        assert "invalid publish request" in unavailable(outcome)
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
 
 
 def _request(wire: Wire, subject: str, fields: dict[int, Any]) -> dict[int, Any]:
@@ -363,12 +334,10 @@ def test_a_user_of_nats_streaming_needs_only_the_documented_rights() -> None:
     with _Guarded().start() as server:
         probe = _streaming(server)
         bob = probe.values() | {"username": "bob", "password": "pass"}
-        target = probe.target(bob)
-        target.open()
-        before = answers(server)
-        services.until(lambda: answers(server) >= before + 5, what="five heartbeats answered")
-        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-        target.close()
+        with probe.opened(bob) as target:
+            before = answers(server)
+            services.until(lambda: answers(server) >= before + 5, what="five heartbeats answered")
+            assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         assert clients(server) == []
 
 
@@ -395,15 +364,15 @@ class _Narrow(services.NatsStreaming):
 def test_no_more_than_is_asked_for_is_unacknowledged(
     streaming: Streaming, asynchronous: str, most: str, window: int, sent: int
 ) -> None:
-    target = streaming.target(timeout="300ms", streaming_async=asynchronous, streaming_max_pub_acks_in_flight=most)
-    target.open()
-    batch = [sample_events.put(f"object-{number % 15}", number=number + 1) for number in range(100)]
-    streaming.server.freeze()
-    outcomes = attempt(target, batch, window)
-    streaming.server.thaw()
-    assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes)
-    services.until(lambda: len(streaming.held()) == sent, what="what was sent before the time was over")
-    target.close()
+    with streaming.opened(
+        timeout="300ms", streaming_async=asynchronous, streaming_max_pub_acks_in_flight=most
+    ) as target:
+        batch = [sample_events.put(f"object-{number % 15}", number=number + 1) for number in range(100)]
+        streaming.server.freeze()
+        outcomes = attempt(target, batch, window)
+        streaming.server.thaw()
+        assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes)
+        services.until(lambda: len(streaming.held()) == sent, what="what was sent before the time was over")
 
 
 def test_what_goes_to_nats_streaming_goes_by_its_subject_alone(streaming: Streaming) -> None:

@@ -85,19 +85,18 @@ def values(probe: JetStream, *members: services.Nats) -> dict[str, str]:
 
 
 def test_a_server_that_dies_is_replaced_by_the_next(cluster: JetStream, members: list[Member]) -> None:
-    target = cluster.target(values(cluster, *members))
-    batch = [sample_events.put(f"object-{number}") for number in range(20)]
-    services.until(lambda: attempt(target, batch[:1], 1) == [DELIVERED], 60, what="the stream to have a leader")
-    members[0].kill()  # it is the one that is connected to
-    waiting = batch[1:]
+    with closing(cluster.target(values(cluster, *members))) as target:
+        batch = [sample_events.put(f"object-{number}") for number in range(20)]
+        services.until(lambda: attempt(target, batch[:1], 1) == [DELIVERED], 60, what="the stream to have a leader")
+        members[0].kill()  # it is the one that is connected to
+        waiting = batch[1:]
 
-    def are_delivered() -> bool:
-        outcomes = attempt(target, waiting, 100)
-        waiting[:] = [event for event, outcome in zip(waiting, outcomes, strict=True) if outcome != DELIVERED]
-        return not waiting
+        def are_delivered() -> bool:
+            outcomes = attempt(target, waiting, 100)
+            waiting[:] = [event for event, outcome in zip(waiting, outcomes, strict=True) if outcome != DELIVERED]
+            return not waiting
 
-    services.until(are_delivered, 60, what="the others to take over")
-    target.close()
+        services.until(are_delivered, 60, what="the others to take over")
     restart(members)  # the consumer that reads the stream lives on one of the three, which must not be the dead one
     assert {path for path, _ in cluster.held()} == {event.path for event in batch}
 

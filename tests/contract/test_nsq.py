@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from app.config import target_settings
 from app.config.targets.nsq import NsqSettings
 from tests import services
+from tests.contract.probes import fixtures
 from tests.contract.probes.base import attempt, one_outcome, unavailable
 from tests.contract.probes.nsq import DURABLE, TOPIC, Log, queued
 from tests.services.messaging import http_json
@@ -28,17 +30,8 @@ WINDOWS = pytest.mark.parametrize("window", [1, 100])
 OTHER_HOST = "127.0.0.2"  # reaches a server on this machine, and no certificate names it
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Log]:
-    probe = Log()
-    yield probe
-    probe.close()
-
-
-@pytest.fixture
-def nsq(running: Log) -> Log:
-    running.renew()
-    return running
+running = fixtures.running(Log)
+nsq = fixtures.renewed()
 
 
 def at(server: services.Nsqd) -> Log:
@@ -54,18 +47,17 @@ def at(server: services.Nsqd) -> Log:
 @WINDOWS
 def test_a_batch_is_one_command(nsq: Log, window: int) -> None:
     with Wiretap(nsq.server) as tap:
-        target = nsq.target(nsq.at_port(tap.port))
-        assert list(target.deliver([sample_events.put(f"object-{n}") for n in range(200)], window)) == [DELIVERED] * 200
-        target.close()
+        assert (
+            nsq.delivered([sample_events.put(f"object-{n}") for n in range(200)], window, nsq.at_port(tap.port))
+            == [DELIVERED] * 200
+        )
         assert tap.said.count(b"MPUB minio_events\n") == 1
 
 
 @WINDOWS
 def test_a_call_larger_than_a_command_keeps_its_order(nsq: Log, window: int) -> None:
     made = [sample_events.put("large", number=number + 1, metadata="x" * 300_000) for number in range(20)]
-    target = nsq.target()
-    assert list(target.deliver(made, window)) == [DELIVERED] * 20
-    target.close()
+    assert nsq.delivered(made, window) == [DELIVERED] * 20
     assert nsq.numbers() == {"images/large": list(range(1, 21))}
 
 
@@ -86,9 +78,8 @@ def test_messages_beyond_nsqds_limit_are_found_among_the_others(places: Sequence
             )
             for number in range(50)
         ]
-        target = probe.target()
-        outcomes = list(target.deliver(batch, 1))
-        target.close()
+        with closing(probe.target()) as target:
+            outcomes = list(target.deliver(batch, 1))
         for number, outcome in enumerate(outcomes):
             if number in places:
                 assert isinstance(outcome, Rejected)
@@ -102,11 +93,7 @@ def test_messages_beyond_nsqds_limit_are_found_among_the_others(places: Sequence
 def test_a_batch_beyond_nsqds_limit_is_sent_in_parts() -> None:
     with services.nsqd(extra=(*DURABLE, "-max-body-size=20000")) as server:
         probe = at(server)
-        target = probe.target()
-        assert (
-            list(target.deliver([sample_events.of_kilobyte(number, 50) for number in range(50)], 1)) == [DELIVERED] * 50
-        )
-        target.close()
+        assert probe.delivered([sample_events.of_kilobyte(number, 50) for number in range(50)]) == [DELIVERED] * 50
         assert [sample_events.number_of(body) for _, body in probe.held()] == list(range(1, 51))
 
 
@@ -130,12 +117,10 @@ def test_an_nsqd_that_asks_for_auth_is_unavailable() -> None:
 
 def test_an_event_over_which_the_connection_is_lost_fails_alone(nsq: Log) -> None:
     """nsqd's word on a message that is too large can get lost, as it closes the connection with unread bytes in it."""
-    with Wiretap(nsq.server, cut_at=b"poison") as tap:
-        target = nsq.target(nsq.at_port(tap.port))
+    with Wiretap(nsq.server, cut_at=b"poison") as tap, closing(nsq.target(nsq.at_port(tap.port))) as target:
         batch = [sample_events.put(f"object-{number % 4}", number=number + 1) for number in range(20)]
         batch[9] = sample_events.put("object-1", number=10, metadata="poison")
         outcomes = list(target.deliver(batch, 1))
-        target.close()
     for number, outcome in enumerate(outcomes):
         if number == 9:
             assert isinstance(outcome, Failed)
@@ -148,9 +133,8 @@ def test_an_event_over_which_the_connection_is_lost_fails_alone(nsq: Log) -> Non
 
 def test_an_nsqd_that_loses_every_connection_is_unavailable(nsq: Log) -> None:
     with Wiretap(nsq.server, cut_at=b"MPUB") as tap:
-        target = nsq.target(nsq.at_port(tap.port))
-        outcomes = attempt(target, [sample_events.put(f"object-{number}") for number in range(100)], 1)
-        target.close()
+        with closing(nsq.target(nsq.at_port(tap.port))) as target:
+            outcomes = attempt(target, [sample_events.put(f"object-{number}") for number in range(100)], 1)
         assert tap.said.count(b"MPUB") < 50
     assert isinstance(outcomes[0], Failed)
     assert "closed the connection" in unavailable(outcomes[-1])
@@ -213,20 +197,18 @@ def test_a_certificate_file_that_cannot_be_read_is_named(nsq: Log, tmp_path: Pat
 
 def test_an_idle_connection_is_kept_where_one_with_heartbeats_is_dropped(nsq: Log) -> None:
     with Wiretap(nsq.server) as tap:
-        target = nsq.target(nsq.at_port(tap.port))
-        target.open()
-        said = bytes(tap.said).partition(b"IDENTIFY\n")[2]
-        identity = json.loads(said[4:])
-        with _identified(nsq.server, identity | {"heartbeat_interval": 1000}) as other:
-            while other.recv(1024):  # its heartbeats, which it does not answer
-                pass
-        with _identified(nsq.server, identity) as like_ours:
-            like_ours.settimeout(1.5)
-            assert b'"version"' in like_ours.recv(1024)
-            with pytest.raises(TimeoutError):
-                like_ours.recv(1024)
-        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-        target.close()
+        with nsq.opened(nsq.at_port(tap.port)) as target:
+            said = bytes(tap.said).partition(b"IDENTIFY\n")[2]
+            identity = json.loads(said[4:])
+            with _identified(nsq.server, identity | {"heartbeat_interval": 1000}) as other:
+                while other.recv(1024):  # its heartbeats, which it does not answer
+                    pass
+            with _identified(nsq.server, identity) as like_ours:
+                like_ours.settimeout(1.5)
+                assert b'"version"' in like_ours.recv(1024)
+                with pytest.raises(TimeoutError):
+                    like_ours.recv(1024)
+            assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         assert tap.said.count(b"IDENTIFY") == 1
 
 
@@ -238,12 +220,10 @@ def _identified(server: services.Nsqd, identity: object) -> socket.socket:
 
 
 def test_a_server_restarted_between_two_calls_costs_nothing(nsq: Log) -> None:
-    target = nsq.target()
-    target.open()
-    nsq.server.stop()
-    nsq.server.start()
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    with nsq.opened() as target:
+        nsq.server.stop()
+        nsq.server.start()
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
 
 
 def test_a_forked_worker_makes_a_connection_of_its_own(nsq: Log) -> None:
@@ -270,9 +250,7 @@ def test_a_forked_worker_makes_a_connection_of_its_own(nsq: Log) -> None:
 def test_the_consumer_of_the_page_reads_what_was_delivered() -> None:
     with services.nsqd() as server:
         (program,) = consumers("nsq", **{"localhost:4150": f"{services.LOOPBACK}:{server.port}"})
-        target = at(server).target()
-        assert list(target.deliver([sample_events.put("cat.jpg"), sample_events.put("dog.jpg")], 1)) == [DELIVERED] * 2
-        target.close()
+        assert at(server).delivered([sample_events.put("cat.jpg"), sample_events.put("dog.jpg")]) == [DELIVERED] * 2
         expected = [f"s3:ObjectCreated:Put images/{name}.jpg" for name in ("cat", "dog")]
         with following(program) as lines:
             services.until(lambda: sorted(lines()) == expected, what="both lines")

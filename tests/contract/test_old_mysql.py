@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
+from contextlib import closing
 
 from tests import services
+from tests.contract.probes import fixtures
 from tests.contract.probes.base import attempt
 from tests.contract.probes.mysql import Access, Namespace
 from tests.contract.test_target_contract import (  # noqa: F401 (collected here once more, with the probe below)
@@ -27,18 +26,8 @@ class OldNamespace(Namespace):
     make = services.OldMySQL
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[OldNamespace]:
-    """In place of every probe in turn."""
-    probe = OldNamespace()
-    yield probe
-    probe.close()
-
-
-@pytest.fixture
-def mirror(running: OldNamespace) -> OldNamespace:
-    running.renew()
-    return running
+running = fixtures.running(OldNamespace)
+mirror = fixtures.renewed()
 
 
 def test_it_is_the_line_that_the_guides_name(mirror: OldNamespace) -> None:
@@ -47,21 +36,19 @@ def test_it_is_the_line_that_the_guides_name(mirror: OldNamespace) -> None:
 
 
 def test_objects_and_versions_are_removed(mirror: OldNamespace) -> None:
-    target = mirror.target()
-    versioned = sample_events.put("kept", version="v2")
-    batch = [sample_events.put("gone"), sample_events.put("old", version="v1"), versioned]
-    removals = [sample_events.delete("gone"), sample_events.delete_version("old", "v1")]
-    removals.append(sample_events.delete_version("kept", "v1"))
-    for events in (batch, removals):
-        assert set(attempt(target, events, 100)) == {DELIVERED}
-    target.close()
+    with closing(mirror.target()) as target:
+        versioned = sample_events.put("kept", version="v2")
+        batch = [sample_events.put("gone"), sample_events.put("old", version="v1"), versioned]
+        removals = [sample_events.delete("gone"), sample_events.delete_version("old", "v1")]
+        removals.append(sample_events.delete_version("kept", "v1"))
+        for events in (batch, removals):
+            assert set(attempt(target, events, 100)) == {DELIVERED}
     assert [key for key, _ in mirror.held()] == [versioned.path]
 
 
 def test_an_event_is_a_row_with_its_time(mirror: OldNamespace) -> None:
     journal = Access(mirror.server)
-    target = journal.target()
-    batch = [sample_events.put("a"), sample_events.put("b"), sample_events.delete("a")]
-    assert attempt(target, batch, 1) == [DELIVERED] * 3
-    target.close()
+    with closing(journal.target()) as target:
+        batch = [sample_events.put("a"), sample_events.put("b"), sample_events.delete("a")]
+        assert attempt(target, batch, 1) == [DELIVERED] * 3
     assert [path for path, _ in journal.held()] == [event.path for event in batch]

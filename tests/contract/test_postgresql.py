@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from app.events.model import Effect, Event
 from tests import services
+from tests.contract.probes import fixtures
 from tests.contract.probes.base import LIMIT, TIMEOUT, attempt
 from tests.contract.probes.postgresql import Access, Namespace
 from tests.support import sample_events, sql_cases
-from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
 
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Namespace]:
-    probe = Namespace()
-    yield probe
-    probe.close()
+running = fixtures.running(Namespace)
 
 
 @pytest.fixture
@@ -38,15 +33,6 @@ def journal(postgres: Namespace) -> Access:
     access = Access.__new__(Access)
     access.server, access.table = postgres.server, postgres.table
     return access
-
-
-def delivered(postgres: Namespace | Access, batch: list[Event], **changes: str) -> list[Outcome]:
-    target = postgres.target(**changes)
-    try:
-        target.open()
-        return list(target.deliver(batch, 1))
-    finally:
-        target.close()
 
 
 # --- tables
@@ -76,7 +62,7 @@ def test_a_table_that_minio_left_is_taken_over_with_its_rows(postgres: Namespace
         """INSERT INTO bucketevents VALUES ('images/old', '{"Records":[]}'), ('images/new', '{"Records":[]}')"""
     )
     event = sample_events.put("new")
-    assert delivered(postgres, [event]) == [DELIVERED]
+    assert postgres.delivered([event]) == [DELIVERED]
     held = dict(postgres.held())
     assert held["images/old"] == '{"Records": []}'
     assert postgres.same(held["images/new"], payloads.records(event))
@@ -103,8 +89,8 @@ def test_opening_a_large_table_reads_none_of_its_rows(postgres: Namespace) -> No
 def test_a_table_is_called_what_postgresql_would_call_it(postgres: Namespace, setting: str, stored: str) -> None:
     postgres.table = stored
     postgres.renew()
-    assert delivered(postgres, [sample_events.put("a")], table=setting) == [DELIVERED]
-    assert delivered(postgres, [sample_events.put("a")], table=setting) == [DELIVERED]
+    assert postgres.delivered([sample_events.put("a")], table=setting) == [DELIVERED]
+    assert postgres.delivered([sample_events.put("a")], table=setting) == [DELIVERED]
     assert postgres.ask("SELECT 1 FROM pg_tables WHERE tablename = $name$" + stored + "$name$") == [(1,)]
     postgres.renew()
 
@@ -113,8 +99,8 @@ def test_a_table_is_called_what_postgresql_would_call_it(postgres: Namespace, se
 def test_a_value_column_of_another_type_is_written_too(postgres: Namespace, kind: str) -> None:
     postgres.ask(f"CREATE TABLE bucketevents (key text UNIQUE, value {kind}, at timestamptz NOT NULL DEFAULT now())")
     batch = [sample_events.put("a", version="v1"), sample_events.put("b"), sample_events.delete("b")]
-    assert delivered(postgres, batch) == [DELIVERED] * 3
-    assert delivered(postgres, [sample_events.delete_version("a", "v1")]) == [DELIVERED]
+    assert postgres.delivered(batch) == [DELIVERED] * 3
+    assert postgres.delivered([sample_events.delete_version("a", "v1")]) == [DELIVERED]
     assert postgres.held() == []
 
 
@@ -140,7 +126,7 @@ def test_a_mirror_without_a_unique_key_is_refused_with_the_remedy(postgres: Name
     remedy = caught.value.reason.partition("ALTER TABLE … ")[2]
     assert remedy == 'ADD PRIMARY KEY ("key")'
     postgres.ask(f"ALTER TABLE bucketevents {remedy}")
-    assert delivered(postgres, [sample_events.put("a")]) == [DELIVERED]
+    assert postgres.delivered([sample_events.put("a")]) == [DELIVERED]
 
 
 def test_a_unique_key_that_is_deferrable_does_not_do(postgres: Namespace) -> None:
@@ -168,14 +154,12 @@ def test_many_workers_may_create_the_table_at_once(postgres: Namespace, repetiti
 
 
 def test_a_table_that_vanished_is_unavailable_once_and_then_created_again(postgres: Namespace) -> None:
-    target = postgres.target()
-    target.open()
-    postgres.renew()
-    (outcome,) = attempt(target, [sample_events.put("a")], 1)
-    assert isinstance(outcome, Unavailable)
-    assert "42P01" in outcome.reason
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    with postgres.opened() as target:
+        postgres.renew()
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
+        assert isinstance(outcome, Unavailable)
+        assert "42P01" in outcome.reason
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
 
 
 def test_a_user_may_write_without_the_right_to_create(postgres: Namespace) -> None:
@@ -189,7 +173,7 @@ def test_a_user_may_write_without_the_right_to_create(postgres: Namespace) -> No
         postgres.ask("CREATE TABLE bucketevents (key VARCHAR PRIMARY KEY, value JSONB)")
         postgres.ask("GRANT SELECT, INSERT, UPDATE, DELETE ON bucketevents TO writer")
         batch = [sample_events.put("a"), sample_events.delete("b"), sample_events.delete_version("c", "v")]
-        assert delivered(postgres, batch, connection_string=dsn) == [DELIVERED] * 3
+        assert postgres.delivered(batch, connection_string=dsn) == [DELIVERED] * 3
     finally:
         postgres.ask("DROP OWNED BY writer; DROP ROLE writer")
 
@@ -200,7 +184,7 @@ def test_a_user_may_write_without_the_right_to_create(postgres: Namespace) -> No
 def test_a_poison_event_is_rejected_with_the_servers_words(postgres: Namespace, journal: Access) -> None:
     for probe in (postgres, journal):
         probe.renew()
-        (outcome,) = delivered(probe, [sample_events.poisoned("a")])
+        (outcome,) = probe.delivered([sample_events.poisoned("a")])
         assert isinstance(outcome, Rejected)
         assert "\\u0000 cannot be converted to text" in outcome.reason
         assert "22P05" in outcome.reason
@@ -208,7 +192,7 @@ def test_a_poison_event_is_rejected_with_the_servers_words(postgres: Namespace, 
 
 def test_a_name_with_a_null_character_is_rejected_alone(postgres: Namespace) -> None:
     good = sample_events.put("a")
-    outcomes = delivered(postgres, [sample_events.put("nul\0l"), good, sample_events.delete("nul\0l")])
+    outcomes = postgres.delivered([sample_events.put("nul\0l"), good, sample_events.delete("nul\0l")])
     assert outcomes[1] == DELIVERED
     for outcome in (outcomes[0], outcomes[2]):
         assert isinstance(outcome, Rejected)
@@ -218,14 +202,14 @@ def test_a_name_with_a_null_character_is_rejected_alone(postgres: Namespace) -> 
 
 def test_a_key_too_long_for_the_index_is_rejected_alone(postgres: Namespace) -> None:
     long = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=6000))
-    outcomes = delivered(postgres, [sample_events.put("a"), sample_events.put(long), sample_events.put("b")])
+    outcomes = postgres.delivered([sample_events.put("a"), sample_events.put(long), sample_events.put("b")])
     assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Rejected, type(DELIVERED)]
     assert isinstance(outcomes[1], Rejected)
     assert "54000" in outcomes[1].reason
 
 
 def test_a_batch_of_nothing_but_poison_ends(journal: Access) -> None:
-    outcomes = delivered(journal, [sample_events.poisoned(f"object-{number}") for number in range(300)])
+    outcomes = journal.delivered([sample_events.poisoned(f"object-{number}") for number in range(300)])
     assert {type(outcome) for outcome in outcomes} == {Rejected}
 
 
@@ -248,7 +232,7 @@ def test_the_tables_own_rules_reject_one_event_alone(postgres: Namespace, ddl: s
     postgres.ask(ddl)
     try:
         made = [sample_events.put(f"object-{number}", number=number + 1) for number in range(20)]
-        outcomes = delivered(postgres, [*made[:7], sample_events.put("object-beast", number=666), *made[7:]])
+        outcomes = postgres.delivered([*made[:7], sample_events.put("object-beast", number=666), *made[7:]])
     finally:
         postgres.ask("DROP FUNCTION IF EXISTS refuse CASCADE; DROP TABLE IF EXISTS allowed CASCADE")
     assert [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Rejected)] == [7]
@@ -268,17 +252,14 @@ def test_a_version_is_removed_only_while_the_row_describes_it(postgres: Namespac
 
 
 def test_a_batch_is_one_transaction(journal: Access) -> None:
-    target = journal.target()
-    target.open()
-    assert set(target.deliver([sample_events.put("a") for _ in range(100)], 100)) == {DELIVERED}
-    target.close()
+    assert set(journal.delivered([sample_events.put("a") for _ in range(100)], 100)) == {DELIVERED}
     assert journal.ask("SELECT count(DISTINCT xmin::text) FROM bucketevents") == [(1,)]
 
 
 def test_the_time_column_holds_the_records_time_to_the_millisecond(journal: Access) -> None:
     event = sample_events.put("a")
     moved = Event(event.id, event.name, "b", "k", "", "", 1_795_221_236_082, event.record, Effect.NONE)
-    assert delivered(journal, [moved]) == [DELIVERED]
+    assert journal.delivered([moved]) == [DELIVERED]
     text = "SELECT to_char(event_time AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') FROM bucketevents"
     assert journal.ask(text) == [("2026-11-21 00:33:56.082000",)]
 
@@ -294,7 +275,7 @@ def test_a_commit_is_never_answered_before_it_is_on_disk(postgres: Namespace, ch
             CREATE TRIGGER look BEFORE INSERT ON bucketevents FOR EACH ROW EXECUTE FUNCTION look()"""
     )
     try:
-        assert delivered(postgres, [sample_events.put("a")]) == [DELIVERED]
+        assert postgres.delivered([sample_events.put("a")]) == [DELIVERED]
         assert postgres.ask("SELECT mode FROM seen") == [(used,)]
     finally:
         postgres.ask(
@@ -303,19 +284,17 @@ def test_a_commit_is_never_answered_before_it_is_on_disk(postgres: Namespace, ch
 
 
 def test_a_locked_table_is_unavailable_within_the_time_limit(postgres: Namespace) -> None:
-    target = postgres.target()
-    target.open()
-    batch = [sample_events.put("a"), sample_events.put("a")]
-    with postgres.server.connection() as connection, connection.cursor() as cursor:
-        cursor.execute("BEGIN; LOCK TABLE bucketevents")
-        began = time.monotonic()
-        outcomes = list(target.deliver(batch, 1))
-        assert TIMEOUT <= time.monotonic() - began < LIMIT
-    assert isinstance(outcomes[0], Unavailable)
-    assert "57014" in outcomes[0].reason
-    assert outcomes[1] == NOT_ATTEMPTED
-    assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
-    target.close()
+    with postgres.opened() as target:
+        batch = [sample_events.put("a"), sample_events.put("a")]
+        with postgres.server.connection() as connection, connection.cursor() as cursor:
+            cursor.execute("BEGIN; LOCK TABLE bucketevents")
+            began = time.monotonic()
+            outcomes = list(target.deliver(batch, 1))
+            assert TIMEOUT <= time.monotonic() - began < LIMIT
+        assert isinstance(outcomes[0], Unavailable)
+        assert "57014" in outcomes[0].reason
+        assert outcomes[1] == NOT_ATTEMPTED
+        assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
 
 
 def test_a_server_that_takes_no_writes_is_unavailable(postgres: Namespace) -> None:
@@ -327,13 +306,11 @@ def test_a_server_that_takes_no_writes_is_unavailable(postgres: Namespace) -> No
 
 
 def test_a_connection_that_the_server_closed_meanwhile_costs_nothing(postgres: Namespace) -> None:
-    target = postgres.target()
-    target.open()
-    ours = "FROM pg_stat_activity WHERE application_name = 'bucketwire'"
-    assert postgres.ask(f"SELECT pg_terminate_backend(pid) {ours}") == [(True,)]
-    services.until(lambda: not postgres.ask(f"SELECT 1 {ours}"))
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    with postgres.opened() as target:
+        ours = "FROM pg_stat_activity WHERE application_name = 'bucketwire'"
+        assert postgres.ask(f"SELECT pg_terminate_backend(pid) {ours}") == [(True,)]
+        services.until(lambda: not postgres.ask(f"SELECT 1 {ours}"))
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
 
 
 def test_a_url_and_the_old_separate_keys_connect_as_well(postgres: Namespace) -> None:
@@ -347,8 +324,8 @@ def test_a_url_and_the_old_separate_keys_connect_as_well(postgres: Namespace) ->
         "password": services.PASSWORD,
         "database": "postgres",
     }
-    assert delivered(postgres, [sample_events.put("a")], connection_string=url) == [DELIVERED]
-    assert delivered(postgres, [sample_events.put("b")], **separate) == [DELIVERED]
+    assert postgres.delivered([sample_events.put("a")], connection_string=url) == [DELIVERED]
+    assert postgres.delivered([sample_events.put("b")], **separate) == [DELIVERED]
     assert len(postgres.held()) == 2
 
 
@@ -356,7 +333,7 @@ def test_of_several_hosts_one_that_answers_is_taken(postgres: Namespace) -> None
     dsn = postgres.server.dsn()
     both = dsn.replace(f"host={services.LOOPBACK}", f"host={services.LOOPBACK},{services.LOOPBACK}")
     both = both.replace(f"port={postgres.server.port}", f"port={services.free_port()},{postgres.server.port}")
-    assert delivered(postgres, [sample_events.put("a")], connection_string=both) == [DELIVERED]
+    assert postgres.delivered([sample_events.put("a")], connection_string=both) == [DELIVERED]
 
 
 @pytest.mark.parametrize(
@@ -401,7 +378,7 @@ def test_a_schema_is_chosen_by_the_search_path(postgres: Namespace) -> None:
     postgres.ask("CREATE SCHEMA elsewhere")
     try:
         dsn = f"{postgres.server.dsn()} options=-csearch_path=elsewhere"
-        assert delivered(postgres, [sample_events.put("a")], connection_string=dsn) == [DELIVERED]
+        assert postgres.delivered([sample_events.put("a")], connection_string=dsn) == [DELIVERED]
         assert postgres.ask("SELECT key FROM elsewhere.bucketevents") == [("images/a",)]
         assert postgres.held() == []
     finally:
@@ -414,4 +391,4 @@ def test_a_client_certificate_is_shown(postgres: Namespace, certificates: servic
     (refused,) = attempt(postgres.target(connection_string=trusted), [sample_events.put("a")], 1)
     assert isinstance(refused, Unavailable)
     shown = f"{trusted} sslcert={certificates.client_cert} sslkey={certificates.client_key}"
-    assert delivered(postgres, [sample_events.put("a")], connection_string=shown) == [DELIVERED]
+    assert postgres.delivered([sample_events.put("a")], connection_string=shown) == [DELIVERED]

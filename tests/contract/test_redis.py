@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import services
+from tests.contract.probes import fixtures
 from tests.contract.probes.base import attempt
 from tests.contract.probes.redis import Access, Namespace
 from tests.support import sample_events
@@ -20,17 +20,8 @@ WINDOWS = pytest.mark.parametrize("window", [1, 100])
 ACL = ("+type", "+hset", "+hdel", "+hget", "+eval", "+rpush", "+multi", "+exec", "+client|setname")
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Namespace]:
-    probe = Namespace()
-    yield probe
-    probe.close()
-
-
-@pytest.fixture
-def redis(running: Namespace) -> Namespace:
-    running.renew()
-    return running
+running = fixtures.running(Namespace)
+redis = fixtures.renewed()
 
 
 @pytest.fixture
@@ -49,32 +40,25 @@ def calls(redis: Namespace, command: str) -> int:
 
 
 def test_the_connection_has_our_name(redis: Namespace) -> None:
-    target = redis.target()
-    target.open()
-    assert b"name=Bucketwire" in redis.ask("CLIENT", "LIST")
-    target.close()
+    with redis.opened():
+        assert b"name=Bucketwire" in redis.ask("CLIENT", "LIST")
     services.until(lambda: b"name=Bucketwire" not in redis.ask("CLIENT", "LIST"))
 
 
 @WINDOWS
 def test_a_batch_is_one_command_of_each_kind_and_in_window_1_one_transaction(redis: Namespace, window: int) -> None:
-    target = redis.target()
-    target.open()
-    redis.ask("CONFIG", "RESETSTAT")
-    made = [sample_events.put(f"object-{number % 50}") for number in range(300)]
-    mixed = [*made, sample_events.delete("object-1"), sample_events.delete_version("object-x", "v1")]
-    assert set(target.deliver(mixed, window)) == {DELIVERED}
-    target.close()
+    with redis.opened() as target:
+        redis.ask("CONFIG", "RESETSTAT")
+        made = [sample_events.put(f"object-{number % 50}") for number in range(300)]
+        mixed = [*made, sample_events.delete("object-1"), sample_events.delete_version("object-x", "v1")]
+        assert set(target.deliver(mixed, window)) == {DELIVERED}
     assert [calls(redis, name) for name in ("hset", "hdel", "eval")] == [1, 1, 1]
     assert calls(redis, "exec") == (1 if window == 1 else 0)
 
 
 def test_a_call_larger_than_a_portion_keeps_its_order(journal: Access) -> None:
     made = [sample_events.put(f"object-{number % 3}", number=number + 1) for number in range(12_000)]
-    target = journal.target()
-    target.open()
-    assert set(target.deliver(made, 1)) == {DELIVERED}
-    target.close()
+    assert set(journal.delivered(made)) == {DELIVERED}
     assert [sample_events.number_of(document) for _, document in journal.held()] == list(range(1, 12_001))
 
 
@@ -86,56 +70,48 @@ def test_a_key_of_another_type_is_refused_when_opening(redis: Namespace, taken: 
 
 
 def test_a_key_that_becomes_another_type_is_unavailable(redis: Namespace) -> None:
-    target = redis.target()
-    target.open()
-    redis.ask("SET", "bucketevents", "x")
-    (outcome,) = attempt(target, [sample_events.put("a")], 1)
-    assert isinstance(outcome, Unavailable)
-    assert "WRONGTYPE" in outcome.reason
-    redis.ask("DEL", "bucketevents")
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    with redis.opened() as target:
+        redis.ask("SET", "bucketevents", "x")
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
+        assert isinstance(outcome, Unavailable)
+        assert "WRONGTYPE" in outcome.reason
+        redis.ask("DEL", "bucketevents")
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
 
 
 @WINDOWS
 def test_a_full_memory_is_unavailable_until_there_is_room(redis: Namespace, window: int) -> None:
-    target = redis.target()
-    target.open()
-    batch = [sample_events.put("a"), sample_events.put("a"), sample_events.delete("b")]
-    redis.ask("CONFIG", "SET", "maxmemory", "1")
-    try:
-        outcomes = attempt(target, batch, window)
-    finally:
-        redis.ask("CONFIG", "SET", "maxmemory", "0")
-    assert isinstance(outcomes[0], Unavailable)
-    assert "maxmemory" in outcomes[0].reason
-    assert outcomes[1] == NOT_ATTEMPTED
-    assert redis.held() == []
-    assert list(target.deliver(batch, window)) == [DELIVERED] * 3
-    target.close()
+    with redis.opened() as target:
+        batch = [sample_events.put("a"), sample_events.put("a"), sample_events.delete("b")]
+        redis.ask("CONFIG", "SET", "maxmemory", "1")
+        try:
+            outcomes = attempt(target, batch, window)
+        finally:
+            redis.ask("CONFIG", "SET", "maxmemory", "0")
+        assert isinstance(outcomes[0], Unavailable)
+        assert "maxmemory" in outcomes[0].reason
+        assert outcomes[1] == NOT_ATTEMPTED
+        assert redis.held() == []
+        assert list(target.deliver(batch, window)) == [DELIVERED] * 3
 
 
 def test_a_replica_is_unavailable(redis: Namespace) -> None:
-    target = redis.target()
-    target.open()
-    redis.ask("REPLICAOF", services.LOOPBACK, str(services.free_port()))
-    try:
-        (outcome,) = attempt(target, [sample_events.put("a")], 1)
-    finally:
-        redis.ask("REPLICAOF", "NO", "ONE")
-    assert isinstance(outcome, Unavailable)
-    assert "replica" in outcome.reason
-    target.close()
+    with redis.opened() as target:
+        redis.ask("REPLICAOF", services.LOOPBACK, str(services.free_port()))
+        try:
+            (outcome,) = attempt(target, [sample_events.put("a")], 1)
+        finally:
+            redis.ask("REPLICAOF", "NO", "ONE")
+        assert isinstance(outcome, Unavailable)
+        assert "replica" in outcome.reason
 
 
 def test_a_server_without_the_command_is_unavailable() -> None:
     with services.redis(extra=("--rename-command", "HSET", "")) as server:
         redis = Namespace.__new__(Namespace)
         redis.server = server
-        target = redis.target(password="")
-        target.open()
-        (outcome,) = attempt(target, [sample_events.put("a")], 1)
-        target.close()
+        with redis.opened(password="") as target:
+            (outcome,) = attempt(target, [sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert "unknown command" in outcome.reason
 
@@ -143,13 +119,11 @@ def test_a_server_without_the_command_is_unavailable() -> None:
 @WINDOWS
 def test_a_user_needs_only_the_documented_rights(redis: Namespace, window: int) -> None:
     redis.ask("ACL", "SETUSER", "events", "reset", "on", ">pass word", "~bucketevents", *ACL)
-    target = redis.target(user="events", password="pass word")
-    target.open()
-    batch = [sample_events.put("a"), sample_events.delete("b"), sample_events.delete_version("c", "v1")]
-    assert set(target.deliver(batch, window)) == {DELIVERED}
-    redis.ask("ACL", "SETUSER", "events", "-hset")
-    (outcome,) = attempt(target, [sample_events.put("a")], window)
-    target.close()
+    with redis.opened(user="events", password="pass word") as target:
+        batch = [sample_events.put("a"), sample_events.delete("b"), sample_events.delete_version("c", "v1")]
+        assert set(target.deliver(batch, window)) == {DELIVERED}
+        redis.ask("ACL", "SETUSER", "events", "-hset")
+        (outcome,) = attempt(target, [sample_events.put("a")], window)
     redis.ask("ACL", "DELUSER", "events")
     assert isinstance(outcome, Unavailable)
     assert "+hset" in outcome.reason
@@ -159,10 +133,8 @@ def test_a_user_needs_only_the_documented_rights(redis: Namespace, window: int) 
 def test_a_script_that_may_not_run_its_commands_is_unavailable(redis: Namespace) -> None:
     rights = [right for right in ACL if right != "+hget"]
     redis.ask("ACL", "SETUSER", "events", "reset", "on", ">pass word", "~bucketevents", *rights)
-    target = redis.target(user="events", password="pass word")
-    target.open()
-    (outcome,) = attempt(target, [sample_events.delete_version("a", "v1")], 1)
-    target.close()
+    with redis.opened(user="events", password="pass word") as target:
+        (outcome,) = attempt(target, [sample_events.delete_version("a", "v1")], 1)
     redis.ask("ACL", "DELUSER", "events")
     assert isinstance(outcome, Unavailable)
 
@@ -173,10 +145,7 @@ def test_a_missing_password_is_unavailable(redis: Namespace) -> None:
 
 
 def test_the_database_number_is_used(redis: Namespace) -> None:
-    target = redis.target(db="3")
-    target.open()
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    assert redis.delivered([sample_events.put("a")], db="3") == [DELIVERED]
     assert redis.held() == []
     assert b"db3:keys=1" in redis.ask("INFO", "keyspace")
 
@@ -185,65 +154,57 @@ def test_a_unix_socket_is_an_address() -> None:
     with services.redis(extra=("--unixsocket", "redis.sock")) as server:
         redis = Namespace.__new__(Namespace)
         redis.server = server
-        target = redis.target(address=str(server.folder / "redis.sock"), password="")
-        target.open()
-        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-        target.close()
+        assert redis.delivered([sample_events.put("a")], address=str(server.folder / "redis.sock"), password="") == [
+            DELIVERED
+        ]
         with server.client() as client:
             assert client.hlen("bucketevents") == 1
 
 
 def test_the_time_limit_is_the_settings(redis: Namespace) -> None:
-    target = redis.target(timeout="300ms")
-    target.open()
-    redis.server.freeze()
-    began = time.monotonic()
-    (outcome,) = attempt(target, [sample_events.put("a")], 1)
-    took = time.monotonic() - began
-    redis.server.thaw()
-    target.close()
+    with redis.opened(timeout="300ms") as target:
+        redis.server.freeze()
+        began = time.monotonic()
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
+        took = time.monotonic() - began
+        redis.server.thaw()
     assert isinstance(outcome, Unavailable)
     assert 0.3 <= took < 2
 
 
 @WINDOWS
 def test_a_version_is_removed_only_while_the_row_describes_it(redis: Namespace, window: int) -> None:
-    target = redis.target()
-    target.open()
-    rows = [
-        sample_events.put("versioned", version="v2"),
-        sample_events.put("plain"),
-        sample_events.put("null", version="null"),
-    ]
-    assert set(target.deliver(rows, window)) == {DELIVERED}
-    redis.ask("HSET", "bucketevents", "images/not-ours", "no json")
+    with redis.opened() as target:
+        rows = [
+            sample_events.put("versioned", version="v2"),
+            sample_events.put("plain"),
+            sample_events.put("null", version="null"),
+        ]
+        assert set(target.deliver(rows, window)) == {DELIVERED}
+        redis.ask("HSET", "bucketevents", "images/not-ours", "no json")
 
-    others = [("versioned", "v1"), ("plain", "v1"), ("null", "v1"), ("not-ours", "v1"), ("absent", "v1")]
-    assert set(target.deliver([sample_events.delete_version(*each) for each in others], window)) == {DELIVERED}
-    assert {path for path, _ in redis.held()} == {f"images/{key}" for key in ("versioned", "plain", "null", "not-ours")}
+        others = [("versioned", "v1"), ("plain", "v1"), ("null", "v1"), ("not-ours", "v1"), ("absent", "v1")]
+        assert set(target.deliver([sample_events.delete_version(*each) for each in others], window)) == {DELIVERED}
+        assert {path for path, _ in redis.held()} == {
+            f"images/{key}" for key in ("versioned", "plain", "null", "not-ours")
+        }
 
-    same = [("versioned", "v2"), ("plain", ""), ("null", "null"), ("not-ours", "null")]
-    assert set(target.deliver([sample_events.delete_version(*each) for each in same], window)) == {DELIVERED}
-    assert redis.held() == [("images/not-ours", "no json")]
-    target.close()
+        same = [("versioned", "v2"), ("plain", ""), ("null", "null"), ("not-ours", "null")]
+        assert set(target.deliver([sample_events.delete_version(*each) for each in same], window)) == {DELIVERED}
+        assert redis.held() == [("images/not-ours", "no json")]
 
 
 def test_what_a_head_does_to_a_mirror_is_nothing(redis: Namespace) -> None:
     put = sample_events.put("a")
-    target = redis.target()
-    target.open()
-    assert list(target.deliver([put, sample_events.head("a"), sample_events.head("b")], 1)) == [DELIVERED] * 3
-    target.close()
+    assert redis.delivered([put, sample_events.head("a"), sample_events.head("b")]) == [DELIVERED] * 3
     assert redis.held() == [("images/a", payloads.records(put))]
 
 
 def test_a_connection_that_the_server_closed_meanwhile_costs_nothing(redis: Namespace) -> None:
-    target = redis.target()
-    target.open()
-    (ours,) = [line for line in redis.ask("CLIENT", "LIST").decode().splitlines() if "name=Bucketwire" in line]
-    assert redis.ask("CLIENT", "KILL", "ID", ours.split()[0].removeprefix("id=")) == 1
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    with redis.opened() as target:
+        (ours,) = [line for line in redis.ask("CLIENT", "LIST").decode().splitlines() if "name=Bucketwire" in line]
+        assert redis.ask("CLIENT", "KILL", "ID", ours.split()[0].removeprefix("id=")) == 1
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
 
 
 def test_a_client_certificate_is_shown(redis: Namespace, certificates: services.Certificates) -> None:
@@ -251,12 +212,13 @@ def test_a_client_certificate_is_shown(redis: Namespace, certificates: services.
     redis.ask("CONFIG", "SET", "tls-auth-clients", "yes")
     try:
         (refused,) = attempt(redis.target(values), [sample_events.put("a")], 1)
-        target = redis.target(
-            values, client_cert=str(certificates.client_cert), client_key=str(certificates.client_key)
-        )
-        target.open()
-        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-        target.close()
+        assert redis.delivered(
+            [sample_events.put("a")],
+            1,
+            values,
+            client_cert=str(certificates.client_cert),
+            client_key=str(certificates.client_key),
+        ) == [DELIVERED]
     finally:
         redis.ask("CONFIG", "SET", "tls-auth-clients", "optional")
     assert isinstance(refused, Unavailable)
@@ -266,10 +228,9 @@ def test_an_address_with_the_scheme_rediss_is_reached_by_tls(
     redis: Namespace, certificates: services.Certificates
 ) -> None:
     values = redis.by_tls(certificates.ca)
-    target = redis.target(values | {"tls": "off", "address": f"rediss://{values['address']}"})
-    target.open()
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    assert redis.delivered(
+        [sample_events.put("a")], 1, values | {"tls": "off", "address": f"rediss://{values['address']}"}
+    ) == [DELIVERED]
 
 
 def test_verification_can_be_waived(redis: Namespace, certificates: services.Certificates) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import fields
 
 import pytest
@@ -38,9 +39,7 @@ def test_the_consumers_of_redis_read_what_was_delivered() -> None:
         probe.server = server
         event = sample_events.put("cat.jpg", number=77)
         for changes in ({"key": "bucketevents", "format": "access"}, {"key": "bucketobjects", "format": "namespace"}):
-            target = probe.target(password="", **changes)
-            assert list(target.deliver([event], 1)) == [DELIVERED]
-            target.close()
+            assert probe.delivered([event], password="", **changes) == [DELIVERED]
         reading_list, reading_hash = consumers("redis", **{"6379": str(server.port)})
         assert output(reading_list) == ["s3:ObjectCreated:Put images cat.jpg"]
         assert output(reading_hash) == ["images/cat.jpg 77"]
@@ -52,9 +51,7 @@ def test_the_consumers_of_postgresql_read_what_was_delivered() -> None:
         probe.server, probe.table = server, ""
         event = sample_events.put("cat.jpg", number=77)
         for table, format_ in (("bucketevents", "access"), ("bucketobjects", "namespace")):
-            target = probe.target(table=table, format=format_)
-            assert list(target.deliver([event], 1)) == [DELIVERED]
-            target.close()
+            assert probe.delivered([event], table=table, format=format_) == [DELIVERED]
         dsn = "host=localhost port=5432 user=me password=secret dbname=events"
         reading_rows, reading_events = consumers("postgresql", **{dsn: server.dsn()})
         assert output(reading_rows) == ["images/cat.jpg 77"]
@@ -86,9 +83,10 @@ def test_the_receiver_of_the_webhook_page_takes_what_is_sent() -> None:
         event = sample_events.put("cat.jpg")
         assert list(target.deliver([event], 1)) == [DELIVERED]
         target.close()
-        forged = webhook(f"http://127.0.0.1:{port}/", signing_secret=f"whsec_{base64.b64encode(bytes(32)).decode()}")
-        assert list(forged.deliver([event], 1)) != [DELIVERED]
-        forged.close()
+        with closing(
+            webhook(f"http://127.0.0.1:{port}/", signing_secret=f"whsec_{base64.b64encode(bytes(32)).decode()}")
+        ) as forged:
+            assert list(forged.deliver([event], 1)) != [DELIVERED]
     finally:
         child.kill()
         child.wait()

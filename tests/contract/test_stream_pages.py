@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from app.outbox.engine.database import now_ms
@@ -19,9 +20,14 @@ def test_the_consumer_of_kafka_reads_what_was_delivered(kafka_server: services.K
     server, topic, group = kafka_server, unused("minio_events"), unused("mine")
     probe = kafka.Log(server)
     probe.create_topic(topic, kafka.PARTITIONS)
-    target = probe.target({"brokers": server.brokers, "topic": topic})
-    assert list(target.deliver([sample_events.put("cat.jpg"), sample_events.delete("cat.jpg")], 1)) == [DELIVERED] * 2
-    target.close()
+    assert (
+        probe.delivered(
+            [sample_events.put("cat.jpg"), sample_events.delete("cat.jpg")],
+            1,
+            {"brokers": server.brokers, "topic": topic},
+        )
+        == [DELIVERED] * 2
+    )
     places = {"localhost:9092": server.brokers, '"minio_events"': f'"{topic}"', '"mine"': f'"{group}"'}
     (program,) = consumers("kafka", **places)
     with following(program) as lines:
@@ -32,14 +38,13 @@ def test_the_consumer_of_kafka_reads_what_was_delivered(kafka_server: services.K
 def test_the_consumer_of_elasticsearch_reads_what_was_delivered(elastic: services.Elasticsearch) -> None:
     server = elastic
     probe = elasticsearch.Namespace(server)
-    target = probe.target(index="bucketobjects")
-    batch = [
-        sample_events.put("small cat.jpg", number=7),
-        sample_events.put("cat.jpg", number=77),
-        sample_events.put("gone.jpg"),
-    ]
-    assert set(target.deliver([*batch, sample_events.delete("gone.jpg")], 1)) == {DELIVERED}
-    target.close()
+    with closing(probe.target(index="bucketobjects")) as target:
+        batch = [
+            sample_events.put("small cat.jpg", number=7),
+            sample_events.put("cat.jpg", number=77),
+            sample_events.put("gone.jpg"),
+        ]
+        assert set(target.deliver([*batch, sample_events.delete("gone.jpg")], 1)) == {DELIVERED}
     places = {
         "http://localhost:9200": server.url,
         '"me"': f'"{server.user_name}"',
@@ -52,13 +57,12 @@ def test_the_consumer_of_elasticsearch_reads_what_was_delivered(elastic: service
 def test_the_example_counts_events_by_the_hour_as_kibana_does(elastic: services.Elasticsearch) -> None:
     server, index = elastic, unused("counted-by-the-hour")
     probe = elasticsearch.Access(server)
-    target = probe.target(index=index, access_shape="guide")
-    now = now_ms()
-    batch = [sample_events.put("a"), sample_events.put("b"), sample_events.delete("a"), sample_events.head("b")]
-    batch = [event._replace(time=now) for event in [*batch, sample_events.put("c", bucket="other")]]
-    old = sample_events.put("a")._replace(time=now - 8 * 86_400_000)
-    assert set(target.deliver([*batch, old], 1)) == {DELIVERED}
-    target.close()
+    with closing(probe.target(index=index, access_shape="guide")) as target:
+        now = now_ms()
+        batch = [sample_events.put("a"), sample_events.put("b"), sample_events.delete("a"), sample_events.head("b")]
+        batch = [event._replace(time=now) for event in [*batch, sample_events.put("c", bucket="other")]]
+        old = sample_events.put("a")._replace(time=now - 8 * 86_400_000)
+        assert set(target.deliver([*batch, old], 1)) == {DELIVERED}
     with probe.client() as client:
         client.indices.refresh(index=index)
     program = (EXAMPLES / "subscribers/elasticsearch_per_hour.py").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,10 +86,9 @@ def stage(elastic: services.Elasticsearch, kafka_server: services.Kafka) -> Iter
 def test_the_same_messages_are_on_the_same_partitions_of_a_topic(stage: Stage) -> None:
     topic = unused("ours")
     stage.topics.create_topic(topic, kafka.PARTITIONS)
-    target = stage.topics.target({"brokers": stage.topics.server.brokers, "topic": topic})
-    events = stage.emitted()
-    assert set(target.deliver(events, 100)) == {DELIVERED}
-    target.close()
+    with closing(stage.topics.target({"brokers": stage.topics.server.brokers, "topic": topic})) as target:
+        events = stage.emitted()
+        assert set(target.deliver(events, 100)) == {DELIVERED}
 
     def messages(name: str) -> list[tuple[Any, ...]]:
         services.until(lambda: len(stage.topics.messages(name)) >= len(events), 20, what=f"all messages of {name}")
@@ -109,9 +109,9 @@ def raw(stage: Stage, path: str) -> bytes:
 @pytest.mark.parametrize("window", [1, 100])
 def test_a_mirror_has_the_same_documents_under_the_same_ids(stage: Stage, window: int) -> None:
     index = unused(f"ours-n-{window}")
-    target = elasticsearch.Namespace(stage.indices.server).target(index=index)
-    assert set(target.deliver(stage.emitted(), window)) == {DELIVERED}
-    target.close()
+    assert set(elasticsearch.Namespace(stage.indices.server).delivered(stage.emitted(), window, index=index)) == {
+        DELIVERED
+    }
 
     def documents(name: str) -> dict[str, Any]:
         return {hit["_id"]: hit["_source"] for hit in stage.indices.documents(name)}
@@ -127,9 +127,7 @@ def test_a_mirror_has_the_same_documents_under_the_same_ids(stage: Stage, window
 
 def test_a_journal_has_the_same_documents_in_the_same_order(stage: Stage) -> None:
     index = unused("ours-a")
-    target = stage.indices.target(index=index)
-    assert set(target.deliver(stage.emitted(), 1)) == {DELIVERED}
-    target.close()
+    assert set(stage.indices.delivered(stage.emitted(), index=index)) == {DELIVERED}
     ours, direct = ([hit["_source"] for hit in stage.indices.documents(name)] for name in (index, "direct-a"))
 
     def by_key(hits: list[Any]) -> list[Any]:
@@ -140,9 +138,7 @@ def test_a_journal_has_the_same_documents_in_the_same_order(stage: Stage) -> Non
 
 def test_the_fields_of_both_indices_are_the_same(stage: Stage) -> None:
     index = unused("ours-f")
-    target = stage.indices.target(index=index)
-    assert set(target.deliver(stage.emitted(), 1)) == {DELIVERED}
-    target.close()
+    assert set(stage.indices.delivered(stage.emitted(), index=index)) == {DELIVERED}
     with stage.indices.client() as client:
         ours, direct = (client.indices.get(index=name)[name] for name in (index, "direct-a"))
     assert ours["mappings"] == direct["mappings"]

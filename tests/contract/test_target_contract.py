@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -70,10 +71,7 @@ def deliver_until_all_are(target: Target, batch: Sequence[Event], window: int) -
 
 def test_opens_creates_what_is_missing_and_delivers(probe: Probe) -> None:
     event = sample_events.put("first.txt")
-    target = probe.target()
-    target.open()
-    assert list(target.deliver([event], 1)) == [DELIVERED]
-    target.close()
+    assert probe.delivered([event]) == [DELIVERED]
     assert_held(probe, [event])
 
 
@@ -81,9 +79,7 @@ def test_messages_have_the_members_of_the_old_guides_if_asked(probe: Probe) -> N
     event = sample_events.put("guide.txt")
     if probe.expected(event) != payloads.log(event):
         pytest.skip("it stores no messages")
-    target = probe.target(body_shape="guide")
-    assert list(target.deliver([event], 1)) == [DELIVERED]
-    target.close()
+    assert probe.delivered([event], body_shape="guide") == [DELIVERED]
     assert probe.held() == [(event.path, payloads.log(event, "guide"))]
 
 
@@ -92,11 +88,10 @@ def test_cloud_events_in_json_arrive_whole_and_the_same_each_time(probe: Probe) 
         pytest.skip("it has one entry for each object, or the shape of the guides")
     made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
     made.append(sample_events.traced(sample_events.put("traced")))
-    target = probe.target(payload="cloudevents")
-    assert list(target.deliver(made, 100)) == [DELIVERED] * len(made)
-    once = sorted(probe.held())
-    assert list(target.deliver(made, 1)) == [DELIVERED] * len(made)
-    target.close()
+    with closing(probe.target(payload="cloudevents")) as target:
+        assert list(target.deliver(made, 100)) == [DELIVERED] * len(made)
+        once = sorted(probe.held())
+        assert list(target.deliver(made, 1)) == [DELIVERED] * len(made)
     assert sorted(set(probe.held())) == once
     assert sorted(path for path, _ in once) == sorted(event.path for event in made)
     documents = dict(once)
@@ -108,19 +103,14 @@ def test_cloud_events_in_json_arrive_whole_and_the_same_each_time(probe: Probe) 
 def test_opens_what_it_created_before(probe: Probe) -> None:
     first, second = sample_events.put("first.txt"), sample_events.put("second.txt")
     for event in (first, second):
-        target = probe.target()
-        target.open()
-        assert list(target.deliver([event], 1)) == [DELIVERED]
-        target.close()
+        assert probe.delivered([event]) == [DELIVERED]
     assert_held(probe, [first, second])
 
 
 def test_an_empty_call_has_no_outcomes(probe: Probe) -> None:
-    target = probe.target()
-    target.open()
-    assert list(target.deliver([], 1)) == []
-    assert list(target.deliver([], 100)) == []
-    target.close()
+    with probe.opened() as target:
+        assert list(target.deliver([], 1)) == []
+        assert list(target.deliver([], 100)) == []
 
 
 def test_a_closed_port_is_unavailable_within_the_time_limit(probe: Probe) -> None:
@@ -134,11 +124,10 @@ def test_a_closed_port_is_unavailable_within_the_time_limit(probe: Probe) -> Non
 
 
 def test_a_wrong_password_is_unavailable_within_the_time_limit_and_not_told(probe: Probe) -> None:
-    target = probe.target(probe.as_stranger())
-    began = time.monotonic()
-    (outcome,) = attempt(target, [sample_events.put("secret.txt")], 1)
-    assert time.monotonic() - began < LIMIT
-    target.close()
+    with closing(probe.target(probe.as_stranger())) as target:
+        began = time.monotonic()
+        (outcome,) = attempt(target, [sample_events.put("secret.txt")], 1)
+        assert time.monotonic() - began < LIMIT
     assert isinstance(outcome, Unavailable)
     assert "wrong-s3cret" not in outcome.reason
     assert probe.secret not in outcome.reason
@@ -147,10 +136,7 @@ def test_a_wrong_password_is_unavailable_within_the_time_limit_and_not_told(prob
 
 def test_the_right_certificate_is_accepted(probe: Probe, certificates: services.Certificates) -> None:
     event = sample_events.put("tls.txt")
-    target = probe.target(probe.by_tls(certificates.ca))
-    target.open()
-    assert list(target.deliver([event], 1)) == [DELIVERED]
-    target.close()
+    assert probe.delivered([event], 1, probe.by_tls(certificates.ca)) == [DELIVERED]
     assert_held(probe, [event])
 
 
@@ -168,35 +154,28 @@ def test_a_wrong_certificate_is_refused(probe: Probe, certificates: services.Cer
 def test_the_exact_body_arrives_of_all_that_a_real_minio_sent(probe: Probe, window: int) -> None:
     captured = [event for _, event in sample_events.captured()]
     kept = [event for event in captured if event.effect.name == "UPSERT"] if probe.is_namespace else captured
-    target = probe.target()
-    target.open()
-    assert list(target.deliver(kept, window)) == [DELIVERED] * len(kept)
-    target.close()
+    assert probe.delivered(kept, window) == [DELIVERED] * len(kept)
     assert_held(probe, kept)
 
 
 @WINDOWS
 def test_odd_keys_survive(probe: Probe, window: int) -> None:
     made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
-    target = probe.target()
-    target.open()
-    assert list(target.deliver(made, window)) == [DELIVERED] * len(made)
-    assert_held(probe, made)
-    if probe.is_namespace:
-        gone = [sample_events.delete(key) for key in sample_events.ODD_KEYS]
-        assert list(target.deliver(gone, window)) == [DELIVERED] * len(made)
-        assert probe.held() == []
-    target.close()
+    with probe.opened() as target:
+        assert list(target.deliver(made, window)) == [DELIVERED] * len(made)
+        assert_held(probe, made)
+        if probe.is_namespace:
+            gone = [sample_events.delete(key) for key in sample_events.ODD_KEYS]
+            assert list(target.deliver(gone, window)) == [DELIVERED] * len(made)
+            assert probe.held() == []
 
 
 @WINDOWS
 def test_each_objects_events_keep_their_order(probe: Probe, window: int) -> None:
     made = [sample_events.put(f"object-{number % 7}", number=number + 1) for number in range(300)]
-    target = probe.target()
-    target.open()
-    for start in (0, 100, 200):
-        assert set(target.deliver(made[start : start + 100], window)) == {DELIVERED}
-    target.close()
+    with probe.opened() as target:
+        for start in (0, 100, 200):
+            assert set(target.deliver(made[start : start + 100], window)) == {DELIVERED}
     for numbers in probe.numbers().values():
         assert numbers == sorted(numbers)
     assert_held(probe, made)
@@ -209,10 +188,8 @@ def test_a_batch_with_one_poison_event_rejects_that_one_alone(probe: Probe, wind
     made = [sample_events.put(f"object-{number}") for number in range(50)]
     poison = probe.poison("object-poison")
     batch = [*made[:33], poison, *made[33:]]
-    target = probe.target()
-    target.open()
-    outcomes = list(target.deliver(batch, window))
-    target.close()
+    with probe.opened() as target:
+        outcomes = list(target.deliver(batch, window))
     assert isinstance(outcomes[33], Rejected)
     assert outcomes[33].reason
     assert outcomes[:33] + outcomes[34:] == [DELIVERED] * 50
@@ -224,14 +201,12 @@ def test_a_poison_event_holds_up_nothing_of_its_own_object(probe: Probe, window:
     if not probe.can_reject:
         pytest.skip(f"{probe.type} takes whatever fits into its memory")
     before, poison, other = sample_events.put("same.txt"), probe.poison("same.txt"), sample_events.put("other.txt")
-    target = probe.target()
-    target.open()
-    outcomes = list(target.deliver([before, poison, other], window))
-    assert [type(outcome) for outcome in outcomes] == [Delivered, Rejected, Delivered]
-    assert_held(probe, [before, other])
-    after = sample_events.put("same.txt")
-    assert list(target.deliver([after], window)) == [DELIVERED]
-    target.close()
+    with probe.opened() as target:
+        outcomes = list(target.deliver([before, poison, other], window))
+        assert [type(outcome) for outcome in outcomes] == [Delivered, Rejected, Delivered]
+        assert_held(probe, [before, other])
+        after = sample_events.put("same.txt")
+        assert list(target.deliver([after], window)) == [DELIVERED]
     assert_held(probe, [after, other] if probe.is_namespace else [before, other, after])
 
 
@@ -239,12 +214,10 @@ def test_a_poison_event_holds_up_nothing_of_its_own_object(probe: Probe, window:
 def test_delivering_twice_leaves_a_namespace_unchanged(probe: Probe, window: int) -> None:
     made = [sample_events.put(f"object-{number % 20}", number=number + 1) for number in range(50)]
     batch = [*made, sample_events.delete("object-3")] if probe.is_namespace else made
-    target = probe.target()
-    target.open()
-    assert set(target.deliver(batch, window)) == {DELIVERED}
-    once = sorted(probe.held())
-    assert set(target.deliver(batch, window)) == {DELIVERED}
-    target.close()
+    with probe.opened() as target:
+        assert set(target.deliver(batch, window)) == {DELIVERED}
+        once = sorted(probe.held())
+        assert set(target.deliver(batch, window)) == {DELIVERED}
     assert sorted(probe.held()) == (once if probe.is_namespace or probe.drops_repeats else sorted(once * 2))
 
 
@@ -282,17 +255,15 @@ class TimeIsUp:
 @WINDOWS
 def test_once_the_time_is_up_one_request_is_made_and_the_rest_is_not_attempted(probe: Probe, window: int) -> None:
     made = [sample_events.put(f"object-{number % 10}", number=number + 1) for number in range(40)]
-    target = probe.target()
-    target.open()
-    waiting, calls = made, 0
-    while waiting:
-        outcomes = list(target.deliver(waiting, window, TimeIsUp()))
-        assert_orderly(waiting, outcomes)
-        assert set(outcomes) <= {DELIVERED, NOT_ATTEMPTED}
-        assert DELIVERED in outcomes
-        waiting = [event for event, outcome in zip(waiting, outcomes, strict=True) if outcome != DELIVERED]
-        calls += 1
-    target.close()
+    with probe.opened() as target:
+        waiting, calls = made, 0
+        while waiting:
+            outcomes = list(target.deliver(waiting, window, TimeIsUp()))
+            assert_orderly(waiting, outcomes)
+            assert set(outcomes) <= {DELIVERED, NOT_ATTEMPTED}
+            assert DELIVERED in outcomes
+            waiting = [event for event, outcome in zip(waiting, outcomes, strict=True) if outcome != DELIVERED]
+            calls += 1
     assert window > 1 or calls > 1 or probe.one_request
     assert_held(probe, made)
 
@@ -300,26 +271,24 @@ def test_once_the_time_is_up_one_request_is_made_and_the_rest_is_not_attempted(p
 @WINDOWS
 def test_nothing_is_sent_once_the_lease_has_ended(probe: Probe, window: int) -> None:
     """Neither when it ends before the first request, nor in the middle, nor before the last, which may be a COMMIT."""
-    target = probe.target()
-    target.open()
-    lease = Ending(1_000_000)
-    assert list(target.deliver([sample_events.put(f"whole-{number}") for number in range(50)], window, lease)) == (
-        [DELIVERED] * 50
-    )
-    assert lease.looks > 0
-    for after in sorted({0, lease.looks // 2, lease.looks - 1}):
-        with pytest.raises(LeaseExpired):
-            target.deliver(
-                [sample_events.put(f"ended-{after}-{number}") for number in range(50)], window, Ending(after)
-            )
-        again = sample_events.put(f"after-{after}")
-        assert list(target.deliver([again], window)) == [DELIVERED]
-        held = [path for path, _ in probe.held()]
-        assert again.path in held
-        sent = sum(f"/ended-{after}-" in path for path in held)
-        # What the SQL targets have not committed is rolled back; elsewhere what was sent before stays.
-        assert sent == 0 if after == 0 or probe.type in ("postgresql", "mysql") else sent < 50
-    target.close()
+    with probe.opened() as target:
+        lease = Ending(1_000_000)
+        assert list(target.deliver([sample_events.put(f"whole-{number}") for number in range(50)], window, lease)) == (
+            [DELIVERED] * 50
+        )
+        assert lease.looks > 0
+        for after in sorted({0, lease.looks // 2, lease.looks - 1}):
+            with pytest.raises(LeaseExpired):
+                target.deliver(
+                    [sample_events.put(f"ended-{after}-{number}") for number in range(50)], window, Ending(after)
+                )
+            again = sample_events.put(f"after-{after}")
+            assert list(target.deliver([again], window)) == [DELIVERED]
+            held = [path for path, _ in probe.held()]
+            assert again.path in held
+            sent = sum(f"/ended-{after}-" in path for path in held)
+            # What the SQL targets have not committed is rolled back; elsewhere what was sent before stays.
+            assert sent == 0 if after == 0 or probe.type in ("postgresql", "mysql") else sent < 50
 
 
 class Offered:
@@ -433,13 +402,12 @@ def test_a_frozen_server_does_not_hang_the_worker(probe: Probe) -> None:
 
 
 def test_a_frozen_server_cannot_hang_an_opening_either(probe: Probe) -> None:
-    target = probe.target()
-    probe.server.freeze()
-    began = time.monotonic()
-    (outcome,) = attempt(target, [sample_events.put("frozen.txt")], 1)
-    took = time.monotonic() - began
-    probe.server.thaw()
-    target.close()
+    with closing(probe.target()) as target:
+        probe.server.freeze()
+        began = time.monotonic()
+        (outcome,) = attempt(target, [sample_events.put("frozen.txt")], 1)
+        took = time.monotonic() - began
+        probe.server.thaw()
     assert took < LIMIT
     assert isinstance(outcome, Failed | Unavailable)
 
@@ -470,12 +438,10 @@ def test_no_thread_socket_or_file_is_left_after_close(probe: Probe) -> None:
     this = psutil.Process()
 
     def use() -> None:
-        target = probe.target()
-        target.open()
-        made = [sample_events.put(f"object-{number}") for number in range(200)]
-        assert set(target.deliver(made, 1)) == {DELIVERED}
-        assert set(target.deliver(made, 100)) == {DELIVERED}
-        target.close()
+        with probe.opened() as target:
+            made = [sample_events.put(f"object-{number}") for number in range(200)]
+            assert set(target.deliver(made, 1)) == {DELIVERED}
+            assert set(target.deliver(made, 100)) == {DELIVERED}
 
     def taken() -> tuple[int, int, int]:
         return this.num_fds(), this.num_threads(), len(this.net_connections())
@@ -508,11 +474,9 @@ def test_a_child_makes_a_connection_of_its_own_and_leaves_its_parents_alone(prob
         # As `context.forget()`. A driver that says goodbye on the shared connection would end the parent's.
         inherited.clear()
         gc.collect()
-        target = probe.target()
-        target.open()
-        assert list(target.deliver([within], 1)) == [DELIVERED]
-        report.write_text(" ".join(map(str, local_ports() - of_parent)))
-        target.close()
+        with probe.opened() as target:
+            assert list(target.deliver([within], 1)) == [DELIVERED]
+            report.write_text(" ".join(map(str, local_ports() - of_parent)))
 
     own = in_a_child(work, report)
     assert own, "the child had no connection but its parent's"

@@ -15,6 +15,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from importlib.metadata import version
@@ -27,7 +28,7 @@ from standardwebhooks.webhooks import Webhook
 
 from app.events.parsing import parse
 from tests import services
-from tests.contract.probes.base import LIMIT, attempt
+from tests.contract.probes.base import LIMIT, attempt, opened
 from tests.contract.probes.webhook import SECRETS, webhook
 from tests.services import Answer, Receiver, Request
 from tests.support import cloud_events, sample_events
@@ -40,10 +41,8 @@ WINDOWS = pytest.mark.parametrize("window", [1, 100])
 
 
 def one_request(receiver: Receiver, endpoint: str = "", **changes: str) -> Request:
-    target = webhook(endpoint or receiver.url, **changes)
-    target.open()
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    with opened(webhook(endpoint or receiver.url, **changes)) as target:
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     (request,) = receiver.requests()
     return request
 
@@ -53,11 +52,9 @@ def one_request(receiver: Receiver, endpoint: str = "", **changes: str) -> Reque
 
 def test_the_request_is_minios_but_for_the_name_of_its_sender(receiver: Receiver) -> None:
     event = sample_events.put("a")
-    target = webhook(receiver.url + "minio/events?x=1&y=%20")
-    target.open()
-    assert receiver.requests() == []
-    assert list(target.deliver([event], 1)) == [DELIVERED]
-    target.close()
+    with opened(webhook(receiver.url + "minio/events?x=1&y=%20")) as target:
+        assert receiver.requests() == []
+        assert list(target.deliver([event], 1)) == [DELIVERED]
     (request,) = receiver.requests()
     assert (request.method, request.path) == ("POST", "/minio/events?x=1&y=%20")
     assert request.body == payloads.log(event).encode()
@@ -94,10 +91,8 @@ def test_a_login_in_the_url_is_sent_as_basic_unless_there_is_a_token(receiver: R
 
 def test_a_signed_request_is_verified_with_either_secret_and_keeps_its_id(receiver: Receiver) -> None:
     event = sample_events.put("a é")
-    target = webhook(receiver.url, signing_secret=" ".join(SECRETS))
-    target.open()
-    assert list(target.deliver([event, event], 1)) == [DELIVERED] * 2
-    target.close()
+    with opened(webhook(receiver.url, signing_secret=" ".join(SECRETS))) as target:
+        assert list(target.deliver([event, event], 1)) == [DELIVERED] * 2
     for request in receiver.requests():
         assert request.headers["webhook-id"] == event.id
         assert abs(int(request.headers["webhook-timestamp"]) - time.time()) < 60
@@ -106,12 +101,11 @@ def test_a_signed_request_is_verified_with_either_secret_and_keeps_its_id(receiv
 
 
 def test_a_trace_context_goes_on_as_the_headers_of_its_own_request(receiver: Receiver) -> None:
-    target = webhook(receiver.url)
-    assert (
-        list(target.deliver([sample_events.put("a"), sample_events.traced(sample_events.put("a"))], 1))
-        == [DELIVERED] * 2
-    )
-    target.close()
+    with closing(webhook(receiver.url)) as target:
+        assert (
+            list(target.deliver([sample_events.put("a"), sample_events.traced(sample_events.put("a"))], 1))
+            == [DELIVERED] * 2
+        )
     names = ("traceparent", "tracestate")
     found = [{name: request.headers.get(name) for name in names} for request in receiver.requests()]
     assert found == [dict.fromkeys(names), sample_events.TRACE]
@@ -132,9 +126,8 @@ def test_headers_of_the_users_own_are_in_each_request_in_place_of_ours_of_the_sa
 
 def test_a_header_that_the_endpoint_repeats_is_in_no_reason(receiver: Receiver) -> None:
     receiver.set(Answer(status=422, body="not with hunter2x and not with Token hunter3x"))
-    target = webhook(receiver.url, headers="X-Key: hunter2x; X-Other: Token hunter3x")
-    (outcome,) = target.deliver([sample_events.put("a")], 1)
-    target.close()
+    with closing(webhook(receiver.url, headers="X-Key: hunter2x; X-Other: Token hunter3x")) as target:
+        (outcome,) = target.deliver([sample_events.put("a")], 1)
     assert isinstance(outcome, Rejected)
     assert outcome.reason.endswith("not with *redacted* and not with *redacted*")
 
@@ -148,10 +141,9 @@ def test_a_cloud_event_is_read_by_the_sdk_and_recorded_as_the_same_event_by_anot
 ) -> None:
     made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
     made.append(sample_events.traced(sample_events.put("traced")))
-    target = webhook(receiver.url, payload=payload, signing_secret=SECRETS[0])
-    for _ in range(2):
-        assert list(target.deliver(made, 1)) == [DELIVERED] * len(made)
-    target.close()
+    with closing(webhook(receiver.url, payload=payload, signing_secret=SECRETS[0])) as target:
+        for _ in range(2):
+            assert list(target.deliver(made, 1)) == [DELIVERED] * len(made)
     requests = receiver.requests()
     changing = {"webhook-timestamp", "webhook-signature"}
     sent = [(request.body, {name: request.headers[name] for name in request.headers.keys() - changing})
@@ -171,20 +163,18 @@ def test_a_cloud_event_is_read_by_the_sdk_and_recorded_as_the_same_event_by_anot
 
 
 def test_one_connection_is_kept_alive_through_calls(receiver: Receiver) -> None:
-    target = webhook(receiver.url)
-    target.open()
-    for _ in range(3):
-        assert set(target.deliver([sample_events.put(f"object-{number}") for number in range(20)], 1)) == {DELIVERED}
-    target.close()
+    with opened(webhook(receiver.url)) as target:
+        for _ in range(3):
+            assert set(target.deliver([sample_events.put(f"object-{number}") for number in range(20)], 1)) == {
+                DELIVERED
+            }
     assert len({request.connection for request in receiver.requests()}) == 1
 
 
 def test_a_large_answer_is_read_no_further_than_needed(receiver: Receiver) -> None:
     receiver.set(Answer(status=200, body="x" * 5_000_000))
-    target = webhook(receiver.url)
-    target.open()
-    assert list(target.deliver([sample_events.put("a"), sample_events.put("b")], 1)) == [DELIVERED] * 2
-    target.close()
+    with opened(webhook(receiver.url)) as target:
+        assert list(target.deliver([sample_events.put("a"), sample_events.put("b")], 1)) == [DELIVERED] * 2
     assert len({request.connection for request in receiver.requests()}) == 2
 
 
@@ -206,9 +196,8 @@ BUSY, LOGIN, PASSING = (429, 502, 503, 504), (401, 403, 407), (404, 405, 408, 50
 def test_a_status_means(receiver: Receiver, window: int, statuses: Sequence[int], kind: type) -> None:
     receiver.set(*(Answer(status=status, path=f"/{status}") for status in statuses))
     for status in statuses:
-        target = webhook(f"{receiver.url}{status}")
-        (outcome,) = target.deliver([sample_events.put("a")], window)
-        target.close()
+        with closing(webhook(f"{receiver.url}{status}")) as target:
+            (outcome,) = target.deliver([sample_events.put("a")], window)
         assert isinstance(outcome, kind), f"{status}: {outcome}"
         if outcome != DELIVERED:
             assert str(status) in outcome.reason
@@ -216,33 +205,31 @@ def test_a_status_means(receiver: Receiver, window: int, statuses: Sequence[int]
 
 
 def test_retry_after_is_understood_as_seconds_and_as_a_date(receiver: Receiver) -> None:
-    target = webhook(receiver.url)
-    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
-    for status, value, least, most in [
-        (503, "17", 17, 17),
-        (429, soon, 60, 90),
-        (500, "5", 5, 5),
-        (404, "5", 5, 5),
-        (503, "Fri, 31 Dec 1999 23:59:59 GMT", 0, 0),
-    ]:
-        receiver.set(Answer(status=status, headers={"Retry-After": value}))
+    with closing(webhook(receiver.url)) as target:
+        soon = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
+        for status, value, least, most in [
+            (503, "17", 17, 17),
+            (429, soon, 60, 90),
+            (500, "5", 5, 5),
+            (404, "5", 5, 5),
+            (503, "Fri, 31 Dec 1999 23:59:59 GMT", 0, 0),
+        ]:
+            receiver.set(Answer(status=status, headers={"Retry-After": value}))
+            (outcome,) = target.deliver([sample_events.put("a")], 1)
+            assert isinstance(outcome, Failed | Unavailable)
+            assert outcome.retry_after is not None
+            assert least <= outcome.retry_after <= most
+        receiver.set(Answer(status=503, headers={"Retry-After": "when it suits"}))
         (outcome,) = target.deliver([sample_events.put("a")], 1)
-        assert isinstance(outcome, Failed | Unavailable)
-        assert outcome.retry_after is not None
-        assert least <= outcome.retry_after <= most
-    receiver.set(Answer(status=503, headers={"Retry-After": "when it suits"}))
-    (outcome,) = target.deliver([sample_events.put("a")], 1)
-    assert isinstance(outcome, Unavailable)
-    assert outcome.retry_after is None
-    target.close()
+        assert isinstance(outcome, Unavailable)
+        assert outcome.retry_after is None
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_is_named_and_not_followed(receiver: Receiver, status: int) -> None:
     receiver.set(Answer(status=status, headers={"Location": "/elsewhere"}, path="/"))
-    target = webhook(receiver.url)
-    (outcome,) = target.deliver([sample_events.put("a")], 1)
-    target.close()
+    with closing(webhook(receiver.url)) as target:
+        (outcome,) = target.deliver([sample_events.put("a")], 1)
     assert isinstance(outcome, Failed)
     assert "'/elsewhere'" in outcome.reason
     assert [request.path for request in receiver.requests()] == ["/"]
@@ -251,9 +238,8 @@ def test_a_redirect_is_named_and_not_followed(receiver: Receiver, status: int) -
 def test_a_rejection_carries_the_beginning_of_the_answer_without_secrets(receiver: Receiver) -> None:
     said = f"no: Bearer t0p-s3cret and {SECRETS[0]}\r\n\t\x1b[31mé" + "x" * 2000
     receiver.set(Answer(status=422, body=said))
-    target = webhook(receiver.url, auth_token="t0p-s3cret", signing_secret=SECRETS[0])
-    (outcome,) = target.deliver([sample_events.put("a")], 1)
-    target.close()
+    with closing(webhook(receiver.url, auth_token="t0p-s3cret", signing_secret=SECRETS[0])) as target:
+        (outcome,) = target.deliver([sample_events.put("a")], 1)
     assert isinstance(outcome, Rejected)
     words = outcome.reason.partition("no: ")[2]
     assert words.startswith("Bearer *redacted* and *redacted* \ufffd[31mé")
@@ -263,9 +249,8 @@ def test_a_rejection_carries_the_beginning_of_the_answer_without_secrets(receive
 
 def test_a_refused_login_hints_at_the_token_and_does_not_tell_it(receiver: Receiver) -> None:
     receiver.set(Answer(status=403))
-    target = webhook(receiver.url.replace("//", "//user:pa55word@"), auth_token="t0p-s3cret")
-    (outcome,) = target.deliver([sample_events.put("a")], 1)
-    target.close()
+    with closing(webhook(receiver.url.replace("//", "//user:pa55word@"), auth_token="t0p-s3cret")) as target:
+        (outcome,) = target.deliver([sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert "auth_token" in outcome.reason
     assert "t0p-s3cret" not in outcome.reason
@@ -274,11 +259,10 @@ def test_a_refused_login_hints_at_the_token_and_does_not_tell_it(receiver: Recei
 
 def test_no_answer_in_time_is_unavailable(receiver: Receiver) -> None:
     receiver.set(Answer(delay=5))
-    target = webhook(receiver.url, read_timeout="300ms")
-    began = time.monotonic()
-    (outcome,) = target.deliver([sample_events.put("a")], 1)
-    assert time.monotonic() - began < 2
-    target.close()
+    with closing(webhook(receiver.url, read_timeout="300ms")) as target:
+        began = time.monotonic()
+        (outcome,) = target.deliver([sample_events.put("a")], 1)
+        assert time.monotonic() - began < 2
     assert isinstance(outcome, Unavailable)
     assert "no answer within 0.3 s" in outcome.reason
 
@@ -286,11 +270,10 @@ def test_no_answer_in_time_is_unavailable(receiver: Receiver) -> None:
 @WINDOWS
 def test_an_endpoint_that_hangs_is_not_asked_by_every_event(receiver: Receiver, window: int) -> None:
     receiver.set(Answer(delay=5))
-    target = webhook(receiver.url, read_timeout="300ms")
-    began = time.monotonic()
-    outcomes = target.deliver([sample_events.put(f"object-{number}") for number in range(200)], window)
-    assert time.monotonic() - began < 4
-    target.close()
+    with closing(webhook(receiver.url, read_timeout="300ms")) as target:
+        began = time.monotonic()
+        outcomes = target.deliver([sample_events.put(f"object-{number}") for number in range(200)], window)
+        assert time.monotonic() - began < 4
     tried = [outcome for outcome in outcomes if isinstance(outcome, Unavailable)]
     assert len(tried) == len(receiver.requests()) <= min(64, window)
     assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes)
@@ -298,16 +281,14 @@ def test_an_endpoint_that_hangs_is_not_asked_by_every_event(receiver: Receiver, 
 
 def test_a_slow_answer_within_the_time_limit_is_a_delivery(receiver: Receiver) -> None:
     receiver.set(Answer(delay=1))
-    target = webhook(receiver.url, read_timeout="5s")
-    assert list(target.deliver([sample_events.put("a"), sample_events.put("b")], 1)) == [DELIVERED] * 2
-    target.close()
+    with closing(webhook(receiver.url, read_timeout="5s")) as target:
+        assert list(target.deliver([sample_events.put("a"), sample_events.put("b")], 1)) == [DELIVERED] * 2
 
 
 def test_a_connection_closed_without_an_answer_is_the_events_failure(receiver: Receiver) -> None:
     receiver.set(Answer(close=True, containing="poison"))
-    target = webhook(receiver.url)
-    outcomes = target.deliver([sample_events.put("a", metadata="poison"), sample_events.put("b")], 1)
-    target.close()
+    with closing(webhook(receiver.url)) as target:
+        outcomes = target.deliver([sample_events.put("a", metadata="poison"), sample_events.put("b")], 1)
     assert isinstance(outcomes[0], Failed)
     assert outcomes[1] == DELIVERED
 
@@ -380,9 +361,8 @@ def most_at_once(requests: Sequence[Request], delay: float) -> int:
 def test_in_window_1_one_request_follows_the_other(receiver: Receiver) -> None:
     receiver.set(Answer(delay=0.02))
     made = [sample_events.put(f"object-{number}") for number in range(20)]
-    target = webhook(receiver.url)
-    assert set(target.deliver(made, 1)) == {DELIVERED}
-    target.close()
+    with closing(webhook(receiver.url)) as target:
+        assert set(target.deliver(made, 1)) == {DELIVERED}
     assert receiver.bodies() == [payloads.log(event).encode() for event in made]
     assert most_at_once(receiver.requests(), 0.02) == 1
 
@@ -392,18 +372,18 @@ def test_a_window_bounds_the_open_requests_and_is_used(
     receiver: Receiver, window: int, most: int, delay: float
 ) -> None:
     receiver.set(Answer(delay=delay))
-    target = webhook(receiver.url)
-    assert set(target.deliver([sample_events.put(f"object-{number}") for number in range(80)], window)) == {DELIVERED}
-    target.close()
+    with closing(webhook(receiver.url)) as target:
+        assert set(target.deliver([sample_events.put(f"object-{number}") for number in range(80)], window)) == {
+            DELIVERED
+        }
     assert most // 2 < most_at_once(receiver.requests(), delay) <= most
 
 
 def test_an_objects_requests_are_never_open_together(receiver: Receiver) -> None:
     receiver.set(Answer(delay=0.02))
     made = [sample_events.put(f"object-{number % 4}", number=number + 1) for number in range(40)]
-    target = webhook(receiver.url)
-    assert set(target.deliver(made, 100)) == {DELIVERED}
-    target.close()
+    with closing(webhook(receiver.url)) as target:
+        assert set(target.deliver(made, 100)) == {DELIVERED}
     by_key: dict[str, list[Request]] = {}
     for request in receiver.requests():
         by_key.setdefault(request.json()["Key"], []).append(request)
@@ -417,9 +397,8 @@ def test_an_objects_requests_are_never_open_together(receiver: Receiver) -> None
 def test_what_fails_holds_up_its_own_object_only(receiver: Receiver, window: int) -> None:
     bad, after, other = sample_events.put("a", metadata="bad"), sample_events.put("a"), sample_events.put("b")
     receiver.set(Answer(status=500, containing="bad"))
-    target = webhook(receiver.url)
-    outcomes = list(target.deliver([bad, after, other, after], window))
-    target.close()
+    with closing(webhook(receiver.url)) as target:
+        outcomes = list(target.deliver([bad, after, other, after], window))
     assert isinstance(outcomes[0], Failed)
     assert outcomes[1:] == [NOT_ATTEMPTED, DELIVERED, NOT_ATTEMPTED]
     assert len(receiver.requests()) == 2
@@ -428,9 +407,8 @@ def test_what_fails_holds_up_its_own_object_only(receiver: Receiver, window: int
 @WINDOWS
 def test_after_a_busy_answer_nothing_more_is_sent(receiver: Receiver, window: int) -> None:
     receiver.set(Answer(status=503, headers={"Retry-After": "9"}))
-    target = webhook(receiver.url)
-    outcomes = list(target.deliver([sample_events.put(f"object-{number}") for number in range(500)], window))
-    target.close()
+    with closing(webhook(receiver.url)) as target:
+        outcomes = list(target.deliver([sample_events.put(f"object-{number}") for number in range(500)], window))
     sent = len(receiver.requests())
     assert sent <= min(window, 64)
     assert outcomes.count(NOT_ATTEMPTED) == 500 - sent
@@ -440,30 +418,29 @@ def test_after_a_busy_answer_nothing_more_is_sent(receiver: Receiver, window: in
 def test_an_interrupted_call_leaves_no_request_behind(receiver: Receiver) -> None:
     receiver.set(Answer(delay=0.2))
     made = [sample_events.put(f"object-{number}") for number in range(200)]
-    target = webhook(receiver.url)
+    with closing(webhook(receiver.url)) as target:
 
-    class TimeIsOverError(BaseException):
-        pass
+        class TimeIsOverError(BaseException):
+            pass
 
-    def interrupted(*_: object) -> None:  # as Celery's soft time limit strikes
-        raise TimeIsOverError
+        def interrupted(*_: object) -> None:  # as Celery's soft time limit strikes
+            raise TimeIsOverError
 
-    def interrupt() -> None:
-        receiver.wait(5)
-        os.kill(os.getpid(), signal.SIGUSR1)
+        def interrupt() -> None:
+            receiver.wait(5)
+            os.kill(os.getpid(), signal.SIGUSR1)
 
-    before = signal.signal(signal.SIGUSR1, interrupted)
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    try:
-        with pytest.raises(TimeIsOverError):
-            target.deliver(made, 8)
-    finally:
-        thread.join()
-        signal.signal(signal.SIGUSR1, before)
-    sent = len(receiver.requests())
-    assert 5 <= sent <= 24
-    target.close()
+        before = signal.signal(signal.SIGUSR1, interrupted)
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            with pytest.raises(TimeIsOverError):
+                target.deliver(made, 8)
+        finally:
+            thread.join()
+            signal.signal(signal.SIGUSR1, before)
+        sent = len(receiver.requests())
+        assert 5 <= sent <= 24
     services.until(lambda: open_connections(receiver) == 0)
     assert len(receiver.requests()) == sent
 
@@ -486,13 +463,13 @@ def test_a_client_certificate_is_shown_and_renewed_without_reopening(
     with services.receiver(client_cert=True) as receiver:
         (refused,) = attempt(webhook(receiver.url, tls_ca=str(certificates.ca)), [sample_events.put("a")], 1)
         assert isinstance(refused, Unavailable)
-        target = webhook(receiver.url, tls_ca=str(certificates.ca), client_cert=str(cert), client_key=str(key))
-        target.open()
-        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-        shutil.copy(certificates.cert, cert)
-        shutil.copy(certificates.key, key)
-        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-        target.close()
+        with opened(
+            webhook(receiver.url, tls_ca=str(certificates.ca), client_cert=str(cert), client_key=str(key))
+        ) as target:
+            assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
+            shutil.copy(certificates.cert, cert)
+            shutil.copy(certificates.key, key)
+            assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         assert [request.subject for request in receiver.requests()] == ["client", "server"]
 
 
@@ -517,11 +494,11 @@ def test_a_certificate_for_another_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_verification_can_be_waived_without_a_warning_at_each_request(certificates: services.Certificates) -> None:
-    with services.receiver(tls=True) as receiver:
-        target = webhook(receiver.url, tls_ca=str(certificates.other_ca), tls_skip_verify="on")
-        target.open()
+    with (
+        services.receiver(tls=True) as receiver,
+        opened(webhook(receiver.url, tls_ca=str(certificates.other_ca), tls_skip_verify="on")) as target,
+    ):
         assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-        target.close()
 
 
 def test_a_port_that_does_not_speak_tls_is_unavailable(receiver: Receiver, certificates: services.Certificates) -> None:

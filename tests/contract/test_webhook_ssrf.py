@@ -8,6 +8,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from app.config import target_settings
 from app.config.errors import BadSettings
 from tests import services
-from tests.contract.probes.base import attempt
+from tests.contract.probes.base import attempt, opened
 from tests.contract.probes.webhook import webhook
 from tests.services import Receiver
 from tests.support import sample_events
@@ -66,9 +67,8 @@ def test_a_name_that_changes_its_meaning_after_the_look_is_not_followed(
     answers = [["127.0.0.2"], ["127.0.0.1"]]
     monkeypatch.setattr(socket, "getaddrinfo", resolver(answers))
     monkeypatch.setattr(http_connection, "is_public", lambda address: address == "127.0.0.2")
-    target = webhook(f"http://endpoint.test:{receiver.port}/", allow_private="off")
-    (outcome,) = attempt(target, [sample_events.put("a")], 1)
-    target.close()
+    with closing(webhook(f"http://endpoint.test:{receiver.port}/", allow_private="off")) as target:
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert "refused" in outcome.reason
     assert answers == [["127.0.0.1"]]
@@ -80,15 +80,15 @@ def test_the_guard_looks_at_every_connection_and_not_only_at_the_first(
 ) -> None:
     allowed = {"127.0.0.1"}
     monkeypatch.setattr(http_connection, "is_public", lambda address: address in allowed)
-    target = webhook(receiver.url, allow_private="off")
-    target.open()
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    allowed.clear()
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED], "the open connection is as good as it was"
-    receiver.stop()
-    receiver.start()
-    (outcome,) = target.deliver([sample_events.put("a")], 1)
-    target.close()
+    with opened(webhook(receiver.url, allow_private="off")) as target:
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
+        allowed.clear()
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED], (
+            "the open connection is as good as it was"
+        )
+        receiver.stop()
+        receiver.start()
+        (outcome,) = target.deliver([sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert len(receiver.requests()) == 2
 
@@ -188,10 +188,8 @@ def test_http_goes_through_the_proxy_of_the_environment(receiver: Receiver, monk
     with proxy(receiver.port) as between:
         monkeypatch.setenv("HTTP_PROXY", between.url.replace("//", "//us%40er:pass@"))
         monkeypatch.setenv("http_proxy", between.url.replace("//", "//us%40er:pass@"))
-        target = webhook("http://endpoint.test/hook?x=1")
-        target.open()
-        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-        target.close()
+        with opened(webhook("http://endpoint.test/hook?x=1")) as target:
+            assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         assert between.asked == ["POST http://endpoint.test/hook?x=1"]
         assert between.logins == ["Basic dXNAZXI6cGFzcw=="]
     (request,) = receiver.requests()
@@ -204,14 +202,12 @@ def test_https_goes_through_the_proxy_in_a_tunnel(
     with services.receiver(tls=True) as receiver, proxy(receiver.port) as between:
         monkeypatch.setenv("https_proxy", between.url)
         # The certificate is for localhost; the name asked for has to be another, as loopback is never proxied.
-        target = webhook("https://endpoint.test/", tls_ca=str(certificates.ca))
-        (refused,) = attempt(target, [sample_events.put("a")], 1)
-        target.close()
+        with closing(webhook("https://endpoint.test/", tls_ca=str(certificates.ca))) as target:
+            (refused,) = attempt(target, [sample_events.put("a")], 1)
         assert isinstance(refused, Unavailable)
         assert "certificate" in refused.reason.lower()
-        target = webhook("https://endpoint.test/", tls_skip_verify="on")
-        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-        target.close()
+        with closing(webhook("https://endpoint.test/", tls_skip_verify="on")) as target:
+            assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         assert between.asked == ["CONNECT endpoint.test:443"] * 2
         assert len(receiver.requests()) == 1
 
@@ -221,9 +217,8 @@ def test_a_proxy_that_refuses_is_unavailable(monkeypatch: pytest.MonkeyPatch, sc
     with proxy(0) as between:
         between.refuses = True
         monkeypatch.setenv(f"{scheme}_proxy", between.url)
-        target = webhook(f"{scheme}://endpoint.test/")
-        (outcome,) = attempt(target, [sample_events.put("a")], 1)
-        target.close()
+        with closing(webhook(f"{scheme}://endpoint.test/")) as target:
+            (outcome,) = attempt(target, [sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert "407" in outcome.reason
 
@@ -236,14 +231,12 @@ def test_a_proxy_that_is_down_is_unavailable(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_no_proxy_and_loopback_go_straight(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://{services.LOOPBACK}:{services.free_port()}")
-    target = webhook(receiver.url)
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    with closing(webhook(receiver.url)) as target:
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     monkeypatch.setenv("no_proxy", ".test")
     monkeypatch.setattr(socket, "getaddrinfo", resolver([["127.0.0.1"]] * 5))
-    target = webhook(f"http://endpoint.test:{receiver.port}/")
-    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    target.close()
+    with closing(webhook(f"http://endpoint.test:{receiver.port}/")) as target:
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
 
 
 @pytest.mark.parametrize(("answer", "words"), [(["10.0.0.1"], "not a public address"), ([], "does not resolve here")])
@@ -254,9 +247,8 @@ def test_the_guard_asks_about_the_endpoint_before_a_proxy_is_asked(
         monkeypatch.setenv("http_proxy", between.url)
         if answer:
             monkeypatch.setattr(socket, "getaddrinfo", resolver([answer] * 9))
-        target = webhook("http://endpoint.test/", allow_private="off")
-        (outcome,) = attempt(target, [sample_events.put("a")], 1)
-        target.close()
+        with closing(webhook("http://endpoint.test/", allow_private="off")) as target:
+            (outcome,) = attempt(target, [sample_events.put("a")], 1)
         assert isinstance(outcome, Unavailable)
         assert words in outcome.reason
         assert between.asked == []

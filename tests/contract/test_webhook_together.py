@@ -9,6 +9,7 @@ from standardwebhooks.webhooks import Webhook
 
 from app.events.model import Event
 from app.events.parsing import parse
+from tests.contract.probes.base import opened
 from tests.contract.probes.webhook import SECRETS, webhook
 from tests.services import Answer, Receiver
 from tests.support import cloud_events, sample_events
@@ -19,11 +20,8 @@ WINDOWS = pytest.mark.parametrize("window", [1, 100])
 
 
 def delivered(receiver: Receiver, batch: list[Event], window: int, **changes: str) -> list[Outcome]:
-    target = webhook(receiver.url, **({"events_per_post": "10"} | changes))
-    target.open()
-    outcomes = list(target.deliver(batch, window))
-    target.close()
-    return outcomes
+    with opened(webhook(receiver.url, **({"events_per_post": "10"} | changes))) as target:
+        return list(target.deliver(batch, window))
 
 
 def numbers(receiver: Receiver, status: int = 200) -> dict[str, list[int]]:

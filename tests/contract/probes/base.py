@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import unquote_plus
@@ -86,12 +87,33 @@ class Probe(ABC):
         chosen = {"timeout": f"{TIMEOUT}s"} | (self.values() if values is None else values) | changes
         return create(self.type, target_settings.load(self.type, dict(chosen)))
 
+    @contextmanager
+    def opened(self, values: dict[str, str] | None = None, **changes: str) -> Iterator[Target]:
+        """Such a target, open until the block ends."""
+        with opened(self.target(values, **changes)) as target:
+            yield target
+
+    def delivered(
+        self, batch: Sequence[Event], window: int = 1, values: dict[str, str] | None = None, **changes: str
+    ) -> list[Outcome]:
+        """The outcomes of one call to such a target. Raises `TargetUnavailable`."""
+        with self.opened(values, **changes) as target:
+            return list(target.deliver(batch, window))
+
     def numbers(self) -> dict[str, list[int]]:
         """For each path the numbers of its PUTs, in the order in which the server holds them."""
         found: dict[str, list[int]] = {}
         for path, document in self.held():
             found.setdefault(path, []).append(sample_events.number_of(document))
         return found
+
+
+@contextmanager
+def opened(target: Target) -> Iterator[Target]:
+    """The target, opened now and closed when the block ends."""
+    with closing(target):
+        target.open()
+        yield target
 
 
 def attempt(target: Target, batch: Sequence[Event], window: int) -> Sequence[Outcome]:
