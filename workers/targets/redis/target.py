@@ -10,13 +10,12 @@ have read the others.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import redis
-from redis.exceptions import AskError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from app.config.targets.redis import RedisSettings
@@ -27,30 +26,15 @@ from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
 from workers.targets.endpoint import Endpoint
 from workers.targets.messages import entry_format, shaped
-from workers.targets.payloads import change, collapse, redis_access
+from workers.targets.payloads import redis_access
+from workers.targets.redis.answers import describe_error, is_about_the_server
+from workers.targets.redis.commands import namespace_commands
 from workers.targets.redis.connection import RedisServers
 from workers.targets.socket_deadline import Deadline
 
 # A command must not keep Redis busy for long, nor come near its limit of 1 GB for a client's query buffer.
 BATCH_EVENTS = 5_000
 BATCH_CHARACTERS = 8_000_000
-
-# KEYS: the hash; ARGV: path, version, path, version, ... Values that are not JSON were written by others and stay.
-_REMOVE_VERSIONS = """
-local removed = 0
-for i = 1, #ARGV, 2 do
-  local value = redis.call('HGET', KEYS[1], ARGV[i])
-  local read, document = pcall(cjson.decode, value or '')
-  if read then
-    local is_record, version = pcall(function() return document.Records[1].s3.object.versionId end)
-    if is_record then
-      if version == nil or version == cjson.null or version == '' then version = 'null' end
-      if version == ARGV[i + 1] then removed = removed + redis.call('HDEL', KEYS[1], ARGV[i]) end
-    end
-  end
-end
-return removed
-"""
 
 
 class _TooFewReplicas(RedisError):
@@ -149,23 +133,11 @@ class RedisTarget:
 
     def _mirror(self, client: redis.Redis, events: Sequence[Event], *, transaction: bool) -> list[Outcome]:
         """Write the namespace; a path's outcome is that of its command (collapsed, a path is in one command only)."""
-        key = self._settings.key
-        rows = collapse(change(event, "namespace") for event in events)
-        commands: list[list[Any]] = []
-        paths: list[Iterable[str]] = []
-        if rows.documents:
-            commands.append(["HSET", key, *chain.from_iterable(rows.documents.items())])
-            paths.append(rows.documents)
-        if rows.removed:
-            commands.append(["HDEL", key, *rows.removed])
-            paths.append(rows.removed)
-        if rows.versions:
-            commands.append(["EVAL", _REMOVE_VERSIONS, 1, key, *chain.from_iterable(rows.versions)])
-            paths.append([path for path, _ in rows.versions])
-        answers = self._run(client, commands, transaction=transaction)
+        commands = namespace_commands(self._settings.key, events)
+        answers = self._run(client, [command.words for command in commands], transaction=transaction)
         if all(answer is DELIVERED for answer in answers):
             return [DELIVERED] * len(events)
-        settled = {path: answer for group, answer in zip(paths, answers, strict=True) for path in group}
+        settled = {path: answer for command, answer in zip(commands, answers, strict=True) for path in command.paths}
         return [settled.get(event.path, DELIVERED) for event in events]
 
     def _run(self, client: redis.Redis, commands: list[list[Any]], *, transaction: bool) -> list[Outcome]:
@@ -182,7 +154,7 @@ class RedisTarget:
         return [self._outcome(answer) if isinstance(answer, Exception) else DELIVERED for answer in answers]
 
     def _outcome(self, error: Exception) -> Outcome:
-        if not _whole_server(error):
+        if not is_about_the_server(error):
             return Failed(self._reason(error))
         lost = isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
         return Unavailable(self._reason(error), may_arrive=lost)
@@ -191,13 +163,7 @@ class RedisTarget:
         return RedisTimeoutError(f"no answer within {self._settings.timeout:g} s")
 
     def _reason(self, error: Exception) -> str:
-        text = str(error) or type(error).__name__
-        if isinstance(error, AskError):  # MOVED too
-            text = f"the key's slot {error.slot_id} is now, or about to be, at {error.host}:{error.port}"
-        if isinstance(error, redis.exceptions.NoPermissionError):
-            text += " (the user needs +type +hset +hdel +hget +eval +rpush +multi +exec +client|setname on this key, "
-            text += "for a Cluster +cluster|slots, with wait_replicas +wait)"
-        return f"{self._where}: {text}"
+        return f"{self._where}: {describe_error(error)}"
 
 
 def _where(settings: RedisSettings) -> str:
@@ -209,22 +175,6 @@ def _where(settings: RedisSettings) -> str:
 
 def _command(client: redis.Redis, *words: Any) -> None:
     client.execute_command(*words)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
-
-
-def _whole_server(error: Exception) -> bool:
-    """Return whether the error is about the server, the key or the login, so that every other event would fail too.
-
-    Redis gives such states their own error code (`OOM`, `READONLY`, `WRONGTYPE`, `MISCONF`, ...), which redis-py maps
-    to a class if it knows the code. A bare `ERR` is about the command, unless the server does not know that command or
-    stopped our script, which no event can cause to fail.
-    """
-    if isinstance(error, RedisConnectionError | RedisTimeoutError | OSError) or type(error) is not ResponseError:
-        return True
-    text = str(error)
-    first = text.partition(" ")[0]
-    if first.isupper() and first != "ERR":
-        return True
-    return text.startswith(("unknown command", "wrong number of arguments")) or "script" in text
 
 
 def _portions(events: Sequence[Event]) -> Iterator[range]:

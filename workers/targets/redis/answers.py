@@ -1,0 +1,32 @@
+"""What Redis's errors mean."""
+
+from redis.exceptions import AskError, NoPermissionError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+
+def is_about_the_server(error: Exception) -> bool:
+    """Return whether the error is about the server, the key or the login, so that every other event would fail too.
+
+    Redis gives such states their own error code (`OOM`, `READONLY`, `WRONGTYPE`, `MISCONF`, ...), which redis-py maps
+    to a class if it knows the code. A bare `ERR` is about the command, unless the server does not know that command or
+    stopped our script, which no event can cause to fail.
+    """
+    if isinstance(error, RedisConnectionError | RedisTimeoutError | OSError) or type(error) is not ResponseError:
+        return True
+    text = str(error)
+    first = text.partition(" ")[0]
+    if first.isupper() and first != "ERR":
+        return True
+    return text.startswith(("unknown command", "wrong number of arguments")) or "script" in text
+
+
+def describe_error(error: Exception) -> str:
+    """Return the error as text."""
+    if isinstance(error, AskError):  # MOVED too
+        return f"the key's slot {error.slot_id} is now, or about to be, at {error.host}:{error.port}"
+    text = str(error) or type(error).__name__
+    if isinstance(error, NoPermissionError):
+        text += " (the user needs +type +hset +hdel +hget +eval +rpush +multi +exec +client|setname on this key, "
+        text += "for a Cluster +cluster|slots, with wait_replicas +wait)"
+    return text
