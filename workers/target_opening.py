@@ -16,7 +16,6 @@ from app.outbox.engine.database import Database
 from app.outbox.registry import Registry
 from app.outbox.targets import OPENED, StoredTarget
 from workers.idle_processes import processes
-from workers.target_pool import as_served
 from workers.targets import create
 from workers.targets.base import TargetUnavailable
 from workers.telemetry.redaction import RedactingTarget
@@ -67,7 +66,7 @@ class TargetOpener:
     def _open(self, stored: StoredTarget) -> str:
         began = time.monotonic()
         try:
-            settings = as_served(self._registry.settings(stored), self._settings)
+            settings = self._registry.settings(stored).served(allow_private=self._settings.allow_private)
         except BadSettings as error:
             problem = str(error)
         else:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 from app import telemetry
@@ -14,7 +14,6 @@ from app.config.errors import BadSettings
 from app.config.fields.fields import references
 from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
-from app.config.targets.webhook import WebhookSettings
 from app.outbox.registry import Registry
 from app.outbox.targets import StoredTarget
 from workers.delivery.batch_record import Observer
@@ -67,7 +66,7 @@ class TargetPool:
         if known is not None and same and not known.in_files:
             return known.target
         try:
-            settings = as_served(self._registry.settings(stored), self._settings)
+            settings = self._registry.settings(stored).served(allow_private=self._settings.allow_private)
         except BadSettings as error:
             if known is None or not same:
                 raise
@@ -129,13 +128,6 @@ def observers(target: TargetId, arn: str) -> Iterator[Observer]:
         yield of_target
     if (tracing := telemetry.tracing()) is not None:
         yield CallSpans(tracing, target, arn)
-
-
-def as_served(settings: TargetSettings, service: Settings) -> TargetSettings:
-    """Return a target's settings with the service's own settings applied."""
-    if isinstance(settings, WebhookSettings) and service.allow_private:
-        return replace(settings, allow_private=True)
-    return settings
 
 
 def policy(settings: TargetSettings) -> Policy:

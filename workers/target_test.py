@@ -27,7 +27,6 @@ from app.outbox.engine.database import Database, DatabaseUnavailable, describe_e
 from app.outbox.registry import open_registry
 from app.outbox.targets import UnknownTarget
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
-from workers.target_pool import as_served
 from workers.targets import create
 from workers.targets.base import Adapter, Target, TargetUnavailable
 from workers.targets.endpoint import Endpoint, tls_handshake
@@ -188,7 +187,7 @@ def read_settings(target: TargetId) -> TargetSettings:
     service = Settings.from_environ(os.environ)
     with contextlib.closing(Database(service.database_url, pool_size=1)) as database:
         registry = open_registry(database, service)
-        return as_served(registry.settings(registry.target(target)), service)
+        return registry.settings(registry.target(target)).served(allow_private=service.allow_private)
 
 
 def main(arguments: Sequence[str]) -> int:

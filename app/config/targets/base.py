@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
 from app.config.errors import BadValue, Problem
 from app.config.fields.cron import Cron
@@ -106,6 +106,10 @@ class TargetSettings(Declared):
         for name, field in fields_of(type(self)).items():
             if isinstance(field.kind, Path) and name != "queue_dir" and (path := getattr(self, name)):
                 yield name, path  # `queue_dir` is never opened
+
+    def served(self, *, allow_private: bool) -> Self:  # noqa: ARG002 (for types that ask for a permission)
+        """Return the settings as a service uses them that allows every target private addresses, or does not."""
+        return self
 
     def needing_tls(self, *names: str, hint: str = "set tls=on") -> Iterator[Problem]:
         """Yield a problem for each of these settings that is set; for a target without TLS."""

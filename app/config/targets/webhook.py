@@ -2,6 +2,8 @@
 
 import base64
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Self
 from urllib.parse import urlsplit
 
 from app.config.errors import BadValue, Problem
@@ -83,6 +85,9 @@ class WebhookSettings(
     def signing_secrets(self) -> tuple[str, ...]:
         """The signing secrets, the newest first."""
         return tuple(self.signing_secret.split())
+
+    def served(self, *, allow_private: bool) -> Self:
+        return replace(self, allow_private=self.allow_private or allow_private)
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
