@@ -66,8 +66,8 @@ class _Acknowledging(over_redis.QoS):
     """Frees a worker's slot for a wake-up on Redis even if acknowledging or rejecting the wake-up fails.
 
     Celery only logs the failure of a connection. The worker would count the wake-up against its prefetch limit forever,
-    and stop taking messages. A later redelivery by Redis is harmless. So is one of what a channel cannot put back
-    when it is closed.
+    and stop taking messages. A later redelivery by Redis is harmless, also of a message that a closed channel could not
+    put back.
     """
 
     def ack(self, delivery_tag: str) -> None:

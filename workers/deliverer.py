@@ -28,7 +28,7 @@ from workers.telemetry import metrics
 
 log = logging.getLogger("bucketwire.worker")
 
-_RETRIES = 3  # the first that meets a lost connection replaces them all
+_MAX_TRIES = 3  # the first that meets a lost connection replaces them all
 
 
 class Deliverer:
@@ -43,7 +43,7 @@ class Deliverer:
         """Claim partitions of the target that have due work, work them off, and return a one-line summary."""
         # After a database outage the first use of a pooled connection fails. A wake-up that fails delays what is due,
         # so this call opens a new connection instead of leaving that to the next one.
-        for _ in range(_RETRIES):
+        for _ in range(_MAX_TRIES):
             try:
                 done = self._deliver(target)
             except DatabaseUnavailable as error:

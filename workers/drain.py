@@ -22,8 +22,8 @@ from workers.resources import Resources
 from workers.served_targets import ServedTargets
 from workers.upkeep import Upkeep
 
-_LIMITS_KNOWN = 5.0  # seconds for which a target's time limit is cached
-_ALARMS_APART = 0.05  # seconds: retries that are due shortly after each other share a drain
+_LIMITS_KNOWN_SECONDS = 5.0  # for which a target's time limit is cached
+_ALARM_INTERVAL_SECONDS = 0.05  # at least: retries that are due shortly after each other share a drain
 _REPEAT_MS = 1_000  # until work is announced again with which no worker has got on
 
 
@@ -91,7 +91,7 @@ class Drain:
     def time_limit(self, target: TargetId) -> int:
         """Return the longest time (seconds) that one delivery to this target may take; cached for some seconds."""
         known = self._limits.get(target)
-        if known is None or time.monotonic() - known[0] > _LIMITS_KNOWN:
+        if known is None or time.monotonic() - known[0] > _LIMITS_KNOWN_SECONDS:
             try:
                 settings = self._held.registry.settings(self._held.registry.target(target))
                 limit = time_limit(settings, self._held.settings.lease_max_work)
@@ -135,7 +135,7 @@ class Drain:
                 published += missing
         next_at = min(self._due_work.next_at, self._announced.next_at)
         if next_at < NEVER:
-            self._held.wakeups.request(max(_ALARMS_APART, (next_at - self._held.clock()) / 1000))
+            self._held.wakeups.request(max(_ALARM_INTERVAL_SECONDS, (next_at - self._held.clock()) / 1000))
         if time.monotonic() - self._tidied > 1:
             self._tidied = time.monotonic()
             if self._held.leases.advance_idle(now):

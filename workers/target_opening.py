@@ -22,7 +22,7 @@ from workers.telemetry.redaction import RedactingTarget
 
 log = logging.getLogger("bucketwire.worker")
 
-_APART = 1.0  # seconds between two searches for targets to open
+_SEARCH_INTERVAL_SECONDS = 1.0  # between two searches for targets to open
 _OPENABLE = ("running", "unavailable")  # the states of a target that may be contacted
 
 
@@ -34,11 +34,11 @@ class TargetOpener:
         self._registry = registry
         self._settings = settings
         self._clock = clock
-        self._offered = -_APART
+        self._offered = -_SEARCH_INTERVAL_SECONDS
 
     def offer(self, publish: Callable[[Opening], None], queued: Callable[[TargetId], int]) -> None:
         """Publish the openings that are due, at most once a second; `queued` counts the messages in a queue."""
-        if time.monotonic() - self._offered < _APART:
+        if time.monotonic() - self._offered < _SEARCH_INTERVAL_SECONDS:
             return
         self._offered = time.monotonic()
         for opening in offer_openings(self._database, self._clock()):

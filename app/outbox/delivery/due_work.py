@@ -21,8 +21,8 @@ from app.outbox.markers import NEVER, WHOLE_LOG
 # Tokens that are no worker's: a partition with one of them is free, whenever its lease ends. A drain of version 0.2,
 # which may run beside this one for some minutes, writes the second; it goes with the next release.
 FREE_TOKENS = ("", "offered")
-_FEW = 16  # with so many targets all are searched: that costs less than to find out which can have work
-_NEAR = 1_000  # newest seqs of the log in which the targets with work are looked for
+_FEW_TARGETS = 16  # with so many targets all are searched: that costs less than to find out which can have work
+_NEAR_SEQS = 1_000  # newest seqs of the log in which the targets with work are looked for
 # Targets that are far behind in one search, and ms until the next search if there are more.
 _MAX_FAR_TARGETS, _FAR_INTERVAL_MS = 64, 100
 _LIMITED_INTERVAL_MS = 100  # between two wake-ups for a target whose rate limit is in use
@@ -95,7 +95,7 @@ class DueWork:
         """
         with self._database.reading() as connection:
             head, partitions_of_log, targets, *times = connection.execute(_HEAD, {"now": now}).one()
-            if targets <= _FEW:
+            if targets <= _FEW_TARGETS:
                 times.append(connection.execute(_EXPIRY, {"now": now}).scalar_one())
                 rows = connection.execute(_FREE, {"now": now}).all()
             else:
@@ -150,10 +150,10 @@ def _candidates(connection: sa.Connection, head: int, partitions: int, now: int)
     replays. Of very many that are far behind, which are most likely idle until their cursors are moved, some are
     returned, others the next time.
     """
-    near = head - _NEAR
+    near = head - _NEAR_SEQS
     rows = connection.execute(_BEHIND_OR_LEASED, {"now": now, "near": near}).all()
     behind = {row.target_id: row.position for row in rows if row.position is not None and row.position < near}
-    after = near if len(behind) <= _FEW else max(head - WINDOW, min(behind.values()))
+    after = near if len(behind) <= _FEW_TARGETS else max(head - WINDOW, min(behind.values()))
     far = [target_id for target_id, position in behind.items() if position < after]
     later = [row.expiry for row in rows if row.expiry is not None]
     if len(far) > _MAX_FAR_TARGETS:

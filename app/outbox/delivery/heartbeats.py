@@ -21,9 +21,9 @@ DRAIN = "drain"
 DRAIN_STOPPED = 30_000  # ms without a drain after which it counts as stopped; its longest interval is 10 s
 EVERY = 15_000  # ms between two probes of a queue that is served
 UNSERVED = 300_000  # ms without an answer after which a queue counts as not served by any worker
-_RAREST = 3_600_000
-_LEAST_APART = 200  # ms between two probes of any queues: of a thousand that nobody serves each is probed less often
-_MAX_PROBES = EVERY // _LEAST_APART  # queues in one probing, which holds up the drain
+_MAX_INTERVAL_MS = 3_600_000  # between two probes of a queue that nobody serves
+_MIN_INTERVAL_MS = 200  # between two probes of any queues: of a thousand that nobody serves each is probed less often
+_MAX_PROBES = EVERY // _MIN_INTERVAL_MS  # queues in one probing, which holds up the drain
 # Prefixes of a target's row id, which is never reused; its name might be too long.
 _QUEUE, _ASKED, _SILENT = "queue.", "asked.", "silent."
 
@@ -51,7 +51,7 @@ class Queue:
     def due(self, now: int, every: int) -> bool:
         """Return whether to probe the queue now; without an answer, the interval doubles each time, up to an hour."""
         silent_for = self.asked - self.unanswered if self.unanswered > self.answered else 0
-        return now - self.asked >= min(_RAREST, max(every, silent_for))
+        return now - self.asked >= min(_MAX_INTERVAL_MS, max(every, silent_for))
 
 
 def record(database: Database, name: str, now: int) -> None:
@@ -137,7 +137,7 @@ def queues_to_probe(database: Database, now: int) -> list[Queue]:
     if gone:
         with database.writing() as connection:
             connection.execute(tables.heartbeats.delete().where(tables.heartbeats.c.name.in_(gone)))
-    every = max(EVERY, _LEAST_APART * len(served))
+    every = max(EVERY, _MIN_INTERVAL_MS * len(served))
     due = _one_for_all(sorted((queue for queue in served if queue.due(now, every)), key=lambda queue: queue.asked))
     due = due[:_MAX_PROBES]
     _record_all(database, {f"{_SILENT}{queue.row_id}": queue.asked for queue in due if queue.is_silent})

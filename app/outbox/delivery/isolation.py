@@ -9,8 +9,8 @@ from app.outbox.engine.database import Database, DatabaseUnavailable, describe_e
 
 log = logging.getLogger("bucketwire.outbox")
 
-_SHARE = 10  # after a failure, a target is skipped for this many times as long as its failed query took
-_LEAST = 1.0  # seconds
+_PAUSE_FACTOR = 10  # after a failure, a target is skipped for this many times as long as its failed query took
+_MIN_PAUSE_SECONDS = 1.0
 
 
 class TargetIsolation:
@@ -48,10 +48,10 @@ class TargetIsolation:
             work([target])
         except DatabaseUnavailable as error:
             self._check()
-            wait = max(_LEAST, _SHARE * (time.monotonic() - began))
+            wait = max(_MIN_PAUSE_SECONDS, _PAUSE_FACTOR * (time.monotonic() - began))
             self._failed[target] = time.monotonic() + wait
             log.warning(
-                "a query for the target with the row id %d failed, so nothing is offered for it for %.0f s; other"
+                "a query for the target with the row id %d failed, so no worker is woken for it for %.0f s; other"
                 " targets are served: %s", target, wait, describe_error(error),
             )  # fmt: skip
         else:

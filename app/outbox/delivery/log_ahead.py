@@ -15,7 +15,7 @@ from app.outbox import log_head, tables
 from app.outbox.markers import WHOLE_LOG
 
 WINDOW = 10_000  # most sequence numbers that one search scans
-_AT_ONCE = 64  # searches in one statement
+_BATCH_SEARCHES = 64  # searches in one statement
 _T = TypeVar("_T")
 
 
@@ -69,7 +69,7 @@ def read_claimed(connection: sa.Connection, target_id: int, partitions: Collecti
     partition = connection.dialect.identifier_preparer.quote("partition")
 
     def has(table: str, condition: str = "") -> str:
-        if len(partitions) > _AT_ONCE:
+        if len(partitions) > _BATCH_SEARCHES:
             return "1 = 1"
         # Literals, because with a joined cursor MySQL reads every row of the partition, also with EXISTS or LIMIT.
         searches = (
@@ -149,5 +149,5 @@ def first_of_each(
 def chunked(values: Iterable[_T]) -> Iterator[list[_T]]:
     """Yield the values in lists of as many as one statement has searches."""
     left = iter(values)
-    while some := list(islice(left, _AT_ONCE)):
+    while some := list(islice(left, _BATCH_SEARCHES)):
         yield some

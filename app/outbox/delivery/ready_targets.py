@@ -18,8 +18,8 @@ from app.outbox.targets import StoredTarget
 from app.wakeups import Due, Ready
 
 HARD_LIMIT = 300  # seconds; a task that takes longer is killed with its process, unless its target is allowed more time
-_REQUESTS = 20  # the most requests that may each use a whole time limit after the time to work off a lease is over
-_KNOWN_FOR = 1.0  # seconds
+_MAX_LATE_REQUESTS = 20  # that may each use a whole time limit after the time to work off a lease is over
+_KNOWN_SECONDS = 1.0  # for which the state of a target is cached
 
 
 def time_limit(settings: TargetSettings, work: float) -> int:
@@ -29,7 +29,7 @@ def time_limit(settings: TargetSettings, work: float) -> int:
     and the log, and each of them may have to connect before and after.
     """
     longest = max(settings.timeout, getattr(settings, "read_timeout", 0.0))
-    return max(HARD_LIMIT, math.ceil(work + _REQUESTS * longest))
+    return max(HARD_LIMIT, math.ceil(work + _MAX_LATE_REQUESTS * longest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class ReadyTargets:
         try:
             if time.monotonic() >= self._next:
                 self._known = {}
-                self._next = time.monotonic() + _KNOWN_FOR
+                self._next = time.monotonic() + _KNOWN_SECONDS
             if unknown := due.keys() - self._known.keys():
                 stored = {stored.target: self._of(stored) for stored in self._registry.some(unknown)}
                 self._known |= {target: stored.get(target) for target in unknown}

@@ -75,7 +75,7 @@ def test_cursors_of_idle_targets_move_together(
 
 @pytest.mark.parametrize("kind", ["new", "far", "parked", "replay", "expired"])
 def test_work_among_idle_targets_is_found(database: Database, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(due_work, "_NEAR", 20)
+    monkeypatch.setattr(due_work, "_NEAR_SEQS", 20)
     monkeypatch.setattr(due_work, "WINDOW", 60)
     target = add_target(database, "one", bucket="rare")
     add_target(database, "busy", bucket="images")
@@ -105,7 +105,7 @@ def test_work_among_idle_targets_is_found(database: Database, kind: str, monkeyp
 def test_of_many_targets_that_are_far_behind_all_are_found_in_the_end(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(due_work, "_NEAR", 5)
+    monkeypatch.setattr(due_work, "_NEAR_SEQS", 5)
     monkeypatch.setattr(due_work, "WINDOW", 10)
     monkeypatch.setattr(due_work, "_MAX_FAR_TARGETS", 4)
     names = {f"webhook:t{number}" for number in range(20)}
