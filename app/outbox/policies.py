@@ -10,8 +10,15 @@ from dataclasses import dataclass
 class DatabasePolicy:
     """How long the outbox waits for its database."""
 
+    pool_connections: int = 5  # that a pool keeps open
+    max_extra_connections: int = 20  # that it opens beyond them while they are needed
+    connect_seconds: int = 5
+    statement_seconds: float = 20.0  # unless the settings say otherwise
     lock_seconds: int = 15  # that a statement waits for a lock
     single_lock_seconds: int = 1  # that one in one round trip does: then its caller has time left for another way
+    idle_transaction_seconds: int = 60  # after which PostgreSQL ends a connection
+    silence_seconds: int = 20  # after which a server that acknowledges nothing is lost
+    max_age_seconds: int = 3600  # of a connection to MySQL: below the server's wait_timeout
     clock_seconds: float = 1.0  # for which a reading of the database's clock is used
 
 

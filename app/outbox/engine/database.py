@@ -64,7 +64,13 @@ class Database:
     Create the object in the process that uses it; a forked child must call `forked()` first.
     """
 
-    def __init__(self, url: str, *, pool_size: int = 5, patience: float | None = 20.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool_size: int = DATABASE.pool_connections,
+        patience: float | None = DATABASE.statement_seconds,
+    ) -> None:
         self.url = sa.make_url(url)
         self.engine = _open(self.url, pool_size, patience)
         self._reader: sa.Engine = self.engine.execution_options(reading=True)
@@ -212,7 +218,11 @@ def _open(
 
 def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
     engine = sa.create_engine(
-        url, pool_size=pool_size, max_overflow=20, hide_parameters=True, connect_args={"timeout": 20}
+        url,
+        pool_size=pool_size,
+        max_overflow=DATABASE.max_extra_connections,
+        hide_parameters=True,
+        connect_args={"timeout": DATABASE.statement_seconds},
     )
 
     @sa_event.listens_for(engine, "connect")
@@ -233,7 +243,12 @@ def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
 
 
 # A server whose machine or network has failed sends nothing: without these, a statement would wait for two hours.
-_NOTICING = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
+_NOTICING = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": DATABASE.silence_seconds * 1000,
+}
 
 
 def _open_postgresql(
@@ -244,14 +259,15 @@ def _open_postgresql(
     # outdated: without these settings it sometimes sorts a whole backlog to read its first batch. (A disabled plan has
     # a very high estimated cost, so jit would compile every small query.)
     options = (
-        f"-c synchronous_commit=on -c lock_timeout={lock_seconds}s -c idle_in_transaction_session_timeout=60s"
+        f"-c synchronous_commit=on -c lock_timeout={lock_seconds}s"
+        f" -c idle_in_transaction_session_timeout={DATABASE.idle_transaction_seconds}s"
         " -c default_transaction_isolation=read\\ committed"  # also where each statement commits by itself
         " -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
     )
     engine = sa.create_engine(
         url,
         pool_size=pool_size,
-        max_overflow=20,
+        max_overflow=DATABASE.max_extra_connections,
         pool_pre_ping=False,  # a broken connection is an error like any other, and the caller retries
         pool_reset_on_return=None if isolation == "AUTOCOMMIT" else "rollback",
         hide_parameters=True,
@@ -259,7 +275,7 @@ def _open_postgresql(
         connect_args={
             "options": options,
             "client_encoding": "utf8",  # a role or database may have another default
-            "connect_timeout": 5,
+            "connect_timeout": DATABASE.connect_seconds,
             "application_name": "bucketwire",
             "connection_factory": pg_timeouts.Connection,
             "cursor_factory": pg_timeouts.Cursor,
@@ -287,11 +303,11 @@ def _open_mysql(url: sa.URL, pool_size: int, patience: float | None, isolation: 
     engine = sa.create_engine(
         url,
         pool_size=pool_size,
-        max_overflow=20,
-        pool_recycle=3600,  # below the server's wait_timeout
+        max_overflow=DATABASE.max_extra_connections,
+        pool_recycle=DATABASE.max_age_seconds,
         hide_parameters=True,
         isolation_level=isolation,
-        connect_args={"connect_timeout": 5, "read_timeout": patience, "write_timeout": patience},
+        connect_args={"connect_timeout": DATABASE.connect_seconds, "read_timeout": patience, "write_timeout": patience},
     )
 
     @sa_event.listens_for(engine, "do_connect")
