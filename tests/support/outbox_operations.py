@@ -331,8 +331,6 @@ OPERATIONS: Sequence[Operation] = (
     replay_dead_letters, purge_dead_letters, give_up, purge_log, pause, recreate, change_rules,
 )  # fmt: skip
 
-# The database refuses a row that another one has just inserted, or whose target is gone; then the request is repeated.
-_REPEATED_IF_REFUSED = {(request_redelivery, request_redelivery), (request_redelivery, recreate)}
 _OF_ONE_THREAD = {settle_parked_event, settle_pending_events, release}  # of the stopped worker, one after the other
 
 
@@ -340,7 +338,7 @@ def pairs() -> Iterator[tuple[Operation, Operation]]:
     """Every two operations that can run at once, also one with itself."""
     for place, first in enumerate(OPERATIONS):
         for second in OPERATIONS[place:]:
-            if not {first, second} <= _OF_ONE_THREAD and (first, second) not in _REPEATED_IF_REFUSED:
+            if not {first, second} <= _OF_ONE_THREAD:
                 yield first, second
 
 

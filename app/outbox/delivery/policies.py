@@ -34,7 +34,6 @@ class RedeliveryPolicy:
     latest_arrival_ms: int = 16 * 60_000
     batch_objects: int = 100  # in one transaction, which blocks purges and new replays
     page_events: int = 200  # of an object that are read together
-    max_tries: int = 3  # of a request that meets another one for the same object
 
 
 @dataclass(frozen=True, slots=True)

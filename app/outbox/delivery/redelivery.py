@@ -21,16 +21,13 @@ from app.outbox.delivery.partition_reader import PartitionReader, Redelivery
 from app.outbox.delivery.policies import REDELIVERY
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
+from app.outbox.engine.locks import lock_cursors
 from app.outbox.log.append import chunks
 
 log = logging.getLogger("bucketwire.outbox")
 
 # Chooses, from one object's events in log order, the one whose delivery makes the target correct; None for none.
 Choose = Callable[[Sequence[LoggedEvent]], LoggedEvent | None]
-
-
-class _Changed(Exception):
-    """A request has changed since it was read."""
 
 
 def request(
@@ -45,16 +42,11 @@ def request(
     have been committed, and repeating the call is safe.
     """
     for some in chunks(sorted(written)):
-        for attempt in range(1, REDELIVERY.max_tries + 1):
-            try:
-                with database.writing() as connection:
-                    valid = epoch in (None, log_head.read_state(connection).epoch)
-                    _request(connection, target_id, {key: written[key] if valid else 0 for key in some}, due)
-                break
-            # A concurrent transaction requested the same or carried it out, or the target was removed.
-            except (sa.exc.IntegrityError, _Changed):
-                if attempt == REDELIVERY.max_tries:
-                    raise
+        with database.writing() as connection:
+            # So that neither another request nor the holder of a lease, who carries requests out, changes these ones.
+            if lock_cursors(connection, target_id, {partition for partition, _ in some}):  # none: it was removed
+                valid = epoch in (None, log_head.read_state(connection).epoch)
+                _request(connection, target_id, {key: written[key] if valid else 0 for key in some}, due)
 
 
 def park_redeliveries(database: Database, reader: PartitionReader, lease: Lease, choose: Choose, now: int) -> int:
@@ -83,36 +75,16 @@ def park_redeliveries(database: Database, reader: PartitionReader, lease: Lease,
 
 
 def _request(connection: sa.Connection, target_id: int, written: Mapping[ObjectHash, int], due: int) -> None:
-    r, t = tables.redeliveries.c, tables.targets.c
-    if connection.execute(sa.select(t.id).where(t.id == target_id)).first() is None:
-        return
-    hashes = sorted({key_hash for _, key_hash in written})
-    query = sa.select(r.partition, r.key_hash, r.since, r.due, r.until)
-    known = {
-        (row.partition, row.key_hash): row
-        for row in connection.execute(query.where(r.target_id == target_id, r.key_hash.in_(hashes)))
-    }
-    new = [
-        {"target_id": target_id, "partition": partition, "key_hash": key_hash, "since": seq, "due": due, "until": due}
-        for (partition, key_hash), seq in written.items()
-        if (partition, key_hash) not in known
-    ]
-    if new:
-        connection.execute(tables.redeliveries.insert(), new)
-    for (partition, key_hash), before in known.items():
-        if (partition, key_hash) not in written:
-            continue
-        since = min(before.since, written[partition, key_hash])
-        merged = (since, min(before.due, due), max(before.until, due))
-        if merged != (before.since, before.due, before.until):
-            updated = connection.execute(
-                tables.redeliveries.update()
-                .where(r.target_id == target_id, r.partition == partition, r.key_hash == key_hash)
-                .where(r.since == before.since, r.due == before.due, r.until == before.until)
-                .values(dict(zip(("since", "due", "until"), merged, strict=True)))
-            )
-            if updated.rowcount != 1:
-                raise _Changed
+    r = tables.redeliveries.c
+    rows = {key: {"since": seq, "due": due, "until": due} for key, seq in written.items()}
+    partitions, hashes = ({key[place] for key in written} for place in (0, 1))
+    these = (r.target_id == target_id, r.partition.in_(sorted(partitions)), r.key_hash.in_(sorted(hashes)))
+    for row in connection.execute(sa.select(tables.redeliveries).where(*these)):
+        new = rows[row.partition, row.key_hash]  # the hash decides the partition
+        new |= {"since": min(row.since, new["since"]), "due": min(row.due, due), "until": max(row.until, due)}
+    connection.execute(tables.redeliveries.delete().where(*these))
+    keys = ({"target_id": target_id, "partition": partition, "key_hash": key_hash} for partition, key_hash in rows)
+    connection.execute(tables.redeliveries.insert(), [key | row for key, row in zip(keys, rows.values(), strict=True)])
 
 
 def _finish(connection: sa.Connection, target_id: int, requests: Sequence[Redelivery], now: int) -> None:
