@@ -68,23 +68,19 @@ def replay(connection: sa.Connection, target_id: int, letter_ids: Sequence[int])
 
     They keep their history, but their attempts and their time (`max_age`) are counted from 0 again.
     """
-    partitions = connection.execute(sa.select(_D.partition).where(_D.id.in_(letter_ids)).distinct()).scalars().all()
-    lock_cursors(connection, target_id, partitions)
+    lock_cursors(connection, target_id)
     e = tables.events.c
-    rows = connection.execute(
-        sa.select(tables.dead_letters, e.key_hash)
-        .join_from(tables.dead_letters, tables.events, sa.and_(e.partition == _D.partition, e.seq == _D.seq))
-        .where(_D.id.in_(letter_ids))
-        .with_for_update(of=tables.dead_letters)
-    ).all()
+    letters = sa.join(tables.dead_letters, tables.events, sa.and_(e.partition == _D.partition, e.seq == _D.seq))
+    query = sa.select(_D.id, _D.partition, e.key_hash).select_from(letters).where(_D.id.in_(letter_ids))
+    rows = connection.execute(query.with_for_update(of=tables.dead_letters)).all()
     if rows:
-        parked = [
-            {name: getattr(row, name) for name in _KEPT}
-            | {"key_hash": row.key_hash, "not_before": 0, "attempts": 0, "first_tried": 0, "replayed": True}
-            for row in rows
-        ]
-        connection.execute(tables.parked.insert(), parked)
-        connection.execute(tables.dead_letters.delete().where(_D.id.in_([row.id for row in rows])))
+        these = _D.id.in_([row.id for row in rows])
+        kept = {column.name: column for column in (_D.target_id, _D.partition, _D.seq, _D.last_tried, _D.history)}
+        columns = kept | {"key_hash": e.key_hash, "replayed": sa.true()}
+        columns |= {name: sa.literal(0).label(name) for name in ("not_before", "attempts", "first_tried")}
+        parked = sa.select(*columns.values()).select_from(letters).where(these)
+        connection.execute(tables.parked.insert().from_select([*columns], parked))
+        connection.execute(tables.dead_letters.delete().where(these))
         restore_heads(connection, target_id, {(row.partition, row.key_hash) for row in rows})
     return len(rows)
 
