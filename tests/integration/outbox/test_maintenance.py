@@ -47,7 +47,7 @@ def test_migrations_go_up_down_and_up_again_and_match_the_models(empty_url: str)
 def test_a_migration_shortens_the_addresses_of_webhooks_in_older_entries_of_the_audit_log(empty_url: str) -> None:
     database = Database(empty_url)
     migration.migrate(database)
-    migration.downgrade(database, "0007")
+    migration.downgrade(database, "0008")
     lines = ["+ auth_token=*redacted*", "- endpoint=https://me:*redacted*@ntfy.sh/my-topic?a=b", "+ endpoint=http://h/"]
     with database.writing() as connection:
         for _ in range(3):
