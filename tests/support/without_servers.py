@@ -7,7 +7,7 @@ import pytest
 _DATABASES = {"postgresql", "mysql", "mariadb"}
 _FIXTURES = {"postgres_database"}  # beside those whose names end with _server
 _OUTBOX, _API, _CLI = (f"tests/integration/{room}/test" for room in ("outbox", "api", "cli"))
-# Each takes more than two seconds of processor time on SQLite, and proves less on it than on the servers.
+# Each takes more than two seconds of processor time, in processes of its own or because of how much it tries.
 DEAR = frozenset(
     {
         f"{_OUTBOX}_frontend_order.py",
@@ -16,13 +16,18 @@ DEAR = frozenset(
         f"{_OUTBOX}_record_budget.py",
         f"{_OUTBOX}_refusals.py",
         f"{_OUTBOX}_series.py",
+        f"{_API}_connections.py",
         f"{_API}_large_events.py",
         f"{_API}_listen.py",
         f"{_API}_openapi.py",
+        f"{_API}_spool.py",
         f"{_CLI}_guides.py",
+        f"{_CLI}_problems.py",
         f"{_CLI}_processes.py",
         f"{_CLI}_up.py",
         f"{_CLI}_watch.py",
+        "tests/unit/api/test_admin_encryption.py",
+        "tests/unit/workers/test_reconcile_jobs.py",
     }
 )
 
