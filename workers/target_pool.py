@@ -46,7 +46,7 @@ class TargetPool:
     def __init__(self, registry: Registry, settings: Settings) -> None:
         self._registry = registry
         self._settings = settings
-        self._open: dict[int, _Entry] = {}
+        self._entries: dict[int, _Entry] = {}
         self._stored: Mapping[str, str] = {}  # the settings of the section `api`
         self._read_again = 0.0  # when to read them
         self._searched = time.monotonic()  # when it looked for removed targets
@@ -59,8 +59,8 @@ class TargetPool:
         """
         if time.monotonic() - self._searched > _REMOVED_SECONDS:
             self._searched = time.monotonic()
-            self._close_all(self._open.keys() - {stored.row_id} - self._registry.existing(self._open.keys()))
-        known = self._open.get(stored.row_id)
+            self._close_all(self._entries.keys() - {stored.row_id} - self._registry.existing(self._entries.keys()))
+        known = self._entries.get(stored.row_id)
         sync = self._sync_events()
         same = known is not None and known.values == stored.values and known.sync == sync
         if known is not None and same and not known.in_files:
@@ -81,7 +81,7 @@ class TargetPool:
                 return known.target
             known.target.adapter.close()
         arn = stored.target.arn(self._settings.region)
-        self._close_all({row_id for row_id, one in self._open.items() if one.target.name == arn} - {stored.row_id})
+        self._close_all({row_id for row_id, one in self._entries.items() if one.target.name == arn} - {stored.row_id})
         target = PooledTarget(
             name=arn,
             adapter=RedactingTarget(create(stored.target.type, settings), settings),
@@ -94,12 +94,12 @@ class TargetPool:
         )
         secrets = chain.from_iterable(references(type(settings), self._registry.texts(stored)).values())
         in_files = any(secret.startswith("file:") for secret in secrets)
-        self._open[stored.row_id] = _Entry(dict(stored.values), settings, sync, target, in_files)
+        self._entries[stored.row_id] = _Entry(dict(stored.values), settings, sync, target, in_files)
         return target
 
     def is_quick(self, stored: StoredTarget) -> bool:
         """Return whether this process has the target open, and its last batch took little time."""
-        known = self._open.get(stored.row_id)
+        known = self._entries.get(stored.row_id)
         return known is not None and known.target.is_quick
 
     def _sync_events(self) -> bool:
@@ -112,11 +112,11 @@ class TargetPool:
 
     def close(self) -> None:
         """Close every target."""
-        self._close_all(set(self._open))
+        self._close_all(set(self._entries))
 
     def _close_all(self, row_ids: Set[int]) -> None:
         for row_id in row_ids:
-            known = self._open.pop(row_id)
+            known = self._entries.pop(row_id)
             self._unread.discard(row_id)
             with contextlib.suppress(Exception):  # nobody uses it; either way the remote detects a closed connection
                 known.target.adapter.close()

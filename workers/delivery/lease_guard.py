@@ -22,8 +22,8 @@ log = logging.getLogger("bucketwire.worker")
 class LeaseGuard:
     """Renew a lease in a background thread for the duration of the block; `check()` verifies that it still holds.
 
-    `claimed` is `elapsed()` from before the lease was claimed, `term` is how long a claim holds, `work` is the longest
-    time to work off the lease from now on (both in seconds), and `clock` returns the milliseconds since 1970 by which
+    `claimed` is `elapsed()` from before the lease was claimed, `lease_seconds` is how long a claim holds, `max_seconds`
+    is the longest time to work off the lease from now on, and `clock` returns the milliseconds since 1970 by which
     leases are compared.
     """
 
@@ -32,16 +32,16 @@ class LeaseGuard:
         leases: Leases,
         lease: Lease,
         claimed: float,
-        term: float,
+        lease_seconds: float,
         clock: Callable[[], int],
-        work: float = float("inf"),
+        max_seconds: float = float("inf"),
     ) -> None:
         self._leases = leases
         self._lease = lease
-        self._term = term
+        self._lease_seconds = lease_seconds
         self._clock = clock
         self._lost = False
-        self._work_ends = elapsed() + work
+        self._work_ends = elapsed() + max_seconds
         self._ends = self._end(claimed)
         self._renewing = threading.Lock()
         self._over = threading.Event()
@@ -82,7 +82,7 @@ class LeaseGuard:
         return elapsed() < self._work_ends
 
     def _keep(self) -> None:
-        while not self._lost and not self._over.wait(self._term / 3):
+        while not self._lost and not self._over.wait(self._lease_seconds / 3):
             try:
                 self._renew()
             except DatabaseUnavailable:
@@ -97,4 +97,4 @@ class LeaseGuard:
                 self._lost = True
 
     def _end(self, began: float) -> float:
-        return began + self._term * (1 - policy.LEASE_MARGIN)
+        return began + self._lease_seconds * (1 - policy.LEASE_MARGIN)

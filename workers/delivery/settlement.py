@@ -131,16 +131,10 @@ def _count_attempt(delivery: Delivery, schedule: RetrySchedule, now: int, rng: R
 
 def _known_row(delivery: Delivery) -> ParkedRow:
     logged, parked = delivery.logged, delivery.parked
-    row = ParkedRow(logged.partition, logged.seq, logged.key_hash, NEVER)
+    place = (logged.partition, logged.seq, logged.key_hash, NEVER)
     if parked is None:
-        return row
-    return replace(
-        row,
-        attempts=parked.attempts,
-        first_tried=parked.first_tried,
-        last_tried=parked.last_tried,
-        history=parked.history,
-    )
+        return ParkedRow(*place)
+    return ParkedRow(*place, parked.attempts, parked.first_tried, parked.last_tried, parked.history)
 
 
 def _write(settlement: Settlement, delivery: Delivery) -> None:
