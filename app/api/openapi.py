@@ -1,20 +1,18 @@
-"""Generate the API's OpenAPI 3.1 description from the routes and the YAML in their docstrings."""
+"""Generate the API's OpenAPI 3.1 description from the declarations of its routes, and from their docstrings."""
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 import msgspec
-from apispec import APISpec
-from apispec_webframeworks.flask import FlaskPlugin
 from flask import Blueprint, Flask, Response, current_app
 
 from app.api.auth import PUBLIC, VISITOR, needs, scope_of
-from app.api.description import Description, description_of
-from app.api.schemas import SCHEMAS
+from app.api.description import Description, answers, description_of
+from app.api.errors import PROBLEM_TYPES
 from app.api.serialization import json_response
 from app.config.fields.fields import fields_of
 from app.config.settings import SCOPES
@@ -23,70 +21,126 @@ from app.resources.declaration import body_schema, parameters
 
 routes = Blueprint("description", __name__)
 _PATH_VARIABLE = re.compile(r"<(?:[a-z]+:)?([a-z_]+)>")
+_TARGET: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "type_name": ({"enum": list(TYPES)}, "the target's type"),
+    "name": ({"pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"}, "its name; _ is the unnamed one"),
+}
+_TEXT, _NUMBER = {"type": "string"}, {"type": "integer"}
+_ERROR = {"type": "object", "properties": dict.fromkeys(("field", "value", "problem", "hint"), _TEXT)}
+_PROBLEM = {
+    "type": "object",
+    "properties": {
+        "type": {**_TEXT, "enum": [f"urn:bucketwire:problem:{kind}" for kind in PROBLEM_TYPES]},
+        "title": _TEXT,
+        "status": _NUMBER,
+        "detail": _TEXT,
+        "field": {**_TEXT, "description": "the invalid parameter or member"},
+        "offset": {**_NUMBER, "description": "the byte at which the JSON is invalid"},
+        "index": {**_NUMBER, "description": "the invalid record, from 0"},
+        "errors": {"type": "array", "items": _ERROR},
+        "targets": {"type": "array", "items": _TEXT},
+        "id": {**_TEXT, "description": "the id of an unexpected error in the API's log"},
+    },
+}
 
 
 @routes.get("/openapi.json")
 @needs(PUBLIC)
+@answers(None, "the OpenAPI 3.1 document", media_type="application/json")
 def openapi() -> Response:
-    """Describe the API.
-    ---
-    get:
-      summary: Return this description
-      responses:
-        200: {description: the OpenAPI 3.1 document, content: {application/json: {schema: Empty}}}
-    """
+    """Return this description."""
     return json_response(described(current_app._get_current_object()))  # type: ignore[attr-defined] # the app behind the proxy
 
 
 @cache
 def described(app: Flask) -> dict[str, Any]:
     """Return the complete description of an app."""
-    spec = APISpec(
-        title="Bucketwire",
-        version=version("bucketwire"),
-        openapi_version="3.1.0",
-        info={"description": "Records S3 bucket events and delivers them at least once, in order per object."},
-        plugins=[FlaskPlugin()],
-    )
-    for name, schema in SCHEMAS.items():
-        spec.components.schema(name, schema)
-    spec.components.response(
-        "Problem",
-        {
-            "description": "a problem (RFC 9457): `type` names its kind, `detail` says what to do",
-            "content": {"application/problem+json": {"schema": "Problem"}},
-        },
-    )
-    for name, place, schema, text in (
-        ("target_type", "type_name", {"enum": list(TYPES)}, "the target's type"),
-        ("run", "run", {}, "the run's name"),
-        ("target_name", "name", {"pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"}, "its name; _ is the unnamed one"),
-    ):
-        spec.components.parameter(
-            name, "path", {"name": place, "required": True, "schema": {"type": "string"} | schema, "description": text}
-        )
-    spec.components.security_scheme(
-        "token",
-        {
-            "type": "http",
-            "scheme": "bearer",
-            "description": f"a token with the route's scope: {', '.join(SCOPES)}; admin includes the others",
-        },
-    )
-    declared = {endpoint: description_of(view) for endpoint, view in app.view_functions.items()}
-    with app.test_request_context():
-        for endpoint, view in app.view_functions.items():
-            if scope_of(app, endpoint) != VISITOR and declared[endpoint] is None:  # the console's pages are for people
-                spec.path(view=view, app=app)
-    found: dict[str, Any] = spec.to_dict()
-    descriptions = [description for description in declared.values() if description is not None]
-    found["components"]["schemas"] |= _schemas_of(descriptions)
+    # The console's pages are for people.
+    shown = {endpoint: view for endpoint, view in app.view_functions.items() if scope_of(app, endpoint) != VISITOR}
+    declared = {endpoint: description for endpoint, view in shown.items() if (description := description_of(view))}
+    paths: dict[str, dict[str, Any]] = {}
     for rule in app.url_map.iter_rules():
-        if (description := declared[rule.endpoint]) is not None:
-            path = found["paths"].setdefault(_PATH_VARIABLE.sub(r"{\1}", rule.rule), {})
+        if (description := declared.get(rule.endpoint)) is not None:
+            path = paths.setdefault(_PATH_VARIABLE.sub(r"{\1}", rule.rule), {})
             for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
-                path[method.lower()] = _operation(app, rule.endpoint, description, sorted(rule.arguments))
-    found["components"]["schemas"]["Settings"]["x-settings"] = {
+                path[method.lower()] = _operation(app, rule.endpoint, description, sorted(rule.arguments, reverse=True))
+    bearer = f"a token with the route's scope: {', '.join(SCOPES)}; admin includes the others"
+    problem = "a problem (RFC 9457): `type` names its kind, `detail` says what to do"
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Bucketwire",
+            "version": version("bucketwire"),
+            "description": "Records S3 bucket events and delivers them at least once, in order per object.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": {"Problem": _PROBLEM, "Settings": _settings(), **_schemas_of(list(declared.values()))},
+            "responses": {
+                "Problem": {"description": problem, "content": _content("Problem", "application/problem+json")}
+            },
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": bearer}},
+        },
+    }
+
+
+def _operation(app: Flask, endpoint: str, description: Description, variables: Sequence[str]) -> dict[str, Any]:
+    """Return the operation of a route: its docstring says what only a person can say."""
+    summary, _, details = inspect.cleandoc(app.view_functions[endpoint].__doc__ or "").partition("\n\n")
+    operation: dict[str, Any] = {"summary": " ".join(summary.split()).rstrip(".")}
+    if details:
+        operation["description"] = " ".join(details.split())
+    if (scope := scope_of(app, endpoint)) != PUBLIC or description.security is not None:
+        operation["security"] = description.security or [{"token": [scope]}]
+    described = [_variable(name, description.path) for name in variables]
+    described += parameters(description.query) if description.query is not None else []
+    if described:
+        operation["parameters"] = described
+    if description.content is not None:
+        operation["requestBody"] = description.content() if callable(description.content) else description.content
+    elif (body := description.change or description.body) is not None:
+        operation["requestBody"] = {"required": True, "content": _content(body.__name__)}
+    operation["responses"] = {str(description.status): _answer(description), **_other_answers(description)}
+    return operation
+
+
+def _answer(description: Description) -> dict[str, Any]:
+    answer: dict[str, Any] = {"description": description.text}
+    if description.answer is not None:
+        answer["content"] = _content(description.answer.__name__)
+    elif description.media_type:
+        is_json = description.media_type == "application/json"
+        answer["content"] = {description.media_type: {"schema": {"type": "object"} if is_json else _TEXT}}
+    return answer
+
+
+def _other_answers(description: Description) -> dict[str, Any]:
+    others = {}
+    for status, (text, resource) in description.other_answers.items():
+        others[str(status)] = {"description": text} | ({"content": _content(resource.__name__)} if resource else {})
+    return others | {"default": {"$ref": "#/components/responses/Problem"}}
+
+
+def _variable(name: str, described: Mapping[str, str]) -> dict[str, Any]:
+    """Return a variable of a path; the type and the name of a target are described here."""
+    schema, text = _TARGET.get(name, ({}, "")) if name not in described else ({}, described[name])
+    kind: dict[str, Any] = {"type": "integer" if name == "number" else "string"}
+    return {"name": name, "in": "path", "required": True, "schema": {**kind, **schema}, "description": text}
+
+
+def _schemas_of(descriptions: Sequence[Description]) -> dict[str, Any]:
+    """Return the schemas of what the routes take and answer, by name."""
+    resources = {one.answer for one in descriptions if one.answer is not None}
+    resources |= {resource for one in descriptions for _, resource in one.other_answers.values() if resource}
+    _, schemas = msgspec.json.schema_components(resources, ref_template="#/components/schemas/{name}")
+    bodies = {one.body: False for one in descriptions if one.body is not None}
+    bodies |= {one.change: True for one in descriptions if one.change is not None}
+    return schemas | {body.__name__: body_schema(body, with_all=with_all) for body, with_all in bodies.items()}
+
+
+def _settings() -> dict[str, Any]:
+    """Return the schema of a target's settings, and what is known of the keys of each type."""
+    known = {
         kind: {
             name: {"kind": key.kind.label, "required": key.required, "default": key.default, "secret": key.secret,
                    "about": key.about}
@@ -94,49 +148,9 @@ def described(app: Flask) -> dict[str, Any]:
         }
         for kind, cls in TYPES.items()
     }  # fmt: skip
-    return found
+    about = "the settings of the type, by name"
+    return {"type": "object", "additionalProperties": True, "description": about, "x-settings": known}
 
 
-def _operation(app: Flask, endpoint: str, description: Description, variables: Sequence[str]) -> dict[str, Any]:
-    """Return the operation of a declared route: its docstring says what only a person can say."""
-    summary, _, details = inspect.cleandoc(app.view_functions[endpoint].__doc__ or "").partition("\n\n")
-    operation: dict[str, Any] = {"summary": summary.rstrip(".")}
-    if details:
-        operation["description"] = " ".join(details.split())
-    scope = scope_of(app, endpoint)
-    if scope != PUBLIC:
-        operation["security"] = [{"token": [scope]}]
-    described = [_variable(name, description.path.get(name, "")) for name in variables]
-    described += parameters(description.query) if description.query is not None else []
-    if described:
-        operation["parameters"] = described
-    if (body := description.change or description.body) is not None:
-        operation["requestBody"] = {"required": True, "content": _json(_reference(body.__name__))}
-    content = {} if description.answer is None else {"content": _json(_reference(description.answer.__name__))}
-    operation["responses"] = {
-        str(description.status): {"description": description.text} | content,
-        "default": {"$ref": "#/components/responses/Problem"},
-    }
-    return operation
-
-
-def _variable(name: str, text: str) -> dict[str, Any]:
-    """Return a variable of a path; the names of targets are described once."""
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "description": text}
-
-
-def _schemas_of(descriptions: Sequence[Description]) -> dict[str, Any]:
-    """Return the schemas of what the routes take and answer, by name."""
-    answers = {description.answer for description in descriptions if description.answer is not None}
-    _, schemas = msgspec.json.schema_components(answers, ref_template="#/components/schemas/{name}")
-    bodies = {one.body: False for one in descriptions if one.body is not None}
-    bodies |= {one.change: True for one in descriptions if one.change is not None}
-    return schemas | {body.__name__: body_schema(body, with_all=with_all) for body, with_all in bodies.items()}
-
-
-def _reference(name: str) -> dict[str, Any]:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
+def _content(name: str, media_type: str = "application/json") -> dict[str, Any]:
+    return {media_type: {"schema": {"$ref": f"#/components/schemas/{name}"}}}

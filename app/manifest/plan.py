@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from app.config.arn import TargetId
 from app.config.errors import REDACTED, did_you_mean
@@ -12,7 +11,9 @@ from app.config.target_settings import BadSettings, Problem, changed_lines, load
 from app.config.targets.registry import settings_type
 from app.manifest.document import Manifest, identity
 from app.outbox.registry import Registry
-from app.outbox.rules import StoredRule
+from app.outbox.rules import StoredRule, describe_rule, rule_resource
+from app.resources import plan as resources
+from app.resources.plan import NotDeclared, PlannedTarget
 from app.rules.model import Rule
 
 
@@ -168,26 +169,20 @@ def apply(
     return plan
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
-    """Return the plan as JSON, secrets redacted."""
-    return {
-        "targets": [
-            {"target": str(change.target), "new": change.new, "changes": change.lines, "warnings": change.warnings}
+def plan_resource(plan: Plan, *, dry_run: bool) -> resources.Plan:
+    """Return the plan as the API shows it, secrets redacted."""
+    return resources.Plan(
+        dry_run=dry_run,
+        targets=[
+            PlannedTarget(target=str(change.target), new=change.new, changes=change.lines, warnings=change.warnings)
             for change in plan.targets
         ],
-        "rules_added": [_rule_json(rule) for rule in plan.added],
-        "rules_removed": [_rule_json(row.rule) | {"number": row.row_id} for row in plan.removed],
-        "api": plan.api_lines,
-        "targets_removed": [str(target) for target in plan.removed_targets],
-        "not_declared": {"targets": [str(target) for target in plan.left_targets], "rules": plan.left_rules},
-    }  # fmt: skip
-
-
-def _rule_json(rule: Rule) -> dict[str, Any]:
-    return {
-        "bucket": rule.bucket, "events": list(rule.events), "prefix": rule.prefix, "suffix": rule.suffix,
-        "target": str(rule.target), "rule_id": rule.rule_id, **rule.filters.members,
-    }  # fmt: skip
+        rules_added=[describe_rule(rule) for rule in plan.added],
+        rules_removed=[rule_resource(row) for row in plan.removed],
+        api=plan.api_lines,
+        targets_removed=[str(target) for target in plan.removed_targets],
+        not_declared=NotDeclared(targets=[str(target) for target in plan.left_targets], rules=plan.left_rules),
+    )
 
 
 def _plan_target(

@@ -24,36 +24,7 @@ from app.outbox.engine.clock import now_column
 from app.outbox.engine.database import Database, inserted_id
 from app.outbox.markers import NEVER
 from app.outbox.policies import AUDIT
-
-# Every action, by the kind of what it changes.
-ACTIONS = (
-    "bucket.create",
-    "bucket.remove",
-    "dead_letter.purge",
-    "dead_letter.replay",
-    "log.new_epoch",
-    "reconciliation.cancel",
-    "reconciliation.start",
-    "replay.begin",
-    "replay.cancel",
-    "retry.give_up",
-    "retry.now",
-    "rule.add",
-    "rule.remove",
-    "secrets.reseal",
-    "service.change",
-    "target.change",
-    "target.create",
-    "target.disable",
-    "target.pause",
-    "target.remove",
-    "target.repair",
-    "target.resume",
-    "target.test",
-    "token.create",
-    "token.revoke",
-)
-KINDS = tuple(sorted({action.partition(".")[0] for action in ACTIONS}))
+from app.resources.audit_entry import ACTIONS
 
 
 @dataclass(frozen=True, slots=True)

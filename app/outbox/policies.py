@@ -5,6 +5,8 @@ None changes what is promised; most were measured. A policy belongs to the modul
 
 from dataclasses import dataclass
 
+from app.resources.reconciliation import MAX_FINDINGS
+
 
 @dataclass(frozen=True, slots=True)
 class DatabasePolicy:
@@ -89,7 +91,7 @@ class ReconcilePolicy:
     max_buckets: int = 1_000  # of one target: each has its own run, and posted events can name any number of buckets
     bucket_rows: int = 10  # that are read for each of them: most names are valid
     max_delay_ms: int = 3_600_000  # within which a run that became due while the service was down is registered
-    max_findings: int = 10_000  # of a run; the report has all of them
+    max_findings: int = MAX_FINDINGS  # of a run; the report has all of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.log.append import chunks
 from app.outbox.markers import NO_LIMIT
-from app.outbox.rules import StoredRule, read_rules, rule_facts, rule_to_row
+from app.outbox.rules import StoredRule, audit_facts, read_rules, rule_to_row
 from app.outbox.service_settings import read_api_settings, write_api_settings
 from app.outbox.targets import OPENING_DUE, StoredTarget, UnknownTarget, find_target, stored_target
 from app.rules.model import Rule, check, check_expressions
@@ -356,7 +356,7 @@ def _resource(target: TargetId) -> str:
 
 
 def _record_rules(connection: sa.Connection, action: str, rules: Sequence[Rule]) -> None:
-    audit.record_all(connection, action, [(f"bucket:{rule.bucket}", rule_facts(rule)) for rule in rules])
+    audit.record_all(connection, action, [(f"bucket:{rule.bucket}", audit_facts(rule)) for rule in rules])
 
 
 def _begin_removal(connection: sa.Connection, stored: StoredTarget) -> None:

@@ -10,6 +10,8 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.targets import find_target
+from app.resources import rule as resources
+from app.resources.rule import RuleFacts
 from app.rules.filters import NO_FILTERS, parse_filters
 from app.rules.matching import compile_rules
 from app.rules.model import PREFIX_AND_SUFFIX, Rule
@@ -72,7 +74,29 @@ def matching_rules(rules: Iterable[StoredRule], bucket: str, name: str, key: str
     return [known[number] for number in matcher.targets(bucket, name, key, record)]
 
 
-def rule_facts(rule: Rule) -> dict[str, Any]:
-    """Return a rule for the audit log: its target, event names and filters that are not empty."""
-    facts = {"target": str(rule.target), "events": list(rule.events), "prefix": rule.prefix, "suffix": rule.suffix}
-    return {name: value for name, value in facts.items() if value} | rule.filters.members
+def audit_facts(rule: Rule) -> dict[str, Any]:
+    """Return a rule for the audit log of its bucket: its target, event names and filters that are not empty."""
+    facts = {name: value for name, value in _members(rule, None).items() if name not in ("bucket", "rule_id")}
+    return {name: value for name, value in facts.items() if value not in ("", [])}
+
+
+def describe_rule(rule: Rule) -> RuleFacts:
+    """Return a rule that is not stored as the API shows it, with its target as type:name."""
+    return RuleFacts(**_members(rule, None))
+
+
+def rule_resource(stored: StoredRule, region: str | None = None) -> resources.Rule:
+    """Return a stored rule as the API shows it; without a region with its target as type:name."""
+    return resources.Rule(number=stored.row_id, **_members(stored.rule, region))
+
+
+def _members(rule: Rule, region: str | None) -> dict[str, Any]:
+    return {
+        "bucket": rule.bucket,
+        "events": list(rule.events),
+        "prefix": rule.prefix,
+        "suffix": rule.suffix,
+        "target": str(rule.target) if region is None else rule.target.arn(region),
+        "rule_id": rule.rule_id,
+        **rule.filters.members,
+    }

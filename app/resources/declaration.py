@@ -12,7 +12,7 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform, get_type_hints
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, StructMeta
 
 from app.config.arn import TargetId, parse_arn, parse_target
 from app.config.errors import BadValue
@@ -20,7 +20,7 @@ from app.config.targets.registry import TYPES
 
 MAX_TEXT_CHARACTERS = 4096  # an object's key has at most as many bytes
 MAX_PAGE = 1000  # resources
-MAX_NUMBER = 2**63 - 1  # what every database's BIGINT holds; a time of it is never reached
+MAX_NUMBER = 2**62  # of what is counted, and of a time in ms, which is never reached: `app.outbox.markers.NEVER`
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _FIRST = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
@@ -31,9 +31,17 @@ Row = Mapping[str, Any]
 Columns = Mapping[str, str | Callable[[Row], object]]  # by header: a member of the JSON, or a value that is made of it
 
 
-# Type checkers do not know that the configuration of a Struct is inherited.
+class _Declared(StructMeta):
+    """Makes each declaration frozen, with members that are given by name: a Struct does not inherit the latter."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **config: Any) -> Any:
+        """Make the class of a declaration."""
+        return super().__new__(cls, name, bases, namespace, **{"frozen": True, "kw_only": True, **config})
+
+
+# Type checkers do not know the metaclass.
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-class Resource(Struct, frozen=True, kw_only=True):
+class Resource(Struct, frozen=True, kw_only=True, metaclass=_Declared):
     """What the API answers. A member that is not in every answer is `UNSET` in the others."""
 
     columns: ClassVar[Columns] = {}
@@ -45,7 +53,9 @@ def about(text: str, **schema: Any) -> Meta:
 
 
 Time = Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})]
-Arn = Annotated[str, about("the target's ARN")]
+Arn = Annotated[
+    str, about("the target's ARN", pattern=rf"^arn:minio:sqs:[A-Za-z0-9_-]{{0,64}}:{_TARGET_NAME}:({'|'.join(TYPES)})$")
+]
 Next = Annotated[int | None, about("the `after` of the next page; null: there is none")]
 Json = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "object"})]
 
@@ -95,8 +105,12 @@ class Member:
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-class Query(Struct, frozen=True, kw_only=True):
+class Query(Struct, frozen=True, kw_only=True, metaclass=_Declared):
     """What selects resources. Each member is annotated with its `Member`; one without a default is required."""
+
+
+class Nothing(Query):
+    """A change that needs no more than its path."""
 
 
 Q = TypeVar("Q", bound=Query)
@@ -167,7 +181,11 @@ def parameters(query: type[Query]) -> list[dict[str, Any]]:
 
 def body_schema(query: type[Query], *, with_all: bool = False) -> dict[str, Any]:
     """Return the schema of a body; `with_all` is for `parse_change`."""
-    properties = {part.name: {**part.member.schema, "description": part.member.text} for part in parts_of(query)}
+    properties = {
+        part.name: {**part.member.schema, "description": part.member.text}
+        | ({"default": part.default} if isinstance(part.default, bool) else {})
+        for part in parts_of(query)
+    }
     required = [part.name for part in parts_of(query) if part.default is msgspec.NODEFAULT]
     schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
     if with_all:
@@ -226,6 +244,8 @@ def parse_text(field: str, value: object) -> str:
 
 def parse_number(field: str, value: object, least: int, most: int) -> int:
     """Parse an integer from `least` to `most`, both included. Raises `BadMember`."""
+    if isinstance(value, float) and value.is_integer():  # in JSON Schema 5.0 is an integer too
+        value = int(value)
     try:
         number = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else least - 1
     except ValueError:
@@ -279,6 +299,7 @@ def parse_target_name(field: str, value: object) -> TargetId:
 
 
 TEXT = Member(parse_text, {"type": "string", "maxLength": MAX_TEXT_CHARACTERS, "pattern": "^[^\\u0000]*$"})
+TEXT_OR_EMPTY = replace(TEXT, takes_blank=True)
 TIME = Member(parse_time, {"type": "string", "format": "date-time"})
 FLAG = Member(parse_flag, {"type": "boolean"})
 TARGET = Member(parse_target_name, {
@@ -305,15 +326,18 @@ def choice(names: Sequence[str], problem: str) -> Member:
     return Member(parse, {"type": "string", "enum": list(names)})
 
 
-def list_of(member: Member, example: str, *, problem: str = "is not a list", most: int | None = None) -> Member:
-    """Return a member that is a list of at most `most` others; `problem` and `example` are for what is none."""
+def list_of(
+    member: Member, example: str, *, problem: str = "is not a list", least: int = 0, most: int | None = None
+) -> Member:
+    """Return a member that is a list of `least` to `most` others; `problem` and `example` are for what is none."""
 
     def parse(field: str, value: object) -> tuple[Any, ...]:
-        if not isinstance(value, list) or (most is not None and len(value) > most):
+        if not isinstance(value, list) or len(value) < least or (most is not None and len(value) > most):
             raise BadMember(field, problem, example)
         return tuple(member.parse(field, one) for one in value)
 
     schema: dict[str, Any] = {"type": "array", "items": member.schema}
+    schema |= {"minItems": least} if least else {}
     schema |= {"maxItems": most} if most is not None else {}
     return Member(parse, schema, is_list=True)
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from pyspark.testing import assertDataFrameEqual
 
 from app.config.arn import TargetId
-from app.outbox.reconcile.runs import COUNTS
+from app.resources.reconciliation import COUNTS
 from app.rules.filters import Filters, Pairs
 from app.rules.model import Rule
 from spark_jobs.jobs.findings import count_findings, documents, namespace_by_key

@@ -1,13 +1,12 @@
 """Run the doctor's checks of the service."""
 
 from dataclasses import asdict
-from typing import Any
 
-from flask import Blueprint, Flask, Response, current_app, request
+from flask import Blueprint, Flask, current_app, request
 
 from app.api.auth import READ, needs
+from app.api.description import answers
 from app.api.errors import to_problem
-from app.api.serialization import json_response
 from app.api.services import Services
 from app.config.errors import BadSettings
 from app.doctor.checks import SHORT_CHECKS, run_checks
@@ -15,6 +14,7 @@ from app.doctor.findings import Finding
 from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.database import now_ms
 from app.resources.declaration import format_time, refuse_unknown
+from app.resources.service import Diagnosis, DoctorFinding
 
 routes = Blueprint("doctor", __name__)
 _PROBE = "bucketwire_doctor"
@@ -27,38 +27,32 @@ def install(app: Flask, opened: Services) -> None:
 
 @routes.get("/v1/doctor")
 @needs(READ)
-def doctor() -> Response:
-    """Run the doctor's checks.
-    ---
-    get:
-      summary: Check database, broker, drain, queues, schedule, targets and counters
-      description: >
-        The checks of `bucketwire doctor` that need nothing but the database and the broker. The result is up to ten
-        seconds old. Targets with a very large backlog are not counted; the command counts them, and checks frontends.
-      security: [{token: [read]}]
-      responses:
-        200: {description: what was found, content: {application/json: {schema: Diagnosis}}}
-        default: Problem
+@answers(Diagnosis, "what was found")
+def doctor() -> Diagnosis:
+    """Check database, broker, drain, queues, schedule, targets and counters.
+
+    The checks of `bucketwire doctor` that need nothing but the database and the broker. The result is up to ten seconds
+    old. Targets with a very large backlog are not counted; the command counts them, and checks frontends.
     """
     refuse_unknown(request.args, ())
     result = current_app.extensions[_PROBE].get()
-    diagnosis: dict[str, Any] | None = result.value
+    diagnosis: Diagnosis | None = result.value
     if result.error is not None or diagnosis is None:  # the checks have not ended in time, or never
         slow = Finding("doctor", "problem", f"the checks do not end: {result.error}")
         diagnosis = _diagnosis([slow])
-    return json_response(diagnosis)
+    return diagnosis
 
 
-def _examine(opened: Services) -> dict[str, Any]:
+def _examine(opened: Services) -> Diagnosis:
     return _diagnosis(list(run_checks(opened, _describe, SHORT_CHECKS)))
 
 
-def _diagnosis(findings: list[Finding]) -> dict[str, Any]:
-    return {
-        "checked_at": format_time(now_ms()),
-        "problems": sum(finding.grade == "problem" for finding in findings),
-        "findings": [asdict(finding) for finding in findings],
-    }
+def _diagnosis(findings: list[Finding]) -> Diagnosis:
+    return Diagnosis(
+        checked_at=format_time(now_ms()),
+        problems=sum(finding.grade == "problem" for finding in findings),
+        findings=[DoctorFinding(**asdict(finding)) for finding in findings],
+    )
 
 
 def _describe(error: Exception) -> str:

@@ -1,17 +1,17 @@
-"""Record posted events durably before the answer, and return an object's history."""
+"""Record posted events durably before the answer."""
 
 import errno
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import sqlalchemy as sa
 from flask import Blueprint, Response, g, request
+from msgspec import UNSET, UnsetType
 
 from app.api.auth import INGEST, PUBLIC, may_see, needs, require_bucket
+from app.api.description import answers
 from app.api.errors import ApiProblem, database_unavailable
 from app.api.request_body import event_headers, read_body
-from app.api.serialization import bad_value, json_response, parsed_flag
 from app.api.services import services
 from app.api.tracing import appending
 from app.config.arn import TargetId
@@ -21,13 +21,24 @@ from app.events.model import Event
 from app.events.parsing import Parsed, SnsConfirmation, parse
 from app.events.stored_size import is_larger
 from app.outbox.engine.database import VALUE_ERRORS, describe_error, now_ms
-from app.outbox.log.batch import QueueFull, Receipt
+from app.outbox.log import batch
+from app.outbox.log.batch import QueueFull
 from app.outbox.log.routing import MatchingTooSlow
 from app.outbox.log.spool import Spool
+from app.resources.declaration import BadMember, parse_flag
+from app.resources.event import Receipt, RecordQuery, RefusedRecord
+from app.resources.service import Welcome
 
 log = logging.getLogger("bucketwire.api")
 routes = Blueprint("events", __name__)
 
+_BODY = {
+    "required": True,
+    "description": "Notifications of MinIO, RustFS, Ceph, AWS (S3, SNS, EventBridge), Versity, NooBaa, StorageGRID, "
+    "CloudEvents or SeaweedFS, a bare record, an array, or JSON lines; may be compressed with gzip",
+    "content": {"application/json": {"schema": {}}, "application/x-ndjson": {"schema": {}}},
+}
+_TO_CONSOLE = ("a request that accepts HTML before JSON is led to the console", None)
 _ASSUMED_EVENT = 4_000_000  # bytes that every database accepts, also one whose limit is not known yet
 
 # Seconds to wait for the commit: senders give up after 5 s (EventBridge) or 10 s (SeaweedFS). With a spool folder there
@@ -37,30 +48,13 @@ _PATIENCE, _PATIENCE_WITH_SPOOL = 9.0, 2.5
 
 @routes.post("/v1/events")
 @needs(INGEST, limited=True)
-def record() -> Response:
+@answers(Receipt, "the events are recorded", query=RecordQuery, parses=False, content=_BODY, status=202)
+def record() -> Receipt:
     """Record events.
-    ---
-    post:
-      summary: Record events
-      description: >
-        A 202 means that the events are recorded durably: in the outbox, or in the spool folder while the database is
-        unavailable. After any other answer, or none, send the request again: recording is idempotent, so an event that
-        arrives twice is recorded once. An SNS subscription confirmation is answered with 202 and logged for a person.
-      security: [{token: [ingest]}]
-      parameters:
-        - {name: partial, in: query, schema: {type: boolean, default: false},
-           description: record the valid records of a body that also has invalid ones}
-        - {name: frontend, in: query, schema: Frontend,
-           description: "the sender of the records of S3's form, instead of recognising it"}
-      requestBody:
-        required: true
-        description: >
-          Notifications of MinIO, RustFS, Ceph, AWS (S3, SNS, EventBridge), Versity, NooBaa, StorageGRID, CloudEvents or
-          SeaweedFS, a bare record, an array, or JSON lines; may be compressed with gzip
-        content: {application/json: {schema: {}}, application/x-ndjson: {schema: {}}}
-      responses:
-        202: {description: the events are recorded, content: {application/json: {schema: Receipt}}}
-        default: Problem
+
+    A 202 means that the events are recorded durably: in the outbox, or in the spool folder while the database is
+    unavailable. After any other answer, or none, send the request again: recording is idempotent, so an event that
+    arrives twice is recorded once. An SNS subscription confirmation is answered with 202 and logged for a person.
     """
     parsed = _parsed()
     for bucket in {event.bucket for event in parsed.events}:
@@ -68,40 +62,34 @@ def record() -> Response:
     if parsed.confirmation is not None:
         return _confirmation(parsed.confirmation)
     if not parsed.events:
-        return json_response(_receipt(Receipt(), parsed), 202)
+        return _receipt(batch.Receipt(), parsed)
     feeder = services().feeder
     if feeder is None:
-        return json_response(_answer(_append(parsed.events, _PATIENCE), parsed), 202)
+        return _answer(_append(parsed.events, _PATIENCE), parsed)
     feeder.started()
     try:
         if not feeder.spool.pending():
-            return json_response(_answer(_append(parsed.events, _PATIENCE_WITH_SPOOL), parsed), 202)
+            return _answer(_append(parsed.events, _PATIENCE_WITH_SPOOL), parsed)
     except (sa.exc.SQLAlchemyError, TimeoutError) as error:
         database_unavailable(error)
     except OSError as error:
         raise _spool_problem(error) from None
-    return json_response(_spooled(feeder.spool, parsed), 202)
+    return _spooled(feeder.spool, parsed)
 
 
 @routes.get("/")
 @needs(PUBLIC)
-def root() -> Response:
-    """Answer a probe.
-    ---
-    get:
-      summary: Answer senders that probe the address, such as RustFS; lead a browser to the console
-      responses:
-        200: {description: the service responds, content: {application/json: {schema: Empty}}}
-        303: {description: a request that accepts HTML before JSON is led to the console}
-    """
+@answers(Welcome, "the service responds", other_answers={303: _TO_CONSOLE})
+def root() -> Welcome | Response:
+    """Answer senders that probe the address, such as RustFS; lead a browser to the console."""
     if request.accept_mimetypes.best_match(["application/json", "text/html"]) == "text/html":
         return Response(status=303, headers={"Location": "console/", "Vary": "Accept"})
-    return json_response({"name": "bucketwire", "events": "/v1/events", "description": "/openapi.json"})
+    return Welcome(name="bucketwire", events="/v1/events", description="/openapi.json")
 
 
 def _parsed() -> Parsed:
     made = services()
-    partial = parsed_flag("partial", request.args.get("partial")) if request.query_string else False
+    partial = parse_flag("partial", request.args.get("partial") or False) if request.query_string else False
     name = request.args.get("frontend", "") if request.query_string else ""
     sender = _sender(name or (g.token.frontend if g.token else ""))
     body = read_body(request, made.settings.body_limit)
@@ -111,11 +99,11 @@ def _parsed() -> Parsed:
 def _sender(name: str) -> Frontend | None:
     """Return the frontend that the request or its token names; None if each record shows who sent it."""
     if name and name not in S3_FRONTENDS:
-        raise bad_value("frontend", "is not the name of a frontend", did_you_mean(name[:64], sorted(S3_FRONTENDS)))
+        raise BadMember("frontend", "is not the name of a frontend", did_you_mean(name[:64], sorted(S3_FRONTENDS)))
     return S3_FRONTENDS[name] if name else None
 
 
-def _append(events: Sequence[Event], patience: float) -> Receipt | QueueFull:
+def _append(events: Sequence[Event], patience: float) -> batch.Receipt | QueueFull:
     try:
         with appending("append", events) as traced:
             return services().commits.append(traced, patience)
@@ -134,7 +122,7 @@ def _append(events: Sequence[Event], patience: float) -> Receipt | QueueFull:
         raise ApiProblem("bad-events", detail) from None
 
 
-def _answer(result: Receipt | QueueFull, parsed: Parsed) -> Mapping[str, Any]:
+def _answer(result: batch.Receipt | QueueFull, parsed: Parsed) -> Receipt:
     if isinstance(result, QueueFull):
         names = [_arn(target) for target in result.targets if may_see(target)]
         full = ", ".join(names) or "a target"
@@ -144,25 +132,24 @@ def _answer(result: Receipt | QueueFull, parsed: Parsed) -> Mapping[str, Any]:
     return _receipt(result, parsed)
 
 
-def _receipt(receipt: Receipt, parsed: Parsed) -> Mapping[str, Any]:
-    return {
-        "recorded": receipt.recorded,
-        "repeated": receipt.repeated,
-        "ignored": parsed.ignored,
-        "matched": {_arn(target): count for target, count in receipt.matched.items() if may_see(target)},
-        "discarded": {_arn(target): count for target, count in receipt.discarded.items() if may_see(target)},
-        **_refused(parsed),
-    }
+def _receipt(receipt: batch.Receipt, parsed: Parsed) -> Receipt:
+    return Receipt(
+        recorded=receipt.recorded,
+        repeated=receipt.repeated,
+        ignored=parsed.ignored,
+        matched={_arn(target): count for target, count in receipt.matched.items() if may_see(target)},
+        discarded={_arn(target): count for target, count in receipt.discarded.items() if may_see(target)},
+        refused=_refused(parsed),
+        more_refused=parsed.more_refused or UNSET,
+    )
 
 
-def _refused(parsed: Parsed) -> Mapping[str, Any]:
-    if not parsed.refused:
-        return {}
-    listed = [{"index": one.index, "field": one.path, "problem": one.problem} for one in parsed.refused]
-    return {"refused": listed} | ({"more_refused": parsed.more_refused} if parsed.more_refused else {})
+def _refused(parsed: Parsed) -> list[RefusedRecord] | UnsetType:
+    listed = [RefusedRecord(index=one.index, field=one.path, problem=one.problem) for one in parsed.refused]
+    return listed or UNSET
 
 
-def _spooled(spool: Spool, parsed: Parsed) -> Mapping[str, Any]:
+def _spooled(spool: Spool, parsed: Parsed) -> Receipt:
     if services().largest_event is None and any(is_larger(event, _ASSUMED_EVENT) for event in parsed.events):
         raise ApiProblem(
             "database-unavailable", "its limit for the size of an event is not known yet; send the request again later"
@@ -172,7 +159,10 @@ def _spooled(spool: Spool, parsed: Parsed) -> Mapping[str, Any]:
             spool.append(traced)
     except OSError as error:
         raise _spool_problem(error) from None
-    return {"spooled": len(parsed.events), "ignored": parsed.ignored, **_refused(parsed)}
+    return Receipt(
+        spooled=len(parsed.events), ignored=parsed.ignored, refused=_refused(parsed),
+        more_refused=parsed.more_refused or UNSET,
+    )  # fmt: skip
 
 
 def _spool_problem(error: OSError) -> ApiProblem:
@@ -181,15 +171,14 @@ def _spool_problem(error: OSError) -> ApiProblem:
     return ApiProblem("spool-full" if full else "spool-unavailable", "nothing was recorded; send it again later")
 
 
-def _confirmation(confirmation: SnsConfirmation) -> Response:
+def _confirmation(confirmation: SnsConfirmation) -> Receipt:
     """Let an operator confirm: the service must not call an address that a request contains."""
     log.warning(
         "SNS asks to confirm that topic %.300r may send events here; to confirm, open this address once: %.2000r",
         confirmation.topic_arn,
         confirmation.subscribe_url,
     )
-    answer = {"confirmation": "open the address in the API's log to confirm", "topic": confirmation.topic_arn}
-    return json_response(answer, 202)
+    return Receipt(confirmation="open the address in the API's log to confirm", topic=confirmation.topic_arn)
 
 
 def _arn(target: TargetId) -> str:

@@ -3,18 +3,21 @@
 from collections.abc import Mapping
 from typing import Any
 
-from flask import Blueprint, Response, current_app
+from flask import Blueprint, current_app
+from msgspec import UNSET
 
 from app.api.auth import PUBLIC, needs
-from app.api.serialization import json_response
+from app.api.description import answers
 from app.api.services import services
 from app.outbox.delivery import heartbeats
 from app.outbox.engine import schema_version
 from app.outbox.engine.cached_probe import CachedProbe, NoAnswer
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, now_ms
+from app.resources.service import Alive, Check, Readiness
 
 routes = Blueprint("health", __name__)
+_NOT_READY = ("a check is not ok; see its reason", Readiness)
 _PROBE = "bucketwire_readiness"
 
 
@@ -30,63 +33,52 @@ def install(app: Any, database: Database) -> None:
 
 @routes.get("/healthz")
 @needs(PUBLIC)
-def healthz() -> Response:
-    """Report liveness.
-    ---
-    get:
-      summary: Report that the process responds; the database is not checked
-      responses:
-        200: {description: the process responds, content: {application/json: {schema: Alive}}}
-    """
-    return json_response({"status": "ok"})
+@answers(Alive, "the process responds")
+def healthz() -> Alive:
+    """Report that the process responds; the database is not checked."""
+    return Alive(status="ok")
 
 
 @routes.get("/readyz")
 @needs(PUBLIC)
-def readyz() -> Response:
-    """Report readiness.
-    ---
-    get:
-      summary: Check the database, its schema, the drain and the spool folder
-      description: >
-        With a spool folder, the API also accepts events while the answer is 503. An unavailable target or a queue
-        without a worker does not make the service unready.
-      responses:
-        200: {description: every check is ok, content: {application/json: {schema: Readiness}}}
-        503: {description: a check is not ok; see its reason, content: {application/json: {schema: Readiness}}}
+@answers(Readiness, "every check is ok", other_answers={503: _NOT_READY})
+def readyz() -> tuple[Readiness, int]:
+    """Check the database, its schema, the drain and the spool folder.
+
+    With a spool folder, the API also accepts events while the answer is 503. An unavailable target or a queue without a
+    worker does not make the service unready.
     """
     ready, checks = readiness()
-    return json_response({"ready": ready, "checks": checks}, 200 if ready else 503)
+    return Readiness(ready=ready, checks=checks), 200 if ready else 503
 
 
-def readiness() -> tuple[bool, dict[str, Any]]:
+def readiness() -> tuple[bool, dict[str, Check]]:
     """Return whether every check is ok, and the checks; a hanging database costs two seconds at most."""
     result = current_app.extensions[_PROBE].get()
     checks = make_checks(result.value, result.error, schema_version.head(), now_ms())
     feeder = services().feeder
     if feeder is not None:
         waiting, damaged = len(feeder.spool.files()), feeder.spool.damaged()
-        checks["spool"] = {"ok": not damaged, "files": waiting, "quarantined": damaged}
-    return all(check["ok"] for check in checks.values()), checks
+        checks["spool"] = Check(ok=not damaged, files=waiting, quarantined=damaged)
+    return all(check.ok for check in checks.values()), checks
 
 
-def make_checks(state: Mapping[str, Any] | None, error: Exception | None, head: str, now: int) -> dict[str, Any]:
+def make_checks(state: Mapping[str, Any] | None, error: Exception | None, head: str, now: int) -> dict[str, Check]:
     """Return the checks from the database's last state and the error since. Names no address: the route is public."""
     if error is not None or state is None:
         reason = str(error) if isinstance(error, NoAnswer) else "it cannot be reached; see the API's log"
-        unknown = {"ok": False, "reason": "the database is unavailable"}
-        return {"database": {"ok": False, "reason": reason}, "schema": unknown, "drain": unknown}
+        unknown = Check(ok=False, reason="the database is unavailable")
+        return {"database": Check(ok=False, reason=reason), "schema": unknown, "drain": unknown}
     # During a rolling upgrade, processes of the previous version work with the new schema and must stay in service.
     fits = state["revision"] == head or state["later"]
-    schema_check = {"ok": fits, "revision": state["revision"], "needed": head}
-    if not schema_check["ok"]:
-        schema_check["reason"] = "run `bucketwire migrate`"
-    age = heartbeats.drain_age(state["drained"], now)
-    drain_check: dict[str, Any] = {"ok": not heartbeats.drain_stopped(state["drained"], now)}
-    drain_check["age"] = None if age is None else age / 1000
-    if not drain_check["ok"]:
-        drain_check["reason"] = "nothing is delivered: is a beat running, and a worker that drains?"
-    return {"database": {"ok": True}, "schema": schema_check, "drain": drain_check}
+    schema_reason = UNSET if fits else "run `bucketwire migrate`"
+    age, runs = heartbeats.drain_age(state["drained"], now), not heartbeats.drain_stopped(state["drained"], now)
+    drain_reason = UNSET if runs else "nothing is delivered: is a beat running, and a worker that drains?"
+    return {
+        "database": Check(ok=True),
+        "schema": Check(ok=fits, revision=state["revision"], needed=head, reason=schema_reason),
+        "drain": Check(ok=runs, age=None if age is None else age / 1000, reason=drain_reason),
+    }
 
 
 def _read(database: Database) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
 from app.api.auth import READ, needs
+from app.api.description import answers
 from app.api.services import Services, services
 from app.config.arn import TargetId
 from app.outbox.delivery import heartbeats
@@ -62,16 +63,11 @@ def _audited(database_url: str) -> list[Audit]:
 
 @routes.get("/metrics")
 @needs(READ)
+@answers(None, "the metrics in the text exposition format", media_type="text/plain")
 def metrics() -> Response:
-    """Export metrics.
-    ---
-    get:
-      summary: Return the metrics for Prometheus
-      description: While the database is unavailable, only `bucketwire_database_up` and the spool folder's metrics.
-      security: [{token: [read]}]
-      responses:
-        200: {description: the metrics in the text exposition format, content: {text/plain: {schema: {type: string}}}}
-        default: Problem
+    """Return the metrics for Prometheus.
+
+    While the database is unavailable, only `bucketwire_database_up` and the spool folder's metrics.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(scrape())

@@ -1,6 +1,7 @@
 """Stream events to browsers and programs as server-sent events."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,20 +9,22 @@ from typing import Any
 from flask import Blueprint, Flask, Response, current_app, request
 
 from app.api.auth import READ, is_limited, needs, require_bucket, require_target, watch_token
+from app.api.description import answers
 from app.api.errors import ApiProblem
+from app.api.listen import query as listen
 from app.api.listen.gunicorn_worker import SocketHandedOver
-from app.api.listen.query import LONGEST_FILTER, NO_TARGET, StreamQuery
+from app.api.listen.query import LONGEST_FILTER, NO_TARGET
 from app.api.listen.streams import Streams
 from app.api.listen.wire_format import SERVER_SENT_EVENTS
 from app.api.s3.errors import S3Error
-from app.api.serialization import bad_value, parsed_target, parsed_text
 from app.api.services import services
 from app.config.errors import BadValue
 from app.config.secrets import Sealer
 from app.events.model import EVENT_ID
 from app.events.names import EVERY, UnknownEventName, expand
 from app.outbox.engine.database import Database
-from app.resources.declaration import refuse_unknown
+from app.resources.declaration import BadMember
+from app.resources.event import StreamQuery
 from app.rules.model import EVERY_BUCKET, Rule
 
 routes = Blueprint("stream", __name__)
@@ -48,71 +51,53 @@ def install(app: Flask, database: Database, *, tls: bool = False) -> Streams:
 
 @routes.get("/v1/events/stream")
 @needs(READ, limited=True)
-def stream() -> Response:
-    """Stream events.
-    ---
-    get:
-      summary: Stream events as they are recorded, as server-sent events
-      description: >
-        Each event has its `id`, and as `data` the JSON object `{"Records": […], "EventId": …}`, as the stream of the
-        S3 API. A reader that is too slow gets an event of the type `gap` for those that it missed. A stream ends within
-        seconds of its token's revocation, and after five minutes; `EventSource` connects again, and resumes after the
-        last event that was looked at for it.
-      security: [{token: [read]}]
-      parameters:
-        - {name: bucket, in: query, schema: Text, description: "the bucket; every bucket unless given"}
-        - {name: prefix, in: query, schema: Text, description: the key's prefix}
-        - {name: suffix, in: query, schema: Text, description: the key's suffix}
-        - {name: events, in: query, schema: {type: string},
-           description: "event names, comma-separated, with wildcards such as s3:ObjectCreated:*"}
-        - {name: target, in: query, schema: {type: string}, description: "events for this target, an ARN or type:name"}
-        - {name: after, in: query, schema: {type: string},
-           description: "the id of an event, to begin after it; events from now on unless given"}
-      responses:
-        200: {description: the stream, content: {text/event-stream: {schema: {type: string}}}}
-        default: Problem
+@answers(None, "the stream", query=StreamQuery, media_type="text/event-stream")
+def stream(query: StreamQuery) -> Response:
+    """Stream events as they are recorded, as server-sent events.
+
+    Each event has its `id`, and as `data` the JSON object `{"Records": […], "EventId": …}`, as the stream of the S3
+    API. A reader that is too slow gets an event of the type `gap` for those that it missed. A stream ends within
+    seconds of its token's revocation, and after five minutes; `EventSource` connects again, and resumes after the last
+    event that was looked at for it.
     """
-    refuse_unknown(request.args, ("bucket", "prefix", "suffix", "events", "target", "after"))
-    bucket, prefix, suffix, events = (
-        parsed_text(name, request.args.get(name)) for name in ("bucket", "prefix", "suffix", "events")
-    )
-    require_bucket(bucket)
-    for name, text in (("prefix", prefix), ("suffix", suffix)):
+    require_bucket(query.bucket)
+    for name, text in (("prefix", query.prefix), ("suffix", query.suffix)):
         if len(text.encode(errors="replace")) > LONGEST_FILTER:
-            raise bad_value(name, f"has more than {LONGEST_FILTER:,} bytes", "no key is longer")
-    target = parsed_target("target", request.args["target"]) if request.args.get("target") else None
-    if target is not None:
-        require_target(target)
-    target_id = None if target is None else services().registry.target(target).row_id
-    rule = Rule(bucket=bucket or EVERY_BUCKET, events=_names(events), target=NO_TARGET, prefix=prefix, suffix=suffix)
-    after = parsed_text("after", request.args.get("after"))
-    after_id, after_sealed = _event_id(after)
-    if after and not after_id:
-        raise bad_value("after", "is not the id of an event", "give 32 hexadecimal digits, or an id of a stream")
+            raise BadMember(name, f"has more than {LONGEST_FILTER:,} bytes", "no key is longer")
+    if query.target is not None:
+        require_target(query.target)
+    target_id = None if query.target is None else services().registry.target(query.target).row_id
+    rule = Rule(
+        bucket=query.bucket or EVERY_BUCKET, events=_names(query.events), target=NO_TARGET, prefix=query.prefix,
+        suffix=query.suffix,
+    )  # fmt: skip
+    after_id, after_sealed = _event_id(query.after)
+    if query.after and not after_id:
+        raise BadMember("after", "is not the id of an event", "give 32 hexadecimal digits, or an id of a stream")
     last = request.headers.get("Last-Event-ID", "")
     last_id, last_sealed = _event_id(last)
     resume, sealed = (last_id, last_sealed) if last_id else (after_id, after_sealed)
     if request.method == "HEAD":
         return Response(mimetype="text/event-stream")
     response = _HandOver()
-    query = StreamQuery(rule, _PING, resume, SERVER_SENT_EVENTS, target_id, is_allowed=watch_token())
+    asked = listen.StreamQuery(rule, _PING, resume, SERVER_SENT_EVENTS, target_id, is_allowed=watch_token())
     if is_limited():  # it learns no event of another bucket, nor whether there is one of an id
-        query = replace(query, seal=partial(_seal, services().sealer), resume_bucket="" if sealed else bucket)
+        asked = replace(asked, seal=partial(_seal, services().sealer), resume_bucket="" if sealed else query.bucket)
     try:
-        response.handed_over = _begin(query)
+        response.handed_over = _begin(asked)
     except S3Error as error:
         if error.code == "SlowDown":
             raise ApiProblem(
                 "too-many-streams", "this process has as many streams as it can; try again later"
             ) from None
         if last:  # a browser that was away for longer than the retention must not stop for ever
-            response.handed_over = _begin(replace(query, resume_after=""))
+            response.handed_over = _begin(replace(asked, resume_after=""))
         else:
-            raise bad_value("after", "is not in the event log (any more)", "leave it out to begin now") from None
+            raise BadMember("after", "is not in the event log (any more)", "leave it out to begin now") from None
     return response
 
 
-def _begin(query: StreamQuery) -> SocketHandedOver:
+def _begin(query: listen.StreamQuery) -> SocketHandedOver:
     streams: Streams = current_app.extensions[_STREAMS]
     chunked = request.environ.get("SERVER_PROTOCOL") != "HTTP/1.0"
     return streams.begin(query, chunked=chunked, number=secrets.token_hex(8).upper())
@@ -138,11 +123,10 @@ def _event_id(text: str) -> tuple[str, bool]:
     return (event_id, sealed) if EVENT_ID.fullmatch(event_id) else ("", False)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(filter(None, (part.strip() for part in text.split(","))))
+def _names(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         try:
             expand(name)
         except UnknownEventName:
-            raise bad_value("events", "has a name that is unknown", "write s3:ObjectCreated:*, or omit it") from None
-    return names or (EVERY,)
+            raise BadMember("events", "has a name that is unknown", "write s3:ObjectCreated:*, or omit it") from None
+    return tuple(names) or (EVERY,)

@@ -3,40 +3,32 @@
 import uuid
 from urllib.parse import urlencode
 
-from flask import Blueprint, Response, request
+from flask import Blueprint
 
 from app.api.auth import ADMIN, needs
+from app.api.description import answers
 from app.api.errors import ApiProblem, check_active
-from app.api.request_body import json_object
-from app.api.serialization import json_response, target_of
+from app.api.serialization import target_of
 from app.api.services import services
 from app.events.test_events import TEST_BUCKET, make_test_events
 from app.outbox.engine.database import now_ms
 from app.outbox.log.batch import QueueFull
 from app.outbox.log.recorder import Recorder
-from app.resources.declaration import format_time, refuse_unknown
+from app.resources.declaration import Nothing, format_time
+from app.resources.target import TargetTest
 
 routes = Blueprint("target_test", __name__)
 
 
 @routes.post("/v1/targets/<type_name>/<name>/test")
 @needs(ADMIN, limited=True)
-def test(type_name: str, name: str) -> Response:
-    """Send a test event.
-    ---
-    post:
-      summary: Record a marked test event for this target only, independent of the rules
-      description: >
-        It is delivered like any other event, after those that are pending; `history` is the address of its delivery
-        state. A namespace gets a PUT and the DELETE of the same object, so that it keeps nothing of them.
-      security: [{token: [admin]}]
-      parameters: [target_type, target_name]
-      requestBody: {required: true, content: {application/json: {schema: Nothing}}}
-      responses:
-        202: {description: the test event is recorded, content: {application/json: {schema: TargetTest}}}
-        default: Problem
+@answers(TargetTest, "the test event is recorded", body=Nothing, status=202)
+def test(type_name: str, name: str, body: Nothing) -> TargetTest:  # noqa: ARG001 - nothing else is accepted
+    """Record a marked test event for this target only, independent of the rules.
+
+    It is delivered like any other event, after those that are pending; `history` is the address of its delivery state.
+    A namespace gets a PUT and the DELETE of the same object, so that it keeps nothing of them.
     """
-    refuse_unknown(json_object(request), ())
     target = target_of(type_name, name)
     registry = services().registry
     stored = registry.target(target)
@@ -50,13 +42,10 @@ def test(type_name: str, name: str) -> Response:
     arn = target.arn(services().settings.region)
     if isinstance(receipt, QueueFull):
         raise ApiProblem("queue-full", f"the queue of {arn} is full; no test event was recorded", {"targets": [arn]})
-    return json_response(
-        {
-            "target": arn,
-            "ids": [event.id for event in events],
-            "bucket": TEST_BUCKET,
-            "key": key,
-            "history": f"/v1/events?{urlencode({'bucket': TEST_BUCKET, 'key': key})}",
-        },
-        202,
+    return TargetTest(
+        target=arn,
+        ids=[event.id for event in events],
+        bucket=TEST_BUCKET,
+        key=key,
+        history=f"/v1/events?{urlencode({'bucket': TEST_BUCKET, 'key': key})}",
     )

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, request
+from msgspec import UNSET, UnsetType
 
 from app.api.auth import ADMIN, READ, is_limited, may_see, needs
+from app.api.description import answers
 from app.api.errors import ApiProblem
 from app.api.request_body import json_object
-from app.api.serialization import json_response, parsed_flag, parsed_text, target_of
+from app.api.serialization import target_of
 from app.api.services import services
 from app.config.api_settings import SyncEvents, is_sync, sync_events
 from app.config.arn import TargetId
@@ -21,67 +23,43 @@ from app.outbox.delivery.counters import TargetCounters, read_status
 from app.outbox.engine.database import now_ms
 from app.outbox.service_settings import read_api_settings
 from app.outbox.targets import StoredTarget, UnknownTarget
-from app.resources.declaration import format_time, refuse_unknown
+from app.resources.declaration import Nothing, format_time
+from app.resources.target import BriefQuery, Counters, Opening, Pause, Removed, RemoveQuery, Seconds, Target, Targets
 
 routes = Blueprint("targets", __name__)
 _OF_ALL = {"allow_private": True, "queue_full": "reject"}  # values that concern more than their target
+_SETTINGS = {
+    "required": True,
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Settings"}}},
+}
 _SCHEDULES = ("reconcile", "reconcile_repair", "scan")  # runs over every bucket in the target's events
 
 
 @routes.get("/v1/targets")
 @needs(READ, limited=True)
-def ls() -> Response:
-    """List the targets.
-    ---
-    get:
-      summary: List every target with its settings, state and counters
-      security: [{token: [read]}]
-      parameters:
-        - {name: brief, in: query, schema: {type: boolean, default: false},
-           description: "leave out `events` and `oldest_age`, for which every partition of every target is looked at"}
-      responses:
-        200: {description: the targets, content: {application/json: {schema: Targets}}}
-        default: Problem
-    """
-    refuse_unknown(request.args, ("brief",))
-    brief = parsed_flag("brief", request.args.get("brief"))
-    return json_response({"targets": _brief() if brief else _described()})
+@answers(Targets, "the targets", query=BriefQuery)
+def ls(query: BriefQuery) -> Targets:
+    """List every target with its settings, state and counters."""
+    return Targets(targets=_brief() if query.brief else _described())
 
 
 @routes.get("/v1/targets/<type_name>/<name>")
 @needs(READ, limited=True)
-def show(type_name: str, name: str) -> Response:
-    """Show a target.
-    ---
-    get:
-      summary: Return a target with its settings, state and counters
-      security: [{token: [read]}]
-      parameters: [target_type, target_name]
-      responses:
-        200: {description: the target, content: {application/json: {schema: Target}}}
-        default: Problem
-    """
-    return json_response(_one(target_of(type_name, name)))
+@answers(Target, "the target")
+def show(type_name: str, name: str) -> Target:
+    """Return a target with its settings, state and counters."""
+    return _one(target_of(type_name, name))
 
 
 @routes.put("/v1/targets/<type_name>/<name>")
 @needs(ADMIN, limited=True)
-def put(type_name: str, name: str) -> Response:
-    """Create or change a target.
-    ---
-    put:
-      summary: Create a target, or replace its settings
-      description: >
-        The body has the settings by name, as strings or JSON values. An omitted setting gets its default; a secret that
-        is sent as `*redacted*` is kept. A changed target takes effect within a second, and a worker opens it within
-        seconds: `opening` is then `opened`, or `failed` with the reason.
-      security: [{token: [admin]}]
-      parameters: [target_type, target_name]
-      requestBody: {required: true, content: {application/json: {schema: Settings}}}
-      responses:
-        200: {description: the changed target, content: {application/json: {schema: Target}}}
-        201: {description: the new target, content: {application/json: {schema: Target}}}
-        default: Problem
+@answers(Target, "the changed target", content=_SETTINGS, other_answers={201: ("the new target", Target)})
+def put(type_name: str, name: str) -> tuple[Target, int]:
+    """Create a target, or replace its settings.
+
+    The body has the settings by name, as strings or JSON values. An omitted setting gets its default; a secret that is
+    sent as `*redacted*` is kept. A changed target takes effect within a second, and a worker opens it within seconds:
+    `opening` is then `opened`, or `failed` with the reason.
     """
     target = target_of(type_name, name)
     settings, status = json_object(request), 200
@@ -97,119 +75,81 @@ def put(type_name: str, name: str) -> Response:
     if is_limited():
         _check_host_files(target.type, before, wanted)
     services().registry.put(target, settings)
-    return json_response(_one(target), status)
+    return _one(target), status
 
 
 @routes.delete("/v1/targets/<type_name>/<name>")
 @needs(ADMIN, limited=True)
-def remove(type_name: str, name: str) -> Response:
+@answers(Removed, "the target is removed", query=RemoveQuery)
+def remove(type_name: str, name: str, query: RemoveQuery) -> Removed:
     """Remove a target.
-    ---
-    delete:
-      summary: Remove a target
-      description: >
-        Refused with 409 while rules name the target, or it has undelivered events or dead letters, unless `force` is
-        set; then `lost` lists what was deleted with it.
-      security: [{token: [admin]}]
-      parameters:
-        - target_type
-        - target_name
-        - {name: force, in: query, schema: {type: boolean, default: false},
-           description: "also delete its rules, undelivered events and dead letters"}
-      responses:
-        200: {description: the target is removed, content: {application/json: {schema: Removed}}}
-        default: Problem
+
+    Refused with 409 while rules name the target, or it has undelivered events or dead letters, unless `force` is set;
+    then `lost` lists what was deleted with it.
     """
-    refuse_unknown(request.args, ("force",))
-    lost = services().registry.remove(target_of(type_name, name), force=parsed_flag("force", request.args.get("force")))
-    return json_response({"lost": lost})
+    return Removed(lost=services().registry.remove(target_of(type_name, name), force=query.force))
 
 
 @routes.post("/v1/targets/<type_name>/<name>/pause")
 @needs(ADMIN, limited=True)
-def pause(type_name: str, name: str) -> Response:
-    """Pause a target.
-    ---
-    post:
-      summary: Stop deliveries to a target until it is resumed; its events wait
-      security: [{token: [admin]}]
-      parameters: [target_type, target_name]
-      requestBody: {required: true, content: {application/json: {schema: Reason}}}
-      responses:
-        200: {description: the target, content: {application/json: {schema: Target}}}
-        default: Problem
-    """
-    body = json_object(request)
-    refuse_unknown(body, ("reason",))
+@answers(Target, "the target", body=Pause)
+def pause(type_name: str, name: str, body: Pause) -> Target:
+    """Stop deliveries to a target until it is resumed; its events wait."""
     target = target_of(type_name, name)
-    services().registry.pause(target, parsed_text("reason", body.get("reason")) or "paused through the API")
-    return json_response(_one(target))
+    services().registry.pause(target, body.reason or "paused through the API")
+    return _one(target)
 
 
 @routes.post("/v1/targets/<type_name>/<name>/resume")
 @needs(ADMIN, limited=True)
-def resume(type_name: str, name: str) -> Response:
-    """Resume a target.
-    ---
-    post:
-      summary: End a target's pause, and close its circuit breaker
-      security: [{token: [admin]}]
-      parameters: [target_type, target_name]
-      requestBody: {required: true, content: {application/json: {schema: Nothing}}}
-      responses:
-        200: {description: the target, content: {application/json: {schema: Target}}}
-        default: Problem
-    """
-    refuse_unknown(json_object(request), ())
+@answers(Target, "the target", body=Nothing)
+def resume(type_name: str, name: str, body: Nothing) -> Target:  # noqa: ARG001 - nothing else is accepted
+    """End a target's pause, and close its circuit breaker."""
     target = target_of(type_name, name)
     services().registry.resume(target)
-    return json_response(_one(target))
+    return _one(target)
 
 
-def _one(target: TargetId) -> dict[str, Any]:
+def _one(target: TargetId) -> Target:
     return _described(target)[0]
 
 
-def _described(target: TargetId | None = None) -> list[dict[str, Any]]:
+def _described(target: TargetId | None = None) -> list[Target]:
     with services().database.snapshot() as connection:
         statuses = read_status(connection, target)
         service = sync_events(services().settings.sync_events, read_api_settings(connection))
     now = now_ms()
     return [
-        _target_json(status.stored, service) | _progress_json(status.counters, now)
-        for status in statuses
-        if may_see(status.stored.target)
+        _resource(status.stored, service, status.counters, now) for status in statuses if may_see(status.stored.target)
     ]
 
 
-def _brief() -> list[dict[str, Any]]:
+def _brief() -> list[Target]:
     with services().database.reading() as connection:
         service = sync_events(services().settings.sync_events, read_api_settings(connection))
-    return [_target_json(stored, service) for stored in services().registry.targets() if may_see(stored.target)]
+    return [_resource(stored, service) for stored in services().registry.targets() if may_see(stored.target)]
 
 
-def _target_json(stored: StoredTarget, service: SyncEvents) -> dict[str, Any]:
-    return {
-        "arn": stored.target.arn(services().settings.region),
-        "type": stored.target.type,
-        "name": stored.target.name,
-        "state": stored.state,
-        "reason": stored.state_reason,
-        "resume_at": format_time(stored.resume_at),
-        "opening": {
-            "state": stored.opening,
-            "at": format_time(stored.opening_at),
-            "reason": stored.opening_reason,
-        },
-        "mode": "sync" if is_sync(stored.values, service) else "async",
-        "origin": stored.origin,
-        "settings": _shown(stored),
-    }
-
-
-def _progress_json(counters: TargetCounters, now: int) -> dict[str, Any]:
-    age = max(0, now - counters.oldest) / 1000 if counters.oldest else None
-    return {"events": counters_json(counters), "oldest_age": age}
+def _resource(
+    stored: StoredTarget, service: SyncEvents, counters: TargetCounters | None = None, now: int = 0
+) -> Target:
+    oldest_age: Seconds | UnsetType = UNSET
+    if counters is not None:
+        oldest_age = max(0, now - counters.oldest) / 1000 if counters.oldest else None
+    return Target(
+        arn=stored.target.arn(services().settings.region),
+        type=stored.target.type,
+        name=stored.target.name,
+        state=stored.state,
+        reason=stored.state_reason,
+        resume_at=format_time(stored.resume_at),
+        opening=Opening(state=stored.opening, at=format_time(stored.opening_at), reason=stored.opening_reason),
+        mode="sync" if is_sync(stored.values, service) else "async",
+        origin=stored.origin,
+        settings=_shown(stored),
+        events=UNSET if counters is None else counters_of(counters),
+        oldest_age=oldest_age,
+    )
 
 
 def _shown(stored: StoredTarget) -> dict[str, str]:
@@ -219,10 +159,9 @@ def _shown(stored: StoredTarget) -> dict[str, str]:
         return dict.fromkeys(stored.values, REDACTED)
 
 
-def counters_json(counters: TargetCounters) -> dict[str, int]:
-    """Return a target's counters; matched = recorded + discarded, and recorded is the sum of all but these two."""
-    names = ("matched", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
-    return {name: getattr(counters, name) for name in names}
+def counters_of(counters: TargetCounters) -> Counters:
+    """Return a target's counters."""
+    return Counters(**{name: getattr(counters, name) for name in Counters.__struct_fields__})
 
 
 def _check_tenant(type_name: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ import orjson
 from app.cli.context import CommandContext, with_api
 from app.cli_common.output import Columns
 from app.cli_common.param_types import TIME, iso
+from app.resources.audit_entry import AuditEntry
 
 _TIMES = ("since", "before")  # details that are milliseconds since 1970
 
@@ -31,10 +32,7 @@ def audit(context: CommandContext, limit: int, **filters: Any) -> None:
 
     Changes by commands without --url have the operating system's user and host as their actor.
     """
-    columns: Columns = {
-        "time": "at", "actor": "actor", "address": "address", "action": "action", "resource": "resource", "via": "via",
-        "details": _summary,
-    }  # fmt: skip
+    columns: Columns = {**AuditEntry.columns, "details": _summary}
     context.rows(context.api.pages("/v1/audit", "entries", limit=limit, **filters), columns, "no changes")
 
 

@@ -8,6 +8,7 @@ from app.cli.client import Client
 from app.cli.context import CommandContext, with_api
 from app.cli_common.output import Columns, columns
 from app.resources.declaration import short_target
+from app.resources.event import Event
 
 _ACTIONS = ("add", "list", "ls", "remove", "rm")  # of `mc event`, which was `mc events` until 2018
 
@@ -43,7 +44,7 @@ def events(context: CommandContext, bucket: str, key: str, limit: int, _history:
     nothing = f"no events of {bucket}/{key} in the event log; BUCKETWIRE_RETENTION sets how long it keeps them"
     if not attempts:
         shown: Columns = {
-            "received": "received_at", "event": "name", "version": "version", "id": "id",
+            **Event.columns,
             "delivery state": lambda event: "; ".join(map(_format_state, event["delivery_states"]))
             or "no rule named a target",
         }  # fmt: skip

@@ -4,24 +4,12 @@ import click
 
 from app.cli.context import CommandContext, with_api
 from app.cli_common.errors import CommandError
-from app.cli_common.output import Columns, columns
 from app.cli_common.param_types import TARGET
 from app.config.arn import TargetId
-from app.resources.declaration import short_target
 from app.resources.drift import DRIFT_KINDS
+from app.resources.reconciliation import Finding, Reconciliation
 
 _PATH = "/v1/reconciliations"
-_COLUMNS = (
-    "run",
-    "target",
-    "bucket",
-    "job",
-    "state",
-    "started_at",
-    *DRIFT_KINDS,
-    "repaired",
-    "problem",
-)
 
 
 @click.group()
@@ -34,8 +22,9 @@ def reconciliation() -> None:
 @with_api
 def ls(context: CommandContext, limit: int) -> None:
     """List the last runs, newest first."""
-    shown: Columns = {**columns(*_COLUMNS), "target": short_target}
-    context.rows(context.api.get(_PATH, limit=limit)["reconciliations"], shown, "nothing was reconciled yet")
+    context.rows(
+        context.api.get(_PATH, limit=limit)["reconciliations"], Reconciliation.columns, "nothing was reconciled yet"
+    )
 
 
 @reconciliation.command()
@@ -75,7 +64,7 @@ def cancel(context: CommandContext, run: str) -> None:
 def findings(context: CommandContext, run: str, kind: str | None, limit: int) -> None:
     """Show the differences that RUN found: the first 10,000, all of them are in its report."""
     found = context.api.pages(f"{_run_path(run)}/findings", "findings", limit=limit, kind=kind)
-    context.rows(found, columns("number", "kind", "key", "differs"), "no difference is stored")
+    context.rows(found, Finding.columns, "no difference is stored")
 
 
 def _run_path(run: str) -> str:

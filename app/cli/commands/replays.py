@@ -10,10 +10,10 @@ from app.cli.client import target_path
 from app.cli.commands.rules import plain_names
 from app.cli.context import CommandContext, with_api
 from app.cli_common.errors import CommandError
-from app.cli_common.output import Columns, bar, count_noun
+from app.cli_common.output import bar, count_noun
 from app.cli_common.param_types import TARGET, TIME, iso
 from app.config.arn import TargetId
-from app.resources.declaration import short_target
+from app.resources.replay import Replay
 
 _PATH = "/v1/replays"
 _INTERVAL_SECONDS = 0.25  # between two queries of the progress
@@ -43,11 +43,7 @@ def replay(
     if click.get_current_context().invoked_subcommand is not None:
         return
     if listing:
-        columns: Columns = {
-            "replay": "id", "target": short_target, "begun": "created_at", "events": "replayed", "progress": "progress",
-            "done": "finished",
-        }  # fmt: skip
-        context.rows(context.api.get(_PATH)["replays"], columns, "no replays")
+        context.rows(context.api.get(_PATH)["replays"], Replay.columns, "no replays")
         return
     if target is None:
         raise click.UsageError("name the target: --target type:name")

@@ -9,10 +9,11 @@ import click
 from app.cli.client import Client, target_path
 from app.cli.context import CommandContext, with_api
 from app.cli_common.errors import CommandError
-from app.cli_common.output import Cell, Columns, count_noun
+from app.cli_common.output import Columns, count_noun
 from app.cli_common.param_types import BUCKET, PAIR, SIZE, TARGET, split_words
 from app.config.arn import TargetId
 from app.events.names import EVERY, SHORTHANDS, shorthand
+from app.resources.rule import Rule
 from app.rules.filters import parse_filters
 from app.rules.model import EVERY_BUCKET, event_names
 
@@ -81,7 +82,7 @@ def add(
 def ls(context: CommandContext, bucket: str | None, target: TargetId | None) -> None:
     """List the rules: all of them, those of BUCKET, or those of BUCKET for ARN."""
     rules = _find_rules(context.api, bucket, target)
-    columns = rule_columns(rules, "bucket", "target", "events")
+    columns = rule_columns(rules)
     context.rows(rules, columns, "no rules; add one: `bucketwire event add BUCKET ARN`")
 
 
@@ -134,10 +135,9 @@ def plain_names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for member in parsed for name in sorted(event_names(member) or {member})))
 
 
-def rule_columns(rules: Sequence[Mapping[str, Any]], *members: str) -> Columns:
-    """Return the columns of a table of rules: number, these members, prefix and suffix; further filters if any has."""
-    columns: dict[str, Cell] = {"rule": "number"}
-    columns |= {"ARN" if name == "target" else name: name for name in (*members, "prefix", "suffix")}
+def rule_columns(rules: Sequence[Mapping[str, Any]], without: str = "") -> Columns:
+    """Return the columns of a table of rules, without that of a member; with further filters if a rule has any."""
+    columns = {header: member for header, member in Rule.columns.items() if member != without}
     return columns | ({"filters": _filters} if any(map(_filters, rules)) else {})
 
 

@@ -9,9 +9,10 @@ from app.cli.commands.config import remove_target, set_keys
 from app.cli.commands.rules import rule_columns
 from app.cli.context import CommandContext, with_api
 from app.cli_common.context import ServiceContext, pass_context
-from app.cli_common.output import Columns, printable
+from app.cli_common.output import printable
 from app.cli_common.param_types import TARGET
 from app.config.arn import TargetId
+from app.resources.target import Target
 
 _FACTS = ("arn", "state", "reason", "mode", "origin")
 
@@ -25,12 +26,8 @@ def target() -> None:
 @with_api
 def ls(context: CommandContext) -> None:
     """List the targets and their states; `bucketwire status` shows their counters."""
-    columns: Columns = {
-        "target": target_name, "ARN": "arn", "state": "state", "opening": lambda target: target["opening"]["state"],
-        "from": "origin", "reason": lambda target: target["reason"] or target["opening"]["reason"],
-    }  # fmt: skip
     targets = context.api.get("/v1/targets", brief=True)["targets"]
-    context.rows(targets, columns, "no targets; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`")
+    context.rows(targets, Target.columns, "no targets; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`")
 
 
 @target.command()
@@ -47,7 +44,7 @@ def show(context: CommandContext, which: TargetId) -> None:
     facts: dict[str, Any] = {"target": target_name(target), **{name: target[name] for name in _FACTS}, **opening}
     for name, value in (facts | target["settings"]).items():
         click.echo(f"{name:>20}  {printable(str(value))}")
-    columns = rule_columns(rules, "bucket", "events")
+    columns = rule_columns(rules, without="target")
     context.rows(rules, columns, "no rule names it, so it gets no events; add one: `bucketwire event add`")
 
 

@@ -7,6 +7,7 @@ from app.cli_common.param_types import TARGET, split_words
 from app.config.arn import TargetId
 from app.config.settings import SCOPES
 from app.events.frontends import S3_FRONTENDS
+from app.resources.token import Token
 
 _NONE_LEFT = "no token is left: no client can use the API; create one: `bucketwire token create`"
 _NONE_YET = "no tokens yet: every program on this machine can use the API"
@@ -50,12 +51,8 @@ def create(
 @with_api
 def ls(context: CommandContext) -> None:
     """List the valid tokens by name; the tokens themselves are not stored."""
-    columns = {
-        "name": "name", "scopes": "scopes", "buckets": "buckets", "targets": "targets", "frontend": "frontend",
-        "from": "origin", "created": "created_at",
-    }  # fmt: skip
     answer = context.api.get("/v1/tokens")
-    context.rows(answer["tokens"], columns, _NONE_LEFT if answer["required"] else _NONE_YET)
+    context.rows(answer["tokens"], Token.columns, _NONE_LEFT if answer["required"] else _NONE_YET)
 
 
 @token.command()

@@ -24,10 +24,9 @@ from app.outbox.markers import WHOLE_LOG
 from app.outbox.reconcile.progress import Progress
 from app.outbox.targets import find_target
 from app.outbox.versions.rows import ObjectKey, key_state
-from app.resources.drift import DRIFT_KINDS, drift_of
+from app.resources.drift import drift_of
+from app.resources.reconciliation import COUNTS
 
-# The numbers of a run; `unreadable` are entries of the listing.
-COUNTS = ("objects", "target_rows", *DRIFT_KINDS, "unmatched", "in_flight", "unreadable", "repaired")
 RUNNING, CLEAN, DRIFT, REPAIRED, FAILED = "running", "clean", "drift", "repaired", "failed"
 RECONCILE, SCAN = "reconcile", "scan"  # the jobs
 WAITING = "waiting"  # registered by the schedule or on request, not started yet

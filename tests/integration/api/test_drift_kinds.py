@@ -58,12 +58,13 @@ page = client.get(f"/console/reconciliations/{run}").text
 listed = client.get("/console/reconciliations").text
 command = [CliRunner().invoke(bucketwire, ["reconciliation", *words]) for words in (["ls"], ["ls", "--json"])]
 facts = {"drift": float(re.search(r"bucketwire_reconcile_drift\\{.*\\} (.*)", metrics)[1])}
+kinds = described["Finding"]["properties"]["kind"]["enum"]
 for kind in drift.DRIFT_KINDS:
     found = client.get(f"/v1/reconciliations/{run}/findings?kind={kind}").json["findings"]
     asked = CliRunner().invoke(bucketwire, ["reconciliation", "findings", run, "--kind", kind, "--json"])
     facts[kind] = {
         "api": shown[kind],
-        "described": kind in described["DriftKind"]["enum"] and kind in described["Reconciliation"]["properties"],
+        "described": kind in kinds and kind in described["Reconciliation"]["properties"],
         "findings": [one["key"] for one in found],
         "event": record[f"x-bucketwire-{kind}"],
         "tile": f"<dt>{kind}</dt><dd>{counts[kind]}</dd>" in page,

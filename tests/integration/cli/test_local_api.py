@@ -22,7 +22,7 @@ from tests.support.builders import registry
 
 SET = ("target", "set", "redis:cache", "address=127.0.0.1:6379", "key=events")
 # What takes long to import, and no command that shows something needs.
-SLOW = ("apispec", "botocore", "celery", "gunicorn", "kombu", "prometheus_client", "requests", "yaml")
+SLOW = ("botocore", "celery", "gunicorn", "kombu", "prometheus_client", "requests", "yaml")
 LOADED = """
 import sys
 from app.cli import main

@@ -16,7 +16,6 @@ from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.reconcile.progress import Progress
 from app.outbox.reconcile.runs import (
     BACKFILLING,
-    COUNTS,
     Reconciliations,
     keys_recorded_since,
     last_seq_before,
@@ -26,6 +25,7 @@ from app.outbox.reconcile.runs import (
     unchanged_since,
 )
 from app.outbox.targets import UnknownTarget
+from app.resources.reconciliation import COUNTS
 from tests.support.builders import add_target, event
 
 TARGET = TargetId("webhook", "x")

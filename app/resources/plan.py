@@ -1,0 +1,50 @@
+"""What a declaration of targets and rules changes."""
+
+from typing import Annotated
+
+from app.resources.declaration import FLAG, Query, Resource, about
+from app.resources.rule import Rule, RuleFacts
+
+
+class PlannedTarget(Resource):
+    """What a declaration changes in a target."""
+
+    target: str
+    new: bool
+    changes: Annotated[list[str], about("`-` a setting's old value, `+` its new one")]
+    warnings: Annotated[list[str], about("settings that have no effect")]
+
+
+class NotDeclared(Resource):
+    """What is configured and not declared."""
+
+    targets: list[str]
+    rules: int
+
+
+class Plan(Resource):
+    """What a declaration changes."""
+
+    dry_run: bool
+    targets: list[PlannedTarget]
+    rules_added: list[RuleFacts]
+    rules_removed: list[Rule]
+    api: Annotated[list[str], about("the changes of the section `api`")]
+    targets_removed: list[str]
+    not_declared: NotDeclared
+
+
+class KeysQuery(Query):
+    """How to set keys."""
+
+    dry_run: Annotated[bool, FLAG("return the changes without making them")] = False
+    lenient: Annotated[
+        bool, FLAG("accept settings without effect, such as `tls_skip_verify` without TLS, with a warning")
+    ] = False
+
+
+class ApplyQuery(KeysQuery):
+    """How to apply a declaration."""
+
+    prune: Annotated[bool, FLAG("remove targets and rules that are not declared")] = False
+    force: Annotated[bool, FLAG("with `prune`, also remove targets with undelivered events or dead letters")] = False
