@@ -23,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.config.arn import TargetId
 from app.events.effects import ContentChange, names
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.reconcile import log_queries
 from app.outbox.reconcile import runs as r
 from app.outbox.registry import Registry
 from app.resources.drift import DriftKind
@@ -139,9 +140,9 @@ def _run(
     checkpoint = _read_checkpoint(config.checkpoint)
     listed_at = config.listed_at or now_ms()
     creations = names(ContentChange.CREATED)
-    mark = r.log_mark(database, config.target, config.bucket, event_names=creations)
+    mark = log_queries.log_mark(database, config.target, config.bucket, event_names=creations)
     # An event that is older than the listing can still arrive late, but not for objects that are older than `grace`.
-    after = r.last_seq_before(database, listed_at - config.grace) if config.listed_at else mark.seq
+    after = log_queries.last_seq_before(database, listed_at - config.grace) if config.listed_at else mark.seq
     tasks = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
     listing = config.list_bucket(spark, tasks=tasks, after=checkpoint)
     objects = listing.frame.persist(StorageLevel.DISK_ONLY)
@@ -188,7 +189,7 @@ def _send(
 ) -> None:
     keys = [row["key"] for row in batch]
     # Without the events of backfills: sent again, an object must not become a newer event than it was.
-    newest = r.newest_sequencers(database, config.bucket, keys, excluding_source=BACKFILL_SOURCE)
+    newest = log_queries.newest_sequencers(database, config.bucket, keys, excluding_source=BACKFILL_SOURCE)
     events = [backfill_event(row.asDict(), config.bucket, config.target, newest.get(row["key"], "")) for row in batch]
     receipt = sender.send(events)
     counts["repaired"] += receipt["recorded"]

@@ -22,6 +22,7 @@ from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.policies import RECONCILIATIONS
+from app.outbox.reconcile import log_queries
 from app.outbox.reconcile import runs as r
 from app.outbox.reconcile.findings import store_findings
 from app.outbox.reconcile.progress import Progress
@@ -127,7 +128,7 @@ def _run(
 ) -> ReconcileResult:  # fmt: skip
     begun = time.monotonic()
     meter.enter(COMPARING, spark)
-    listed_at, mark = config.listed_at or now_ms(), r.log_mark(database, config.target, config.bucket)
+    listed_at, mark = config.listed_at or now_ms(), log_queries.log_mark(database, config.target, config.bucket)
     rules = [stored.rule for stored in registry.rules() if stored.rule.target == config.target]
     cores = spark.sparkContext.defaultParallelism
     # One task for each core, because a table is scanned as a whole by each task that reads it.
@@ -149,7 +150,7 @@ def _run(
         # Then events of what happened before the listing ended are in the log.
         listed_by = begun if config.is_written else time.monotonic()
         time.sleep(max(0.0, listed_by + config.arrival - time.monotonic()))
-        changed = r.keys_recorded_since(
+        changed = log_queries.keys_recorded_since(
             database, config.bucket, seq=mark.seq, received_at=listed_at - config.grace if config.listed_at else None
         )
         in_flight = frame_of_keys(spark, mark.in_flight | changed, scratch / "in-flight.jsonl")
@@ -229,7 +230,9 @@ def _repair(
         after=after,
         listed_at=listed_at,
         limits=config.limits,
-        newest_sequencers=lambda keys: r.newest_sequencers(database, config.bucket, keys, mirror=config.target),
+        newest_sequencers=lambda keys: log_queries.newest_sequencers(
+            database, config.bucket, keys, mirror=config.target
+        ),
     )
     if too_many:
         return repaired, (

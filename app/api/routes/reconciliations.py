@@ -19,9 +19,9 @@ from app.outbox.log.batch import Receipt
 from app.outbox.log.recorder import Recorder
 from app.outbox.reconcile import runs
 from app.outbox.reconcile.findings import read_findings
+from app.outbox.reconcile.log_queries import unchanged_since
 from app.outbox.reconcile.requests import RunRequests
 from app.outbox.reconcile.runs import Reconciliations as Runs
-from app.outbox.reconcile.runs import unchanged_since
 from app.resources.declaration import Nothing, format_time, parse_text
 from app.resources.reconciliation import (
     Finding,

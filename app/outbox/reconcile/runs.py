@@ -1,4 +1,4 @@
-"""Register runs of reconciliations and backfills, one at a time per target and bucket, and read the log for them."""
+"""Register runs of reconciliations and backfills, one at a time per target and bucket."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,21 +9,12 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.events.effects import ContentChange, content_change, is_concrete, names
-from app.events.model import Event
 from app.outbox import log_head, tables
-from app.outbox.delivery.leases import replay_partitions
-from app.outbox.delivery.log_ahead import goes_to
-from app.outbox.delivery.logged_events import selected
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.errors import AlreadyRunning, UnknownRun
-from app.outbox.log.append import Guard, chunks
-from app.outbox.log.batch import key_hash
-from app.outbox.markers import WHOLE_LOG
+from app.outbox.log.append import chunks
 from app.outbox.reconcile.progress import Progress
-from app.outbox.targets import find_target
-from app.outbox.versions.rows import ObjectKey, key_state
 from app.resources.drift import drift_of
 from app.resources.reconciliation import COUNTS
 
@@ -34,8 +25,6 @@ CANCELLED = "cancelled"
 # Backfills are runs too, with states of their own; the next run continues an unfinished one.
 BACKFILLING, BACKFILLED, UNFINISHED = "backfilling", "backfilled", "unfinished"
 
-_CONTENT = names(ContentChange.CREATED, ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED)
-_OWN_EVENTS = '%"eventSource":"bucketwire:%'  # repairs and backfills, which do not change the bucket
 _DEAD_STATE = {RUNNING: FAILED, BACKFILLING: UNFINISHED}  # the state of a run after its process died
 _ACTIVITY = {RUNNING: "reconciled with", BACKFILLING: "backfilled from"}
 
@@ -62,14 +51,6 @@ class Reconciliation:
     problem: str
     repair: bool | None = None
     progress: Progress | None = None  # of a run that is running, after its first renewal
-
-
-@dataclass(frozen=True, slots=True)
-class LogMark:
-    """The log's last seq at one moment, and the keys that had undelivered events for the target then."""
-
-    seq: int
-    in_flight: frozenset[str]
 
 
 class Reconciliations:
@@ -216,130 +197,3 @@ def latest_results(connection: sa.Connection) -> Sequence[tuple[TargetId, str, i
     return [
         (run.target, run.bucket, run.finished_at, max(0, drift_of(run.counts) - run.counts["repaired"])) for run in runs
     ]
-
-
-def log_mark(database: Database, target: TargetId, bucket: str, *, event_names: Sequence[str] = ()) -> LogMark:
-    """Return the log's last seq, and the bucket's keys that are in flight to the target. Raises `UnknownTarget`.
-
-    With `event_names`, only these events count.
-    """
-    c, e, p = tables.cursors.c, tables.events.c, tables.parked.c
-    in_bucket = [e.bucket == bucket, e.name.in_(event_names)] if event_names else [e.bucket == bucket]
-    with database.snapshot() as connection:
-        target_id = find_target(connection, target).row_id
-        seq = log_head.read(connection).last_seq
-        parked = (
-            sa.select(e.key)
-            .join(tables.parked, sa.and_(p.partition == e.partition, p.seq == e.seq))
-            .where(p.target_id == target_id, *in_bucket)
-        )
-        keys = set(connection.execute(parked).scalars())
-        # One query for each cursor: MySQL and MariaDB start an index scan at a seq only if it is a constant.
-        positions = sa.select(c.partition, c.position).where(c.target_id == target_id, c.replay_id == WHOLE_LOG)
-        for cursor in connection.execute(positions).all():
-            pending = sa.select(e.key).where(e.partition == cursor.partition, e.seq > cursor.position)
-            keys.update(connection.execute(pending.where(*in_bucket, goes_to(target_id))).scalars())
-        for partition in replay_partitions(connection, target_id):
-            replayed = sa.select(e.key).where(
-                e.partition == partition.partition,
-                e.seq > partition.position,
-                e.seq <= partition.until,
-                *in_bucket,
-                goes_to(target_id),
-                *selected(partition),
-            )
-            keys.update(connection.execute(replayed).scalars())
-    return LogMark(seq, frozenset(keys))
-
-
-def keys_recorded_since(database: Database, bucket: str, *, seq: int, received_at: int | None = None) -> set[str]:
-    """Return the keys of the bucket's events after `seq`; with `received_at` (ms) also of those received since."""
-    e = tables.events.c
-    with database.reading() as connection:
-        partitions = log_head.read(connection).partitions
-        # By partition, because the primary key begins with it: this reads only the new part of the log.
-        later = sa.select(e.key).where(e.partition.in_(range(partitions)), e.seq > seq, e.bucket == bucket).distinct()
-        keys = set(connection.execute(later).scalars())
-        if received_at is not None:
-            earlier = sa.select(e.key).where(e.received_at >= received_at, e.bucket == bucket).distinct()
-            keys.update(connection.execute(earlier).scalars())
-    return keys
-
-
-def last_seq_before(database: Database, received_at: int) -> int:
-    """Return the seq of the last event that was received before a time (ms), 0 for none; reads the whole log."""
-    e = tables.events.c
-    with database.reading() as connection:
-        seq = connection.execute(sa.select(sa.func.max(e.seq)).where(e.received_at < received_at)).scalar_one()
-    return int(seq or 0)
-
-
-def newest_sequencers(
-    database: Database, bucket: str, keys: Sequence[str], *, excluding_source: str = "", mirror: TargetId | None = None
-) -> dict[str, str]:
-    """Return the greatest comparable sequencer of each key in the log; keys without one are left out.
-
-    Events of the source `excluding_source` do not count. With `mirror` it is also what this target knows of versioned
-    keys, whose events may have left the log.
-    """
-    e, newest = tables.events.c, dict[str, str]()
-    by_hash = {key_hash(bucket, key): key for key in keys}
-    with database.reading() as connection:
-        for hashes in chunks(list(by_hash)):
-            query = sa.select(e.key, e.bucket, e.sequencer).where(e.key_hash.in_(hashes), e.sequencer != "")
-            if excluding_source:
-                query = query.where(e.record.not_like(f'%"eventSource":"{excluding_source}"%'))
-            for row in connection.execute(query):
-                if row.bucket == bucket and row.sequencer > newest.get(row.key, ""):
-                    newest[row.key] = row.sequencer
-        if mirror is not None:
-            for key, latest in _known_latest(connection, mirror, bucket, by_hash).items():
-                newest[key] = max(latest, newest.get(key, ""))
-    return newest
-
-
-def _known_latest(
-    connection: sa.Connection, mirror: TargetId, bucket: str, by_hash: Mapping[int, str]
-) -> dict[str, str]:
-    """Return the greatest sequencer that a mirror knows of each versioned key, by key; `by_hash` are the keys."""
-    partitions = log_head.read(connection).partitions
-    objects = (ObjectKey(bucket, key, hashed % partitions, hashed) for hashed, key in by_hash.items())
-    digests = {(one.partition, one.digest): one.key for one in objects}
-    v, target_id = tables.object_versions.c, find_target(connection, mirror).row_id
-    latest = {}
-    for some in chunks(list(digests)):
-        ids, within = [digest for _, digest in some], sorted({partition for partition, _ in some})
-        query = sa.select(v.partition, v.id, v.state, v.trimmed)
-        for row in connection.execute(query.where(v.target_id == target_id, v.partition.in_(within), v.id.in_(ids))):
-            if (row.partition, row.id) in digests and (known := key_state(row).latest):
-                latest[digests[row.partition, row.id]] = known
-    return latest
-
-
-def unchanged_since(seq: int) -> Guard:
-    """Return a guard that refuses an event if its object changed after a seq; check and insert are atomic.
-
-    Events without effect on the content do not count as a change, nor does the removal of another version, nor do
-    repairs.
-    """
-    e = tables.events.c
-
-    def changed(connection: sa.Connection, events: Sequence[Event]) -> set[str]:
-        changes: dict[tuple[str, str], list[tuple[str, str]]] = {}
-        for hashes in chunks(list({key_hash(event.bucket, event.key) for event in events})):
-            query = sa.select(e.bucket, e.key, e.name, e.version).where(e.key_hash.in_(hashes), e.seq > seq)
-            for row in connection.execute(query.where(e.name.in_(_CONTENT), e.record.not_like(_OWN_EVENTS))):
-                changes.setdefault((row.bucket, row.key), []).append((row.name, row.version))
-        return {
-            event.id
-            for event in events
-            if any(_changes(event, *change) for change in changes.get((event.bucket, event.key), ()))
-        }
-
-    return changed
-
-
-def _changes(event: Event, name: str, version: str) -> bool:
-    """Return whether a change of the object may have outdated the event."""
-    is_of_another = content_change(name) is ContentChange.REMOVED and is_concrete(version) and version != event.version
-    return not (is_of_another and is_concrete(event.version))

@@ -14,7 +14,7 @@ from app.events.parsing import parse
 from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from app.outbox.reconcile.runs import newest_sequencers
+from app.outbox.reconcile.log_queries import newest_sequencers
 from spark_jobs.jobs.repair_events import repair_event
 from tests.support.builders import add_target
 from tests.support.frontend_buckets import SENDERS, Message, ModelBucket

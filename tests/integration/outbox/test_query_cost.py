@@ -18,7 +18,7 @@ from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.markers import NEVER
-from app.outbox.reconcile.runs import log_mark
+from app.outbox.reconcile.log_queries import log_mark
 from tests.support.builders import PUT, add_target, event, registry
 from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance

@@ -13,17 +13,15 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import AlreadyRunning
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
-from app.outbox.reconcile.progress import Progress
-from app.outbox.reconcile.runs import (
-    BACKFILLING,
-    Reconciliations,
+from app.outbox.reconcile.log_queries import (
     keys_recorded_since,
     last_seq_before,
-    latest_results,
     log_mark,
     newest_sequencers,
     unchanged_since,
 )
+from app.outbox.reconcile.progress import Progress
+from app.outbox.reconcile.runs import BACKFILLING, Reconciliations, latest_results
 from app.outbox.targets import UnknownTarget
 from app.resources.reconciliation import COUNTS
 from tests.support.builders import add_target, event

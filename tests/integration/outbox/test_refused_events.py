@@ -23,7 +23,7 @@ from app.outbox.log.recorder import Recorder
 from app.outbox.log.spool import Spool
 from app.outbox.log.spool_feeder import SpoolFeeder
 from app.outbox.log.spool_format import decoded
-from app.outbox.reconcile.runs import unchanged_since
+from app.outbox.reconcile.log_queries import unchanged_since
 from tests import services
 from tests.support.builders import add_target, event, migrated
 
