@@ -11,7 +11,7 @@ from app.cli.context import CommandContext, with_api
 from app.cli_common.errors import CommandError
 from app.cli_common.param_types import TARGET, TIME
 from app.resources import declaration
-from app.resources.declaration import Member, Query, parts_of
+from app.resources.declaration import Member, Query, filter_parts
 
 BATCH_IDS = 100  # that one request asks for: as many as its line has room for
 _MAX_ROWS = 100_000
@@ -37,7 +37,7 @@ def filter_options(path: str, query: type[Query]) -> Callable[[Callable[..., Non
     The query's `ids` are an argument, which the command has or has not. It is refused for an option `target` of none.
     The decorator replaces `with_api`.
     """
-    members = {part.name: part.member for part in parts_of(query) if part.name != "ids"}
+    members = {part.name: part.member for part in filter_parts(query)}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         def command(context: CommandContext, **given: Any) -> None:
@@ -59,9 +59,8 @@ def filter_options(path: str, query: type[Query]) -> Callable[[Callable[..., Non
 
 def _option(name: str, member: Member) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return the option of a query's member; a time may also be written as how long ago it was."""
-    about, *_ = member.text.partition(":") if member.parse is declaration.TIME.parse else (member.text,)
     hint = ", such as 2h or 2026-11-21T14:00:00Z" if member.parse is declaration.TIME.parse else ""
-    text = f"{about[:1].upper()}{about[1:]}{hint}."
+    text = f"{member.text[:1].upper()}{member.text[1:]}{hint}."
     return click.option(f"--{name}", type=_TYPES.get(member.parse), help=text)
 
 

@@ -75,8 +75,8 @@ class AuditPage(Resource):
 class AuditQuery(Query):
     """Which entries to read."""
 
-    since: Annotated[int, TIME("at or after: RFC 3339, or ms since 1970")] = 0
-    before: Annotated[int, TIME("before: RFC 3339, or ms since 1970")] = MAX_NUMBER
+    since: Annotated[int, TIME("at or after")] = 0
+    before: Annotated[int, TIME("before")] = MAX_NUMBER
     actor: Annotated[str, TEXT("such as token:console or user:alice@host")] = ""
     action: Annotated[str, TEXT("an action such as target.pause, or a kind such as target for all of its actions")] = ""
     resource: Annotated[str, TEXT("such as target:webhook:audit or bucket:images")] = ""

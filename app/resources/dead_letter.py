@@ -72,8 +72,8 @@ class DeadLetterFilter(Query):
     bucket: Annotated[str, TEXT("the object's bucket")] = ""
     prefix: Annotated[str, TEXT("the key's prefix")] = ""
     reason: Annotated[str, TEXT("a part of the reason")] = ""
-    since: Annotated[int, TIME("last attempt at or after: RFC 3339, or ms since 1970")] = 0
-    before: Annotated[int, TIME("last attempt before: RFC 3339, or ms since 1970")] = MAX_NUMBER
+    since: Annotated[int, TIME("the last attempt was at or after this time")] = 0
+    before: Annotated[int, TIME("the last attempt was before this time")] = MAX_NUMBER
 
 
 class DeadLetterQuery(DeadLetterFilter):

@@ -97,7 +97,13 @@ class Member:
     schema: Mapping[str, Any]
     is_list: bool = False
     takes_blank: bool = False  # "" is a value; otherwise it stands for none
+    hint: str = ""  # how its value is written
     text: str = ""
+
+    @property
+    def description(self) -> str:
+        """What it is, and how it is written."""
+        return f"{self.text}: {self.hint}" if self.hint else self.text
 
     def __call__(self, text: str, **schema: Any) -> "Member":
         """Return the member with its description, and with more in its schema."""
@@ -132,6 +138,11 @@ def parts_of(query: type[Query]) -> Sequence[Part]:
         Part(field.name, next(one for one in hints[field.name].__metadata__ if isinstance(one, Member)), field.default)
         for field in msgspec.structs.fields(query)
     ]
+
+
+def filter_parts(query: type[Query]) -> Sequence[Part]:
+    """Return the members of a filter that are no list: the fields of a form, or the options of a command."""
+    return [part for part in parts_of(query) if not part.member.is_list]
 
 
 def parse_query(query: type[Q], arguments: Mapping[str, str]) -> Q:
@@ -173,7 +184,7 @@ def parameters(query: type[Query]) -> list[dict[str, Any]]:
         schema: dict[str, Any] = {"type": "string"} if member.is_list else dict(member.schema)
         if isinstance(default, bool) or (isinstance(default, int) and "minimum" in schema):
             schema["default"] = default
-        text = f"{member.text}, comma-separated" if member.is_list else member.text
+        text = f"{member.text}, comma-separated" if member.is_list else member.description
         required = {"required": True} if default is msgspec.NODEFAULT else {}
         described.append({"name": name, "in": "query", "schema": schema, "description": text} | required)
     return described
@@ -182,7 +193,7 @@ def parameters(query: type[Query]) -> list[dict[str, Any]]:
 def body_schema(query: type[Query], *, with_all: bool = False) -> dict[str, Any]:
     """Return the schema of a body; `with_all` is for `parse_change`."""
     properties = {
-        part.name: {**part.member.schema, "description": part.member.text}
+        part.name: {**part.member.schema, "description": part.member.description}
         | ({"default": part.default} if isinstance(part.default, bool) else {})
         for part in parts_of(query)
     }
@@ -300,7 +311,7 @@ def parse_target_name(field: str, value: object) -> TargetId:
 
 TEXT = Member(parse_text, {"type": "string", "maxLength": MAX_TEXT_CHARACTERS, "pattern": "^[^\\u0000]*$"})
 TEXT_OR_EMPTY = replace(TEXT, takes_blank=True)
-TIME = Member(parse_time, {"type": "string", "format": "date-time"})
+TIME = Member(parse_time, {"type": "string", "format": "date-time"}, hint="RFC 3339, or ms since 1970")
 FLAG = Member(parse_flag, {"type": "boolean"})
 TARGET = Member(parse_target_name, {
     "type": "string",

@@ -109,7 +109,7 @@ class EventsQuery(Query):
 
     bucket: Annotated[str, TEXT("the object's bucket")] = ""
     key: Annotated[str | None, TEXT("the object's key, for its history")] = None
-    since: Annotated[int, TIME("recorded at or after: RFC 3339, or ms since 1970")] = 0
+    since: Annotated[int, TIME("recorded at or after")] = 0
     before: Annotated[int, TIME("recorded before")] = MAX_NUMBER
     prefix: Annotated[str, TEXT("the key's prefix")] = ""
     events: Annotated[Sequence[str], _NAMES] = ()

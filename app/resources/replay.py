@@ -55,8 +55,8 @@ class Replays(Resource):
 class ReplaySelection(Query):
     """Which retained events to deliver again."""
 
-    since: Annotated[int, TIME("received at or after: RFC 3339, or ms since 1970")] = 0
-    before: Annotated[int, TIME("received before: RFC 3339, or ms since 1970")] = MAX_NUMBER
+    since: Annotated[int, TIME("received at or after")] = 0
+    before: Annotated[int, TIME("received before")] = MAX_NUMBER
     bucket: Annotated[str, TEXT("the object's bucket")] = ""
     prefix: Annotated[str, TEXT("the key's prefix")] = ""
     events: Annotated[Sequence[str], _EVENTS] = ()

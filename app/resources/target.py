@@ -185,5 +185,5 @@ class SeriesQuery(Query):
             "seconds; of one target, samples of so long are merged: the last totals, the greatest backlog"
         ),
     ] = 0
-    since: Annotated[int | None, TIME("at or after: RFC 3339, or ms since 1970; an hour ago unless given")] = None
-    before: Annotated[int, TIME("before: RFC 3339, or ms since 1970")] = MAX_NUMBER
+    since: Annotated[int | None, TIME("at or after; an hour ago unless given")] = None
+    before: Annotated[int, TIME("before")] = MAX_NUMBER

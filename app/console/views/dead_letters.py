@@ -9,8 +9,10 @@ from app.api.refused import Refused
 from app.console import calls
 from app.console.formats import command, number, short_target
 from app.console.pages import done, form_values, page, show, within_limits
+from app.resources.dead_letter import DeadLetterFilter
+from app.resources.declaration import filter_parts
 
-_FILTERS = ("target", "bucket", "prefix", "reason", "since", "before")
+_FILTERS = [part.name for part in filter_parts(DeadLetterFilter)]
 _PAGE = 100
 _PREVIEW = 1000  # dead letters that are counted before a replay
 

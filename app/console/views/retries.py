@@ -8,8 +8,10 @@ from app.api.refused import Refused
 from app.console import calls
 from app.console.formats import number, short_target
 from app.console.pages import done, form_values, page, show, within_limits
+from app.resources.declaration import filter_parts
+from app.resources.retry import RetryFilter
 
-_FILTERS = ("target", "bucket", "prefix")
+_FILTERS = [part.name for part in filter_parts(RetryFilter)]
 _PAGE = 100
 _SEPARATOR = " "  # between an event's id and its target in the value of a box
 
