@@ -130,7 +130,9 @@ def test_undelivered_events_are_recorded_once_in_their_order_and_nothing_blocks(
     assert sorted(keys(database)) == sorted(KEYS * 2)
     assert again["removed_files"] == 22
     assert {path.name for path in files(queue)} == told.keys() | {"empty.event", "blank.event"}
-    counters = {each["target"]: each["pending"] for each in targets("status", "--json").json}
+    counters = {
+        f"{target['type']}:{target['name']}": target["events"]["pending"] for target in targets("status", "--json").json
+    }
     assert counters == {HOOK: 20, BATCHES: 20}
 
 
@@ -163,7 +165,7 @@ def test_the_rules_of_every_bucket_are_copied_and_again_change_nothing(
     assert "2 rules added, 0 rules already present" in cli(*words).out
     assert "0 rules added, 2 rules already present" in cli(*words).out
     rules = cli("event", "ls", "--json").json
-    assert [(rule["bucket"], rule["arn"], rule["events"], rule["suffix"], rule["rule_id"]) for rule in rules] == [
+    assert [(rule["bucket"], rule["target"], rule["events"], rule["suffix"], rule["rule_id"]) for rule in rules] == [
         ("batched", "arn:minio:sqs::batches:kafka", ["s3:ObjectCreated:*"], ".txt", "one"),
         ("hooked", "arn:minio:sqs::down:webhook", ["s3:ObjectCreated:*"], ".txt", "one"),
     ]

@@ -211,5 +211,9 @@ def _delivered(settings: Mapping[str, str]) -> int:
     shown = subprocess.run(
         [BUCKETWIRE, "status", "--json"], env=dict(settings), capture_output=True, text=True, check=True
     )
-    [delivered] = [row["delivered"] for row in orjson.loads(shown.stdout) if row["target"] == "redis:sample"]
+    [delivered] = [
+        target["events"]["delivered"]
+        for target in orjson.loads(shown.stdout)
+        if (target["type"], target["name"]) == ("redis", "sample")
+    ]
     return int(delivered)
