@@ -10,6 +10,8 @@ include_patterns = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "CODE_OF_CONDUCT.md",
+    "SECURITY.md",
     "THIRD-PARTY-NOTICES.md",
     "examples/*.md",
     "examples/**/*.md",
