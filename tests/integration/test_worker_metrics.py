@@ -27,12 +27,20 @@ ROOT = Path(__file__).parents[2]
 # A process of a pool: takes its place, notes a call, says so, and then waits to be ended.
 CHILD = """
 import sys, time
-from workers.telemetry import metrics
+from tests.support.batch_records import settled
+from tests.support.builders import event
+from app.outbox.delivery.logged_events import LoggedEvent
+from workers.delivery.batch_record import TargetCall
 from workers.delivery.outcomes import DELIVERED
+from workers.delivery.retry import RetrySchedule
+from workers.telemetry import metrics
 metrics.begin(int(sys.argv[1]))
 of = metrics.of("redis:a")
-of.called([DELIVERED] * 10, 0.01)
-of.delivered([0] * 10, 700)
+of.call_ended(TargetCall((), [DELIVERED] * 10, 0.01))
+events = [LoggedEvent(event(), 3, seq, seq, 0) for seq in range(10)]
+batch, _ = settled(events, [DELIVERED] * 10, RetrySchedule(), {3: 9})
+batch.settled_at = 700
+of.batch_settled(batch)
 print("noted", flush=True)
 time.sleep(60)
 """
