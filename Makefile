@@ -15,10 +15,11 @@ help: ## list these targets
 run: $(VENV)/.installed ## the service, in the folder var/
 	@exec $(BIN)/bucketwire up
 
-# What takes longest, and what needs a server that pip does not bring, is left to `make test`.
+# What takes longest, and what needs a server that pip does not bring, is left to `make test`. One process: each of several
+# would collect all tests once more.
 check: $(VENV)/.developing ## ruff, mypy, and the tests that need no server: before each commit
 	@$(MAKE) --no-print-directory lint types
-	TEST_SERVERS=none $(BIN)/pytest -q -n 2 --dist loadscope -m "not slow and not heavy and not sender" --hypothesis-profile check \
+	TEST_SERVERS=none $(BIN)/pytest -q -m "not slow and not heavy and not sender" --hypothesis-profile check \
 		tests/unit tests/integration/outbox tests/integration/api tests/integration/cli
 
 # A lost worker is not replaced, since its tests would wait for ever. make starts pytest itself, without a shell, so that
