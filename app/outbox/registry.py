@@ -22,10 +22,8 @@ from app.outbox import audit, log_head, tables
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.policies import REMOVAL
 from app.outbox.delivery.reasons import clean_reason
-from app.outbox.delivery.transitions import cursors, events
 from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors
-from app.outbox.log.append import chunks
 from app.outbox.markers import NO_LIMIT
 from app.outbox.rules import StoredRule, audit_facts, read_rules, rule_to_row
 from app.outbox.service_settings import read_api_settings, write_api_settings
@@ -87,6 +85,8 @@ class Registry:
 
     def some(self, targets: Collection[TargetId]) -> list[StoredTarget]:
         """Return those of the targets that exist."""
+        from app.outbox.log.append import chunks  # noqa: PLC0415 - slow, and few commands need it
+
         t, names = tables.targets.c, defaultdict[str, list[str]](list)
         for target in targets:
             names[target.type].append(target.name)
@@ -123,6 +123,8 @@ class Registry:
         Settings without effect are stored too: whether they are refused is the caller's decision.
         With a `problem`, the settings are stored although they cannot be used, and the target's events wait.
         """
+        from app.outbox.delivery.transitions import cursors  # noqa: PLC0415 - slow, and few commands need it
+
         columns: dict[str, Any] = {"origin": origin, "problem": problem}
         if not problem:
             settings = load(target.type, values, lenient=True)
@@ -208,6 +210,8 @@ class Registry:
         Raises `ReadOnlyTarget`, and without `force` `TargetInUse` if rules name the target or it has undelivered events
         or dead letters.
         """
+        from app.outbox.delivery.transitions import cursors, events  # noqa: PLC0415 - slow, and few commands need it
+
         lost: list[str] | None = None
         while True:
             with self._database.writing() as connection:
@@ -361,6 +365,8 @@ def _record_rules(connection: sa.Connection, action: str, rules: Sequence[Rule])
 
 def _begin_removal(connection: sa.Connection, stored: StoredTarget) -> None:
     """Have nothing recorded for the target any more, nor sent."""
+    from app.outbox.delivery.transitions import cursors  # noqa: PLC0415 - slow, and few commands need it
+
     r, t = tables.rules.c, tables.targets.c
     gone = [row.rule for row in read_rules(connection) if row.rule.target == stored.target]
     connection.execute(tables.rules.delete().where(r.target_id == stored.row_id))
