@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import matrix, provision, services
+from tests.contract.probes.registry import PROBES
 from tests.support import assemble_elasticsearch, debian_tree, interpreters
 
 ROOT = Path(__file__).parents[2]
@@ -20,9 +21,9 @@ def test_every_file_that_it_names_is_there() -> None:
 
 
 def test_every_word_that_chooses_of_the_contract_suite_is_in_it() -> None:
-    suite = (ROOT / matrix.CONTRACT[0]).read_text() + (ROOT / "tests/contract/probes/__init__.py").read_text()
+    suite = (ROOT / matrix.CONTRACT[0]).read_text()
     words = f"{matrix.TARGETS} or {matrix.ASKED}".split(" or ")
-    assert [word for word in words if word not in suite] == []
+    assert [word for word in words if word not in suite and not any(word in name for name in PROBES)] == []
 
 
 def test_a_server_that_has_no_newer_version_is_the_usual_one() -> None:
