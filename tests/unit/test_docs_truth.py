@@ -89,3 +89,14 @@ def test_a_command_that_is_not_there_would_be_found() -> None:
     assert unknown(["dead-letter", "replay", "--evrything"]) == "dead-letter replay --evrything"
     assert unknown(["reconcile", "images", "--fix"]) == "reconcile --fix"
     assert unknown(["dead-letter", "replay", "--all"]) == ""
+
+
+def test_every_figure_of_the_readme_and_the_comparison_is_one_that_was_measured() -> None:
+    measured = "".join((ROOT / "docs/explanation" / name).read_text() for name in ("performance.md", "proof.md"))
+    [table] = re.findall(r"^\| measured on .*?\n\n", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    figures = re.findall(r"\d[\d,.]*(?:\.\d+)? (?:ms|events/s)|\d{1,3}(?:,\d{3})+", table)
+    assert len(figures) >= 8
+    assert [figure for figure in figures if figure not in measured] == []
+    [latency] = re.findall(r"p50 about (\d+) ms", (ROOT / "docs/explanation/comparison.md").read_text())
+    [exact] = re.findall(r"p50 ([\d.]+) ms", table)
+    assert abs(float(latency) - float(exact)) <= 1
