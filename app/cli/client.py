@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import orjson
 
+from app.cli_common.errors import CommandError
 from app.config.arn import TargetId
 
 MAX_PAGE = 1000  # rows, the API's largest page
@@ -62,6 +63,16 @@ class Client:
 def target_path(target: TargetId) -> str:
     """Return the path of a target's routes."""
     return f"/v1/targets/{target.type}/{target.name}"
+
+
+def named_path(collection: str, name: str, missing: str) -> str:
+    """Return the path of what a user calls `name`, below the path of its collection.
+
+    Raises `CommandError` with `missing` for a name that leads elsewhere: a client of HTTP removes `..` from a path.
+    """
+    if "/" in name or name in ("", ".", ".."):
+        raise CommandError(missing)
+    return f"{collection}/{name}"
 
 
 def target_name(target: Mapping[str, Any]) -> str:

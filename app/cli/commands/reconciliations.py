@@ -2,8 +2,8 @@
 
 import click
 
+from app.cli.client import named_path
 from app.cli.context import CommandContext, with_api
-from app.cli_common.errors import CommandError
 from app.cli_common.param_types import TARGET
 from app.config.arn import TargetId
 from app.resources.drift import DRIFT_KINDS
@@ -68,6 +68,5 @@ def findings(context: CommandContext, run: str, kind: str | None, limit: int) ->
 
 
 def _run_path(run: str) -> str:
-    if "/" in run:  # no path of the API leads to it
-        raise CommandError(f"there is no reconciliation {run}; `bucketwire reconciliation ls` lists them")
-    return f"{_PATH}/{run}"
+    missing = f"there is no reconciliation {run}; `bucketwire reconciliation ls` lists them"
+    return named_path(_PATH, run, missing)

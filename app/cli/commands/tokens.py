@@ -2,6 +2,7 @@
 
 import click
 
+from app.cli.client import named_path
 from app.cli.context import CommandContext, with_api
 from app.cli_common.param_types import TARGET, split_words
 from app.config.arn import TargetId
@@ -63,6 +64,7 @@ def revoke(context: CommandContext, name: str) -> None:
 
     After the last one is revoked, no client can use the API until a token is created.
     """
+    path = named_path("/v1/tokens", name, f"there is no token {name!r}; `bucketwire token ls` lists them")
     left = [token for token in context.api.get("/v1/tokens")["tokens"] if token["name"] != name]
-    context.api.change("DELETE", f"/v1/tokens/{name}")
+    context.api.change("DELETE", path)
     context.done(f"revoked {name}" if left else f"revoked {name}; {_NONE_LEFT}", name=name)

@@ -300,6 +300,17 @@ def test_tokens_are_created_listed_and_revoked(client: Cli) -> None:
     assert client("token", "revoke", "probe").code == 1
 
 
+def test_the_name_of_a_token_or_run_leads_nowhere_else(client: Cli) -> None:
+    with_audit(client)
+    for name in ("../targets/webhook/audit?force=true", "../targets/webhook/audit", "..", ".", "", "a/b"):
+        assert "there is no token" in client("token", "revoke", name).err
+        for word in ("repair", "cancel", "findings"):
+            assert "there is no reconciliation" in client("reconciliation", word, name).err
+    rule = client("event", "ls", "--json").json[0]["number"]
+    assert client("token", "revoke", f"../rules/{rule}").code == 1
+    assert [len(client(*words, "--json").json) for words in (("target", "ls"), ("event", "ls"))] == [1, 1]
+
+
 def test_a_command_prints_what_the_api_answers_whichever_way_it_asks(
     there: Cli, service: tuple[Api, Database, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
