@@ -42,7 +42,11 @@ class Client:
 
     def change(self, method: str, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> dict[str, Any]:
         """Change something; `body` is sent as JSON."""
-        return self._transport.call(method, path, _query(query), orjson.dumps(body or {}))
+        try:
+            content = orjson.dumps(body or {})
+        except orjson.JSONEncodeError as error:  # YAML and JSON can write half a surrogate pair
+            raise CommandError(f"a text cannot be sent: {error}") from None
+        return self._transport.call(method, path, _query(query), content)
 
     def pages(self, path: str, member: str, *, limit: int, after: Any = None, **query: Any) -> list[dict[str, Any]]:
         """Return the first `limit` rows of a list that comes in pages, after the row or page `after`."""

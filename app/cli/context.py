@@ -69,6 +69,8 @@ def with_api(function: Callable[..., R]) -> Callable[..., R]:
     def command(
         click_context: click.Context, /, *arguments: Any, as_json: bool, url: str, token: str, **options: Any
     ) -> R:
+        for parameter in click_context.command.params:
+            _check_text(click_context, parameter, options.get(parameter.name or ""))
         # The command's name only is audited: its arguments may be secrets.
         context = CommandContext(as_json=as_json, url=url, token=token, via=click_context.command_path)
         click_context.call_on_close(context.close)
@@ -82,3 +84,12 @@ def with_api(function: Callable[..., R]) -> Callable[..., R]:
             raise
 
     return update_wrapper(command, function)
+
+
+def _check_text(click_context: click.Context, parameter: click.Parameter, value: object) -> None:
+    """Raise `click.BadParameter` for an argument that is not text: the system hands over any bytes."""
+    try:
+        for text in value if isinstance(value, tuple) else (value,):
+            _ = isinstance(text, str) and text.encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter("is not text; write it as UTF-8", click_context, parameter) from None

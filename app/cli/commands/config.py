@@ -50,7 +50,7 @@ def set_(context: CommandContext, line: tuple[str, ...], source: IO[str] | None,
     if not source and not words:
         raise click.UsageError("give a line after the alias")
     if source:
-        api, others = take_api_lines(source.read())
+        api, others = take_api_lines(_text_of(source))
         targets = joined(parse_lines(others))
     elif is_api_line(words[0]):
         api, targets = parse_api_line(" ".join(words)), {}
@@ -234,6 +234,13 @@ def show_api(plan: Mapping[str, Any], *, declared: bool) -> None:
         click.echo(f"{SECTION}: {'changed' if plan['api'] else 'unchanged'}")
         for line in plan["api"]:
             click.echo(f"  {line}")
+
+
+def _text_of(source: IO[str]) -> str:
+    try:
+        return source.read()
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{source.name} is not text; write it as UTF-8: {error}") from None
 
 
 def _without_alias(words: tuple[str, ...]) -> tuple[str, ...]:

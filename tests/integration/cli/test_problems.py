@@ -136,3 +136,26 @@ def test_every_command_explains_itself(bare: Cli, command: str) -> None:
 def test_a_command_that_becomes_another_program_is_explained_by_that_one(command: str) -> None:
     shown = subprocess.run([BUCKETWIRE, command, "--help"], capture_output=True, text=True, check=True)
     assert shown.stdout.startswith(f"Usage: bucketwire {command} [OPTIONS]")
+
+
+def test_what_is_not_utf_8_is_refused_by_the_name_of_its_argument(cli: Cli, tmp_path: Path) -> None:
+    assert cli("target", "set", "webhook:audit", "endpoint=http://127.0.0.1:9/").code == 0
+    for argument, words in {
+        "KEY=VALUE": ("target", "set", "webhook:audit", "comment=\udcff"),
+        "--reason": ("target", "pause", "webhook:audit", "--reason", "\udcff"),
+        "--prefix": ("event", "add", "b", "webhook:audit", "--event", "*", "--prefix", "\udcff"),
+        "--bucket": ("dead-letter", "ls", "--bucket", "\udcff"),
+        "KEY": ("events", "b", "\udcff"),
+        "NAME": ("token", "revoke", "\udcff"),
+        "RUN": ("reconciliation", "cancel", "\udcff"),
+    }.items():
+        refused = cli(*words)
+        assert (refused.code, "is not text; write it as UTF-8" in refused.err) == (2, True), words
+        assert argument in refused.err
+    lines, declaration = tmp_path / "lines", tmp_path / "declaration.yaml"
+    lines.write_bytes(b"notify_webhook:audit comment=\xff")
+    declaration.write_text('targets: {"webhook:audit": {endpoint: "http://127.0.0.1:9/", comment: "\\ud800"}}')
+    for refused in (cli("config", "set", "--file", str(lines)), cli("apply", "-f", str(declaration))):
+        assert refused.code == 1
+        assert "UTF-8" in refused.err
+        assert "this is a bug" not in refused.err
