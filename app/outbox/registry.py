@@ -213,6 +213,7 @@ class Registry:
         from app.outbox.delivery.transitions import cursors, events  # noqa: PLC0415 - slow, and few commands need it
 
         lost: list[str] | None = None
+        row_id = 0  # of the target that is meant: later another one may have its name
         while True:
             with self._database.writing() as connection:
                 log_head.change_routing(connection)
@@ -222,6 +223,9 @@ class Registry:
                     if lost is None:
                         raise
                     return lost  # somebody else has removed it meanwhile
+                if lost is not None and stored.row_id != row_id:
+                    return lost
+                row_id = stored.row_id
                 lock_cursors(connection, stored.row_id)  # before parked events and dead letters, as a settlement does
                 if stored.origin == "environment" and stored.enabled:
                     raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; remove them first")
@@ -240,7 +244,7 @@ class Registry:
             purged = REMOVAL.batch_events
             while purged == REMOVAL.batch_events:
                 with self._database.writing() as connection:
-                    purged = events.purge_any(connection, stored.row_id, REMOVAL.batch_events)
+                    purged = events.purge_any(connection, row_id, REMOVAL.batch_events)
 
     def pause(self, target: TargetId, reason: str) -> None:
         """Stop deliveries to a target until it is resumed; its events wait. Raises `UnknownTarget`."""

@@ -111,6 +111,31 @@ def test_a_removal_that_is_stopped_leaves_a_disabled_target_and_goes_on_later(
     assert actions[:3] == ["target.remove", "target.disable", "rule.remove"]
 
 
+def test_a_removal_leaves_a_target_alone_that_was_created_with_the_same_name_meanwhile(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that waited too long has sent its request again, and went on when the second one was answered."""
+    courier = with_backlog(database)
+    purge, batches = transitions.purge_any, iter(range(2))
+
+    def overtaken(connection: sa.Connection, target_id: int, count: int) -> int:
+        if next(batches, None) == 1:
+            connection.rollback()  # this request stands still between two of its batches
+            monkeypatch.setattr(transitions, "purge_any", purge)
+            registry(database).remove(courier.target, force=True)
+            assert add_target(database) == courier.target
+            Log(database).append([[event("new")]])
+            return 0
+        return purge(connection, target_id, count)
+
+    monkeypatch.setattr(transitions, "purge_any", overtaken)
+    lost = registry(database).remove(courier.target, force=True)
+    assert lost[0] == "1 rule(s) name it", "of the target that was meant"
+    with database.reading() as connection:
+        [status] = read_status(connection)
+    assert (status.stored.state, status.counters.pending) == ("running", 1)
+
+
 def test_what_a_stopped_removal_has_left_parked_is_still_due(database: Database) -> None:
     """The target may be enabled again instead."""
     courier = with_backlog(database)
