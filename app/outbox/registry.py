@@ -113,9 +113,10 @@ class Registry:
         """Return a target's settings with unsealed secrets. Raises `BadSettings`."""
         return load(stored.target.type, self.texts(stored), lenient=True)
 
-    def texts(self, stored: StoredTarget) -> dict[str, str]:
-        """Return a target's settings as texts with unsealed secrets. Raises `BadSettings`."""
-        return self._sealer.unseal_all(stored.target.type, stored.values)
+    def texts(self, stored: StoredTarget, *, without: Collection[str] = ()) -> dict[str, str]:
+        """Return a target's settings as texts with unsealed secrets, `without` some keys. Raises `BadSettings`."""
+        sealed = {key: text for key, text in stored.values.items() if key not in without}
+        return self._sealer.unseal_all(stored.target.type, sealed)
 
     def put(self, target: TargetId, values: Mapping[str, object], *, origin: str = "stored", problem: str = "") -> None:
         """Create a target or replace its settings. Raises `BadSettings` or `ReadOnlyTarget`; then nothing has changed.

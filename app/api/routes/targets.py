@@ -66,7 +66,7 @@ def put(type_name: str, name: str) -> tuple[Target, int]:
     before: Mapping[str, str] = {}
     try:
         stored = services().registry.target(target)
-        before, settings = services().registry.texts(stored), _with_kept_secrets(stored, settings)
+        before, settings = _texts_before(stored), _with_kept_secrets(stored, settings)
     except UnknownTarget:
         status = 201
     if is_limited():
@@ -198,6 +198,13 @@ def _parsed(cls: type[TargetSettings], texts: Mapping[str, str], name: str) -> o
 
 def _beyond_target(problem: str) -> ApiProblem:
     return ApiProblem("forbidden", f"{problem}; the token is limited, so it cannot set this")
+
+
+def _texts_before(stored: StoredTarget) -> Mapping[str, str]:
+    try:
+        return services().registry.texts(stored)
+    except BadSettings:  # sealed with a lost key: they can be set again, and nothing of them is kept
+        return {}
 
 
 def _with_kept_secrets(stored: StoredTarget, settings: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 from contextlib import closing
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 from cryptography.fernet import Fernet
 
+from app.api.application import create_app
 from app.cli import COMMANDS
+from app.config.settings import Settings
 from tests import services
 from tests.integration.cli.conftest import Cli
 from tests.support.service_processes import BUCKETWIRE
@@ -161,3 +164,24 @@ def test_what_is_not_utf_8_is_refused_by_the_name_of_its_argument(cli: Cli, tmp_
         assert refused.code == 1
         assert "UTF-8" in refused.err
         assert "this is a bug" not in refused.err
+
+
+def test_a_secret_that_was_sealed_with_a_lost_key_can_be_set_again(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, first = "webhook:audit", "endpoint=https://example.com/first"
+    assert cli("target", "set", target, first, "auth_token=hush", "comment=kept").code == 0
+    monkeypatch.setenv("BUCKETWIRE_SECRET_KEYS", Fernet.generate_key().decode())
+    for words in (("comment=other",), ("endpoint=https://example.com/second",)):  # what is left out cannot be kept
+        refused = cli("target", "set", target, *words)
+        assert (refused.code, "set this secret again" in refused.err) == (1, True), words
+    assert cli("target", "set", target, "endpoint=https://example.com/second", "auth_token=").code == 0
+    line = "notify_webhook:audit enable=on endpoint=https://example.com/second comment=kept\n"
+    assert cli("config", "export", "--secrets").out == line
+    monkeypatch.setenv("BUCKETWIRE_SECRET_KEYS", Fernet.generate_key().decode())
+    settings = Settings.from_environ(os.environ | {"BUCKETWIRE_DATA_DIR": str(folder)})
+    client = create_app(settings).test_client()
+    kept = {"endpoint": "https://example.com/*redacted*", "comment": "kept"}
+    assert client.put("/v1/targets/webhook/audit", json=kept).status_code == 400
+    given = client.put("/v1/targets/webhook/audit", json={"endpoint": "https://example.com/third"})
+    assert given.get_json()["settings"] == {"endpoint": "https://example.com/*redacted*"}
