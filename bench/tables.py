@@ -27,7 +27,7 @@ from spark_jobs.session import session
 from tests import provision, services
 from tests.support.builders import DELETE, PUT, migrated
 
-BUCKET, WEEK, AT_ONCE, PARTS = "images", 7 * 86_400_000, 5000, 16
+BUCKET, WEEK, BATCH_EVENTS, PARTS = "images", 7 * 86_400_000, 5000, 16
 SECONDS = 90  # the aim for a million events
 
 
@@ -58,8 +58,8 @@ def made(number: int, *, name: str = PUT, serial: int = 0) -> Event:
 
 def record(database: Database, count: int, make: Callable[[int], Event]) -> None:
     log = Log(database)
-    for start in range(0, count, AT_ONCE):
-        log.append([[make(number) for number in range(start, min(start + AT_ONCE, count))]])
+    for start in range(0, count, BATCH_EVENTS):
+        log.append([[make(number) for number in range(start, min(start + BATCH_EVENTS, count))]])
 
 
 class Steps:

@@ -25,8 +25,9 @@ from app.rules.model import BadRules
 
 log = logging.getLogger("bucketwire.api")
 
-_LONGEST, _LONGEST_DETAIL = 1024, 4096  # characters of a rejected value that are sent back, and of a detail
-_MOST_PROBLEMS = 1000
+_MAX_MEMBER_CHARACTERS = 1024  # of a rejected value that is sent back
+_MAX_DETAIL_CHARACTERS = 4096
+_MAX_PROBLEMS = 1000
 
 # The status and title of each problem's `type`; they are the same for every occurrence.
 PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
@@ -116,11 +117,16 @@ def _(error: BadEvents) -> ApiProblem:
 @to_problem.register
 def _(error: BadSettings) -> ApiProblem:
     wrong = [
-        {"field": each.key[:_LONGEST], "value": each.value[:_LONGEST], "problem": each.problem, "hint": each.hint}
-        for each in error.problems[:_MOST_PROBLEMS]
+        {
+            "field": each.key[:_MAX_MEMBER_CHARACTERS],
+            "value": each.value[:_MAX_MEMBER_CHARACTERS],
+            "problem": each.problem,
+            "hint": each.hint,
+        }
+        for each in error.problems[:_MAX_PROBLEMS]
     ]
     kind = "bad-rule" if isinstance(error, BadRules) else "bad-settings"
-    return ApiProblem(kind, str(error)[:_LONGEST_DETAIL], {"errors": wrong})
+    return ApiProblem(kind, str(error)[:_MAX_DETAIL_CHARACTERS], {"errors": wrong})
 
 
 @to_problem.register
@@ -145,7 +151,7 @@ def _(error: UnknownTarget) -> ApiProblem:
 
 @to_problem.register
 def _(error: UnknownRun) -> ApiProblem:
-    return ApiProblem("not-found", f"{error}; GET /v1/reconciliations shows those there are"[:_LONGEST_DETAIL])
+    return ApiProblem("not-found", f"{error}; GET /v1/reconciliations shows those there are"[:_MAX_DETAIL_CHARACTERS])
 
 
 @to_problem.register

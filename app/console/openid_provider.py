@@ -26,7 +26,7 @@ _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "E
 _TIMEOUT = 5  # seconds that the provider may take for an answer
 _FRESH = 600.0  # seconds in which the provider's description and keys are not asked for again
 _LEEWAY = 60  # seconds by which the provider's clock may differ
-_LONGEST = 100  # characters of a name that are shown and recorded
+_MAX_NAME_CHARACTERS = 100  # characters of a name that are shown and recorded
 
 
 class ProviderProblem(Exception):
@@ -159,7 +159,7 @@ class Provider:
 
 
 def _printable(name: str) -> str:
-    return "".join(character for character in name if character.isprintable())[:_LONGEST] or "unnamed"
+    return "".join(character for character in name if character.isprintable())[:_MAX_NAME_CHARACTERS] or "unnamed"
 
 
 def _kind(error: Exception) -> str:

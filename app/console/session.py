@@ -32,7 +32,7 @@ FLOW_COOKIE = "bucketwire_console_flow"
 _FLOW_LIFETIME = 600  # seconds that a sign-in at the provider may take
 _SESSION, _FORM, _NOTICE, _FLOW = "console session", "console form", "console notice", "console flow"
 _DIVIDER = ","  # settings name the values, divided by commas
-_LONGEST = 4096  # characters of a sealed text that is worth unsealing
+_MAX_SEALED_CHARACTERS = 4096  # characters of a sealed text that is worth unsealing
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Seals:
         return self._sealer.seal(orjson.dumps(content).decode()).partition(":")[2]
 
     def _unseal(self, purpose: str, text: str) -> dict[str, str] | None:
-        if not text or len(text) > _LONGEST:
+        if not text or len(text) > _MAX_SEALED_CHARACTERS:
             return None
         try:
             held = orjson.loads(self._sealer.unseal(f"enc:{text}"))

@@ -17,7 +17,7 @@ from workers.delivery.outcomes import DELIVERED, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 
 MOST = 300  # kilobytes of a request
-MOST_AT_ONCE = 240  # kilobytes of documents that the node works on
+MAX_WORKED_ON_KB = 240  # kilobytes of documents that the node works on
 
 
 @dataclass(eq=False)
@@ -29,7 +29,7 @@ class Strict(services.Elasticsearch):
         with (self.folder / "config/elasticsearch.yml").open("a") as file:
             file.write(
                 "xpack.security.http.ssl.client_authentication: required\n"
-                f"http.max_content_length: {MOST}kb\nindexing_pressure.memory.limit: {MOST_AT_ONCE}kb\n"
+                f"http.max_content_length: {MOST}kb\nindexing_pressure.memory.limit: {MAX_WORKED_ON_KB}kb\n"
             )
 
     def ping(self) -> None:

@@ -41,7 +41,7 @@ PARTS = {
 }  # fmt: skip
 MOMENTS = (0.0, 0.1, 0.3, 1.0, 4.0)  # seconds after the start
 ENDED = {0, 143}  # by itself, or by SIGTERM where there was nothing to end yet
-MOST_SIZE = {SERVICE: 350, SPARK: 1500}  # MB
+MAX_SIZE_MB = {SERVICE: 350, SPARK: 1500}  # MB
 GRACE = 40  # seconds, as in the compose file
 POST = """
 import sys, urllib.request
@@ -101,7 +101,7 @@ def build(having: Docker, tag: str) -> None:
     having.build(tag, "--build-arg", f"COMMIT={commit}", *IMAGES[tag])
     [image] = json.loads(having.run("image", "inspect", tag).stdout)
     size = image["Size"] / 1e6
-    check(size <= MOST_SIZE[tag], f"{tag} built in {time.monotonic() - began:.0f} s, {size:.0f} MB")
+    check(size <= MAX_SIZE_MB[tag], f"{tag} built in {time.monotonic() - began:.0f} s, {size:.0f} MB")
     check(image["Config"]["User"] == "10001:10001", "it runs as a user by number")
     run = ["run", "--rm", *having.options, "--network", "none", *HARDENED]
     said = having.run(*run, tag, "--version").stdout.strip()

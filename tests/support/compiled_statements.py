@@ -11,12 +11,12 @@ from typing import Any
 from sqlalchemy.engine import Dialect, Engine
 from sqlalchemy.util import LRUCache
 
-_MOST = 20_000
+_MAX_STATEMENTS = 20_000
 
 
 def share() -> None:
     """Let every engine take part."""
-    compiled = _Compiled(_MOST)
+    compiled = _Compiled(_MAX_STATEMENTS)
     # Not in `__init__`, by whose arguments SQLAlchemy knows an engine's options.
     Engine._compiled_cache = property(lambda _: compiled, lambda *_: None)  # type: ignore[assignment, method-assign]
 

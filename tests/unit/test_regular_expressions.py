@@ -26,7 +26,7 @@ _SIZE = 65_536
 _LIMIT = 1.0  # processor seconds for one text; what is linear takes milliseconds, what is quadratic many seconds
 _METHODS = ("match", "fullmatch", "search", "sub", "subn", "split", "findall", "finditer")
 _CHARACTERS = "x1 \t-.=/\xe9\x00"
-_MOST_PARTS = 8  # of one pattern
+_MAX_PARTS = 8  # of one pattern
 
 
 class _Pattern(NamedTuple):
@@ -100,8 +100,8 @@ def _hostile_texts(pattern: re.Pattern[Any]) -> Iterator[Any]:
     text = pattern.pattern if isinstance(pattern.pattern, str) else pattern.pattern.decode("latin-1")
     flags = pattern.flags & ~re.UNICODE if isinstance(pattern.pattern, bytes) else pattern.flags
     tree = parser.parse(text, flags & ~re.UNICODE)
-    parts = list(dict.fromkeys(part for part in ["\n", " ", *_parts(tree), "x"] if part))[:_MOST_PARTS]
-    before = list(dict.fromkeys(["", *_beginnings(tree)]))[:_MOST_PARTS]
+    parts = list(dict.fromkeys(part for part in ["\n", " ", *_parts(tree), "x"] if part))[:_MAX_PARTS]
+    before = list(dict.fromkeys(["", *_beginnings(tree)]))[:_MAX_PARTS]
     pumps = parts + [one + other for one in parts for other in parts if one != other]
     encode: Callable[[str], Any] = str if isinstance(pattern.pattern, str) else (lambda some: some.encode("latin-1"))
     for pump in pumps:

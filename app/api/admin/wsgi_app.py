@@ -21,7 +21,7 @@ from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from app.outbox.targets import UnknownTarget
 
 log = logging.getLogger("bucketwire.api")
-_LONGEST = 4096  # characters of a message
+_MAX_MESSAGE_CHARACTERS = 4096  # characters of a message
 
 # By method and the path below /minio/admin/v3/.
 _CALLS: Mapping[tuple[str, str], Callable[[AdminCall], Response]] = {
@@ -54,7 +54,7 @@ class AdminApp(SignedApp):
             with audit.acting(actor_of(seal, request, f"{received.method} /minio/admin/v3/{name}")):
                 return handler(AdminCall(self._parts, request, received, seal, uptime))
         except BadSettings as error:
-            raise S3Error("XMinioConfigError", str(error)[:_LONGEST]) from None
+            raise S3Error("XMinioConfigError", str(error)[:_MAX_MESSAGE_CHARACTERS]) from None
         except UnknownTarget as error:
             raise S3Error("XMinioConfigNotFoundError", str(error)) from None
         except ReadOnlyTarget as error:

@@ -2,8 +2,8 @@
 
 While there are streams, the thread queries the end of the log every `INTERVAL` (one small query for all of them) and
 reads new events once for all. A stream that lags, because it resumes or reads too slowly, is served from the log, some
-events at a time. So the memory for a slow reader is bounded, and it loses nothing until it lags by `MOST_BEHIND`; then
-it gets a marker of the gap and continues with new events.
+events at a time. So the memory for a slow reader is bounded, and it loses nothing until it lags by `MAX_SEQS_BEHIND`;
+then it gets a marker of the gap and continues with new events.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from app.api.listen.query import StreamQuery
-from app.api.listen.stream import LEGACY_PING, MOST_WAITING, Stream
+from app.api.listen.stream import LEGACY_PING, MAX_BUFFERED_BYTES, Stream
 from app.api.listen.tls_bridge import decrypt
 from app.api.listen.wire_format import Line, event_line
 from app.outbox.engine.database import Database, describe_error
@@ -32,7 +32,7 @@ log = logging.getLogger("bucketwire.listen")
 _T = TypeVar("_T")
 
 INTERVAL = 0.2  # seconds between two queries of the log's end
-MOST_BEHIND = 10_000  # seqs
+MAX_SEQS_BEHIND = 10_000  # seqs
 _SHARED_READ = 1000  # seqs in one read for all streams
 _CATCH_UP_READ = 100  # seqs in one read for a lagging stream
 _CATCH_UP_STREAMS = 32  # lagging streams served in one round
@@ -198,7 +198,7 @@ class Broadcaster:
         for stream in _rotate(lagging, self._turn):
             if stream.position >= self._position:
                 stream.live, stream.resumed = True, False
-            elif stream.waiting <= MOST_WAITING // 4 and served < _CATCH_UP_STREAMS:
+            elif stream.waiting <= MAX_BUFFERED_BYTES // 4 and served < _CATCH_UP_STREAMS:
                 self._catch_up(stream, head)
                 served += 1
                 busy = True
@@ -206,7 +206,7 @@ class Broadcaster:
 
     def _catch_up(self, stream: Stream, head: LogHead) -> None:
         missed = self._position - stream.position
-        if missed > MOST_BEHIND and not stream.resumed:
+        if missed > MAX_SEQS_BEHIND and not stream.resumed:
             stream.position = self._position
             self._run_in_loop(partial(stream.send_gap_marker, missed))
             return

@@ -12,8 +12,8 @@ from app.rules.model import EVERY_BUCKET, Rule
 from app.rules.notification_xml import NO_EVENT
 
 RESUME = "resume-after"
-LONGEST_FILTER = 1024
-_LONGEST_PING = 24 * 3600
+MAX_FILTER_BYTES = 1024
+_MAX_PING_SECONDS = 24 * 3600
 NO_TARGET = TargetId("listener", "_")  # a rule needs a target; only its filter is used
 
 
@@ -66,9 +66,9 @@ def _filter(name: str, query: Sequence[tuple[str, str]]) -> str:
     value = _single_value(name, query)
     if any(segment in (".", "..") for segment in value.split("/")):
         raise S3Error("XMinioInvalidResourceName")
-    if len(value.encode()) > LONGEST_FILTER or "\\" in value:
+    if len(value.encode()) > MAX_FILTER_BYTES or "\\" in value:
         message = (
-            f"Size of filter rule value cannot exceed {LONGEST_FILTER} bytes in UTF-8 representation, "
+            f"Size of filter rule value cannot exceed {MAX_FILTER_BYTES} bytes in UTF-8 representation, "
             "and it cannot contain a \\"
         )
         raise S3Error("InvalidArgument", message)
@@ -87,7 +87,7 @@ def _ping(query: Sequence[tuple[str, str]]) -> int:
     if not value:
         return 0
     # MinIO's error code, although it is unusual (§8).
-    if not (value.isascii() and value.isdigit() and len(value) < 6 and 1 <= int(value) <= _LONGEST_PING):
-        message = f"ping must be a whole number of seconds from 1 to {_LONGEST_PING}."
+    if not (value.isascii() and value.isdigit() and len(value) < 6 and 1 <= int(value) <= _MAX_PING_SECONDS):
+        message = f"ping must be a whole number of seconds from 1 to {_MAX_PING_SECONDS}."
         raise S3Error("AuthorizationQueryParametersError", message)
     return int(value)

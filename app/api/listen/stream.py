@@ -8,7 +8,7 @@ from app.api.listen.query import StreamQuery
 from app.api.listen.wire_format import LAST_CHUNK, Line, frame, head
 from app.rules.matching import Matcher, compile_rules
 
-MOST_WAITING = 256 * 1024  # bytes buffered for a slow reader, in addition to the kernel's buffer
+MAX_BUFFERED_BYTES = 256 * 1024  # bytes buffered for a slow reader, in addition to the kernel's buffer
 LEGACY_PING = 0.5  # seconds
 _EARLY = 0.05  # seconds by which a tick may be early
 _LINGER = 10.0  # seconds that a reader has for the end of a stream
@@ -83,7 +83,7 @@ class Stream(asyncio.Protocol):
     def send(self, lines: Sequence[Line]) -> int:
         """Send events until the write buffer is full, and return how many."""
         for sent, line in enumerate(lines):
-            if self.waiting > MOST_WAITING:
+            if self.waiting > MAX_BUFFERED_BYTES:
                 return sent
             self._write(self._format.event(line))
             self._after, self._after_sealed = line.event_id, False
@@ -101,7 +101,7 @@ class Stream(asyncio.Protocol):
         if now < self._due - _EARLY:
             return
         self._due = now + (self.query.ping or LEGACY_PING)
-        if self.waiting <= MOST_WAITING:
+        if self.waiting <= MAX_BUFFERED_BYTES:
             self._write(self._format.ping(self.query.ping, self._resume_id()))
 
     def passed(self, event_id: str) -> None:

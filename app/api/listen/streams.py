@@ -11,8 +11,8 @@ from app.api.s3.errors import S3Error
 from app.outbox.engine.database import Database
 from app.outbox.log.log_reader import log_end, position_of
 
-MOST_STREAMS = 10_000  # per process
-MOST_TLS_STREAMS = 500  # per process: each has a thread and three descriptors
+MAX_STREAMS = 10_000  # per process
+MAX_TLS_STREAMS = 500  # per process: each has a thread and three descriptors
 _TLS_FILES = 3
 _OTHER_FILES = 256  # descriptors that the process needs for requests, the database and itself
 _FILES = 65_536
@@ -27,7 +27,7 @@ class Streams:
         self._lock = threading.Lock()
         self._pid = 0
         self._broadcaster: Broadcaster | None = None
-        self._most = MOST_STREAMS
+        self._most = MAX_STREAMS
 
     def begin(self, query: StreamQuery, *, chunked: bool, number: str) -> SocketHandedOver:
         """Return the exception to raise so that the connection becomes the stream.
@@ -53,7 +53,7 @@ class Streams:
             if self._broadcaster is None or self._pid != os.getpid():
                 self._broadcaster, self._pid = Broadcaster(self._database), os.getpid()
                 files = _raise_file_limit() - _OTHER_FILES
-                self._most = min(MOST_TLS_STREAMS, files // _TLS_FILES) if self._tls else min(MOST_STREAMS, files)
+                self._most = min(MAX_TLS_STREAMS, files // _TLS_FILES) if self._tls else min(MAX_STREAMS, files)
             return self._broadcaster
 
 

@@ -13,7 +13,7 @@ from app.api.description import answers
 from app.api.errors import ApiProblem
 from app.api.listen import query as listen
 from app.api.listen.gunicorn_worker import SocketHandedOver
-from app.api.listen.query import LONGEST_FILTER, NO_TARGET
+from app.api.listen.query import MAX_FILTER_BYTES, NO_TARGET
 from app.api.listen.streams import Streams
 from app.api.listen.wire_format import SERVER_SENT_EVENTS
 from app.api.s3.errors import S3Error
@@ -62,8 +62,8 @@ def stream(query: StreamQuery) -> Response:
     """
     require_bucket(query.bucket)
     for name, text in (("prefix", query.prefix), ("suffix", query.suffix)):
-        if len(text.encode(errors="replace")) > LONGEST_FILTER:
-            raise BadMember(name, f"has more than {LONGEST_FILTER:,} bytes", "no key is longer")
+        if len(text.encode(errors="replace")) > MAX_FILTER_BYTES:
+            raise BadMember(name, f"has more than {MAX_FILTER_BYTES:,} bytes", "no key is longer")
     if query.target is not None:
         require_target(query.target)
     target_id = None if query.target is None else services().registry.target(query.target).row_id

@@ -35,7 +35,7 @@ from app.rules.notification_xml import (
 
 CREATED, REMOVED = "s3:BucketCreated:*", "s3:BucketRemoved:*"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_LONGEST = 255  # characters of a bucket's name in an event
+_MAX_BUCKET_CHARACTERS = 255  # characters of a bucket's name in an event
 _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}")
 
 
@@ -66,7 +66,11 @@ class Operation:
         A name that S3 does not allow is invalid, unless a frontend has reported events of such a bucket.
         """
         # A name that does not fit into its column needs no query.
-        if len(self.bucket) > _LONGEST or "\0" in self.bucket or not is_bucket(self.parts.database, self.bucket):
+        if (
+            len(self.bucket) > _MAX_BUCKET_CHARACTERS
+            or "\0" in self.bucket
+            or not is_bucket(self.parts.database, self.bucket)
+        ):
             code = "NoSuchBucket" if _is_valid(self.bucket) else "InvalidBucketName"
             raise S3Error(code, BucketName=self.bucket)
         return self.bucket

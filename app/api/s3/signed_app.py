@@ -20,7 +20,7 @@ log = logging.getLogger("bucketwire.api")
 Environ = dict[str, Any]
 Wsgi = Callable[[Environ, Any], Iterable[bytes]]
 
-_MOST_PARAMETERS = 1000
+_MAX_PARAMETERS = 1000
 
 
 class SignedApp:
@@ -87,7 +87,7 @@ def request_from(environ: Environ) -> Received:
     for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
         if environ.get(name):
             headers[name.replace("_", "-").lower()] = _text(environ[name])
-    query = tuple(parse_query_pairs(environ.get("QUERY_STRING", ""), most=_MOST_PARAMETERS))
+    query = tuple(parse_query_pairs(environ.get("QUERY_STRING", ""), most=_MAX_PARAMETERS))
     return Received(environ["REQUEST_METHOD"], raw.path, query, headers)
 
 

@@ -15,7 +15,7 @@ from app.console.views.sign_in import begin_session, next_page, sign_in_form
 if TYPE_CHECKING:
     from app.console.openid_provider import Provider
 
-_LONGEST = 300  # characters of what the provider says
+_MAX_REASON_CHARACTERS = 300  # characters of what the provider says
 _EXTENSION = "bucketwire_openid"
 
 
@@ -41,7 +41,9 @@ def openid_callback() -> Response:
     if begun is None or not hmac.compare_digest(begun.state.encode(), given.encode()):
         response = _refused("this sign-in was not begun in this browser, or took longer than ten minutes", 400)
     elif "error" in request.args:
-        said = " ".join(request.args.get(name, "")[:_LONGEST] for name in ("error", "error_description")).strip()
+        said = " ".join(
+            request.args.get(name, "")[:_MAX_REASON_CHARACTERS] for name in ("error", "error_description")
+        ).strip()
         response = _refused(f"the provider refused the sign-in: {said}", 403)
     else:
         response = _finish(found, begun)

@@ -13,7 +13,7 @@ from app.console.health import ailments
 from app.console.pages import page, show, visitor
 from app.console.series import Point, newest_times, points
 
-_MOST_CURVES = 60  # targets; with more of them the overview has no curves
+_MAX_CURVES = 60  # targets; with more of them the overview has no curves
 # The curves' minutes: of few targets more, because a page is made of a bounded number of samples.
 _FEW, _LONG, _SHORT = 15, 20, 5
 _WIDTH = 20  # seconds
@@ -27,7 +27,7 @@ def overview() -> Response:
     status = _sum(targets) | ({"checks": {}} if limited else _service())
     queues = [] if limited else calls.get("/v1/workers")["queues"]
     minutes = _LONG if len(targets) <= _FEW else _SHORT
-    series = _series(minutes) if len(targets) <= _MOST_CURVES else []
+    series = _series(minutes) if len(targets) <= _MAX_CURVES else []
     curves = {each["target"]: points(each["samples"], width=_WIDTH) for each in series}
     times = {each["target"]: newest_times(each["samples"]) for each in series}
     targets.sort(key=lambda target: (_RANK.get(target["state"], 9), -target["events"]["dead"], target["arn"]))

@@ -9,7 +9,7 @@ from app.api.services import services
 from app.console.pages import check_form, open_page, page, redirect, seals, show, visitor
 from app.console.session import LIFETIME, Session, forget_session, is_secure, new_session
 
-_LONGEST_NEXT = 2000  # characters
+_MAX_NEXT_CHARACTERS = 2000  # characters
 
 
 @open_page("/sign-in", "GET", "POST")
@@ -82,5 +82,5 @@ def _form(session: Session, *, problem: str = "", ended: bool = False, status: i
 
 def next_page() -> str:
     """Return the page that was asked for. After `./` it can only be one below the console."""
-    asked = request.values.get("next", "")[:_LONGEST_NEXT]
+    asked = request.values.get("next", "")[:_MAX_NEXT_CHARACTERS]
     return "".join(character for character in asked if character.isascii() and character.isprintable()).lstrip("/\\")

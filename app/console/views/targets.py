@@ -25,7 +25,7 @@ _PERIODS = {
 }
 _RETRIES = 100  # retried objects, of which the last reasons are counted
 _MUCH = 100  # undelivered events of a partition
-_MOST_NUMBERED = 64  # partitions; with more of them the strip has no numbers
+_MAX_NUMBERED_PARTITIONS = 64  # partitions; with more of them the strip has no numbers
 _LOSSES = ("recorded", "delivered", "superseded", "pending", "parked", "dead", "purged")
 
 
@@ -67,7 +67,7 @@ def target(kind: str, name: str) -> Response:
         queue=_queue(arn),
         partitions=[{**each, "level": level(each)} for each in partitions],
         much=_MUCH,
-        numbered=len(partitions) <= _MOST_NUMBERED,
+        numbered=len(partitions) <= _MAX_NUMBERED_PARTITIONS,
         settings=[(key, text) for key, text in shown["settings"].items() if text],
     )
 

@@ -31,7 +31,7 @@ _SUMS = {
     "freed": "freed",
 }
 _LOOKS = 10  # windows of the log that are searched for the oldest pending event
-_AT_ONCE = 1000  # events of one query
+_BATCH_EVENTS = 1000  # events of one query
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ def _received(connection: sa.Connection, events: Sequence[tuple[int, int]]) -> d
     """Return when events, by partition and seq, were received (ms); they are sorted."""
     e = tables.events.c
     received: dict[tuple[int, int], int] = {}
-    for some in (events[start : start + _AT_ONCE] for start in range(0, len(events), _AT_ONCE)):
+    for some in (events[start : start + _BATCH_EVENTS] for start in range(0, len(events), _BATCH_EVENTS)):
         partitions = groupby(some, itemgetter(0))
         places = [sa.and_(e.partition == place, e.seq.in_([seq for _, seq in of_it])) for place, of_it in partitions]
         rows = connection.execute(sa.select(e.partition, e.seq, e.received_at).where(sa.or_(*places)))

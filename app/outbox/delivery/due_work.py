@@ -13,7 +13,7 @@ from app.outbox import tables
 from app.outbox.delivery.isolation import TargetIsolation
 from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead
 from app.outbox.delivery.parked import first_due
-from app.outbox.delivery.rate_limits import LONGEST_WAIT
+from app.outbox.delivery.rate_limits import MAX_WAIT_MS
 from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
 from app.outbox.markers import NEVER, WHOLE_LOG
@@ -199,7 +199,7 @@ def _due_target(
         free=[row.partition for row in rows],
         probe_at=None if first.breaker == "closed" else first.resume_at,
         # After a longer time its bucket is full, or it has no limit any more.
-        limited=first.ready_at is not None and now - LONGEST_WAIT <= first.ready_at <= now,
+        limited=first.ready_at is not None and now - MAX_WAIT_MS <= first.ready_at <= now,
         searched=(first.last_seq, frozenset(row.partition for row in rows if (row.id, row.partition) in ahead)),
     )
 
@@ -224,7 +224,7 @@ def _head() -> sa.Select[Any]:
         h.partitions,
         sa.select(sa.func.count(t.id)).scalar_subquery(),
         probe.where(t.breaker != "closed", t.resume_at > now).scalar_subquery(),
-        sa.select(sa.func.min(limit)).where(limit > now, limit <= now + LONGEST_WAIT).scalar_subquery(),
+        sa.select(sa.func.min(limit)).where(limit > now, limit <= now + MAX_WAIT_MS).scalar_subquery(),
         sa.select(sa.func.min(due)).where(due > now).scalar_subquery(),
     )
 
@@ -315,7 +315,7 @@ def _free() -> sa.Select[Any]:
         .add_columns(sa.select(tables.log_head.c.last_seq).scalar_subquery().label("last_seq"))
         .join_from(tables.cursors, tables.targets, c.target_id == t.id)
         .outerjoin(tables.rate_limits, limit.target_id == t.id)
-        .where(sa.or_(sa.func.coalesce(limit.ready_at, 0) <= now, limit.ready_at > now + LONGEST_WAIT))
+        .where(sa.or_(sa.func.coalesce(limit.ready_at, 0) <= now, limit.ready_at > now + MAX_WAIT_MS))
         .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == WHOLE_LOG, is_free(tables.cursors, now))
         .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~leased)))
         .order_by(t.id, c.partition)

@@ -15,7 +15,7 @@ from app.outbox import tables
 from app.outbox.engine.database import Database
 
 _SECOND = 1_000_000  # in the unit of the bucket, microseconds
-LONGEST_WAIT = 2_000  # ms; a longer one is due to a clock that has been set back
+MAX_WAIT_MS = 2_000  # ms; a longer one is due to a clock that has been set back
 _SHARE = 10  # tokens are taken when there are at least a tenth of a second's, so that batches do not get tiny
 _TRIES = 3  # to take tokens; each fails only because another worker has just taken or given back some
 
@@ -85,7 +85,7 @@ def ready_times(connection: sa.Connection, target_ids: Collection[int], now: int
     """Return when those of some targets that have too few tokens at `now` will have enough (ms), by row id."""
     r = tables.rate_limits.c
     query = sa.select(r.target_id, r.ready_at).where(
-        r.target_id.in_(target_ids), r.ready_at > now, r.ready_at <= now + LONGEST_WAIT
+        r.target_id.in_(target_ids), r.ready_at > now, r.ready_at <= now + MAX_WAIT_MS
     )
     return {row.target_id: row.ready_at for row in connection.execute(query)}
 

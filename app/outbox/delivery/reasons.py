@@ -1,7 +1,7 @@
 """Make error reasons from targets and drivers storable: limit their characters and length for every database."""
 
-LONGEST = 2_000  # characters
-_MOST_BYTES = 4_000  # in UTF-8; ten attempts as JSON, with escaped quotes and backslashes, fit MySQL's TEXT of 65,535
+MAX_CHARACTERS = 2_000  # characters
+_MAX_BYTES = 4_000  # in UTF-8; ten attempts as JSON, with escaped quotes and backslashes, fit MySQL's TEXT of 65,535
 PLAIN = "the outbox database refused to store the reason"
 
 
@@ -11,5 +11,7 @@ def clean_reason(text: str) -> str:
     Line breaks and tabs become spaces. Other unprintable characters (NUL, escape characters, lone surrogates, marks
     that reverse the text direction) become U+FFFD.
     """
-    line = "".join(char if char.isprintable() else " " if char.isspace() else "\ufffd" for char in text[:LONGEST])
-    return line.encode()[:_MOST_BYTES].decode(errors="ignore")
+    line = "".join(
+        char if char.isprintable() else " " if char.isspace() else "\ufffd" for char in text[:MAX_CHARACTERS]
+    )
+    return line.encode()[:_MAX_BYTES].decode(errors="ignore")

@@ -13,7 +13,7 @@ import pytest
 
 from app.api.listen.broadcaster import Broadcaster
 from app.api.listen.query import NO_TARGET, StreamQuery
-from app.api.listen.stream import MOST_WAITING, Stream
+from app.api.listen.stream import MAX_BUFFERED_BYTES, Stream
 from app.api.listen.wire_format import SERVER_SENT_EVENTS, ServerSentEvents
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
@@ -199,11 +199,11 @@ def test_a_stream_that_catches_up_buffers_no_more_than_another(tmp_path: Path) -
         client.settimeout(60)
         client.connect(server.getsockname())
         broadcaster.admit(server.accept()[0], stream)
-        until(lambda: stream.waiting > MOST_WAITING // 4, 60, what="a reader that is too slow")
-        assert stream.waiting < MOST_WAITING + 200_000
+        until(lambda: stream.waiting > MAX_BUFFERED_BYTES // 4, 60, what="a reader that is too slow")
+        assert stream.waiting < MAX_BUFFERED_BYTES + 200_000
         received = b""
         while b'"key":"k79"' not in received:
-            assert stream.waiting < MOST_WAITING + 200_000
+            assert stream.waiting < MAX_BUFFERED_BYTES + 200_000
             received += client.recv(1 << 20)
     assert [f'"key":"k{number}"'.encode() in received for number in range(1, 80)] == [True] * 79
     database.close()

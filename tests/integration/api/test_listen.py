@@ -177,7 +177,7 @@ def test_a_reader_that_is_too_slow_is_told_and_costs_no_memory(ready: S3) -> Non
         until(lambda: b"\r\n\r\n" in connection.recv(4096, socket.MSG_PEEK))
         before = memory(ready)
         padded = record.replace('"eventVersion":"2.0"', f'"eventVersion":"{"2" * size}"')
-        for start in range(0, broadcaster.MOST_BEHIND + 3000, 1000):
+        for start in range(0, broadcaster.MAX_SEQS_BEHIND + 3000, 1000):
             log.append([[event(f"{start + n}")._replace(record=padded) for n in range(1000)]])
         send(ready, event("end", name=DELETE))
         assert quick.keys(1) == ["end"]
