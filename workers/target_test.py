@@ -54,7 +54,11 @@ def run_target_test(settings: TargetSettings, type_name: str) -> Iterator[Step]:
     With several endpoints (brokers, hosts) one reachable endpoint is enough: the others are reported, but do not make
     the test fail.
     """
-    adapter = create(type_name, settings)
+    try:
+        adapter = create(type_name, settings)
+    except Exception as error:  # noqa: BLE001 - its driver cannot be imported, and its message may contain anything
+        yield Step("login", False, 0.0, _describe_error(error))
+        return
     yield from (checks := _EndpointChecks(adapter, settings.timeout)).steps()
     if not checks.ok:
         return

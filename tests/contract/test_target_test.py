@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from app.config import target_settings
 from app.events import test_events as marks
@@ -91,6 +94,13 @@ def test_a_name_that_does_not_resolve_and_a_private_address_fail_the_resolving()
         (step,) = run_target_test(settings, kind)
         assert (step.step, step.ok) == ("resolve", False)
         assert words in step.message
+
+
+def test_a_driver_that_cannot_be_imported_is_a_step_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "workers.targets.webhook", None)
+    webhook = target_settings.load("webhook", {"endpoint": f"http://{services.LOOPBACK}:1/hush-hush"})
+    (step,) = run_target_test(webhook, "webhook")
+    assert (step.step, step.ok, step.message) == ("login", False, "unexpected ModuleNotFoundError")
 
 
 def test_the_command_tells_people_and_programs_and_its_exit_code_says_the_rest(tmp_path: Path) -> None:
