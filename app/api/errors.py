@@ -136,7 +136,8 @@ def _(error: BadValue) -> ApiProblem:
 
 @to_problem.register
 def _(error: BadMember) -> ApiProblem:
-    return ApiProblem("bad-value", f"{error.field} {error.problem}; {error.hint}", {"field": error.field})
+    field = error.field[:_MAX_MEMBER_CHARACTERS]  # of an unknown member it is as long as the client makes it
+    return ApiProblem("bad-value", f"{field} {error.problem}; {error.hint}"[:_MAX_DETAIL_CHARACTERS], {"field": field})
 
 
 @to_problem.register

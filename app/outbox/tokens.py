@@ -22,7 +22,7 @@ import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
+from app.config.errors import BadSettings, Problem, did_you_mean
 from app.config.settings import SCOPES, ApiToken, Settings, hash_token
 from app.events.frontends import S3_FRONTENDS
 from app.outbox import audit, sessions, tables
@@ -30,6 +30,7 @@ from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import TokenExists, TokensUnknown, UnknownToken
 from app.outbox.policies import TOKENS
+from app.resources.declaration import BadMember
 from app.rules.model import EVERY_BUCKET
 
 log = logging.getLogger("bucketwire.tokens")
@@ -78,29 +79,32 @@ class Tokens:
         targets: Sequence[TargetId] = (),
         frontend: str = "",
     ) -> str:
-        """Create a token and return it; it cannot be shown again. Raises `BadValue` or `TokenExists`.
+        """Create a token and return it; it cannot be shown again. Raises `BadMember` or `TokenExists`.
 
         With buckets or targets it is limited to these; neither has to exist. With a frontend, the records that are
         posted with it are read as that one's.
         """
         if not _NAME.fullmatch(name):
-            raise BadValue("is not a valid name of a token", "use 1 to 64 letters, digits, _ - or .")
+            raise BadMember("name", "is not a valid name of a token", "use 1 to 64 letters, digits, _ - or .")
         if not scopes:
-            raise BadValue("has no scope", f"give one or more of {', '.join(SCOPES)}")
+            raise BadMember("scopes", "has no scope", f"give one or more of {', '.join(SCOPES)}")
         for scope in scopes:
             if scope not in SCOPES:
-                raise BadValue(f"{scope!r} is not a scope", did_you_mean(scope, SCOPES))
-        if len(buckets) > TOKENS.max_names or len(targets) > TOKENS.max_names:
-            raise BadValue(f"names more than {TOKENS.max_names} buckets or targets", "create several tokens")
+                raise BadMember(
+                    "scopes", f"names {scope[:64]!r}, which is not a scope", did_you_mean(scope[:64], SCOPES)
+                )
+        for field, names in (("buckets", buckets), ("targets", targets)):
+            if len(names) > TOKENS.max_names:
+                raise BadMember(field, f"names more than {TOKENS.max_names}", "create several tokens")
         if not all(0 < len(bucket) <= TOKENS.max_bucket_characters and bucket != EVERY_BUCKET for bucket in buckets):
-            raise BadValue(
+            raise BadMember(
+                "buckets",
                 "names a bucket that cannot be",
                 f"give names of 1 to {TOKENS.max_bucket_characters} characters, and no *",
             )
         if frontend and frontend not in S3_FRONTENDS:
-            raise BadValue(
-                f"names no frontend, but {frontend[:64]!r}", did_you_mean(frontend[:64], sorted(S3_FRONTENDS))
-            )
+            known = did_you_mean(frontend[:64], sorted(S3_FRONTENDS))
+            raise BadMember("frontend", f"is {frontend[:64]!r}, which is not a frontend", known)
         if any(token.name == name for token in self._configured):
             raise TokenExists(f"BUCKETWIRE_API_TOKENS has a token {name!r}; choose another name")
         token = _PREFIX + secrets.token_urlsafe(32)

@@ -6,7 +6,6 @@ from app.api.auth import ADMIN, needs
 from app.api.description import answers
 from app.api.errors import ApiProblem
 from app.api.services import services
-from app.config.errors import BadValue
 from app.outbox.errors import UnknownToken
 from app.resources.declaration import format_time, parse_text
 from app.resources.token import CreatedToken, NewToken, Token, Tokens
@@ -47,12 +46,9 @@ def create(body: NewToken) -> CreatedToken:
     it is limited to what concerns only these. `frontend` names the sender of the events that are posted with it, where
     they do not show it.
     """
-    try:
-        token = services().tokens.create(
-            body.name, body.scopes, buckets=body.buckets, targets=body.targets, frontend=body.frontend
-        )
-    except BadValue as error:
-        raise ApiProblem("bad-value", f"the token {error.problem}; {error.hint}", {"field": "name"}) from None
+    token = services().tokens.create(
+        body.name, body.scopes, buckets=body.buckets, targets=body.targets, frontend=body.frontend
+    )
     return CreatedToken(
         name=body.name,
         scopes=sorted(set(body.scopes)),

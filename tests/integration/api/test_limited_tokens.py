@@ -262,12 +262,17 @@ def test_a_limited_token_is_created_and_listed_with_its_limits(log: Database, st
     for found in (made.json(), listed["team"]):
         assert {name: found[name] for name in limits} == limits
     assert (listed["admin"]["buckets"], listed["admin"]["targets"]) == ([], [])
-    for names in ("images", [1], [""], ["*"], ["b"] * 101):
-        problem(
-            api.client.post("/v1/tokens", json=wanted | {"name": "x", "buckets": names}, headers=admin),
-            400,
-            "bad-value",
-        )
-    for names in ("webhook:mine", ["nowhere"]):
-        wrong = wanted | {"name": "x", "targets": names}
-        problem(api.client.post("/v1/tokens", json=wrong, headers=admin), 400, "bad-value")
+    wrong: dict[str, list[Any]] = {
+        "buckets": ["images", [1], [""], ["*"], ["b"] * 101],
+        "targets": ["webhook:mine", ["nowhere"], ["webhook:mine"] * 101],
+        "scopes": ["read", [], ["write"], ["x" * 4096]],
+        "frontend": ["cep", 5],
+        "name": ["a b", "x" * 4096, ["x"]],
+    }
+    for field, values in wrong.items():
+        for value in values:
+            response = api.client.post("/v1/tokens", json=wanted | {"name": "x", field: value}, headers=admin)
+            assert problem(response, 400, "bad-value")["field"] == field, value
+    unknown = api.client.post("/v1/tokens", json=wanted | {"x" * 500_000: 1}, headers=admin)
+    assert problem(unknown, 400, "bad-value")["field"] == "x" * 1024
+    assert len(unknown.content) < 10_000
