@@ -4,8 +4,9 @@ A worker that lost its lease may have overwritten newer events with older ones, 
 that arrives later. The worker must request redelivery of the newest ones (`app.outbox.delivery.redelivery`), however
 long the database is unavailable and even if the process is killed meanwhile. So the worker first writes each request to
 its own file in the service's data directory, and removes the file once the request is recorded. Every process that
-shares the directory records all requests in it, before it claims a lease and once a second. Recording a request is
-idempotent, so no process owns a file.
+shares the directory records the requests in it: those of a target before it claims a lease of that target, since a
+request waits for a lock of the target's cursors, and all of them once a second. Recording a request is idempotent, so
+no process owns a file.
 """
 
 import contextlib
@@ -63,7 +64,6 @@ class RedeliveryRequests:
         self._unwritten: list[_Request] = []  # requests that could not be written to disk
         self._done: set[Path] = set()  # files of recorded requests that could not be removed
         self._left: set[Path] = set()  # files of which the log has a warning that they stay
-        self._recording = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         if any(self._files()):
@@ -84,28 +84,33 @@ class RedeliveryRequests:
             log.warning("%s: cannot keep a redelivery request on disk: %s", arn, error.strerror, extra={"target": arn})
             self._unwritten.append(request)
         try:
-            self.record()
+            self.record(lease.target_id)
         except DatabaseUnavailable as error:
             words = "%s: %d objects may hold an old state until the outbox database is back: %s"
             log.warning(words, arn, len(written), describe_error(error), extra={"target": arn})
             self._keep_trying()
 
-    def record(self) -> None:
-        """Record every request; cheap if there are none.
+    def record(self, target_id: int | None = None) -> None:
+        """Record every request, or those of one target, and leave the others to a thread; cheap if there are none.
 
-        Raises `DatabaseUnavailable`: then the process must not claim a lease.
+        Raises `DatabaseUnavailable`: then the process must not claim a lease of the target.
         """
-        with self._recording:
-            while self._unwritten:
-                self._record(self._unwritten[0])
-                del self._unwritten[0]
-            for file in self._files():
-                if file in self._done:
-                    self._remove(file)
-                elif (request := self._read(file)) is not None:
-                    self._record(request)
-                    self._done.add(file)
-                    self._remove(file)
+        for unwritten in list(self._unwritten):
+            if target_id in (None, unwritten.target_id):
+                self._record(unwritten)
+                with contextlib.suppress(ValueError):  # another thread was faster
+                    self._unwritten.remove(unwritten)
+        for file in self._files():
+            if file in self._done:
+                self._remove(file)
+            elif (request := self._read(file)) is None:
+                continue
+            elif target_id in (None, request.target_id):
+                self._record(request)
+                self._done.add(file)
+                self._remove(file)
+            else:
+                self._keep_trying()
 
     def close(self, patience: float = 0.0) -> None:
         """Stop retrying, after up to `patience` seconds of further tries. Requests on disk stay there."""

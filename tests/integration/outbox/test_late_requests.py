@@ -14,12 +14,15 @@ from app.outbox.delivery.leases import Lease
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.policies import REDELIVERY
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.engine.locks import lock_cursors
 from app.outbox.log.append import Log
 from tests.support.builders import DELETE, add_target, event, registry
-from tests.support.scripted_target import Courier, assert_counters_balance
+from tests.support.delivery import delivery
+from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Unavailable
 from workers.delivery.redelivery_requests import RedeliveryRequests
+from workers.delivery.retry import RetrySchedule
 from workers.targets.base import LeaseExpired
 
 pytestmark = pytest.mark.promise
@@ -170,7 +173,7 @@ def test_a_request_from_another_epoch_of_the_log_sends_the_newest_event_whicheve
     with database.reading() as connection:
         epoch = log_head.read_state(connection).epoch
     with monkeypatch.context() as database_is_away:
-        database_is_away.setattr(RedeliveryRequests, "record", lambda _: None)
+        database_is_away.setattr(RedeliveryRequests, "record", lambda *_: None)
         written = RedeliveryRequests(database, tmp_path)
         written.add(Lease(row, "gone", {}, "of the lost log" if other_epoch else epoch), "arn", {place: 1_000})
     RedeliveryRequests(database, tmp_path).record()
@@ -194,3 +197,22 @@ def test_a_lease_that_ends_while_requests_are_on_their_way_has_them_followed(dat
         courier.run(turns=1)
     [(_, due, _)] = requested(database)
     assert due > now_ms()
+
+
+def test_a_request_that_waits_for_a_lock_keeps_no_other_target_waiting(
+    database: Database, outbox_url: str, tmp_path: Path
+) -> None:
+    """Somebody was stopped in the middle of a transaction that has the cursors of one target."""
+    if database.dialect == "sqlite":
+        pytest.skip("has one lock for all that write")
+    held, other = add_target(database, "held"), add_target(database, "other")
+    Log(database).append([[event("k")]])
+    held_id, place = registry(database).target(held).row_id, place_of_the_only_object(database)
+    with pytest.MonkeyPatch.context() as stopped:
+        stopped.setattr(RedeliveryRequests, "record", lambda *_: None)
+        RedeliveryRequests(database, tmp_path).add(Lease(held_id, "gone", {}), "arn", {place: 1})
+    with delivery(outbox_url, tmp_path) as made, database.writing() as connection:
+        made.serve(ScriptedTarget(), RetrySchedule())
+        lock_cursors(connection, held_id)
+        assert made.context.deliverer.deliver(other) == "delivered=1"
+        assert requested(database) == []
