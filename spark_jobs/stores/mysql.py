@@ -10,8 +10,8 @@ from spark_jobs.jdbc import MYSQL_SAFE, mysql_url
 from spark_jobs.schemas import PATHS
 from spark_jobs.stores.base import CannotRead, NoTable
 
-# The driver's message for error 1146; its exception class is the same for every error of a statement.
 HAS_SINGLE_ROWS = True  # whether one reading probably finds each key once
+# The driver's message for error 1146; its exception class is the same for every error of a statement.
 _NO_TABLE = re.compile(r"SQLSyntaxErrorException: Table '.*' doesn't exist")
 _TLS = {"": "DISABLED", "preferred": "PREFERRED", "skip-verify": "REQUIRED", "true": "VERIFY_IDENTITY"}
 
