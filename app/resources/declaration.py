@@ -182,7 +182,7 @@ def parameters(query: type[Query]) -> list[dict[str, Any]]:
     described = []
     for name, member, default in parts_of(query):
         schema: dict[str, Any] = {"type": "string"} if member.is_list else dict(member.schema)
-        if isinstance(default, bool) or (isinstance(default, int) and "minimum" in schema):
+        if isinstance(default, bool) or (isinstance(default, int) and schema.get("minimum", default + 1) <= default):
             schema["default"] = default
         text = f"{member.text}, comma-separated" if member.is_list else member.description
         required = {"required": True} if default is msgspec.NODEFAULT else {}

@@ -18,6 +18,7 @@ from app.resources.declaration import (
     BadMember,
     Query,
     Resource,
+    parameters,
     parse_body,
     parse_change,
     parse_query,
@@ -52,6 +53,14 @@ def test_a_columns_function_needs_nothing_but_members() -> None:
         for header, member in resource.columns.items():
             if callable(member) and header not in ("opening", "reason"):  # of members of members
                 assert member(Row()) is not None
+
+
+def test_a_default_that_is_described_can_be_sent() -> None:
+    for query in declared(Query):
+        parse = {part.name: part.member.parse for part in parts_of(query)}
+        for parameter in parameters(query):
+            if (default := parameter["schema"].get("default")) is not None:
+                assert parse[parameter["name"]](parameter["name"], default) == default, query
 
 
 def test_every_member_of_a_query_says_what_it_is() -> None:
