@@ -13,7 +13,7 @@ from app.cli_common.output import Columns, count_noun
 from app.cli_common.param_types import BUCKET, PAIR, SIZE, TARGET, split_words
 from app.config.arn import TargetId
 from app.events.names import EVERY, SHORTHANDS, shorthand
-from app.resources.rule import Rule
+from app.resources.rule import MAX_REMOVED, Rule
 from app.rules.filters import parse_filters
 from app.rules.model import EVERY_BUCKET, event_names
 
@@ -118,8 +118,11 @@ def rm(
     ]
     if not selected:
         raise CommandError("there is no such rule; `bucketwire event ls` lists the rules")
-    answer = context.api.change("POST", "/v1/rules/remove", {"numbers": selected})
-    context.done(f"removed {count_noun(len(answer['removed']), 'rule')}", **answer)
+    removed: list[int] = []
+    for first in range(0, len(selected), MAX_REMOVED):
+        some = {"numbers": selected[first : first + MAX_REMOVED]}
+        removed += context.api.change("POST", "/v1/rules/remove", some)["removed"]
+    context.done(f"removed {count_noun(len(removed), 'rule')}", removed=removed)
 
 
 def names(text: str) -> tuple[str, ...]:

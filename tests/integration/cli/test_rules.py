@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 
+from app.outbox import tables
+from app.outbox.engine.database import Database
+from app.resources.rule import MAX_REMOVED
 from tests.integration.cli.conftest import Cli
 
 ARN = "arn:minio:sqs::cache:redis"
@@ -171,3 +175,13 @@ def test_the_old_words_of_mc_are_not_taken_for_a_bucket(cli: Cli, action: str) -
     assert cli("events", action, "myminio/images").code == 2
     assert f"no events of {action}/key" in cli("events", "--history", action, "key").out
     assert f"no events of {action}/key" in cli("events", action, "key", "--history").out
+
+
+def test_more_rules_of_a_bucket_than_one_request_removes_are_removed(cli: Cli, database: Database) -> None:
+    assert cli("event", "add", "b", ARN, "--event", "*").code == 0
+    with database.writing() as connection:
+        row = dict(connection.execute(sa.select(tables.rules)).mappings().one())
+        del row["id"]
+        connection.execute(tables.rules.insert(), [row | {"prefix": str(number)} for number in range(MAX_REMOVED)])
+    assert cli("event", "rm", "b", "--force").out == f"removed {MAX_REMOVED + 1} rules\n"
+    assert cli("event", "ls", "--json").json == []
