@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -92,10 +93,13 @@ def attempts(database: Database) -> list[int]:
         return list(connection.execute(sa.select(tables.parked.c.attempts)).scalars())
 
 
+_TIMES = count(1)  # ms, all past
+
+
 def end_wait(database: Database) -> None:
-    """Let the breaker's next look come now."""
+    """Let the breaker's next probe come now, at a time of its own: what is unchanged the drain announces later."""
     with database.writing() as connection:
-        connection.execute(tables.targets.update().values(resume_at=0))
+        connection.execute(tables.targets.update().values(resume_at=next(_TIMES)))
 
 
 def is_settled(database: Database) -> bool:
