@@ -397,9 +397,7 @@ def test_a_stream_for_a_page_is_handed_over_and_needs_the_session(busy: Browser,
 
 
 def test_a_search_that_found_nothing_yet_goes_on_by_itself(busy: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    tune(monkeypatch, searching, "SEARCH", max_seqs=1)
-    monkeypatch.setattr("app.outbox.search._FIRST_WINDOW", 1)
-    monkeypatch.setattr("app.outbox.search.WINDOW", 1)
+    tune(monkeypatch, searching, "SEARCH", max_seqs=1, first_window_seqs=1, window_seqs=1)
     page = busy.get("events?prefix=none")
     [search] = [given for given in page.all("section") if "hx-get" in given]
     assert (search["hx-trigger"], search["hx-target"]) == ("load delay:100ms", "#results")
