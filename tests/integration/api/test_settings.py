@@ -35,7 +35,10 @@ def test_every_key_is_taken_and_shown_and_every_value_that_is_none_is_refused(pl
             assert error["field"] == row.key
             assert error["problem"]
             assert error["hint"]
-            assert (wrong[row.key] in answer.json()["errors"][0]["value"]) != row.secret
+            if row.kind == "url":  # its path may be a secret
+                assert wrong[row.key].startswith(error["value"].removesuffix(REDACTED))
+            else:
+                assert (wrong[row.key] in error["value"]) != row.secret
             assert not row.secret or wrong[row.key] not in answer.text
         assert plain.client.get(place).json()["settings"] == shown, "a refused change left something"
 
