@@ -1,4 +1,4 @@
-# `make` lists the targets: what stands behind ## in their lines. Everything is in .venv; remove that folder to begin anew.
+# `make` lists the targets: what stands behind ## in their lines. Everything is in .venv; remove that folder to start over.
 SUITABLE = import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON  ?= $(shell for each in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$each -c '$(SUITABLE)' 2>/dev/null && echo $$each && break; done)

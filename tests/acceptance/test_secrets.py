@@ -210,7 +210,8 @@ def whole(postgres_server: services.Postgres) -> Iterator[tuple[System, services
 def commands(whole: System) -> str:
     """What the CLI says of everything, output and errors."""
     lines = [
-        ["target", "ls"], ["config", "get"], ["status"], ["doctor"], ["dead-letter", "ls"],
+        ["target", "ls"], ["config", "get"], ["status"], ["doctor"], ["doctor", "--json"],
+        ["dead-letter", "ls"],
         *(["target", "test", name] for name in ("webhook:refused", "postgresql:url", "elasticsearch:login")),
         ["target", "set", "redis:new", "address=h", "key=k", "user=me", f"passwort={whole.token}"],
     ]  # fmt: skip
