@@ -37,8 +37,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     assert "no such server: minoi; there are redis, postgres" in done.stderr
 
 
-def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provision, "CACHE", tmp_path)
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(provision.CannotProvideError, match="sh ended with 3: why"):  # noqa: PT012, SIM117 (the block is the subject)
         with provision.building(tmp_path / "made-1") as made:
             (made / "half").touch()
@@ -46,8 +45,7 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_build_that_succeeds_replaces_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provision, "CACHE", tmp_path)
+def test_a_build_that_succeeds_replaces_what_was_there(tmp_path: Path) -> None:
     (tmp_path / "made-1").mkdir()
     with provision.building(tmp_path / "made-1") as made:
         (made / "whole").touch()

@@ -1,0 +1,119 @@
+"""What Maven Central has: jars, and MySQL within one."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from spark_jobs import connectors
+from tests.provision.debian import build_newest_java
+from tests.provision.places import CACHE, ICEBERG_REST, ICEBERG_REST_VERSION, JETTY_VERSION, NEWEST_JAVA, SPARK_JARS
+from tests.provision.steps import CannotProvideError, as_root, building, run, tool
+from tests.support import debian_tree
+
+COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
+
+
+def mysql(artifact: str, place: Path, data: Path) -> Callable[[], None]:
+    """Oracle's MySQL, unmodified, into `place`, and one initialised datadir."""
+    return lambda: build_mysql(artifact, place, data)
+
+
+def build_mysql(artifact: str, place: Path, data: Path) -> None:
+    """The server, from the only place that has it for these machines."""
+    if not (place / "bin/mysqld").exists():
+        with building(place) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+            argv = [tool("mvn"), "-q", "-B", f"{COPY}:copy", f"-Dartifact={artifact}"]
+            run([*argv, f"-DoutputDirectory={scratch}"], cwd=Path(scratch))
+            with zipfile.ZipFile(next(Path(scratch).glob("*.jar"))) as jar:
+                jar.extract("mysql-Linux-amd64.tar.gz", scratch)
+            with tarfile.open(Path(scratch) / "mysql-Linux-amd64.tar.gz") as archive:
+                archive.extractall(made, filter="data")
+    with building(data) as made:
+        # Initialising takes 4 s and copying its result 0.1 s, so each server starts from a copy.
+        options = ["--no-defaults", "--initialize-insecure", f"--lc-messages-dir={place}/share"]
+        run([place / "bin/mysqld", *options, f"--datadir={made}", *as_root(), "--innodb-flush-method=nosync"])
+        (made / "auto.cnf").unlink(missing_ok=True)
+
+
+def kafka_jars(place: Path, version: str, scala: str = "2.13") -> Callable[[], None]:
+    """Apache Kafka's published jars into `place`; pinned, because a later release lacks one of its own."""
+    return lambda: build_kafka(place, version, scala)
+
+
+def build_kafka(place: Path, version: str, scala: str) -> None:
+    """The broker with all it needs at run time, and a simple log."""
+    copy_jars(place, f"org.apache.kafka:kafka_{scala}:{version}", "org.slf4j:slf4j-simple:1.7.36")
+
+
+def build_iceberg_rest() -> None:
+    """Iceberg's own server of a REST catalog, from the jars of its tests; Spark has the Hadoop that it needs."""
+    jetty = [
+        f"org.eclipse.jetty.{artifact}:{JETTY_VERSION}"
+        for artifact in (
+            "ee10:jetty-ee10-servlet",
+            "compression:jetty-compression-server",
+            "compression:jetty-compression-gzip",
+        )
+    ]
+    copy_jars(
+        ICEBERG_REST,
+        f"org.apache.iceberg:iceberg-open-api:{ICEBERG_REST_VERSION}:test-fixtures",
+        f"org.apache.iceberg:iceberg-core:{ICEBERG_REST_VERSION}",
+        f"org.apache.iceberg:iceberg-core:{ICEBERG_REST_VERSION}:tests",
+        *jetty,
+        "org.slf4j:slf4j-simple:2.0.17",
+        "org.xerial:sqlite-jdbc:3.50.3.0",
+    )
+
+
+def copy_jars(place: Path, *artifacts: str) -> None:
+    """Put artifacts of Maven Central (group:artifact:version[:classifier]) and all that they need into `place`."""
+    names = ("groupId", "artifactId", "version", "classifier")
+    dependencies = [
+        "".join(f"<{name}>{value}</{name}>" for name, value in zip(names, artifact.split(":"), strict=False))
+        for artifact in artifacts
+    ]
+    with building(place) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        pom = Path(scratch) / "pom.xml"
+        pom.write_text(
+            "<project><modelVersion>4.0.0</modelVersion><groupId>peers</groupId><artifactId>jars</artifactId>"
+            "<version>1</version><packaging>pom</packaging><dependencies>"
+            + "".join(f"<dependency>{dependency}</dependency>" for dependency in dependencies)
+            + "</dependencies></project>"
+        )
+        copy = [f"{COPY}:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={made}"]
+        tool("java")
+        run([tool("mvn"), "-q", "-B", "-f", pom, *copy])
+
+
+Assemble = Callable[[Path, str, Path, Callable[..., None], Sequence[str | Path], int], None]
+
+
+def assembled(place: Path, version: str, assemble: Assemble, *, newer_java: bool = False) -> Callable[[], None]:
+    """A search engine put together from the published jars."""
+
+    def build() -> None:
+        tool("mvn")
+        if newer_java and not (NEWEST_JAVA / "usr/bin/javac").exists():
+            build_newest_java()
+        javac, java = (debian_tree.within(NEWEST_JAVA, ["javac"]), 21) if newer_java else ([tool("javac")], 17)
+        with building(place) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+            assemble(made, version, Path(scratch), run, javac, java)
+
+    return build
+
+
+def build_spark_jars() -> None:
+    """The libraries of the Spark jobs, each one file."""
+    tool("java")
+    with building(SPARK_JARS) as made:
+        for each, digest in connectors.SHA256.items():
+            run([tool("mvn"), "-q", "-B", f"{COPY}:copy", f"-Dartifact={each}", f"-DoutputDirectory={made}"], cwd=made)
+            with (made / connectors.jar_name(each)).open("rb") as jar:
+                if hashlib.file_digest(jar, "sha256").hexdigest() != digest:
+                    raise CannotProvideError(f"the file of {each} has another SHA-256 than it had")
