@@ -16,7 +16,15 @@ import pytest
 
 from tests import services
 from tests.services import server_process, speed
-from tests.support import compiled_pages, compiled_statements, interruption, properties, server_logs, without_servers
+from tests.support import (
+    compiled_pages,
+    compiled_statements,
+    interruption,
+    properties,
+    server_logs,
+    tiers,
+    without_servers,
+)
 from tests.support.distribution import Distribution, Durations
 from tests.support.outboxes import Outboxes
 
@@ -29,6 +37,12 @@ properties.load_profile()
 
 _MEMORY = Path("/dev/shm")
 _ROOM = 8 << 30  # bytes; what all servers of all test processes write at once is about half of that
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--tier 2` is what `make test` runs."""
+    text = "run the tests of this tier and those below: tests/support/tiers.py"
+    parser.addoption("--tier", type=int, choices=(tiers.USUAL, tiers.ALL), default=tiers.ALL, help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,10 +75,18 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without servers, leave out what needs one. Do not run a test again that may have found a broken promise."""
-    if server_process.NONE:
-        chosen = [item for item in items if not without_servers.is_left_out(item)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    """Leave out what is of a higher tier, and without servers what needs one.
+
+    Do not run a test again that may have found a broken promise.
+    """
+    wanted = config.getoption("tier")
+    chosen = [
+        item
+        for item in items
+        if tiers.tier(item) <= wanted and not (server_process.NONE and without_servers.is_left_out(item))
+    ]
+    if len(chosen) < len(items):
+        config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
         items[:] = chosen
     for item in items:
         if item.get_closest_marker("promise"):

@@ -1,0 +1,86 @@
+"""Which tests `make test` runs, tier 2, and which only `make test-all` besides, tier 3: by rules, not by markers.
+
+Tier 2 has every test function, with the parameters that can fail alone. A rule moves what runs the same code of ours
+over the same statements, or over the same connection, as what stays: docs/explanation/proof.md says why each can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+USUAL, ALL = 2, 3
+_MARKERS = {"heavy", "sender"}
+
+_SERVERS = {"postgresql", "mysql", "mariadb"}
+# Ways of using a target beside one that connects alike; and those that combine what two others have, or differ in the
+# shape of a message alone.
+SECOND_WAYS = {
+    "amqp-headers",
+    "elasticsearch-access",
+    "mqtt-5",
+    "mqtt-qos0",
+    "mqtt-qos2",
+    "mysql-access",
+    "nats-streaming-async",
+    "postgresql-access",
+    "redis-access",
+}
+COMBINED_WAYS = {"mqtt-5-qos2", "redis-access-guide"}
+OF_THE_CONNECTION = (
+    "test_a_child_makes_a_connection_of_its_own",
+    "test_a_closed_port",
+    "test_a_closed_target_opens_itself",
+    "test_a_frozen_server_cannot_hang_an_opening",
+    "test_a_server_that_answers_late",
+    "test_a_wrong_certificate",
+    "test_a_wrong_password",
+    "test_an_empty_call",
+    "test_closing_is_harmless",
+    "test_no_thread_socket_or_file",
+    "test_opening_ends_in_time",
+    "test_the_right_certificate",
+)
+OF_THE_MESSAGE = (
+    "test_a_target_that_works_confirms",
+    "test_cloud_events_in_json",
+    "test_messages_have_the_members",
+    "test_odd_keys",
+    "test_opens_creates",
+    "test_the_exact_body",
+)
+
+Parameters = Mapping[str, Any]
+
+
+def _senders_on_servers(_name: str, parameters: Parameters) -> bool:
+    """What is sent is folded by code of ours: every sender on SQLite, one on each server."""
+    return parameters["outbox_url"] in _SERVERS and (parameters["name"], parameters["versioned"]) != ("minio", True)
+
+
+def _ways(name: str, parameters: Parameters) -> bool:
+    """A second way does not connect otherwise; a combined one is there for its messages."""
+    way = parameters.get("running")
+    if way in COMBINED_WAYS:
+        return not name.startswith(OF_THE_MESSAGE)
+    return way in SECOND_WAYS and name.startswith(OF_THE_CONNECTION)
+
+
+# By module: whether the test of that name and these parameters is in tier 3 alone.
+RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
+    "tests/contract/test_hanging_server.py": _ways,
+    "tests/contract/test_target_contract.py": _ways,
+    "tests/contract/test_target_test.py": _ways,
+    "tests/integration/outbox/test_frontend_order.py": _senders_on_servers,
+}
+
+
+def tier(item: pytest.Item) -> int:
+    """The lowest tier that runs a test."""
+    if any(item.get_closest_marker(name) for name in _MARKERS):
+        return ALL
+    moves = RULES.get(item.nodeid.partition("::")[0])
+    parameters = getattr(item, "callspec", None)
+    return ALL if moves and parameters and moves(item.name, parameters.params) else USUAL
