@@ -7,7 +7,7 @@ BIN      = $(VENV)/bin
 # A new package at the top has to be made known to an editable installation, like a new dependency.
 CAUSES   = pyproject.toml setup.py constraints.txt $(wildcard */__init__.py)
 
-.PHONY: help run check test test-all servers lint types fmt bench docs screenshots dist release chaos soak explore image-test matrix prepared
+.PHONY: help run check test test-all servers lint types fmt bench docs screenshots dist release chaos soak explore image-test matrix
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 12
@@ -24,23 +24,21 @@ check: $(VENV)/.developing ## ruff, mypy, and the tests that need no server: bef
 
 # A lost worker is not replaced, since its tests would wait for ever. make starts pytest itself, without a shell, so that
 # pytest notices when make is interrupted (tests/support/interruption.py).
-PARALLEL = -n 4 --dist loadscope --max-worker-restart 0 --reruns 1
-
-test: prepared ## servers, ruff, mypy and every test with what can fail alone: before a merge
-	$(BIN)/pytest $(PARALLEL) --tier 2
+test: ## servers, ruff, mypy and every test with what can fail alone: before a merge
+	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.developing servers
+	@$(MAKE) --no-print-directory lint types
+	$(BIN)/pytest -n 4 --dist loadscope --max-worker-restart 0 --reruns 1 --tier 2
 
 # Every combination, then the frontends that take long to build (SeaweedFS, Versity, Ceph RGW: Debian, as root), then
 # what takes hours.
-test-all: prepared ## every combination, heavy tests, real frontends, the newest servers: before a release
-	$(BIN)/pytest $(PARALLEL) --tier 3
+test-all: ## every combination, heavy tests, real frontends, the newest servers: before a release
+	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.developing servers
+	@$(MAKE) --no-print-directory lint types
+	$(BIN)/pytest -n 4 --dist loadscope --max-worker-restart 0 --reruns 1 --tier 3
 	$(BIN)/python -m tests.provision ceph seaweedfs versity
 	$(BIN)/pytest -m sender tests/acceptance/test_senders.py
 	@$(MAKE) --no-print-directory matrix
 	$(BIN)/pytest -m heavy
-
-prepared:
-	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.developing servers
-	@$(MAKE) --no-print-directory lint types
 
 # Needs the standard library only, so that it goes on beside the installation.
 servers: | $(BIN)/pip ## install the real servers into ~/.cache/bucketwire
