@@ -32,6 +32,7 @@ _STATES: Mapping[str, tuple[str, str]] = {
     "unfinished": ("warn", "…"),
     "warning": ("warn", "!"),
     "note": ("off", "i"),
+    "failing": ("bad", "✕"),
     "unavailable": ("bad", "✕"),
     "broken": ("bad", "✕"),
     "dead": ("bad", "✕"),

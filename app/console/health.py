@@ -48,6 +48,9 @@ def _of_target(target: Mapping[str, Any]) -> Iterator[Ailment]:
                 "Its events wait and lose no attempt; it is tried again every few seconds. Mend it, or its settings."
             )
             yield Ailment("problem", f"{name} is unavailable{because}", remedy, path, command("target", "test", name))
+        case "failing":
+            remedy = "What it does not accept becomes a dead letter. Pause it, mend it or its settings, then resume it."
+            yield Ailment("problem", f"{name} is failing{because}", remedy, path, command("target", "show", name))
         case "broken":
             remedy = "Correct its settings."
             yield Ailment(

@@ -98,6 +98,8 @@ SERVICE: frozenset[str] = frozenset(
         "bucketwire",
         "TargetUnavailable",
         "TargetAvailable",
+        "TargetFailing",
+        "TargetRecovered",
         "EventsDead",
         "BacklogHigh",
         "BacklogNormal",

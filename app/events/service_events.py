@@ -8,6 +8,7 @@ from app.events.model import Event
 # No S3 bucket can have a colon in its name. Rules for every bucket (`*`) do not include it.
 SERVICE_BUCKET = "bucketwire:service"
 UNAVAILABLE, AVAILABLE = "bucketwire:TargetUnavailable", "bucketwire:TargetAvailable"
+FAILING, RECOVERED = "bucketwire:TargetFailing", "bucketwire:TargetRecovered"
 DEAD = "bucketwire:EventsDead"
 BACKLOG_HIGH, BACKLOG_NORMAL = "bucketwire:BacklogHigh", "bucketwire:BacklogNormal"
 DRIFT = "bucketwire:DriftFound"

@@ -15,6 +15,7 @@ from app.config.arn import TargetId, parse_target
 from app.events import service_events as names
 from app.events.model import Event
 from app.outbox import log_head, series, tables
+from app.outbox.delivery.failing import read_failing
 from app.outbox.delivery.heartbeats import DRAIN_STOPPED
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
@@ -24,7 +25,7 @@ from app.outbox.policies import NOTICES
 from app.outbox.reconcile import runs
 from app.resources.drift import DRIFT_KINDS
 
-AVAILABILITY, BACKLOG, DEAD, DRIFT, DRAIN = "availability", "backlog", "dead", "drift", "drain"
+AVAILABILITY, FAILING, BACKLOG, DEAD, DRIFT, DRAIN = "availability", "failing", "backlog", "dead", "drift", "drain"
 SERVICE = 0  # instead of a target's row id
 _WITH_DRIFT = tables.reconciliations.c.state.in_((runs.DRIFT, runs.REPAIRED))
 
@@ -67,6 +68,7 @@ class Notice:
 # Of a value that is 0 or 1: the event for 1, and the one for 0 again.
 _LEVELS = {
     AVAILABILITY: (names.UNAVAILABLE, names.AVAILABLE),
+    FAILING: (names.FAILING, names.RECOVERED),
     BACKLOG: (names.BACKLOG_HIGH, names.BACKLOG_NORMAL),
 }
 _COUNTS = {DEAD: "count", DRIFT: "runs"}  # the facts that say how much a total has grown
@@ -144,6 +146,7 @@ def _observe(connection: sa.Connection, now: int, most: int) -> list[Observation
     t = tables.targets.c
     columns = (t.id, t.type, t.name, t.enabled, t.breaker, t.reason, t.problem)
     targets = connection.execute(sa.select(*columns).order_by(t.id)).all()
+    failing = read_failing(connection)
     samples = {sample.target_id: sample for sample in series.newest_samples(connection, now)}
     found = []
     for row in targets:
@@ -156,6 +159,9 @@ def _observe(connection: sa.Connection, now: int, most: int) -> list[Observation
         is_down = bool(row.problem) or row.breaker != "closed"
         reason = {"reason": row.problem or row.reason} if is_down else {}
         found.append(Observation(AVAILABILITY, row.id, subject, int(is_down), reason))
+        fails = failing.get(row.id)
+        facts = {"attempts": str(fails.attempts), "reason": fails.reason} if fails else {}
+        found.append(Observation(FAILING, row.id, subject, int(fails is not None), facts))
         if sample is not None:
             is_high = 0 < most < sample.backlog
             found.append(Observation(BACKLOG, row.id, subject, int(is_high), {"backlog": str(sample.backlog)}))

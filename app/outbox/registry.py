@@ -252,8 +252,9 @@ class Registry:
         self._update(target, "pause", paused=True, reason=clean_reason(reason))
 
     def resume(self, target: TargetId) -> None:
-        """End a pause and close the circuit breaker. Raises `UnknownTarget`."""
-        self._update(target, "resume", paused=False, reason="", breaker="closed", failures=0, resume_at=0)
+        """End a pause and close the circuit breaker; failed attempts are counted anew. Raises `UnknownTarget`."""
+        again = {"revision": tables.targets.c.revision + 1}  # of which the mark of failures is made
+        self._update(target, "resume", paused=False, reason="", breaker="closed", failures=0, resume_at=0, **again)
 
     def _update(self, target: TargetId, action: str, **values: Any) -> None:
         with self._database.writing() as connection:

@@ -67,7 +67,7 @@ targets = sa.Table(
     sa.Column("discarded", sa.BigInteger, nullable=False, default=0),  # matched, but not recorded: its queue was full
     sa.Column("purged", sa.BigInteger, nullable=False, default=0),  # dead letters that an operator deleted
     sa.Column("created_at", sa.BigInteger, nullable=False),
-    sa.Column("revision", sa.BigInteger, nullable=False, default=1),  # incremented when it is set
+    sa.Column("revision", sa.BigInteger, nullable=False, default=1),  # incremented when it is set or resumed
     sa.Column("opening", sa.String(16), nullable=False, default="due"),  # due | opened | failed, with these settings
     sa.Column("opening_reason", sa.Text, nullable=False, default=""),  # why it could not be opened
     sa.Column("opening_at", sa.BigInteger, nullable=False, default=0),  # when it was last tried
@@ -151,6 +151,12 @@ cursors = sa.Table(
     # delivered events since.
     sa.Column("folded", sa.BigInteger, nullable=False, default=0),
     sa.Column("delivered_at", sa.BigInteger),  # when the target last confirmed an event here; NULL: never
+    # Attempts here that failed since the target last accepted an event, anywhere, and when the first of them did. They
+    # count while the mark is the target's: any success changes that without writing these (`delivery.failing`).
+    sa.Column("failed_in_row", sa.Integer),
+    sa.Column("failed_since", sa.BigInteger),
+    sa.Column("failed_mark", sa.BigInteger),
+    sa.Index(None, "failed_in_row"),  # few cursors have failures
     postgresql_with={"fillfactor": 50},  # rows are updated in place very often
     **MYSQL,
 )

@@ -26,8 +26,20 @@ class UnknownTarget(LookupError):
 
 
 @dataclass(frozen=True, slots=True)
+class Failing:
+    """All attempts at a target since its last success have failed: how many, since when (ms), and the last reason."""
+
+    attempts: int
+    since: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StoredTarget:
-    """A row of the table of targets; `values` are its settings as texts, with sealed secrets."""
+    """A row of the table of targets; `values` are its settings as texts, with sealed secrets.
+
+    `failing` is there if the reader has looked (`app.outbox.delivery.failing`), which workers do not.
+    """
 
     row_id: int
     target: TargetId
@@ -45,21 +57,27 @@ class StoredTarget:
     opening_at: int = 0
     opening_due_at: int = 0
     revision: int = 0
+    failing: Failing | None = None
 
     @property
     def state(self) -> str:
-        """The target's state: `running`, `unavailable`, `paused`, `disabled` or `broken`."""
+        """The target's state: `running`, `failing`, `unavailable`, `paused`, `disabled` or `broken`."""
         if self.problem:
             return "broken"
         if not self.enabled:
             return "disabled"
         if self.paused:
             return "paused"
-        return "running" if self.breaker == "closed" else "unavailable"
+        if self.breaker != "closed":
+            return "unavailable"
+        return "running" if self.failing is None else "failing"
 
     @property
     def state_reason(self) -> str:
         """Why the target is in its state; empty for `running`."""
+        if self.state == "failing" and self.failing is not None:
+            last = f"; the last: {self.failing.reason}" if self.failing.reason else ""
+            return f"all {self.failing.attempts} attempts since its last success failed{last}"
         return self.problem or ("" if self.state == "running" else self.reason)
 
 

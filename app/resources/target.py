@@ -22,7 +22,7 @@ from app.resources.declaration import (
     number,
 )
 
-STATES = ("running", "paused", "disabled", "unavailable", "broken")
+STATES = ("running", "failing", "paused", "disabled", "unavailable", "broken")
 OPENINGS = ("due", "opened", "failed")
 LEASE_STATES = ("free", "leased", "revoked")
 LEASE = "revoked: no worker may have it until the lease has expired"
@@ -68,6 +68,8 @@ class Target(Resource):
     state: Annotated[str, about("whether it is sent events", enum=list(STATES))]
     reason: str
     resume_at: Time
+    failed_in_row: Annotated[int, about("of a failing target: attempts since its last success; else 0")]
+    failing_since: Annotated[Time, about("when the first of them failed")]
     opening: Opening
     mode: Annotated[str, about("when a worker sends the next event", enum=["sync", "async"])]
     origin: Annotated[str, about("where it is defined", enum=["environment", "stored", "sample"])]

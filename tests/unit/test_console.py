@@ -46,6 +46,7 @@ def test_a_service_that_delivers_has_no_ailment() -> None:
     ("given", "grade", "what"),
     [
         ({"state": "unavailable", "reason": "503"}, "problem", "webhook:audit is unavailable: 503"),
+        ({"state": "failing", "reason": "all failed"}, "problem", "webhook:audit is failing: all failed"),
         ({"state": "broken", "reason": "endpoint"}, "problem", "webhook:audit has unusable settings: endpoint"),
         ({"state": "paused", "reason": "lunch"}, "warning", "webhook:audit is paused: lunch"),
         ({"oldest_age": 4000.0}, "warning", "The oldest undelivered event of webhook:audit is 1 h 6 min old"),
@@ -162,7 +163,18 @@ def test_what_is_due_is_never_in_the_past() -> None:
 
 
 def test_a_state_has_a_word_and_a_sign() -> None:
-    for word in ("running", "paused", "disabled", "unavailable", "broken", "pending", "parked", "dead", "settled"):
+    for word in (
+        "running",
+        "failing",
+        "paused",
+        "disabled",
+        "unavailable",
+        "broken",
+        "pending",
+        "parked",
+        "dead",
+        "settled",
+    ):
         assert re.fullmatch(
             rf'<span class="state \w+"><span class="sign" aria-hidden="true">\S</span>{word}</span>',
             formats.state(word),

@@ -26,13 +26,13 @@ from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.reconcile.runs import latest_results
+from app.resources.target import STATES
 
 routes = Blueprint("metrics", __name__)
 _PREFIXES = ("minio_notify", "minio_notification")  # MinIO's metrics v2 and v3
 _AUDITS = "bucketwire_audits"
 _WORKERS = "PROMETHEUS_MULTIPROC_DIR"  # the folder of the workers' metrics, if API and workers share one, as in `up`
 _AUDIT_AGE = 300  # seconds; an audit reads the whole backlog
-_STATES = ("running", "paused", "disabled", "unavailable", "broken")
 _COUNTERS = {
     "recorded": "Events recorded for the target, including replayed ones.",
     "delivered": "Events that the target confirmed.",
@@ -143,6 +143,11 @@ def target_metrics(statuses: Sequence[TargetStatus], now: int) -> Iterator[Metri
         "bucketwire_target_oldest_event_age_seconds", "Age of the oldest undelivered event, 0 for none.", labels=labels
     )
     breaker = GaugeMetricFamily("bucketwire_target_breaker_open", "Whether the circuit breaker is open.", labels=labels)
+    in_row = GaugeMetricFamily(
+        "bucketwire_target_failed_attempts_in_row",
+        "Failed attempts since the last success of a failing target, 0 for others.",
+        labels=labels,
+    )
     text = "1 for the target's state, 0 for the others."
     states = GaugeMetricFamily("bucketwire_target_state", text, labels=[*labels, "state"])
     for status in statuses:
@@ -150,9 +155,10 @@ def target_metrics(statuses: Sequence[TargetStatus], now: int) -> Iterator[Metri
         place = _labels(stored.target)
         oldest.add_metric(place, max(0, now - counters.oldest) / 1000 if counters.oldest else 0)
         breaker.add_metric(place, int(stored.breaker != "closed"))
-        for each in _STATES:
+        in_row.add_metric(place, stored.failing.attempts if stored.failing else 0)
+        for each in STATES:
             states.add_metric([*place, each], int(stored.state == each))
-    yield from (oldest, breaker, states)
+    yield from (oldest, breaker, in_row, states)
     yield from _minio([status.counters for status in statuses])
 
 

@@ -20,6 +20,7 @@ from app.config.target_settings import REDACTED, load, merged, redacted, texts
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import settings_type
 from app.outbox.delivery.counters import TargetCounters, read_status
+from app.outbox.delivery.failing import with_failing
 from app.outbox.engine.database import now_ms
 from app.outbox.service_settings import read_api_settings
 from app.outbox.targets import StoredTarget, UnknownTarget
@@ -127,7 +128,8 @@ def _described(target: TargetId | None = None) -> list[Target]:
 def _brief() -> list[Target]:
     with services().database.reading() as connection:
         service = sync_events(services().settings.sync_events, read_api_settings(connection))
-    return [_resource(stored, service) for stored in services().registry.targets() if may_see(stored.target)]
+        targets = with_failing(connection, services().registry.targets())
+    return [_resource(stored, service) for stored in targets if may_see(stored.target)]
 
 
 def _resource(
@@ -143,6 +145,8 @@ def _resource(
         state=stored.state,
         reason=stored.state_reason,
         resume_at=format_time(stored.resume_at),
+        failed_in_row=stored.failing.attempts if stored.failing else 0,
+        failing_since=format_time(stored.failing.since if stored.failing else 0),
         opening=Opening(state=stored.opening, at=format_time(stored.opening_at), reason=stored.opening_reason),
         mode="sync" if is_sync(stored.values, service) else "async",
         origin=stored.origin,

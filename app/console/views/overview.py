@@ -17,7 +17,7 @@ _MAX_CURVES = 60  # targets; with more of them the overview has no curves
 # The curves' minutes: of few targets more, because a page is made of a bounded number of samples.
 _FEW, _LONG, _SHORT = 15, 20, 5
 _WIDTH = 20  # seconds
-_RANK = {"broken": 0, "unavailable": 1, "paused": 2, "running": 3, "disabled": 4}
+_RANK = {"broken": 0, "unavailable": 1, "failing": 2, "paused": 3, "running": 4, "disabled": 5}
 
 
 @page("/")

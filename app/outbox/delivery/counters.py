@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import log_head, tables
+from app.outbox.delivery.failing import with_failing
 from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead, first_of_each, goes_to
 from app.outbox.engine.database import Database
 from app.outbox.markers import WHOLE_LOG
@@ -67,7 +68,7 @@ class TargetCounters:
 
 @dataclass(frozen=True, slots=True)
 class TargetStatus:
-    """A target and its counters, read at the same moment."""
+    """A target, with what is known of it if it is failing, and its counters, read at the same moment."""
 
     stored: StoredTarget
     counters: TargetCounters
@@ -91,7 +92,8 @@ def read_status(connection: sa.Connection, target: TargetId | None = None) -> li
 
 def _statuses(connection: sa.Connection, target_id: int | None, *, oldest: bool) -> list[TargetStatus]:
     rows = connection.execute(_select_status(target_id)).all()
-    statuses = {row.id: TargetStatus(stored_target(row), _counters(row)) for row in rows}
+    targets = with_failing(connection, [stored_target(row) for row in rows])
+    statuses = {row.id: TargetStatus(stored, _counters(row)) for row, stored in zip(rows, targets, strict=True)}
     behind = {row_id: status.counters for row_id, status in statuses.items() if oldest and status.counters.undelivered}
     pending = {row_id for row_id, counters in behind.items() if counters.pending}
     for row_id, at in oldest_undelivered(connection, behind, pending).items():

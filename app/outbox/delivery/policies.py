@@ -61,6 +61,14 @@ class AttemptRecordPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class FailingPolicy:
+    """When a target counts as failing."""
+
+    min_attempts: int = 5  # that failed without a success: one bad event alone makes fewer in its first seconds
+    max_reasons: int = 100  # targets whose last reason is looked up, one query each
+
+
+@dataclass(frozen=True, slots=True)
 class FutureTimePolicy:
     """How far ahead of the clock a stored time can be, if no clock was ahead when it was stored."""
 
@@ -76,4 +84,5 @@ REDELIVERY = RedeliveryPolicy()
 REPLAYS = ReplayPolicy()
 REMOVAL = RemovalPolicy()
 ATTEMPTS = AttemptRecordPolicy()
+FAILING = FailingPolicy()
 FUTURE_TIMES = FutureTimePolicy()

@@ -98,6 +98,20 @@ def test_a_target_that_is_unavailable_and_available_again_is_reported_to_rules_f
     assert_counters_balance(database)
 
 
+def test_a_target_that_begins_to_fail_and_delivers_again_is_reported(watch: Watch, database: Database) -> None:
+    target = add_target(database, "audit", bucket="images")
+    watch.look()
+    rejected_by(target, database, *[event(f"a{number}") for number in range(5)])
+    watch.look()
+    assert watch.told() == [(service_events.DEAD, "webhook%3Aaudit"), (service_events.FAILING, "webhook%3Aaudit")]
+    facts = {"x-bucketwire-attempts": "5", "x-bucketwire-reason": "", "x-bucketwire-target": "webhook:audit"}
+    assert watch.recorded()[1]["responseElements"] == facts
+    Log(database).append([[event("b")]])
+    Courier(database, target).run()
+    assert (watch.look(), watch.look()) == (1, 0)
+    assert watch.told()[2:] == [(service_events.RECOVERED, "webhook%3Aaudit")]
+
+
 def test_its_bucket_is_none_of_the_buckets(watch: Watch, database: Database) -> None:
     target = add_target(database, "audit", bucket=SERVICE_BUCKET)
     open_breaker(database, row_id(database, target), "down", watch.now + 1000, probing=False)
@@ -145,11 +159,12 @@ def test_many_dead_events_make_one_report_in_an_interval(watch: Watch, database:
     rejected_by(target, database, event("before"))
     assert watch.look() == 0, "what happened before is not news"
     rejected_by(target, database, *(event(f"k{number}") for number in range(40)))
-    assert watch.look() == 1
+    assert watch.look() == 2
     rejected_by(target, database, event("more"), event("most"))
     assert (watch.look(), watch.look()) == (0, 0)
     assert watch.look(INTERVAL) == 1
-    assert [record["responseElements"]["x-bucketwire-count"] for record in watch.recorded()] == ["40", "2"]
+    dead = [record for record in watch.recorded() if record["eventName"] == service_events.DEAD]
+    assert [record["responseElements"]["x-bucketwire-count"] for record in dead] == ["40", "2"]
     assert watch.look(INTERVAL) == 0
 
 

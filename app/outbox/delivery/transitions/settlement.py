@@ -127,6 +127,12 @@ class Settlement:
         return not (self.replay or self.parked or self.retried or self.removed or self.buried)
 
     @property
+    def only_fails(self) -> bool:
+        """Whether attempts have failed, and no event was delivered."""
+        changes = self.progress.values()
+        return any(one.failed for one in changes) and not any(one.delivered for one in changes)
+
+    @property
     def objects(self) -> set[ObjectHash]:
         """The objects whose parked events it adds, changes or removes."""
         changed = {(row.partition, row.key_hash) for row in chain(self.parked, self.retried)}

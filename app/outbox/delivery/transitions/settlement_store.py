@@ -16,6 +16,7 @@ import orjson
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
+from app.outbox.delivery.failing import read_mark
 from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
 from app.outbox.delivery.log_ahead import chunked
 from app.outbox.delivery.partition_reader import ParkedEvent, PartitionReader
@@ -75,8 +76,12 @@ class SettlementStore:
         # A statement of several cursors is in a transaction, because one of them may have another token.
         alone = settlement.only_advances and len(settlement.progress) == 1
         with self.database.committing() if alone else self.database.writing() as connection:
+            mark = read_mark(connection, lease.target_id) if settlement.only_fails else None
             for part in chunked(sorted(settlement.progress.items())):
                 _advance(connection, lease, dict(part), settlement, now + self._lease_ms)
+            if mark is not None:
+                failed = {partition: one.failed for partition, one in settlement.progress.items() if one.failed}
+                _count_in_row(connection, lease.target_id, failed, mark, now)
             if settlement.replay is not None:
                 _advance_replay(connection, lease, *settlement.replay, settlement.passed)
             write_rows(connection, _rows(settlement, lease.target_id))
@@ -142,6 +147,24 @@ def _added(progress: Mapping[int, Progress], *, freeing: bool) -> dict[str, dict
             if number:
                 counted[name][partition] = number
     return counted
+
+
+def _count_in_row(connection: sa.Connection, target_id: int, failed: Mapping[int, int], mark: int, now: int) -> None:
+    """Count failed attempts, by partition. The caller has locked these cursors, and knows of no success since."""
+    c = tables.cursors.c
+    goes_on = c.failed_mark == mark
+    known = sa.case((goes_on, c.failed_in_row), else_=0)
+    added = sa.case(failed, value=c.partition, else_=0)
+    connection.execute(
+        tables.cursors.update()
+        .where(c.target_id == target_id, c.replay_id == WHOLE_LOG, c.partition.in_(sorted(failed)))
+        # In this order: MySQL computes each value with those before it.
+        .ordered_values(
+            (c.failed_in_row, known + added),
+            (c.failed_since, sa.case((goes_on, c.failed_since), else_=now)),
+            (c.failed_mark, mark),
+        )
+    )
 
 
 def _advance_replay(
