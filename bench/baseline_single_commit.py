@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from app.api import create_app
+from app.api.application import create_app
 from app.api.services import install
 from app.config.settings import Settings
 from app.events.model import Event

@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 
 from flask.testing import FlaskClient
 
-from app.api import create_app
+from app.api.application import create_app
 from app.config.settings import Settings
 from app.outbox.delivery import heartbeats
 from app.outbox.engine.database import now_ms

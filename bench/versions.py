@@ -23,7 +23,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from bench.report import show
 from tests import services
-from tests.support.builders import DELETE, add_target, event, migrated
+from tests.support.builders import DELETE, add_target, event, migrated, registry
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Outcome
 from workers.delivery.partition_worker import PartitionWorker
@@ -50,7 +50,7 @@ class AcceptingTarget:
 def deliver_due(database: Database, target: TargetId, batch: int) -> float:
     """Return the seconds that one lease took to deliver what was due."""
     leases, store = Leases(database, 600_000), SettlementStore(database, 600_000)
-    lease = leases.claim(target, range(16), "bench", now_ms())
+    lease = leases.claim(registry(database).target(target).row_id, range(16), "bench", now_ms())
     assert lease is not None
     work = PooledTarget(
         str(target), AcceptingTarget(), Policy.MIRROR, RetrySchedule(base=0, cap=0), 1000, BatchSizer(batch, batch)
