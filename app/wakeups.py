@@ -23,16 +23,14 @@ log = logging.getLogger("bucketwire.wakeups")
 class WakeUpPolicy:
     """How wake-ups of a process are spread.
 
-    The more requests a wake-up stands for, and the more messages wait, the later is the next: with few events each is
-    delivered at once, and with many the drain, whose cost does not depend on their number, leaves the processor to
-    intake and delivery.
+    The more requests a wake-up stands for, and the more messages wait, the later is the next: with few requests each is
+    delivered at once, and with many the wake-ups leave the processor to intake and delivery.
     """
 
     worker_pause_seconds: float = 0.015  # for each request; with 5 ms, a hundred events a second kept two cores busy
     drain_pause_seconds: float = 0.02  # for each request, four times as long for each message that waits
     max_pause_seconds: float = 0.05
     max_direct_targets: int = 4  # whose workers are woken directly: more are shared out by the drain
-    max_direct_events: int = 16
     not_ready_seconds: float = 1.0  # until the drain looks after targets that could not be delivered to
 
 
@@ -79,14 +77,15 @@ class WakeUps:
         """
         self._started().request_drain(delay)
 
-    def request_delivery(self, due: Due, events: int = 1) -> None:
-        """Have so many events delivered soon that were recorded in these partitions. Returns at once, raises nothing.
+    def request_delivery(self, due: Due) -> None:
+        """Have the events delivered soon that were recorded in these partitions. Returns at once, raises nothing.
 
-        A worker of a target that is ready is woken directly, which saves the time and the cost of a drain; for others,
-        or while much is going on, the drain is woken. A worker that is woken in vain does no harm.
+        A worker of a target that is ready is woken directly, however many events there are, which saves the time and
+        the cost of a drain: if it leaves work for others, it wakes the drain itself. For targets that are not ready,
+        and for many at once, the drain is woken. A worker that is woken in vain does no harm.
         """
         if due:
-            self._started().request_delivery(due, events)
+            self._started().request_delivery(due)
 
     def _started(self) -> "_Sender":
         sender = self._sender
@@ -113,7 +112,6 @@ class _Requested:
     """What was requested since the last wake-up; times are those of `time.monotonic()`."""
 
     number: int = 0
-    events: int = 0
     drain_at: float = math.inf
     deliver_at: float = math.inf
     due: dict[TargetId, set[int]] = field(default_factory=dict)
@@ -145,11 +143,10 @@ class _Sender:
             if requested.at < before:
                 self._changed.notify()
 
-    def request_delivery(self, due: Due, events: int) -> None:
+    def request_delivery(self, due: Due) -> None:
         with self._changed:
             requested, before = self._requested, self._requested.at
             requested.number += 1
-            requested.events += events
             requested.deliver_at = min(requested.deliver_at, time.monotonic())
             for target, partitions in due.items():
                 requested.due.setdefault(target, set()).update(partitions)
@@ -217,9 +214,9 @@ class _Sender:
         if not free:
             # They keep their leases for a while after the last event, so they will most likely have the next ones, too.
             return POLICY.max_pause_seconds
-        if requested.events > POLICY.max_direct_events or len(free) > POLICY.max_direct_targets:
+        if len(free) > POLICY.max_direct_targets:
             return 0
-        complete = True
+        complete, woken = True, False
         for target, state in free.items():
             queue = queue_name(target)
             ahead = self._broker.length(queue)
@@ -227,4 +224,8 @@ class _Sender:
                 complete = False  # no worker has ever served the queue: the drain creates it
             elif ahead < BROKER_POLICY.max_direct_wake_ups:
                 self._broker.publish(queue, "deliver", (state.arn,), time_limit=state.time_limit)
-        return POLICY.worker_pause_seconds if complete else 0
+                woken = True
+        if not complete:
+            return 0
+        # Where enough wake-ups wait, all workers are busy: they need no more soon.
+        return POLICY.worker_pause_seconds if woken else POLICY.max_pause_seconds

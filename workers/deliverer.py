@@ -87,6 +87,8 @@ class Deliverer:
         lease = self._held.leases.claim_due(stored.row_id, new_token(), now, with_free=with_free)
         if lease is None:
             return "nothing due"
+        if lease.leaves_work:  # the wake-up that is answered here may be the only one of a large request
+            self._held.wakeups.request()
         try:
             term, work = self._held.settings.lease_ttl, self._held.settings.lease_max_work
             with LeaseGuard(self._held.leases, lease, claimed, term, self._held.clock, work) as guard:

@@ -97,7 +97,7 @@ def _wake(opened: services.Services, response: Response) -> Response:
         if receipt is None:
             opened.wakeups.request()
         else:
-            opened.wakeups.request_delivery(receipt.due, receipt.recorded)
+            opened.wakeups.request_delivery(receipt.due)
     return response
 
 

@@ -146,25 +146,34 @@ def test_where_enough_messages_wait_for_the_workers_nobody_is_woken(broker_url: 
 
 
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
-def test_of_many_targets_or_events_the_drain_is_woken(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_targets_the_drain_is_woken(broker_url: str) -> None:
     targets = [TargetId("webhook", f"t{number}") for number in range(5)]
     with waker(broker_url, {each: Ready("the:arn", 400, is_free=True) for each in targets}) as made:
         made.request_delivery({each: {1} for each in targets})
         until(lambda: count(broker_url), 30, what="a wake-up of the drain")
-        slower = replace(wakeups.POLICY, max_pause_seconds=0.2, drain_pause_seconds=0.2)
-        monkeypatch.setattr(wakeups, "POLICY", slower)
-        made.request()  # the sender pauses after it
-        until(lambda: count(broker_url) == 2, 30, what="another")
-        for number in range(17):
-            made.request_delivery({targets[0]: {number}})
-        until(lambda: count(broker_url) == 3, 30, what="a third")
-        until(lambda: made._started()._requested.number == 0, 30, what="the sender to have taken all requests")
-        with connected(broker_url) as connection:
-            declared(connection, SERVICE_QUEUE)
-        made.request_delivery({targets[0]: {1}}, 17)
-        until(lambda: count(broker_url), 30, what="one for a request of many events")
     with connected(broker_url) as connection:
         assert not any(waiting(connection.channel(), queue_name(each)) for each in targets)
+
+
+def test_a_flow_of_requests_wakes_a_few_workers_and_no_drain(broker_url: str) -> None:
+    """While wake-ups wait for busy workers, further ones would find nothing else."""
+    asked: list[Due] = []
+
+    def ready(due: Due) -> Mapping[TargetId, Ready]:
+        asked.append(due)
+        return {TARGET: Ready("the:arn", 400, is_free=True)}
+
+    with contextlib.closing(WakeUps(broker_url, ready)) as made, connected(broker_url) as connection:
+        declared(connection, queue_name(TARGET))
+        began = time.monotonic()
+        for number in range(400):
+            made.request_delivery({TARGET: {number % 16}})
+            time.sleep(wakeups.POLICY.worker_pause_seconds / 10)
+        until(lambda: made._started()._requested.number == 0, 30, what="the sender to have taken all requests")
+        took = time.monotonic() - began
+        assert waiting(connection.channel(), queue_name(TARGET)) == BROKER_POLICY.max_direct_wake_ups
+        assert count(broker_url) == 0
+    assert len(asked) <= 2 + BROKER_POLICY.max_direct_wake_ups + took / wakeups.POLICY.max_pause_seconds
 
 
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
@@ -196,8 +205,8 @@ def test_nobody_is_woken_for_partitions_that_workers_have(broker_url: str) -> No
     other = TargetId("webhook", "other")
     ready = {TARGET: Ready("the:arn", 400, is_free=False), other: Ready("another:arn", 400, is_free=True)}
     with waker(broker_url, ready) as made, connected(broker_url) as connection:
-        for number in range(100):  # more than would wake the drain
-            made.request_delivery({TARGET: {number}}, 100)
+        for number in range(100):
+            made.request_delivery({TARGET: {number}})
         until(lambda: made._started()._requested.number == 0, 30, what="the sender to have taken all requests")
         made.request_delivery({other: {5}})
         until(lambda: waiting(connection.channel(), queue_name(other)), 30, what="a wake-up of the other's worker")
@@ -437,7 +446,7 @@ def test_what_makes_work_due_wakes_the_drain(
     asked: list[float] = []
     delivered: list[Due] = []
     monkeypatch.setattr(WakeUps, "request", lambda _, delay=0.0: asked.append(delay))
-    monkeypatch.setattr(WakeUps, "request_delivery", lambda _, due, events: delivered.append(due))
+    monkeypatch.setattr(WakeUps, "request_delivery", lambda _, due: delivered.append(due))
     client = create_app(Settings.from_environ(settings)).test_client()
     assert client.put("/v1/targets/webhook/x", json={"endpoint": "http://127.0.0.1:9/"}).status_code < 300
     assert client.post("/v1/rules", json={"target": "webhook:x", "bucket": "bucket", "events": ["*"]}).status_code < 300

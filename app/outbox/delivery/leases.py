@@ -72,6 +72,7 @@ class Lease:
     probing: bool = False  # the circuit breaker is open, and this lease probes the target
     mirror: bool = False  # the holder folds the events of versioned keys
     has_free: bool = False  # most of its partitions were claimed without due work, so few of them have events
+    leaves_work: bool = False  # other workers could begin with other partitions of the target now
     # What the claim has seen, so that the first turn need not query it again.
     searched: tuple[int, Set[int]] = (-1, frozenset())  # up to which seq, and the partitions that have events there
     head: int | None = None  # the log's head; None if it has to be read
@@ -94,8 +95,8 @@ class Leases:
 
         `row_id` identifies the target that the worker has read: one created since with the same name has another id.
         A busy partition is leased alone, the others together; while the circuit breaker is open, one partition for all
-        workers. What is left is for the next wake-up. `with_free` also leases the target's free partitions without due
-        work, if none is busy.
+        workers. What is left is for another worker: `Lease.leaves_work`. `with_free` also leases the target's free
+        partitions without due work, if none is busy.
         """
         with self._database.reading() as connection:
             due = due_of_target(connection, row_id, now)
@@ -111,6 +112,7 @@ class Leases:
         for partitions in groups[:_MAX_TRIES]:
             if (lease := self.claim(row_id, partitions, token, now)) is not None:
                 lease.has_free, lease.searched = takes_free, due.searched
+                lease.leaves_work = len(groups) > 1 and not due.limited
                 return lease
         return None
 

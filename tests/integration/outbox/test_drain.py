@@ -16,6 +16,7 @@ from app.outbox.log.append import Log
 from tests.support.builders import add_target, event, registry
 from tests.support.delivery import Delivery, delivery
 from workers import drain
+from workers.delivery.partition_worker import LeaseSummary
 
 pytestmark = pytest.mark.promise
 
@@ -98,6 +99,27 @@ def test_a_lease_that_ends_and_leaves_work_behind_is_followed_by_a_wakeup_at_onc
     assert queues.drain() == 0
     queues.context.leases.release(lease)
     assert queues.drain() == 1
+
+
+@pytest.mark.parametrize(("events", "wake_ups"), [(20, 1), (400, 4)])
+def test_a_worker_that_leaves_work_to_others_wakes_the_drain_before_it_delivers(
+    database: Database, outbox_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: int, wake_ups: int
+) -> None:
+    """The API wakes one worker, however many events a request has recorded."""
+    target = add_target(database)
+    record(database, events)
+    asked: list[float] = []
+
+    def deliver(*_: object) -> LeaseSummary:
+        assert len(asked) == (wake_ups > 1)
+        return LeaseSummary()
+
+    with delivery(outbox_url, tmp_path) as made:
+        monkeypatch.setattr(made.context.wakeups, "request", lambda delay=0.0: asked.append(delay))
+        monkeypatch.setattr(made.context.deliverer, "_work_off", deliver)
+        assert made.context.deliverer.deliver(target) == "nothing due"
+        assert asked
+        assert Queues(made).drain() == wake_ups
 
 
 def test_a_probe_is_announced_at_once_when_its_time_has_come(database: Database, queues: Queues) -> None:

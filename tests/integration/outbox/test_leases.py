@@ -90,11 +90,13 @@ def test_busy_partitions_are_shared_among_workers_and_quiet_ones_go_together(
     apart = {place: [key for key in keys if key_hash("images", key) % 4 == place] for place in range(4)}
     Log(database).append([[event(key) for place, some in apart.items() for key in some[: 30 if place < 2 else 5]]])
     busy, quiet = {0, 1}, {2, 3}
-    now, claimed = now_ms(), list[set[int]]()
+    now, claimed, leaves_work = now_ms(), list[set[int]](), list[bool]()
     [due] = work.find(now)
     assert due.wake_ups == 3
     while (lease := leases.claim_due(due.row_id, f"worker {len(claimed)}", now, with_free=True)) is not None:
         claimed.append(set(lease.positions))
+        leaves_work.append(lease.leaves_work)
+    assert leaves_work == [True, True, False]
     assert sorted(map(sorted, claimed)) == sorted([*([place] for place in busy), sorted(quiet)])
 
 
