@@ -6,6 +6,8 @@ VENV    ?= .venv
 BIN      = $(VENV)/bin
 # A new package at the top has to be made known to an editable installation, like a new dependency.
 CAUSES   = pyproject.toml setup.py constraints.txt $(wildcard */__init__.py)
+# What one process of a run has compiled the others take over, above all the tests, which pytest rewrites for seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run check test test-all servers lint types fmt bench docs screenshots dist release chaos soak explore image-test matrix
 

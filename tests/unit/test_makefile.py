@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -38,3 +39,11 @@ def test_make_starts_the_tests_without_a_shell() -> None:
     assert re.search(
         r"^test:.*\n(?:\t@.*\n)*\t\$\(BIN\)/pytest [\w -]+\n\n", (ROOT / "Makefile").read_text(), re.MULTILINE
     )
+
+
+def test_the_processes_of_a_run_take_over_what_one_has_compiled() -> None:
+    shown = subprocess.run(
+        ["make", "--eval=show: ; @echo $$PYTHONDONTWRITEBYTECODE", "show"],
+        cwd=ROOT, check=True, capture_output=True, text=True, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+    ).stdout  # fmt: skip
+    assert shown == "\n"
