@@ -91,6 +91,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("promise"):
             item.add_marker(pytest.mark.flaky(reruns=0))
+    if speed.slowness() > 1:
+        lengthen(items, float(config.getini("timeout")), speed.slowness())
+
+
+def lengthen(items: list[pytest.Item], usual: float, factor: float) -> None:
+    """Give each test more time, as the limits of its waits have it."""
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        (seconds, *_), options = (marker.args, marker.kwargs) if marker else ((usual,), {})
+        item.add_marker(pytest.mark.timeout(seconds * factor, **options), append=False)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Distribution:

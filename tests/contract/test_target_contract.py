@@ -16,6 +16,7 @@ import pytest
 from app.events.model import Event
 from tests import services
 from tests.contract.probes.base import LIMIT, Probe, attempt
+from tests.services import speed
 from tests.support import cloud_events, sample_events
 from tests.support.forking import in_a_child, local_ports
 from workers.delivery.outcomes import (
@@ -61,7 +62,7 @@ def assert_orderly(batch: Sequence[Event], outcomes: Sequence[Outcome]) -> None:
 def deliver_until_all_are(target: Target, batch: Sequence[Event], window: int) -> None:
     """Offer what is not delivered again and again, in order, as a worker would."""
     waiting = list(batch)
-    deadline = time.monotonic() + 30
+    deadline = speed.deadline(30)
     while waiting:
         assert time.monotonic() < deadline, f"{len(waiting)} events are still not delivered"
         outcomes = attempt(target, waiting, window)
@@ -310,7 +311,7 @@ class Offered:
     def until_it_is_unavailable(self) -> None:
         """Batch after batch."""
         outcomes: Sequence[Outcome] = ()
-        deadline = time.monotonic() + 60
+        deadline = speed.deadline(60)
         while not any(isinstance(outcome, Unavailable) for outcome in outcomes):
             assert time.monotonic() < deadline
             batch = self._batch(len(self.events))

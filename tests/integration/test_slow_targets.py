@@ -17,7 +17,7 @@ from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.ready_targets import HARD_LIMIT, time_limit
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from tests.services import Answer, Receiver
+from tests.services import Answer, Receiver, speed
 from tests.support.builders import add_target, event, migrated
 from tests.support.delivery import Delivery, delivery
 from tests.support.scripted_target import assert_counters_balance
@@ -67,7 +67,7 @@ def test_a_slow_endpoint_gets_each_event_although_all_take_longer_than_the_hard_
     add_target(database, "slow", endpoint=receiver.url, read_timeout="30s", sync="on")
     Log(database).append([[event(f"key-{number % keys}") for number in range(EVENTS)]])
     database.close()  # before it forks
-    until = time.monotonic() + 90
+    until = speed.deadline(90)
     while time.monotonic() < until and len(receiver.requests()) < EVENTS:
         turn_and_be_killed(database, tmp_path)
     with delivery(settings(database, tmp_path)["database_url"], tmp_path) as whole:

@@ -417,7 +417,7 @@ def run_to_end(
     """Run a server's own set-up tool; RuntimeError with the log's end when it fails."""
     child = spawn(argv, log, env=env, user=user, tree=tree)
     try:
-        child.wait(60)
+        child.wait(60 * slowness())
     except subprocess.TimeoutExpired:
         reaper.end(reaper.family(child.pid))
         child.wait()

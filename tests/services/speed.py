@@ -25,6 +25,11 @@ def measure() -> None:
         os.environ[_VARIABLE] = f"{(time.monotonic() - began) / _QUIET_SECONDS:.1f}"
 
 
+def deadline(seconds: float) -> float:
+    """When so many seconds are over, or in proportion more on a slow machine, by `time.monotonic()`."""
+    return time.monotonic() + seconds * slowness()
+
+
 @cache
 def slowness() -> float:
     """1 on a quiet machine and outside of pytest, more on a busy or slow one, 10 at most."""

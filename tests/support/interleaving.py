@@ -20,6 +20,7 @@ import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.engine.database import Database
+from tests.services import speed
 
 _PATIENCE = 30.0  # seconds; longer than any lock wait of the product
 _TABLE = re.compile(rf"(?<![.\w])({'|'.join(tables.metadata.tables)})\b")
@@ -245,7 +246,7 @@ class Explorer:
 
     def _await_sides(self) -> None:
         """Until each side has stopped, is over, or waits for a lock while the other can go on."""
-        ends, pause = time.monotonic() + _PATIENCE, 0.004
+        ends, pause = speed.deadline(_PATIENCE), 0.004
         while moving := [side for side in self._sides if not side.arrives(pause)]:
             waiting = self._lock_waits()
             if all(side.backend in waiting for side in moving) and any(side.next is not None for side in self._sides):

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests import services
+from tests.conftest import lengthen
 from tests.services import speed
 
 
@@ -31,6 +32,20 @@ def test_a_slow_machine_waits_longer_within_bounds(monkeypatch: pytest.MonkeyPat
     with pytest.raises(AssertionError, match=f"not within {0.1 * factor:g} s: rain"):
         services.until(lambda: False, 0.1, what="rain")
     assert time.monotonic() - began >= 0.1 * factor
+
+
+@pytest.mark.timeout(100)
+def test_a_test_has_longer_on_a_slow_machine(request: pytest.FixtureRequest) -> None:
+    def limit() -> float:
+        marker = request.node.get_closest_marker("timeout")
+        assert marker is not None
+        return float(marker.args[0])
+
+    before = limit()
+    assert before >= 100  # more, if this run began on a busy machine
+    assert isinstance(request.node, pytest.Item)
+    lengthen([request.node], 300, 2.5)
+    assert limit() == before * 2.5
 
 
 def test_it_is_measured_once_and_handed_on() -> None:

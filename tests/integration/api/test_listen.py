@@ -22,7 +22,7 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from tests import services
 from tests.integration.api.conftest import S3, Mc, Start, records, url_of
-from tests.services import until
+from tests.services import speed, until
 from tests.support.api_requests import EVENTS, Listener, body, code, key_of
 from tests.support.builders import DELETE, PUT, event
 
@@ -182,7 +182,7 @@ def test_a_reader_that_is_too_slow_is_told_and_costs_no_memory(ready: S3) -> Non
         send(ready, event("end", name=DELETE))
         assert quick.keys(1) == ["end"]
         assert memory(ready) - before < 24 << 20
-        received, deadline = b"", time.monotonic() + 20
+        received, deadline = b"", speed.deadline(20)
         while b'"Dropped"' not in received[-70_000:] and time.monotonic() < deadline:
             received += connection.recv(65536)
     assert b'{"Records":null,"Dropped":{"atMost":' in received
