@@ -70,6 +70,7 @@ def test_an_outbox_that_was_used_is_as_a_new_one(kind: str, request: pytest.Fixt
         left.execute(tables.log_tail.update().values(id=1))  # a lock that its holder never lets go
         assert use(again(), 3) == first
         left.invalidate()
+    assert made.migrations == (0 if kind == "sqlite" else 1)
 
     with closing(Database(url)) as database, database.writing() as connection:
         connection.exec_driver_sql("DROP TABLE rules")
