@@ -1,24 +1,26 @@
 """Print a command's results: tables and sentences for people, JSON for programs."""
 
+import os
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import orjson
-import rich.box
-import rich.console
-import rich.progress
-import rich.table
-import rich.text
 
 from app import logs
+from app.cli_common import layout
+from app.cli_common.layout import Column
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
 Cell = str | Callable[[Any], object]  # of a row: its member of this name, or what this makes of the row
 Columns = Mapping[str, Cell]  # by their headers
 
-_FILE_WIDTH = 250
 printable = logs.printable  # commands print texts of any origin, as logs do
 
 
@@ -36,14 +38,12 @@ class Output:
         elif not rows:
             click.echo(nothing or "nothing")
         else:
-            table = rich.table.Table(box=rich.box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-            values = [[cell(row) if callable(cell) else row[cell] for row in rows] for cell in columns.values()]
-            for header, column in zip(columns, values, strict=True):
-                numeric = all(isinstance(value, int) for value in column)
-                table.add_column(header, justify="right" if numeric else "left", overflow="fold")
-            for row in zip(*values, strict=True):
-                table.add_row(*(rich.text.Text(format_cell(value)) for value in row))
-            console().print(table)
+            _print_rows(rows, columns)
+
+    def facts(self, facts: Mapping[str, object]) -> None:
+        """Print the members of one thing, each with its name."""
+        for line in layout.facts([(name, format_cell(value)) for name, value in facts.items()], terminal_width()):
+            click.echo(line)
 
     def json(self, value: object) -> None:
         """Print a value as JSON."""
@@ -57,12 +57,14 @@ class Output:
             click.echo(printable(sentence))
 
 
-def console() -> rich.console.Console:
-    """Return the console for tables; in a file or a pipe they are not folded to a terminal's width."""
-    plain = rich.console.Console(soft_wrap=False, highlight=False, emoji=False, markup=False)
-    if not plain.is_terminal:
-        plain.width = _FILE_WIDTH
-    return plain
+def terminal_width() -> int | None:
+    """Return the width of the lines that are printed; None in a file or a pipe, where they are not wrapped.
+
+    `COLUMNS` sets it anywhere, as `watch` does.
+    """
+    if os.environ.get("COLUMNS", "").isdecimal() or sys.stdout.isatty():
+        return max(shutil.get_terminal_size().columns, 20)
+    return None
 
 
 def progress(output: Output, what: str, items: Iterable[T], total: int) -> Iterator[T]:
@@ -71,10 +73,26 @@ def progress(output: Output, what: str, items: Iterable[T], total: int) -> Itera
         yield from progress_bar.track(items, total, description=what)
 
 
-def bar(output: Output) -> rich.progress.Progress:
+def bar(output: Output) -> "Progress":
     """Return a progress bar on standard error; hidden with --json or where standard error is no terminal."""
-    stderr = rich.console.Console(stderr=True)
-    return rich.progress.Progress(console=stderr, disable=output.as_json or not stderr.is_terminal, transient=True)
+    from rich.console import Console  # noqa: PLC0415 - slow: few commands have one
+    from rich.progress import Progress  # noqa: PLC0415 - as above
+
+    stderr = Console(stderr=True)
+    return Progress(console=stderr, disable=output.as_json or not stderr.is_terminal, transient=True)
+
+
+def _print_rows(rows: list[Row], columns: Columns) -> None:
+    values = {header: [cell(row) if callable(cell) else row[cell] for row in rows] for header, cell in columns.items()}
+    printed = layout.lay_out(
+        [
+            Column(header, list(map(format_cell, cells)), numeric=all(isinstance(cell, int) for cell in cells))
+            for header, cells in values.items()
+        ],
+        terminal_width(),
+    )
+    for number, line in enumerate(printed.lines):
+        click.echo(click.style(line, bold=True) if number < printed.headers else line)
 
 
 def format_cell(value: object) -> str:

@@ -32,8 +32,7 @@ def audit(context: CommandContext, limit: int, **filters: Any) -> None:
 
     Changes by commands without --url have the operating system's user and host as their actor.
     """
-    columns: Columns = {**AuditEntry.columns, "details": _summary}
-    context.rows(context.api.pages("/v1/audit", "entries", limit=limit, **filters), columns, "no changes")
+    context.rows(context.api.pages("/v1/audit", "entries", limit=limit, **filters), COLUMNS, "no changes")
 
 
 def _summary(entry: dict[str, Any]) -> str:
@@ -46,3 +45,6 @@ def _detail(name: str, value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+COLUMNS: Columns = {**AuditEntry.columns, "details": _summary}

@@ -6,7 +6,7 @@ import orjson
 from app.cli.context import CommandContext, with_api
 from app.cli.filter_options import RowFilter, filter_options, require_rows, selection
 from app.cli_common.errors import CommandError
-from app.cli_common.output import count_noun, printable
+from app.cli_common.output import columns, count_noun
 from app.resources.dead_letter import DeadLetter, DeadLetterFilter
 
 _PATH = "/v1/dead-letters"
@@ -44,11 +44,8 @@ def show(context: CommandContext, number: int) -> None:
     if context.as_json:
         context.json(letter)
         return
-    for name, value in letter.items():
-        if name not in ("history", "record"):
-            click.echo(f"{name:>12}  {printable(str(value))}")
-    for attempt in letter["history"]:
-        click.echo(f"{'attempt':>12}  {attempt['at']}  {printable(attempt['reason'])}")
+    context.facts({name: value for name, value in letter.items() if name not in ("history", "record")})
+    context.rows(letter["history"], columns("at", "reason"), "no attempt is on record")
     click.echo(orjson.dumps(letter["record"], option=orjson.OPT_INDENT_2).decode())
 
 

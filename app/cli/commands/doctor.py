@@ -9,7 +9,8 @@ import click
 
 from app.cli.errors import describe_exception
 from app.cli_common.context import ServiceContext, pass_context
-from app.cli_common.output import count_noun, printable
+from app.cli_common.layout import hang
+from app.cli_common.output import count_noun, printable, terminal_width
 from app.doctor.checks import CHECKS, Check, run_checks
 from app.doctor.findings import Finding
 
@@ -51,7 +52,9 @@ def doctor(context: ServiceContext, frontends: Sequence[str], frontend_token: st
         context.json({"problems": bad, "findings": [asdict(finding) for finding in findings]})
     else:
         for finding in findings:
-            click.echo(f"{finding.grade:>7}  {finding.subject:<12} {printable(finding.text)}")
+            prefix = f"{finding.grade:>7}  {finding.subject:<12} "
+            for line in hang(prefix, printable(finding.text), terminal_width()):
+                click.echo(line)
         click.echo(f"\n{count_noun(bad, 'problem')}" if bad else "\nall is well")
     click.get_current_context().exit(1 if bad else 0)
 

@@ -43,12 +43,7 @@ def events(context: CommandContext, bucket: str, key: str, limit: int, _history:
     history = _read_history(context.api, bucket, key, limit)
     nothing = f"no events of {bucket}/{key} in the event log; BUCKETWIRE_RETENTION sets how long it keeps them"
     if not attempts:
-        shown: Columns = {
-            **Event.columns,
-            "delivery state": lambda event: "; ".join(map(_format_state, event["delivery_states"]))
-            or "no rule named a target",
-        }  # fmt: skip
-        context.rows(history, shown, nothing)
+        context.rows(history, COLUMNS, nothing)
         return
     whole = [context.api.get(f"/v1/events/{event['id']}") for event in history]
     if context.as_json:
@@ -82,3 +77,9 @@ def _attempt_rows(event: dict[str, Any]) -> list[dict[str, Any]]:
 def _format_state(state: dict[str, Any]) -> str:
     reason = f" ({state['reason']})" if state["reason"] else ""
     return f"{short_target(state)} {state['state']}{reason}"
+
+
+COLUMNS: Columns = {
+    **Event.columns,
+    "delivery state": lambda event: "; ".join(map(_format_state, event["delivery_states"])) or "no rule named a target",
+}  # fmt: skip

@@ -20,12 +20,8 @@ def status(context: CommandContext) -> None:
 
     matched = recorded + discarded, and recorded = delivered + superseded + pending + parked + dead + purged.
     """
-    columns: Columns = {
-        "target": target_name, "state": "state", "mode": "mode", **{name: _counter(name) for name in _COUNTERS},
-        "oldest undelivered": _oldest,
-    }  # fmt: skip
     targets = context.api.get("/v1/targets")["targets"]
-    context.rows(targets, columns, "no targets; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`")
+    context.rows(targets, COLUMNS, "no targets; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`")
 
 
 def _counter(name: str) -> Callable[[Mapping[str, Any]], int]:
@@ -34,3 +30,9 @@ def _counter(name: str) -> Callable[[Mapping[str, Any]], int]:
 
 def _oldest(target: Mapping[str, Any]) -> str:
     return "" if target["oldest_age"] is None else format_seconds(target["oldest_age"])
+
+
+COLUMNS: Columns = {
+    "target": target_name, "state": "state", "mode": "mode", **{name: _counter(name) for name in _COUNTERS},
+    "oldest undelivered": _oldest,
+}  # fmt: skip

@@ -9,7 +9,6 @@ from app.cli.commands.config import remove_target, set_keys
 from app.cli.commands.rules import rule_columns
 from app.cli.context import CommandContext, with_api
 from app.cli_common.context import ServiceContext, pass_context
-from app.cli_common.output import printable
 from app.cli_common.param_types import TARGET
 from app.config.arn import TargetId
 from app.resources.target import Target
@@ -42,8 +41,8 @@ def show(context: CommandContext, which: TargetId) -> None:
         return
     opening = {"opening": target["opening"]["state"], "opening reason": target["opening"]["reason"]}
     facts: dict[str, Any] = {"target": target_name(target), **{name: target[name] for name in _FACTS}, **opening}
-    for name, value in (facts | target["settings"]).items():
-        click.echo(f"{name:>20}  {printable(str(value))}")
+    context.facts(facts | target["settings"])
+    click.echo()
     columns = rule_columns(rules, without="target")
     context.rows(rules, columns, "no rule names it, so it gets no events; add one: `bucketwire event add`")
 
