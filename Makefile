@@ -27,15 +27,13 @@ check: $(VENV)/.developing ## ruff, mypy, and the tests that need no server: bef
 # A lost worker is not replaced, since its tests would wait for ever. make starts pytest itself, without a shell, so that
 # pytest notices when make is interrupted (tests/support/interruption.py).
 test: ## servers, ruff, mypy and every test with what can fail alone: before a merge
-	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.developing servers
-	@$(MAKE) --no-print-directory lint types
+	@$(MAKE) --no-print-directory --jobs 2 servers lint types
 	$(BIN)/pytest -n 4 --dist loadscope --max-worker-restart 0 --reruns 1 --tier 2
 
 # Every combination, then the frontends that take long to build (SeaweedFS, Versity, Ceph RGW: Debian, as root), then
 # what takes hours.
 test-all: ## every combination, heavy tests, real frontends, the newest servers: before a release
-	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.developing servers
-	@$(MAKE) --no-print-directory lint types
+	@$(MAKE) --no-print-directory --jobs 2 servers lint types
 	$(BIN)/pytest -n 4 --dist loadscope --max-worker-restart 0 --reruns 1 --tier 3
 	$(BIN)/python -m tests.provision ceph seaweedfs versity
 	$(BIN)/pytest -m sender tests/acceptance/test_senders.py
