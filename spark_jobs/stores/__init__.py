@@ -42,6 +42,7 @@ def _store(settings: TargetSettings) -> ModuleType:
 
 def _rows(spark: SparkSession, settings: TargetSettings, bucket: str, tasks: int) -> DataFrame:
     if not isinstance(settings, NamespaceSettings) or settings.format != "namespace":
-        raise CannotRead("only targets of format namespace can be compared with a bucket; this one has format access")
+        given = getattr(settings, "format", "access")
+        raise CannotRead(f"only targets of format namespace can be compared with a bucket; this one has format {given}")
     rows: DataFrame = _store(settings).rows(spark, settings, bucket, tasks=tasks)
     return rows

@@ -10,14 +10,14 @@ import pytest
 from tests import services
 from tests.contract.probes import fixtures
 from tests.contract.probes.base import attempt
-from tests.contract.probes.redis import Access, Namespace
+from tests.contract.probes.redis import Access, Namespace, Stream
 from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Unavailable
-from workers.targets import payloads
+from workers.targets import cloudevents, payloads
 from workers.targets.base import TargetUnavailable
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
-ACL = ("+type", "+hset", "+hdel", "+hget", "+eval", "+rpush", "+multi", "+exec", "+client|setname")
+ACL = ("+type", "+hset", "+hdel", "+hget", "+eval", "+rpush", "+xadd", "+multi", "+exec", "+client|setname")
 
 
 running = fixtures.running(Namespace)
@@ -30,6 +30,14 @@ def journal(redis: Namespace) -> Access:
     access = Access.__new__(Access)
     access.server = redis.server
     return access
+
+
+@pytest.fixture
+def stream(redis: Namespace) -> Stream:
+    """The same server, used as a stream."""
+    probe = Stream.__new__(Stream)
+    probe.server = redis.server
+    return probe
 
 
 def calls(redis: Namespace, command: str) -> int:
@@ -60,6 +68,54 @@ def test_a_call_larger_than_a_portion_keeps_its_order(journal: Access) -> None:
     made = [sample_events.put(f"object-{number % 3}", number=number + 1) for number in range(12_000)]
     assert set(journal.delivered(made)) == {DELIVERED}
     assert [sample_events.number_of(document) for _, document in journal.held()] == list(range(1, 12_001))
+
+
+def test_an_entry_of_a_stream_has_the_documented_fields(stream: Stream) -> None:
+    event = sample_events.put("photos/a b.jpg")
+    assert stream.delivered([event]) == [DELIVERED]
+    assert stream.delivered([event], payload="cloudevents") == [DELIVERED]
+    (_, first), (_, second) = stream.entries()
+    assert list(first.items()) == [
+        ("id", event.id), ("event", "s3:ObjectCreated:Put"), ("bucket", "images"), ("key", "photos/a b.jpg"),
+        ("body", payloads.log(event)),
+    ]  # fmt: skip
+    assert second == first | {"body": cloudevents.structured(event)}
+
+
+@WINDOWS
+def test_a_batch_of_a_stream_is_one_transaction(stream: Stream, window: int) -> None:
+    with stream.opened() as target:
+        stream.ask("CONFIG", "RESETSTAT")
+        assert set(target.deliver([sample_events.put(f"object-{n % 9}") for n in range(300)], window)) == {DELIVERED}
+    assert [calls(stream, name) for name in ("exec", "xadd")] == [1, 300]
+
+
+@WINDOWS
+def test_a_full_memory_leaves_nothing_of_a_batch_in_a_stream(stream: Stream, window: int) -> None:
+    batch = [sample_events.put("a"), sample_events.put("b"), sample_events.put("a")]
+    with stream.opened() as target:
+        stream.ask("CONFIG", "SET", "maxmemory", "1")
+        try:
+            outcomes = attempt(target, batch, window)
+        finally:
+            stream.ask("CONFIG", "SET", "maxmemory", "0")
+        assert [type(outcome) for outcome in outcomes] == [Unavailable, Unavailable, type(NOT_ATTEMPTED)]
+        assert stream.held() == []
+        assert list(target.deliver(batch, window)) == [DELIVERED] * 3
+
+
+def test_a_stream_is_trimmed_to_about_so_many_entries(stream: Stream) -> None:
+    made = [sample_events.put("a", number=number + 1) for number in range(1000)]
+    stream.ask("CONFIG", "SET", "stream-node-max-entries", "10")
+    try:
+        with stream.opened(max_entries="50") as target:
+            for start in range(0, 1000, 100):
+                assert set(target.deliver(made[start : start + 100], 100)) == {DELIVERED}
+    finally:
+        stream.ask("CONFIG", "SET", "stream-node-max-entries", "100")
+    kept = [sample_events.number_of(document) for _, document in stream.held()]
+    assert 50 <= len(kept) <= 60
+    assert kept == list(range(1001 - len(kept), 1001))
 
 
 @pytest.mark.parametrize("taken", ["SET", "RPUSH"])
@@ -124,6 +180,9 @@ def test_a_user_needs_only_the_documented_rights(redis: Namespace, window: int) 
         assert set(target.deliver(batch, window)) == {DELIVERED}
         redis.ask("ACL", "SETUSER", "events", "-hset")
         (outcome,) = attempt(target, [sample_events.put("a")], window)
+    redis.ask("DEL", "bucketevents")
+    with redis.opened(user="events", password="pass word", format="stream", max_entries="9") as target:
+        assert list(target.deliver(batch, window)) == [DELIVERED] * 3
     redis.ask("ACL", "DELUSER", "events")
     assert isinstance(outcome, Unavailable)
     assert "+hset" in outcome.reason

@@ -38,10 +38,16 @@ def test_the_consumers_of_redis_read_what_was_delivered() -> None:
         probe = redis.Namespace.__new__(redis.Namespace)
         probe.server = server
         event = sample_events.put("cat.jpg", number=77)
-        for changes in ({"key": "bucketevents", "format": "access"}, {"key": "bucketobjects", "format": "namespace"}):
+        for changes in (
+            {"key": "bucketevents", "format": "access"},
+            {"key": "bucketobjects", "format": "namespace"},
+            {"key": "bucketstream", "format": "stream"},
+        ):
             assert probe.delivered([event], password="", **changes) == [DELIVERED]
-        reading_list, reading_hash = consumers("redis", **{"6379": str(server.port)})
+        reading_list, reading_stream, reading_hash = consumers("redis", **{"6379": str(server.port)})
         assert output(reading_list) == ["s3:ObjectCreated:Put images cat.jpg"]
+        assert output(reading_stream) == ["s3:ObjectCreated:Put images cat.jpg 77"]
+        assert output(reading_stream) == []  # it is acknowledged
         assert output(reading_hash) == ["images/cat.jpg 77"]
 
 

@@ -183,7 +183,7 @@ class MessageSettings(TargetSettings):
 class NamespaceSettings(TargetSettings):
     """The settings of targets with rows or fields, which mirror the buckets or record every event."""
 
-    format: Literal["namespace", "access"] = setting(
+    format: str = setting(
         Choice("namespace", "access"), default="namespace", about="one entry per object, or one per event"
     )
     payload: Literal["minio", "cloudevents"] = setting(
@@ -205,7 +205,7 @@ class NamespaceSettings(TargetSettings):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        if self.reconcile and self.format == "access":
+        if self.reconcile and self.format != "namespace":
             yield Problem(
                 "reconcile", self.reconcile, "has nothing to compare", "leave it out, or set format=namespace"
             )

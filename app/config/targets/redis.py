@@ -24,7 +24,17 @@ class RedisSettings(
     address: SchemedHost = setting(
         RedisHost(), about="host:port of the server, the path of its socket, or rediss://host:port for TLS"
     )
-    key: str = setting(Text(), about="the hash (namespace) or list (access) that stores the events")
+    key: str = setting(Text(), about="the hash (namespace), list (access) or stream that stores the events")
+    format: str = setting(
+        Choice("namespace", "access", "stream"),
+        default="namespace",
+        about="one field per object, or one entry per event in a list or in a stream",
+    )
+    max_entries: int = setting(
+        Number(0, 10**12),
+        default="0",
+        about="format stream: Redis drops the oldest entries beyond about so many (MAXLEN ~); 0: it keeps all",
+    )
     user: str = setting(Text(), default="", about="ACL user; needs a password")
     password: str = setting(Text(), default="", secret=True, about="password of the user, or of the server")
     db: int = setting(Number(0, 2**31 - 1), default="0", about="number of the database")
@@ -67,6 +77,8 @@ class RedisSettings(
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from check_shape(self.payload, "access_shape", self.access_shape)
+        if self.format == "stream" and self.access_shape != "minio":
+            yield Problem("access_shape", self.access_shape, "is for lists", "set format=access, or leave it out")
         if self.key.startswith(KEY_PREFIX):
             hint = f"choose one that does not begin with {KEY_PREFIX}"
             yield Problem("key", self.key, "is among the keys of the task broker", hint)
@@ -89,6 +101,8 @@ class RedisSettings(
 
     def ineffective(self) -> Iterator[Problem]:
         yield from super().ineffective()
+        if self.max_entries and self.format != "stream":
+            yield Problem("max_entries", str(self.max_entries), "has no effect without a stream", "set format=stream")
         if self.nodes and not (self.cluster or self.sentinel):
             yield Problem("nodes", "", "has no effect without cluster or sentinel", "set cluster=on or sentinel=NAME")
         if self.sentinel_password and not self.sentinel:

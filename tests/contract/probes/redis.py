@@ -102,4 +102,23 @@ class GuideAccess(Access):
     shape = "guide"
 
 
-WAYS = {"redis-namespace": Namespace, "redis-access": Access, "redis-access-guide": GuideAccess}
+class Stream(_Redis):
+    """A stream with an entry for each event."""
+
+    format = "stream"
+
+    def entries(self) -> list[tuple[bytes, dict[str, str]]]:
+        """The ids and the fields of the stream's entries, oldest first."""
+        return [
+            (id_, {name.decode(): value.decode() for name, value in zip(words[::2], words[1::2], strict=True)})
+            for id_, words in self.ask("XRANGE", "bucketevents", "-", "+")
+        ]
+
+    def held(self) -> list[tuple[str, str]]:
+        return [(path_of(fields["body"]), fields["body"]) for _, fields in self.entries()]
+
+    def expected(self, event: Event) -> str:
+        return payloads.log(event)
+
+
+WAYS = {"redis-namespace": Namespace, "redis-access": Access, "redis-access-guide": GuideAccess, "redis-stream": Stream}

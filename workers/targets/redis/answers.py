@@ -27,6 +27,6 @@ def describe_error(error: Exception) -> str:
         return f"the key's slot {error.slot_id} is now, or about to be, at {error.host}:{error.port}"
     text = str(error) or type(error).__name__
     if isinstance(error, NoPermissionError):
-        text += " (the user needs +type +hset +hdel +hget +eval +rpush +multi +exec +client|setname on this key, "
+        text += " (the user needs +type +hset +hdel +hget +eval +rpush +xadd +multi +exec +client|setname on this key, "
         text += "for a Cluster +cluster|slots, with wait_replicas +wait)"
     return text

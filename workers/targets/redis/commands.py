@@ -1,10 +1,11 @@
-"""The commands that write a portion of events into a hash: at most one of each kind."""
+"""The commands that write a portion of events into a hash, at most one of each kind, or into a stream."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 from app.events.model import Event
+from workers.targets.messages import Write
 from workers.targets.payloads import change, collapse
 
 # KEYS: the hash; ARGV: path, version, path, version, ... Values that are not JSON were written by others and stay.
@@ -44,3 +45,26 @@ def namespace_commands(key: str, events: Sequence[Event]) -> list[Command]:
         words = ["EVAL", _REMOVE_VERSIONS, 1, key, *chain.from_iterable(rows.versions)]
         commands.append(Command(words, [path for path, _ in rows.versions]))
     return commands
+
+
+def stream_commands(key: str, events: Sequence[Event], write: Write, max_entries: int) -> list[Command]:
+    """Return the commands that append the events to the stream; the last one has it trimmed."""
+    trim = ["MAXLEN", "~", max_entries] if max_entries else []
+    return [
+        Command(
+            ["XADD", key, *(trim if place == len(events) else ()), "*", *chain.from_iterable(_fields(event, write))],
+            [event.path],
+        )
+        for place, event in enumerate(events, 1)
+    ]
+
+
+def _fields(event: Event, write: Write) -> Iterable[tuple[str, str]]:
+    """Return what an entry of a stream consists of."""
+    return (
+        ("id", event.id),
+        ("event", event.name),
+        ("bucket", event.bucket),
+        ("key", event.key),
+        ("body", write(event)),
+    )

@@ -1,12 +1,13 @@
-"""Redis: a hash that mirrors the buckets or a list that records every event (reference §4.9).
+"""Redis: a hash that mirrors the buckets, or a list or a stream that records every event (reference §4.9).
 
 Delivered means: Redis answered the command that carried the event, or the transaction around it; with `wait_replicas`,
 that many replicas have it too. All commands are about one key, which a Cluster has on one node.
 
 A call is one round trip for up to `BATCH_EVENTS` events: one HSET with many fields, one HDEL, one script call that
-removes fields only if they hold a given version, or one RPUSH. With `window == 1` several commands are sent as one
-MULTI/EXEC. A field that is written more than once in a portion is written once, with its last document; no client could
-have read the others.
+removes fields only if they hold a given version; one RPUSH; or an XADD for each event. With `window == 1` several
+commands are sent as one MULTI/EXEC, and those of a stream always are, so that no entry is missing before a later one. A
+field that is written more than once in a portion is written once, with its last document; no client could have read the
+others.
 """
 
 import contextlib
@@ -26,15 +27,16 @@ from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
 from workers.targets.endpoint import Endpoint
 from workers.targets.messages import entry_format, shaped
-from workers.targets.payloads import redis_access
+from workers.targets.payloads import log, redis_access
 from workers.targets.redis.answers import describe_error, is_about_the_server
-from workers.targets.redis.commands import namespace_commands
+from workers.targets.redis.commands import namespace_commands, stream_commands
 from workers.targets.redis.connection import RedisServers
 from workers.targets.socket_deadline import Deadline
 
 # A command must not keep Redis busy for long, nor come near its limit of 1 GB for a client's query buffer.
 BATCH_EVENTS = 5_000
 BATCH_CHARACTERS = 8_000_000
+_KINDS = {"namespace": "hash", "access": "list", "stream": "stream"}  # of key, by format
 
 
 class _TooFewReplicas(RedisError):
@@ -47,7 +49,8 @@ class RedisTarget:
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
         self._servers = RedisServers(settings)
-        self._write_entry = entry_format(settings, shaped(redis_access, settings.access_shape))
+        minio = log if settings.format == "stream" else shaped(redis_access, settings.access_shape)
+        self._write_entry = entry_format(settings, minio)
         self._where = _where(settings)
         self._client: redis.Redis | None = None
 
@@ -90,7 +93,7 @@ class RedisTarget:
                     client.connection_pool.disconnect()
                 raise TargetUnavailable(self._reason(self._no_answer() if limit.expired else error)) from error
         kind = type_.decode() if isinstance(type_, bytes) else str(type_)
-        needed = "list" if self._settings.format == "access" else "hash"
+        needed = _KINDS[self._settings.format]
         if kind not in ("none", needed):
             client.connection_pool.disconnect()
             raise TargetUnavailable(
@@ -114,9 +117,13 @@ class RedisTarget:
 
     def _write(self, client: redis.Redis, events: Sequence[Event], *, transaction: bool) -> list[Outcome]:
         """Write a portion. Raises `RedisError` and `OSError` if its events share one outcome."""
+        chosen = self._settings
         outcomes: list[Outcome] = [DELIVERED] * len(events)
-        if self._settings.format == "access":
-            _command(client, "RPUSH", self._settings.key, *map(self._write_entry, events))
+        if chosen.format == "access":
+            _command(client, "RPUSH", chosen.key, *map(self._write_entry, events))
+        elif chosen.format == "stream":
+            commands = stream_commands(chosen.key, events, self._write_entry, chosen.max_entries)
+            outcomes = self._run(client, [command.words for command in commands], transaction=True)
         else:
             outcomes = self._mirror(client, events, transaction=transaction)
         if self._settings.wait_replicas:
