@@ -437,3 +437,55 @@ def test_the_consumer_of_the_page_reads_what_was_delivered(rabbit: Queue) -> Non
     with rabbit.channel() as channel:
         channel.exchange_delete("bucketevents")
         channel.queue_delete("thumbnails")
+
+
+# --- a template
+
+
+@WINDOWS
+def test_a_template_gives_each_event_its_routing_key(rabbit: Queue, window: int) -> None:
+    with rabbit.opened(exchange="minio", exchange_type="topic", routing_key="{bucket}.{prefix:1}.{kind}") as target:
+        bound(rabbit, routing_key="*.photos.*")
+        bound(rabbit, routing_key="my%2Ebucket.#")
+        made = [
+            sample_events.put("photos/cat.jpg"), sample_events.delete("photos/cat.jpg"), sample_events.put("docs/a"),
+            sample_events.put("photos.x/a"), sample_events.put("docs/b", bucket="my.bucket"),
+        ]  # fmt: skip
+        assert list(target.deliver(made, window)) == [DELIVERED] * 5
+    held = [body for _, body in rabbit.held()]
+    assert sorted(held) == sorted(payloads.log(made[place]) for place in (0, 1, 4))
+    assert held.index(payloads.log(made[0])) < held.index(payloads.log(made[1]))
+
+
+@WINDOWS
+def test_any_key_is_one_word_of_a_routing_key_or_too_long(rabbit: Queue, window: int) -> None:
+    keys = list(sample_events.ODD_KEYS)
+    with rabbit.opened(exchange="minio", exchange_type="topic", routing_key="a.{key}.z") as target:
+        bound(rabbit, routing_key="a.*.z")
+        outcomes = list(target.deliver([sample_events.put(key) for key in keys], window))
+    longest = keys.index("k" * 1000)
+    reason = "routing_key of this event is longer than the 255 bytes that AMQP allows"
+    assert outcomes.pop(longest) == Rejected(reason)
+    assert outcomes == [DELIVERED] * len(outcomes)
+    assert len(rabbit.held()) == len(outcomes)
+
+
+def test_the_queue_of_a_template_that_does_not_exist_rejects_its_event_alone(rabbit: Queue) -> None:
+    made = [sample_events.put(f"{QUEUE}/a"), sample_events.put("nowhere/a"), sample_events.put(f"{QUEUE}/b")]
+    first, lost, last = rabbit.delivered(made, 1, routing_key="{prefix:1}", mandatory="on")
+    assert (first, last) == (DELIVERED, DELIVERED)
+    assert isinstance(lost, Rejected)
+    assert "queue 'nowhere'" in lost.reason
+
+
+@WINDOWS
+def test_a_routing_key_of_a_template_that_is_not_allowed_fails_its_events_alone(rabbit: Queue, window: int) -> None:
+    made = [sample_events.put(key) for key in ("ok/a", "no/a", "ok/b", "no/b")]
+    with user(rabbit.server, "topical", "pw", ".*", ".*", ".*"):
+        ctl(rabbit.server, "set_topic_permissions", "-p", "/", "topical", "minio", "^ok", ".*")
+        url = rabbit.server.url.replace(f"{services.USER}:{services.PASSWORD}@", "topical:pw@")
+        with rabbit.opened(url=url, exchange="minio", exchange_type="topic", routing_key="{prefix:1}") as target:
+            outcomes = attempt(target, made, window)
+            assert all(isinstance(outcomes[place], Failed) for place in (1, 3))
+            assert "access to topic 'no'" in str(outcomes[1])
+            assert list(target.deliver([made[0], made[2]], window)) == [DELIVERED] * 2

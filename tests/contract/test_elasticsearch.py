@@ -585,3 +585,39 @@ def test_a_redirect_is_not_followed(receiver: services.Receiver) -> None:
     receiver.set(status=302, headers={"Location": "http://localhost/"})
     with pytest.raises(TargetUnavailable, match="302"):
         at(receiver).open()
+
+
+# --- a template
+
+
+def documents(mirror: Namespace, index: str) -> list[str]:
+    """The documents of an index, in any order."""
+    raw(mirror, f"{index}/_refresh")
+    found = json.loads(raw(mirror, f"{index}/_search?size=100"))["hits"]["hits"]
+    return sorted(hit["_source"]["Records"][0]["s3"]["object"]["key"] for hit in found)
+
+
+@WINDOWS
+def test_a_template_gives_each_event_its_index(mirror: Namespace, window: int) -> None:
+    made = [sample_events.put("Photos/a"), sample_events.put("a:b,c/d"), sample_events.delete("Photos/a")]
+    start = unused("template")
+    index = start + "-{prefix:1}-{kind}"
+    assert deliver(mirror, made, window, index=index, format="access") == [DELIVERED] * 3
+    for name in ("photos-objectcreated", "photos-objectremoved"):
+        assert documents(mirror, f"{start}-{name}") == ["Photos%2Fa"]
+    assert documents(mirror, f"{start}-a_b_c-objectcreated") == ["a%3Ab%2Cc%2Fd"]
+
+
+@WINDOWS
+def test_an_index_of_a_template_that_cannot_be_used_fails_its_events_alone(mirror: Namespace, window: int) -> None:
+    start = unused("template")
+    rights = ["create_index", "write", "read"]
+    key = api_key(mirror, cluster=["monitor"], indices=[{"names": [f"{start}-ok"], "privileges": rights}])
+    made = [sample_events.put(key) for key in ("ok/a", "no/a", "no/a", "ok/b", "k" * 300 + "/a")]
+    login = {"username": "", "password": "", "api_key": key["encoded"], "format": "access"}
+    first, refused, later, last, long = deliver(mirror, made, window, index=f"{start}-{{prefix:1}}", **login)
+    assert (first, later, last) == (DELIVERED, NOT_ATTEMPTED, DELIVERED)
+    assert isinstance(refused, Failed)
+    assert "unauthorized" in refused.reason
+    assert isinstance(long, Rejected)
+    assert long.reason == "index of this event is longer than the 255 bytes that an index name can have"

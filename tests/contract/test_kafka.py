@@ -18,7 +18,7 @@ from tests.contract.probes import fixtures
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.kafka import PARTITIONS, Log
 from tests.support import cloud_events, sample_events
-from workers.delivery.outcomes import DELIVERED, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.kafka import client
 from workers.targets.kafka.rounds import partition_of
@@ -365,3 +365,67 @@ def test_a_certificate_file_that_cannot_be_read_is_named(
     with pytest.raises(TargetUnavailable) as caught:
         kafka.target(kafka.by_tls(certificates.ca) | changes).open()
     assert absent in caught.value.reason
+
+
+# --- a template
+
+
+@WINDOWS
+def test_a_template_gives_each_event_its_topic(kafka: Log, window: int) -> None:
+    made = [
+        sample_events.put("photos/cat.jpg"), sample_events.delete("photos/cat.jpg"), sample_events.put("Über uns/a"),
+        sample_events.put("photos/dog.jpg"), sample_events.put("photos/cat.jpg"),
+    ]  # fmt: skip
+    start = f"{kafka.topic}-{window}"
+    assert kafka.delivered(made, window, topic=f"{start}.{{prefix:1}}.{{kind}}") == [DELIVERED] * 5
+    held = {
+        topic: sorted(message.value().decode() for message in kafka.messages(f"{start}.{topic}"))
+        for topic in ("photos.ObjectCreated", "photos.ObjectRemoved", "_ber_uns.ObjectCreated")
+    }
+    assert held == {
+        "photos.ObjectCreated": sorted(kafka.expected(made[place]) for place in (0, 3, 4)),
+        "photos.ObjectRemoved": [kafka.expected(made[1])],
+        "_ber_uns.ObjectCreated": [kafka.expected(made[2])],
+    }
+
+
+@WINDOWS
+def test_a_topic_of_a_template_that_cannot_be_made_fails_its_events_alone(kafka: Log, window: int) -> None:
+    start = f"{kafka.topic}-{window}"
+    for name in ("a.b", "c.d"):  # Kafka makes no topic whose name differs from another one's by . and _ alone
+        kafka.create_topic(f"{start}-{name}", 1)
+    made = [sample_events.put(key) for key in ("ok/1", "a_b/1", "a_b/1", "c_d/1", "ok/2", "k")]
+    with kafka.opened(topic=f"{start}-{{prefix:1}}") as target:
+        began = time.monotonic()
+        outcomes = list(target.deliver(made, window))
+        assert time.monotonic() - began < LIMIT
+        assert list(target.deliver(made[:1], window)) == [DELIVERED]
+    assert [type(each) for each in outcomes] == [Delivered, Failed, NotAttempted, Failed, Delivered, Delivered]
+    assert f"topic {start}-a_b: UnknownTopicOrPartitionError" in str(outcomes[1])
+
+
+def test_an_object_goes_on_in_another_topic_only_after_its_event_before(kafka: Log) -> None:
+    kafka.create_topic(f"{kafka.topic}-ObjectCreated", 1, **{"max.message.bytes": "2000"})
+    large = sample_events.put("a", metadata="x" * 5000)
+    made = [sample_events.delete("b"), large, sample_events.delete("a"), sample_events.put("a")]
+    first, refused, second, third = kafka.delivered(made, 100, topic=f"{kafka.topic}-{{kind}}")
+    assert (first, second, third) == (DELIVERED,) * 3
+    assert isinstance(refused, Rejected)
+    assert len(kafka.messages(f"{kafka.topic}-ObjectRemoved")) == 2
+
+
+@WINDOWS
+def test_a_topic_that_is_too_long_rejects_its_event_alone(kafka: Log, window: int) -> None:
+    made = [sample_events.put("a"), sample_events.put("k" * 300), sample_events.put("b")]
+    first, long, last = kafka.delivered(made, window, topic=f"{kafka.topic}-{{name}}")
+    assert (first, last) == (DELIVERED, DELIVERED)
+    assert long == Rejected("topic of this event is not a topic name")
+
+
+@WINDOWS
+def test_a_template_gives_each_message_its_key(kafka: Log, window: int) -> None:
+    made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
+    assert kafka.delivered(made, window, key="{bucket}|{name}") == [DELIVERED] * len(made)
+    found = {message.key().decode(): message.partition() for message in kafka.messages()}
+    names = [event.key.rpartition("/")[2] or "_" for event in made]
+    assert found == {key: partition_of(key.encode(), PARTITIONS) for key in (f"images|{name}" for name in names)}

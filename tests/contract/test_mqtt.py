@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import psutil
 import pytest
@@ -519,3 +519,59 @@ def test_the_consumer_of_the_page_reads_what_was_delivered() -> None:
             child.kill()
             child.wait()
             target.close()
+
+
+# --- a template
+
+
+@contextlib.contextmanager
+def listening(broker: Qos1, topic: str) -> Iterator[Subscriber]:
+    """Who hears all of these topics."""
+    subscriber = Subscriber(topic)
+    subscriber.subscribe(broker.server.port)
+    try:
+        yield subscriber
+    finally:
+        subscriber.leave()
+
+
+@VERSIONS
+@QUALITIES
+def test_a_template_gives_each_event_its_topic(broker: Qos1, qos: str, version: str) -> None:
+    keys = [key for key in sample_events.ODD_KEYS if key != "k" * 1000]
+    made = [*(sample_events.put(key) for key in keys), sample_events.delete("a+b/#/c")]
+    with listening(broker, "s3/#") as subscriber:
+        assert broker.delivered(made, 100, topic="s3/{kind}/{key}", qos=qos, version=version) == [DELIVERED] * len(made)
+        subscriber.heard()
+    assert [unquote(topic) for topic in subscriber.topics] == [
+        *(f"s3/ObjectCreated/{key}" for key in keys), "s3/ObjectRemoved/a+b/#/c",
+    ]  # fmt: skip
+    assert subscriber.topics[-1] == "s3/ObjectRemoved/a%2Bb/%23/c"
+
+
+def test_an_event_never_goes_to_the_brokers_own_topics(broker: Qos1) -> None:
+    with listening(broker, "%24SYS/#") as subscriber:
+        assert broker.delivered([sample_events.put("$SYS/a")], topic="{key}", version="5") == [DELIVERED]
+        subscriber.heard()
+    assert subscriber.topics == ["%24SYS/a"]
+
+
+@WINDOWS
+def test_a_topic_of_a_template_that_is_not_allowed_fails_its_event_alone(tmp_path: Path, window: int) -> None:
+    rights = tmp_path / "acl"
+    rights.write_text(f"user {services.USER}\ntopic readwrite minio/ok\ntopic read minio/#\n")
+    made = [sample_events.put(key) for key in ("ok/a", "no/a", "no/a", "ok/b")]
+    with configured(f"acl_file {rights}") as broker, broker.opened(version="5", topic="minio/{prefix:1}") as target:
+        first, refused, later, last = target.deliver(made, window)
+    assert (first, later, last) == (DELIVERED, NOT_ATTEMPTED, DELIVERED)
+    assert isinstance(refused, Failed)
+    assert "not authorised (0x87)" in refused.reason
+
+
+@WINDOWS
+def test_a_topic_with_more_levels_than_the_broker_takes_holds_up_no_other_object(broker: Qos1, window: int) -> None:
+    deep, other = sample_events.put("/" * 300), sample_events.put("a")
+    with broker.opened(topic="{key}") as target:
+        first, _ = attempt(target, [deep, other], window)
+        assert isinstance(first, Failed)
+        assert list(target.deliver([other], window)) == [DELIVERED]

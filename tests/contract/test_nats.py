@@ -8,6 +8,7 @@ import threading
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.services.messaging import http_json
 from tests.support import nats_identities, sample_events
 from tests.support.doc_consumers import consumers, following
 from tests.support.recording_proxy import Wiretap
-from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, NotAttempted, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Delivered, Failed, NotAttempted, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
 
@@ -324,3 +325,50 @@ def test_the_consumer_of_the_page_reads_what_was_delivered() -> None:
             services.until(subscribed, what="the consumer's subscription")
             assert one_outcome(at(server), nobody(server)) == DELIVERED
             services.until(lambda: lines() == ["s3:ObjectCreated:Put images/a"], what="the consumer's line")
+
+
+# --- a template
+
+
+@WINDOWS
+def test_a_template_gives_each_event_its_subject(core: Core, window: int) -> None:
+    made = [
+        sample_events.put("photos/cat.jpg"), sample_events.put("a*b.>/x", bucket="my.bucket"),
+        sample_events.delete("photos/cat.jpg"), sample_events.put("no-folder"),
+    ]  # fmt: skip
+    assert core.delivered(made, window, subject="minio.{bucket}.{prefix:1}.{kind}") == [DELIVERED] * 4
+    assert [each.subject for each in core.server.messages()] == [
+        "minio.images.photos.ObjectCreated", "minio.my%2Ebucket.a%2Ab%2E%3E.ObjectCreated",
+        "minio.images.photos.ObjectRemoved", "minio.images._.ObjectCreated",
+    ]  # fmt: skip
+
+
+@WINDOWS
+def test_any_key_is_one_token_of_a_subject(core: Core, window: int) -> None:
+    made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
+    assert core.delivered(made, window, subject="minio.{key}.end") == [DELIVERED] * len(made)
+    subjects = [each.subject for each in core.server.messages()]
+    assert [subject.count(".") for subject in subjects] == [2] * len(made)
+    assert [unquote(subject)[6:-4] for subject in subjects] == list(sample_events.ODD_KEYS)
+
+
+@WINDOWS
+def test_a_subject_that_is_too_long_rejects_its_event_alone(core: Core, window: int) -> None:
+    made = [sample_events.put("a"), sample_events.put("k" * 1020), sample_events.put("a")]
+    first, long, last = core.delivered(made, window, subject="minio.{key}")
+    assert (first, last) == (DELIVERED, DELIVERED)
+    assert long == Rejected("subject of this event is longer than 1024 bytes")
+
+
+@WINDOWS
+def test_a_subject_that_the_user_may_not_publish_to_fails_its_event_alone(window: int) -> None:
+    login = 'authorization { users: [ { user: alice, password: s3cret, permissions: { publish: "m.Ok" } } ] }\n'
+    made = [sample_events.put(key) for key in ("Ok/a", "No/a", "No/a", "Ok/b", "Other/a", "Ok/c")]
+    with Configured(login=login).start() as server:
+        probe = at(server)
+        with probe.opened(subject="m.{prefix:1}") as target:
+            outcomes = list(target.deliver(made, window))
+            assert list(target.deliver(made[:1], window)) == [DELIVERED]
+    assert [type(outcome) for outcome in outcomes] == [Delivered, Failed, NotAttempted, Delivered, Failed, Delivered]
+    assert isinstance(outcomes[1], Failed)
+    assert "the user may not publish to 'm.No'" in outcomes[1].reason

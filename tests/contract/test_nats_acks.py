@@ -23,7 +23,7 @@ from tests.services.messaging import http_json
 from tests.support import sample_events
 from tests.support.doc_consumers import consumers, following
 from tests.support.recording_proxy import Wiretap
-from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, NotAttempted, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
 from workers.targets.nats.connection import CLIENT_NAME
@@ -105,6 +105,35 @@ def test_a_missing_stream_is_unavailable_and_not_made(jetstream: JetStream, wind
     assert outcomes[2] == NOT_ATTEMPTED
     with closing(Wire(jetstream.server)) as wire:
         assert wire.ask("STREAM.NAMES")["streams"] == [STREAM]
+
+
+@WINDOWS
+def test_a_subject_of_a_template_that_no_stream_has_fails_its_event_alone(jetstream: JetStream, window: int) -> None:
+    made = [sample_events.put(key) for key in ("events/a", "others/a", "others/a", "events/b")]
+    with jetstream.opened(subject="minio.{prefix:1}") as target:
+        first, refused, later, last = target.deliver(made, window)
+    assert (first, later, last) == (DELIVERED, NOT_ATTEMPTED, DELIVERED)
+    assert isinstance(refused, Failed)
+    assert "no JetStream stream has the subject 'minio.others'" in refused.reason
+
+
+@WINDOWS
+def test_a_subject_of_a_template_that_is_not_allowed_fails_its_event_alone(window: int) -> None:
+    rights = '{ publish: "minio.events", subscribe: "_INBOX.>" }'
+    users = f"[ {{ user: alice, password: s3cret }}, {{ user: bob, password: pass, permissions: {rights} }} ]"
+    made = [sample_events.put(key) for key in ("events/a", "others/a", "events/b", "k" * 1020)]
+    with Configured(jetstream=True, login=f"authorization {{ users: {users} }}\n").start() as server:
+        probe = JetStream.__new__(JetStream)
+        probe.server, probe._secure = server, None
+        probe.make_stream()
+        with probe.opened(username="bob", password="pass", subject="minio.{prefix:1}") as target:
+            first, refused, last, _ = target.deliver(made, window)
+        with probe.opened(username="bob", password="pass", subject="minio.{name}") as target:
+            (long,) = target.deliver(made[3:], window)
+    assert (first, last) == (DELIVERED, DELIVERED)
+    assert isinstance(refused, Failed)
+    assert "may not publish to 'minio.others'" in refused.reason
+    assert isinstance(long, Rejected)
 
 
 def test_a_stream_made_meanwhile_is_used(jetstream: JetStream) -> None:
@@ -373,6 +402,13 @@ def test_no_more_than_is_asked_for_is_unacknowledged(
         streaming.server.thaw()
         assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes)
         services.until(lambda: len(streaming.held()) == sent, what="what was sent before the time was over")
+
+
+def test_a_template_gives_each_event_its_channel(streaming: Streaming) -> None:
+    words, _, number = streaming.subject.rpartition(".")
+    made = [sample_events.put(f"{number}/a"), sample_events.put("others/a")]
+    assert streaming.delivered(made, 1, subject=f"{words}.{{prefix:1}}") == [DELIVERED] * 2
+    assert [path for path, _ in streaming.held()] == [made[0].path]
 
 
 def test_what_goes_to_nats_streaming_goes_by_its_subject_alone(streaming: Streaming) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.contract.probes import fixtures
 from tests.contract.probes.base import attempt
 from tests.contract.probes.redis import Access, Namespace, Stream
 from tests.support import sample_events
-from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Delivered, Failed, NotAttempted, Rejected, Unavailable
 from workers.targets import cloudevents, payloads
 from workers.targets.base import TargetUnavailable
 
@@ -309,3 +310,88 @@ def test_a_certificate_file_that_cannot_be_read_is_named(
         with pytest.raises(TargetUnavailable, match=name) as caught:
             redis.target(redis.by_tls(certificates.ca) | changes).open()
         assert str(file) in caught.value.reason
+
+
+# --- a template
+
+FORMATS = pytest.mark.parametrize("format_", ["access", "stream"])
+
+
+def entries(redis: Namespace, key: str) -> list[str]:
+    """The bodies that a list or a stream has."""
+    if redis.ask("TYPE", key) == b"list":
+        return [entry.decode() for entry in redis.ask("LRANGE", key, "0", "-1")]
+    return [words[words.index(b"body") + 1].decode() for _, words in redis.ask("XRANGE", key, "-", "+")]
+
+
+@WINDOWS
+@FORMATS
+def test_a_template_gives_each_event_its_key(redis: Namespace, format_: str, window: int) -> None:
+    made = [
+        sample_events.put("photos/cat.jpg"), sample_events.put("docs/50%/a"), sample_events.delete("photos/cat.jpg"),
+        sample_events.put("photos/dog.jpg"), sample_events.put("photos/cat.jpg"),
+    ]  # fmt: skip
+    assert redis.delivered(made, window, key="{bucket}:{prefix:2}:{kind}", format=format_) == [DELIVERED] * 5
+    body = payloads.redis_access if format_ == "access" else payloads.log
+    put = [body(event) for event in made]
+    assert {key.decode(): entries(redis, key.decode()) for key in redis.ask("KEYS", "*")} == {
+        "images:photos:ObjectCreated": [put[0], put[3], put[4]],
+        "images:docs/50%25:ObjectCreated": [put[1]],
+        "images:photos:ObjectRemoved": [put[2]],
+    }
+
+
+@WINDOWS
+@FORMATS
+def test_any_key_is_part_of_a_key(redis: Namespace, format_: str, window: int) -> None:
+    made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
+    assert redis.delivered(made, window, key="log:{key}", format=format_) == [DELIVERED] * len(made)
+    assert sorted(unquote(key.decode()) for key in redis.ask("KEYS", "*")) == sorted(f"log:{e.key}" for e in made)
+
+
+@WINDOWS
+@FORMATS
+def test_a_key_of_a_template_that_cannot_be_used_fails_its_events_alone(
+    redis: Namespace, format_: str, window: int
+) -> None:
+    redis.ask("SET", "log:taken", "x")
+    rights = (*ACL, "+ping", "~log:ok", "~log:taken")
+    redis.ask("ACL", "SETUSER", "events", "reset", "on", ">pass word", *rights)
+    made = [sample_events.put(key) for key in ("ok/a", "taken/a", "taken/a", "other/a", "ok/b")]
+    with redis.opened(user="events", password="pass word", key="log:{prefix:1}", format=format_) as target:
+        outcomes = list(target.deliver(made, window))
+    redis.ask("ACL", "DELUSER", "events")
+    assert [type(each) for each in outcomes] == [Delivered, Failed, NotAttempted, Failed, Delivered]
+    assert "WRONGTYPE" in str(outcomes[1])
+    assert "key 'log:other'" in str(outcomes[3])
+    assert len(entries(redis, "log:ok")) == 2
+
+
+@FORMATS
+def test_an_object_goes_on_elsewhere_only_after_its_event_before(redis: Namespace, format_: str) -> None:
+    redis.ask("SET", "ObjectCreated", "x")
+    made = [sample_events.delete("b"), sample_events.put("a"), sample_events.delete("a"), sample_events.delete("c")]
+    with redis.opened(key="{kind}", format=format_) as target:
+        outcomes = list(target.deliver(made, 100))
+        assert [type(each) for each in outcomes] == [Delivered, Failed, NotAttempted, Delivered]
+        redis.ask("DEL", "ObjectCreated")
+        assert list(target.deliver(made[1:3], 100)) == [DELIVERED] * 2
+
+
+@FORMATS
+def test_a_batch_for_some_keys_is_one_round_trip(redis: Namespace, format_: str) -> None:
+    with redis.opened(key="log:{prefix:1}", format=format_) as target:
+        redis.ask("CONFIG", "RESETSTAT")
+        made = [sample_events.put(f"folder-{number % 7}/{number}") for number in range(300)]
+        assert set(target.deliver(made, 100)) == {DELIVERED}
+    command, runs = ("rpush", 7) if format_ == "access" else ("exec", 7)
+    assert calls(redis, command) == runs
+
+
+@WINDOWS
+@FORMATS
+def test_an_event_without_a_key_is_rejected_alone(redis: Namespace, format_: str, window: int) -> None:
+    made = [sample_events.put("a"), sample_events.put("bucketwire-broker:x"), sample_events.put("b")]
+    first, refused, last = redis.delivered(made, window, key="{key}", format=format_)
+    assert (first, last) == (DELIVERED, DELIVERED)
+    assert refused == Rejected("key of this event is among the keys of the task broker")

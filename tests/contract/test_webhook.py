@@ -20,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from importlib.metadata import version
 from pathlib import Path
+from urllib.parse import unquote
 
 import psutil
 import pytest
@@ -506,3 +507,66 @@ def test_a_port_that_does_not_speak_tls_is_unavailable(receiver: Receiver, certi
     with pytest.raises(TargetUnavailable, match=r"TLS|SSL"):
         webhook(receiver.url.replace("http:", "https:"), tls_ca=str(certificates.ca)).open()
     assert time.monotonic() - began < LIMIT
+
+
+# --- a template
+
+
+def test_a_template_gives_each_event_its_path_and_headers(receiver: Receiver) -> None:
+    settings = {"path": "/{bucket}/{key}", "headers": "X-Kind: {kind}; X-Name: n={name}; X-Fixed: {{a}}"}
+    with closing(webhook(f"{receiver.url}base/?token=1", **settings)) as target:
+        made = [sample_events.put("photos/a b.jpg"), sample_events.delete("naïve%2F\r\nX: y")]
+        assert list(target.deliver(made, 1)) == [DELIVERED] * 2
+    first, second = receiver.requests()
+    assert first.path == "/base/images/photos/a%20b.jpg?token=1"
+    assert second.path == "/base/images/na%C3%AFve%252F%0D%0AX%3A%20y?token=1"
+    assert [first.headers[name] for name in ("x-kind", "x-name", "x-fixed")] == ["ObjectCreated", "n=a%20b.jpg", "{a}"]
+    assert [second.headers[name] for name in ("x-kind", "x-name")] == [
+        "ObjectRemoved", "n=na%C3%AFve%252F%0D%0AX:%20y",
+    ]  # fmt: skip
+
+
+@WINDOWS
+def test_any_key_is_part_of_a_path_and_of_a_header(receiver: Receiver, window: int) -> None:
+    made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
+    with closing(webhook(receiver.url, path="/k/{key}", headers="X-Key: {key}")) as target:
+        assert list(target.deliver(made, window)) == [DELIVERED] * len(made)
+    keys = sorted(sample_events.ODD_KEYS)
+    assert sorted(unquote(request.path[3:]) for request in receiver.requests()) == keys
+    assert sorted(unquote(request.headers["x-key"]) for request in receiver.requests()) == keys
+
+
+@WINDOWS
+def test_a_key_that_leads_elsewhere_is_rejected_alone(receiver: Receiver, window: int) -> None:
+    made = [sample_events.put(key) for key in ("a", "../secret", "a/../../b", "./c", "a/..b/...", "z")]
+    with closing(webhook(receiver.url, path="/events/{key}")) as target:
+        outcomes = list(target.deliver(made, window))
+    refused = Rejected("path of this event has a segment . or .., which leads elsewhere")
+    assert outcomes == [DELIVERED, refused, refused, refused, DELIVERED, DELIVERED]
+
+
+@pytest.mark.parametrize("status", [403, 410])
+def test_a_path_of_a_template_that_is_refused_fails_its_event_alone(receiver: Receiver, status: int) -> None:
+    receiver.set(Answer(status=status, containing="poison"))
+    made = [sample_events.put(key) for key in ("a", "poison", "b")]
+    with closing(webhook(receiver.url, path="/{key}")) as target:
+        first, refused, last = target.deliver(made, 1)
+    assert (first, last) == (DELIVERED, DELIVERED)
+    assert isinstance(refused, Failed)
+
+
+def test_a_reference_is_no_template_and_the_fixed_parts_are_secrets(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOK_KEY", "k{bucket}y-hunter2")
+    receiver.set(Answer(status=400, body="no: k{bucket}y-hunter2 hunter3-images"))
+    with closing(webhook(receiver.url, headers="X-Key: env:HOOK_KEY; X-Other: hunter3-{bucket}")) as target:
+        (outcome,) = target.deliver([sample_events.put("a")], 1)
+    (request,) = receiver.requests()
+    assert [request.headers[name] for name in ("x-key", "x-other")] == ["k{bucket}y-hunter2", "hunter3-images"]
+    assert isinstance(outcome, Rejected)
+    assert "hunter" not in outcome.reason
+    monkeypatch.setenv("HOOKS", "X-Key: k{bucket}y")
+    with closing(webhook(receiver.url, headers="env:HOOKS")) as target:
+        target.deliver([sample_events.put("a")], 1)
+    assert receiver.requests()[-1].headers["x-key"] == "k{bucket}y"

@@ -5,7 +5,7 @@ No envelope ends with a newline except `line`, which is for document stores (as 
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -204,6 +204,27 @@ def waves(events: Sequence[Event]) -> list[list[int]]:
     for index, event in enumerate(events):
         number = seen.get(event.path, 0)
         seen[event.path] = number + 1
+        if number == len(made):
+            made.append([])
+        made[number].append(index)
+    return made
+
+
+def runs(events: Sequence[Event], places: Sequence[Hashable | None]) -> list[list[int]]:
+    """Return the indexes of events in lists within which each object has one place, in the order of its events.
+
+    For requests that send to several places at once: an object's event must not arrive at its place after the one
+    before has failed at another. An event without a place is left out.
+    """
+    made: list[list[int]] = []
+    last: dict[str, tuple[int, Hashable]] = {}
+    for index, (event, place) in enumerate(zip(events, places, strict=True)):
+        if not place:
+            continue
+        number, before = last.get(event.path, (0, place))
+        if before != place:
+            number += 1
+        last[event.path] = number, place
         if number == len(made):
             made.append([])
         made[number].append(index)

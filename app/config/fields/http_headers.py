@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from app.config.errors import REDACTED, BadValue
 from app.config.fields.field_types import FieldType
 from app.config.fields.secret_refs import is_secret_ref
+from app.config.fields.templates import Place, Templated, escaped, percent
 
-Headers = tuple[tuple[str, str], ...]
+Headers = tuple[tuple[str, Place], ...]
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")  # a token of RFC 9110
 _VALUE = re.compile(r"[\x20-\x7e]+")
@@ -32,13 +33,31 @@ _OF_CONNECTION = frozenset(
 )
 _OF_REQUEST = frozenset(["host", "content-length", "content-type", "content-encoding"])
 _OF_EVENT = frozenset(["traceparent", "tracestate", "webhook-id", "webhook-timestamp", "webhook-signature"])
+_LINE = "a header's value is one line of printable ASCII"
 _HINT = "write Name: value; Name: value, or a JSON object"
+
+
+class HeaderValue(FieldType[str]):
+    """What a header may have as its value."""
+
+    label = "one line of ASCII"
+    empty = ""
+
+    def parse(self, text: str) -> str:
+        if not _VALUE.fullmatch(text) or len(text) > _MAX_CHARACTERS:
+            raise BadValue("is not a header's value", _LINE)
+        return text
+
+
+# As CloudEvents are written into headers, too (HTTP binding, §3.1.3.2).
+_TEMPLATE = Templated(HeaderValue(), "a header", percent('[^\x21-\x7e]|["%]'))
 
 
 class HttpHeaders(FieldType[Headers]):
     """`Name: value`, separated by a semicolon and a space, or a JSON object. Any value may be a secret.
 
-    So only names and references are ever shown. A value may be a reference, and so may the whole setting.
+    So only names and references are ever shown. A value may be a reference, and so may the whole setting. A value is a
+    template; what a reference leads to is not.
     """
 
     label = "`Name: value; …` or JSON"
@@ -50,18 +69,22 @@ class HttpHeaders(FieldType[Headers]):
         pairs = _split(text)
         if len(pairs) > _MAX_HEADERS or sum(len(name) + len(value) + 4 for name, value in pairs) > _MAX_CHARACTERS:
             raise BadValue(f"has more than {_MAX_HEADERS} headers or {_MAX_CHARACTERS} characters", "leave some out")
-        seen = set()
+        headers: dict[str, tuple[str, Place]] = {}
         for number, (name, value) in enumerate(pairs, 1):
             _check(number, name, value)
-            if name.lower() in seen:
+            if name.lower() in headers:
                 raise BadValue(f"names a header twice (number {number})", "give it once")
-            seen.add(name.lower())
-        return tuple(pairs)
+            try:
+                headers[name.lower()] = name, _TEMPLATE.parse(value)
+            except BadValue as error:
+                raise BadValue(f"has a value (number {number}) that {error.problem}", error.hint) from None
+        return tuple(headers.values())
 
     def resolve(self, text: str, resolve: Callable[[str], str]) -> str:
         if text.startswith(("env:", "file:")):
-            return resolve(text)  # which refuses what only looks like a reference
-        return _written([(name, resolve(value)) for name, value in _split(text)], as_json=True)
+            pairs = _split(resolve(text))  # which refuses what only looks like a reference
+            return _written([(name, escaped(value)) for name, value in pairs], as_json=True)
+        return _written([(name, _resolved(value, resolve)) for name, value in _split(text)], as_json=True)
 
     def shown(self, text: str) -> str:
         """Return the headers' names, and values that are references; `*redacted*` for a text that is not read so."""
@@ -77,9 +100,10 @@ class HttpHeaders(FieldType[Headers]):
         return _written(shown, as_json=_is_json(text))
 
     def secrets_in(self, value: Headers) -> Iterator[str]:
-        for _, text in value:
-            yield text
-            yield from text.split()
+        for _, template in value:
+            for text in template.literals:
+                yield text
+                yield from text.split()
 
     def restored(self, text: str, stored: str) -> str:
         """Return the text with the stored value of each header that was sent back as `*redacted*`."""
@@ -110,8 +134,13 @@ def _check(number: int, name: str, value: str) -> None:
     if not _VALUE.fullmatch(value):
         raise BadValue(
             f"has a value ({which}) with a line break, a control character or a character outside ASCII",
-            "a header's value is one line of printable ASCII",
+            _LINE,
         )
+
+
+def _resolved(value: str, resolve: Callable[[str], str]) -> str:
+    secret = resolve(value)
+    return escaped(secret) if is_secret_ref(value) else secret
 
 
 def _is_json(text: str) -> bool:

@@ -9,6 +9,7 @@ from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HostPort, Hosts, check_host
 from app.config.fields.field_types import Number, Text, Toggle
 from app.config.fields.fields import declared, setting
+from app.config.fields.templates import Place, Templated, percent
 from app.config.targets.base import MessageSettings, TlsSettings
 from app.config.targets.login_url import LoginUrl, login_of, split_login_url
 
@@ -101,8 +102,10 @@ class AmqpSettings(
         default="",
         about="direct, fanout, topic, headers or a plugin's; empty: the exchange exists and is not declared",
     )
-    routing_key: str = setting(
-        ShortString(), default="", about="routing key of every event; without an exchange, the queue"
+    routing_key: Place = setting(
+        Templated(ShortString(), "routing_key", percent(r"[.%\x00-\x1f\x7f]")),
+        default="",
+        about="routing key of the events, such as {bucket}.{kind}; without an exchange, the queue",
     )
     mandatory: bool = setting(Toggle(), default="off", about="events that reach no queue become dead letters")
     immediate: bool = setting(
@@ -158,6 +161,13 @@ class AmqpSettings(
         if not self.exchange and not self.routing_key:
             yield Problem(
                 "exchange", "", "is required", "name the exchange that gets events, or the queue in routing_key"
+            )
+        if not self.exchange and self.routing_key.fixed is None and not self.mandatory:
+            yield Problem(
+                "mandatory",
+                "off",
+                "would lose the events whose queue does not exist without a word",
+                "set mandatory=on: they become dead letters; or name an exchange",
             )
         if self.password and urlsplit(self.url).password is not None:
             yield Problem("password", "", "is in url too", "leave one of them out")

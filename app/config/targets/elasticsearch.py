@@ -10,6 +10,7 @@ from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HostPort, HttpUrl
 from app.config.fields.field_types import Choice, FieldType, Text, Toggle
 from app.config.fields.fields import declared, setting
+from app.config.fields.templates import Place, Templated, underscored
 from app.config.targets.base import NamespaceSettings, TlsSettings, check_shape
 
 _PORTS = {"http": 80, "https": 443}
@@ -83,7 +84,10 @@ class ElasticsearchSettings(
     tls_hint = "write the url with https"
 
     url: str = setting(NodeUrls(), about="the URLs of the cluster's nodes; the first one may contain a login")
-    index: str = setting(IndexName(), about="the index, alias or data stream; a missing index is created")
+    index: Place = setting(
+        Templated(IndexName(), "index", underscored(r'[\\/*?"<>|\s,#:\x00-\x1f\x7f]', lower=True)),
+        about="the index, alias or data stream; a missing index is created",
+    )
     username: str = setting(Text(), default="", about="user, if not in the URL")
     password: str = setting(Text(), default="", secret=True, about="password of the user")
     api_key: str = setting(
@@ -138,6 +142,8 @@ class ElasticsearchSettings(
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from check_shape(self.payload, "access_shape", self.access_shape)
+        if self.index.fixed is None and self.format == "namespace":
+            yield Problem("index", self.index, "is a template, and a mirror is one index", "set format=access")
         if bool(self.username) != bool(self.password):
             missing = "password" if self.username else "username"
             yield Problem(missing, "", "is missing", "give username and password, or neither")

@@ -8,10 +8,12 @@ from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import Host, HostPort
 from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Switch, Text, Toggle
 from app.config.fields.fields import declared, setting
+from app.config.fields.templates import Place, Templated, underscored
 from app.config.targets.base import MessageSettings, check_certificate_pair
 
 KAFKA_PORT = 9092
 _DEFAULT_BATCH_SIZE = 500
+OBJECT_KEY = "{bucket}/{key}"
 _LEVELS = {"none": 22, "gzip": 9, "snappy": 0, "lz4": 16, "zstd": 22}
 
 
@@ -37,6 +39,16 @@ class Topic(FieldType[str]):
     def parse(self, text: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", text) or text in (".", ".."):
             raise BadValue("is not a topic name", "write up to 249 ASCII letters, digits, dots, _ or -")
+        return text
+
+
+class MessageKey(FieldType[str]):
+    """The key of a message, which may be any text."""
+
+    label = "text"
+    empty = ""
+
+    def parse(self, text: str) -> str:
         return text
 
 
@@ -69,7 +81,15 @@ class KafkaSettings(
     """Kafka (reference §4.7)."""
 
     brokers: str = setting(Brokers(), about="bootstrap brokers; the rest of the cluster is found through them")
-    topic: str = setting(Topic(), about="the topic of every message")
+    topic: Place = setting(
+        Templated(Topic(), "topic", underscored("[^A-Za-z0-9._-]")),
+        about="the topic of the messages, such as bucketevents or events.{bucket}",
+    )
+    key: Place = setting(
+        Templated(MessageKey(), "key", of_object=True),
+        default=OBJECT_KEY,
+        about="the key of the messages, which decides about the partition; messages of an object have one key",
+    )
     sasl: bool = setting(Toggle(), default="off", about="log in with SASL")
     sasl_username: str = setting(Text(), default="", about="SASL user")
     sasl_password: str = setting(Text(), default="", secret=True, about="SASL password")

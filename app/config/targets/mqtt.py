@@ -11,9 +11,12 @@ from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HostPort, check_host
 from app.config.fields.field_types import Choice, Duration, Number, Text, Toggle
 from app.config.fields.fields import declared, setting
+from app.config.fields.templates import Place, Templated, percent
 from app.config.targets.base import MessageSettings, TlsSettings
 from app.config.targets.login_url import LoginUrl, login_of, split_login_url
 
+# What no topic may have, or brokers need not take (MQTT 5, §1.5.4), and `$`, as brokers' own topics begin with it.
+_UNSAFE = "[+#%$\x00-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]"
 _MQTT_PORTS = {"tcp": 1883, "tcps": 8883, "ssl": 8883, "tls": 8883, "ws": 80, "wss": 443}
 
 
@@ -88,7 +91,10 @@ class MqttSettings(
     obsolete: ClassVar[Mapping[str, str]] = MappingProxyType({"clientid": "each connection has an id of its own"})
 
     broker: str = setting(MqttUrl(), about="tcp://host:1883, tls://host:8883, ws://host/path or wss://host/path")
-    topic: str = setting(MqttTopic(), about="the topic that every event is published to")
+    topic: Place = setting(
+        Templated(MqttTopic(), "topic", percent(_UNSAFE)),
+        about="the topic that events are published to, such as minio/events or minio/{bucket}/{key}",
+    )
     username: str = setting(Text(), default="", about="user, if not in the URL")
     password: str = setting(Text(), default="", secret=True, about="password of the user")
     qos: int = setting(

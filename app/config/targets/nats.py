@@ -9,6 +9,7 @@ from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HostPort, Hosts
 from app.config.fields.field_types import Duration, FieldType, Number, Path, Text, Toggle
 from app.config.fields.fields import declared, setting
+from app.config.fields.templates import Place, Templated, percent
 from app.config.targets.base import MessageSettings, check_certificate_pair
 
 
@@ -65,7 +66,10 @@ class NatsSettings(
     )
 
     address: tuple[HostPort, ...] = setting(Hosts(4222), about="host:port of the servers of one cluster")
-    subject: str = setting(Subject(), about="the subject of every message, such as bucketevents")
+    subject: Place = setting(
+        Templated(Subject(), "subject", percent(r"[.*>%$\s\x00-\x1f\x7f]")),
+        about="the subject of the messages, such as bucketevents or minio.{bucket}.{kind}",
+    )
     username: str = setting(Text(), default="", about="NATS user; needs a password")
     password: str = setting(Text(), default="", secret=True, about="password of the user")
     token: str = setting(Text(), default="", secret=True, about="token, if the server asks for one instead")

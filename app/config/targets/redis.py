@@ -4,11 +4,23 @@ from collections.abc import Iterator
 from typing import Literal
 
 from app.config.broker import KEY_PREFIX
-from app.config.errors import Problem
+from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HostPort, Hosts, RedisHost, SchemedHost
 from app.config.fields.field_types import Choice, Number, Text, Toggle
 from app.config.fields.fields import declared, setting
+from app.config.fields.templates import Place, Templated, percent
 from app.config.targets.base import NamespaceSettings, TlsSettings, check_shape
+
+
+class RedisKey(Text):
+    """A key that is not the task broker's: the service may run on the same Redis."""
+
+    label = "key"
+
+    def parse(self, text: str) -> str:
+        if super().parse(text).startswith(KEY_PREFIX):
+            raise BadValue("is among the keys of the task broker", f"choose one that does not begin with {KEY_PREFIX}")
+        return text
 
 
 @declared
@@ -24,7 +36,10 @@ class RedisSettings(
     address: SchemedHost = setting(
         RedisHost(), about="host:port of the server, the path of its socket, or rediss://host:port for TLS"
     )
-    key: str = setting(Text(), about="the hash (namespace), list (access) or stream that stores the events")
+    key: Place = setting(
+        Templated(RedisKey(), "key", percent(r"[%\x00-\x1f\x7f]")),
+        about="the hash (namespace), list (access) or stream that stores the events",
+    )
     format: str = setting(
         Choice("namespace", "access", "stream"),
         default="namespace",
@@ -79,9 +94,12 @@ class RedisSettings(
         yield from check_shape(self.payload, "access_shape", self.access_shape)
         if self.format == "stream" and self.access_shape != "minio":
             yield Problem("access_shape", self.access_shape, "is for lists", "set format=access, or leave it out")
-        if self.key.startswith(KEY_PREFIX):
-            hint = f"choose one that does not begin with {KEY_PREFIX}"
-            yield Problem("key", self.key, "is among the keys of the task broker", hint)
+        if self.key.fixed is None and self.format == "namespace":
+            hint = "set format=access or stream, or write {{ for a brace"
+            yield Problem("key", self.key, "is a template, and a mirror is one hash", hint)
+        elif self.key.fixed is None and self.cluster:
+            hint = "name one key, or write {{ for a brace"
+            yield Problem("key", self.key, "is a template, and a target writes to one node of a Cluster", hint)
         if self.cluster and self.sentinel:
             yield Problem("cluster", "on", "contradicts sentinel", "set one of the two")
         if self.cluster and self.db:

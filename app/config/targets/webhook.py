@@ -1,17 +1,32 @@
 """The settings of webhooks (reference §4.2)."""
 
 import base64
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import WebhookUrl
 from app.config.fields.field_types import Duration, FieldType, Number, Text, Toggle
 from app.config.fields.fields import declared, setting
 from app.config.fields.http_headers import Headers, HttpHeaders
+from app.config.fields.templates import Place, Templated, percent
 from app.config.targets.base import MessageSettings, TlsSettings
+
+
+class UrlPath(Text):
+    """The end of a URL's path."""
+
+    label = "path"
+
+    def parse(self, text: str) -> str:
+        if not re.fullmatch(r"(?:/(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)+", super().parse(text)):
+            raise BadValue("is not the path of a URL", "begin it with / and write other characters as %20 or the like")
+        if any(unquote(segment) in (".", "..") for segment in text.split("/")):
+            raise BadValue("has a segment . or .., which leads elsewhere", "leave it out")
+        return text
 
 
 class SigningSecrets(FieldType[str]):
@@ -64,7 +79,12 @@ class WebhookSettings(
     headers: Headers = setting(
         HttpHeaders(),
         default="",
-        about="further headers of each request, such as X-Tenant: a; X-Api-Key: env:HOOK_KEY; their values are secrets",
+        about="further headers of each request: X-Bucket: {bucket}; X-Api-Key: env:HOOK_KEY; their values are secrets",
+    )
+    path: Place = setting(
+        Templated(UrlPath(), "path", percent("[^A-Za-z0-9._~/-]")),
+        default="",
+        about="what follows the endpoint's path, such as /{bucket}/{key}",
     )
     allow_private: bool = setting(
         Toggle(),
@@ -96,6 +116,10 @@ class WebhookSettings(
                 yield Problem("headers", "", "has Authorization, and auth_token is set", "keep one of them")
             if urlsplit(self.endpoint).username is not None:
                 yield Problem("headers", "", "has Authorization, and endpoint has a login", "keep one of them")
+        for name, places in (("path", [self.path]), ("headers", [value for _, value in self.headers])):
+            if self.events_per_post > 1 and any(place.fixed is None for place in places):
+                hint = "set events_per_post=1, or write {{ for a brace"
+                yield Problem(name, "", "is a template, and the events of one request share it", hint)
         if self.payload == "cloudevents-binary" and self.events_per_post > 1:
             yield Problem(
                 "payload",

@@ -27,6 +27,7 @@ class Subscriber:
 
     def __init__(self, topic: str = TOPIC, *, version: int = 4) -> None:
         self.payloads: list[str] = []
+        self.topics: list[str] = []
         self.properties: list[dict[str, str]] = []
         self.content_types: list[str] = []
         self._version = version
@@ -82,7 +83,9 @@ class Subscriber:
             while packet := _read(file):
                 kind, content = packet
                 if kind & 0xF0 == 0x30:
-                    content = content[2 + int.from_bytes(content[:2], "big") :]
+                    end = 2 + int.from_bytes(content[:2], "big")
+                    self.topics.append(content[2:end].decode())
+                    content = content[end:]
                     if self._version == 5:
                         size, start = _number(io.BytesIO(content))
                         user, content_type = _properties(content[start : start + size])

@@ -10,6 +10,7 @@ import pytest
 from app.config.fields.addresses import RedisHost
 from app.config.fields.field_types import Path
 from app.config.fields.fields import Field, fields_of
+from app.config.fields.http_headers import HttpHeaders
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import TYPES
 
@@ -18,7 +19,7 @@ WRITTEN: dict[str, tuple[Any, str]] = {  # a value with a secret, and the secret
     "DsnString": (f"me:{SECRET}@tcp(h)/db", SECRET),
     "ConnectionString": (f"host=h password='{SECRET} {SECRET}'", f"{SECRET} {SECRET}"),
     "SigningSecrets": (f"whsec_a whsec_{SECRET}", SECRET),
-    "HttpHeaders": ((("X-Key", f"Token {SECRET}"),), SECRET),
+    "HttpHeaders": (HttpHeaders().parse(f"X-Key: Token {SECRET}"), SECRET),
     "NodeUrls": (f"http://h/,http://me:{SECRET}%40@h/", f"{SECRET}@"),
 }
 FIELDS = [(name, field) for name, cls in TYPES.items() for field in fields_of(cls).values()]

@@ -5,6 +5,7 @@ import select
 import ssl
 import time
 from collections.abc import Iterator
+from functools import lru_cache, partial
 from itertools import takewhile
 from typing import Any
 
@@ -12,6 +13,7 @@ from amqp import Message, spec
 from amqp.exceptions import AccessRefused, AMQPError
 from amqp.serialization import dumps
 
+from app.config.errors import BadValue
 from app.config.targets.amqp import AmqpAddress, AmqpSettings
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 from workers.targets import cloudevents
@@ -23,6 +25,7 @@ from workers.targets.socket_deadline import Deadline
 BLOCKED = "the server has blocked this connection, because its memory or disk runs short"
 
 BATCH_MESSAGES = 64  # messages sent between two checks for the server's answers
+_CACHED_KEYS = 1024  # routing keys whose part of a frame is kept
 
 
 class Blocked(AMQPError):
@@ -44,8 +47,8 @@ class AmqpLink:
         self._timeout = settings.timeout
         self._format = message_format(settings, cloudevents.AMQP)
         self._persistence = {"delivery_mode": settings.delivery_mode} if settings.delivery_mode else {}
-        arguments = (0, settings.exchange, settings.routing_key, settings.mandatory, settings.immediate)
-        self._publish = dumps("Bssbb", arguments)
+        self._routing_key = settings.routing_key
+        self._publish = lru_cache(maxsize=_CACHED_KEYS)(partial(_publish, settings))
         self._connection: Any = make_connection(settings, place)
         try:
             self._connection.on_blocked = self._on_blocked
@@ -78,6 +81,11 @@ class AmqpLink:
         if not self._batch.begin([index]):
             return
         event = self._batch.events[index]
+        try:
+            publish = self._publish(self._routing_key.of(event))
+        except BadValue as error:
+            self._batch.settle(index, Rejected(error.problem))
+            return
         self._tag += 1
         self._unconfirmed[self._tag] = index
         headers = {"minio-bucket": event.bucket, "minio-event": event.name}
@@ -91,7 +99,7 @@ class AmqpLink:
             **self._persistence,
         )
         # Not `basic_publish`: it polls the socket before each message, which costs as much as the message itself.
-        self._connection.frame_writer(1, self._channel.channel_id, spec.Basic.Publish, self._publish, message)
+        self._connection.frame_writer(1, self._channel.channel_id, spec.Basic.Publish, publish, message)
         if self._tag % BATCH_MESSAGES == 0:
             self.look()
             self._refuse_if_blocked()
@@ -146,6 +154,14 @@ class AmqpLink:
         for index in self._batch.unsettled():
             if len(self._format.body(self._batch.events[index]).encode()) > limit:
                 self._batch.settle(index, Rejected(words))
+
+    def fail_refused(self, routing_key: str, words: str) -> None:
+        """Fail the unsettled events of a routing key that the user may not write to; only with a template."""
+        if self._routing_key.fixed is None:
+            for index in self._batch.unsettled():
+                with contextlib.suppress(BadValue):
+                    if self._routing_key.of(self._batch.events[index]) == routing_key:
+                        self._batch.settle(index, Failed(words))
 
     def close(self) -> None:
         """Close the connection; without AMQP's closing handshake if the server has blocked it and would not read it."""
@@ -221,3 +237,10 @@ class AmqpLink:
 
     def _on_unblocked(self) -> None:
         self.blocked = False
+
+
+def _publish(settings: AmqpSettings, routing_key: str) -> bytes:
+    """Return the arguments of Basic.Publish."""
+    arguments = (0, settings.exchange, routing_key, settings.mandatory, settings.immediate)
+    encoded: bytes = dumps("Bssbb", arguments)
+    return encoded

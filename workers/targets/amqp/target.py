@@ -8,6 +8,7 @@ it. RabbitMQ confirms a persistent message for a durable queue when it is on dis
 | confirmed                                                     | Delivered                                        |
 | returned and confirmed, as `mandatory` asks for               | Rejected, with the server's reason               |
 | larger than the server accepts                                | Rejected; Unavailable for the others sent        |
+| no permission for the routing key that a template gives       | Failed; Unavailable for the others sent          |
 | refused (nack): a full queue, or a failure of the server      | Failed                                           |
 | channel or connection closed, lost, or silent for too long    | Unavailable for sent, unconfirmed events         |
 | connection blocked, because memory or disk space is low       | Unavailable for sent, unconfirmed events         |
@@ -19,7 +20,7 @@ confirmed. Nothing sends heartbeats between two calls: a connection that was idl
 import re
 from collections.abc import Iterable, Sequence
 
-from amqp.exceptions import AMQPError, PreconditionFailed
+from amqp.exceptions import AccessRefused, AMQPError, PreconditionFailed
 
 from app.config.targets.amqp import AmqpSettings
 from app.events.model import Event
@@ -32,6 +33,7 @@ from workers.targets.link_target import LinkTarget
 from workers.targets.node_rotation import NodeRotation
 from workers.targets.payloads import waves
 
+_NOT_ALLOWED = re.compile(r"access to topic '(.*)' in exchange ")  # RabbitMQ's topic permissions
 _TOO_LARGE = re.compile(r"message size [0-9]+ is larger than configured max size ([0-9]+)")
 
 
@@ -65,6 +67,8 @@ class AmqpTarget(LinkTarget[AmqpLink]):
             self._drop(link)
         if isinstance(error, PreconditionFailed) and (limit := _TOO_LARGE.search(str(error))):
             link.reject_larger(int(limit[1]), reason)
+        if isinstance(error, AccessRefused) and (refused := _NOT_ALLOWED.search(str(error))):
+            link.fail_refused(refused[1], reason)
         return Unavailable(reason)
 
     def _describe_error(self, error: Exception) -> str:

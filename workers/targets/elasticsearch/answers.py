@@ -15,6 +15,7 @@ _NOT_THE_EVENTS_FAULT = (
     "no write index is defined",
     "only write ops with an op_type of create",
 )
+_ABOUT_THE_INDEX = (*_NOT_THE_EVENTS_FAULT, "shards open")  # the cluster has as many as it may have
 CHANGED = Failed("the document was changed by others repeatedly while its version was checked")
 NO_MIRROR = "it is a data stream, in which nothing can be replaced; format namespace needs an index"
 
@@ -103,8 +104,11 @@ def problem_of_alias(indices: Any, name: str) -> str:
     return f"it is an alias of {len(indices)} indices, none of them to write to"
 
 
-def outcome_of_item(where: str, item: Mapping[str, Any], *, conditional: bool) -> Outcome:
-    """Return the outcome of one document; `CHANGED` if a `conditional` action found another document."""
+def outcome_of_item(where: str, item: Mapping[str, Any], *, conditional: bool, of_template: bool = False) -> Outcome:
+    """Return the outcome of one document; `CHANGED` if a `conditional` action found another document.
+
+    With `of_template` the index is this event's: that it is refused says nothing of the others.
+    """
     ((action, result),) = item.items()
     status, error = result["status"], describe_error(result.get("error"))
     if is_good(status) or (status == 404 and action == "delete"):
@@ -112,6 +116,8 @@ def outcome_of_item(where: str, item: Mapping[str, Any], *, conditional: bool) -
     reason = f"{where}: {status} {error}"
     if status == 409 and conditional:
         return CHANGED
+    if of_template and (status in (403, 404) or any(state in error for state in _ABOUT_THE_INDEX)):
+        return Failed(reason)
     if status in _UNAVAILABLE or any(state in error for state in _NOT_THE_EVENTS_FAULT):
         return Unavailable(reason)
     return Failed(reason) if status >= 500 else Rejected(reason)

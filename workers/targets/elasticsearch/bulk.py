@@ -37,6 +37,7 @@ class Bulk:
     def __init__(self, settings: ElasticsearchSettings) -> None:
         self._most_bytes = BATCH_BYTES
         self._where = f"Elasticsearch index {settings.index}"
+        self._of_template = settings.index.fixed is None
 
     def send(self, cluster: Cluster, operations: Sequence[Operation], batch: Batch, at_once: int) -> list[Outcome]:
         """Return an outcome for each operation; after a request with a refused one, send no more."""
@@ -70,7 +71,7 @@ class Bulk:
             if not answer.body.get("errors", True):
                 return [DELIVERED] * len(operations)
             return [
-                outcome_of_item(self._where, item, conditional=operation.conditional)
+                outcome_of_item(self._where, item, conditional=operation.conditional, of_template=self._of_template)
                 for operation, item in zip(operations, items, strict=True)
             ]
         if status not in (400, 413):

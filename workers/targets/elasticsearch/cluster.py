@@ -35,7 +35,7 @@ class Cluster:
 
     def __init__(self, settings: ElasticsearchSettings) -> None:
         self._settings = settings
-        self._index = settings.index
+        self._index = settings.index.fixed  # None: each document of a request names its own
         context = tls.context_of(settings)
         nodes = [
             NodeConfig(
@@ -62,7 +62,7 @@ class Cluster:
         ).options(ignore_status=_ANY_STATUS)
         self._nodes = len(nodes)
         self.lease: LeaseCheck = NO_LEASE
-        self.where = f"Elasticsearch index {self._index} at {','.join(map(str, settings.nodes))}"
+        self.where = f"Elasticsearch index {settings.index} at {','.join(map(str, settings.nodes))}"
         # The server stops waiting for a shard a little before we stop waiting for the server, and reports the reason.
         self._patience = f"{max(1, round(settings.timeout * 800))}ms"
 
@@ -92,27 +92,30 @@ class Cluster:
     def take_index(self) -> None:
         """Check that the index exists and is fit for the format, or create it (as MinIO: §4.8).
 
-        Raises `TargetUnavailable`.
+        Those of a template are created with their first documents. Raises `TargetUnavailable`.
         """
+        index = self._index
+        if index is None:
+            return
         is_mirror = self._settings.format == "namespace"
-        answer = self.ask(lambda client: client.indices.resolve_index(name=self._index))
+        answer = self.ask(lambda client: client.indices.resolve_index(name=index))
         if answer.meta.status != 404:
             resolved = self._opened(answer, "the privilege read or view_index_metadata of the index is needed").body
-            problem = answers.problem_of_index(resolved, self._index, is_mirror=is_mirror)
+            problem = answers.problem_of_index(resolved, index, is_mirror=is_mirror)
             self._refuse(problem or "")
-            if answers.indices_of_alias(resolved, self._index) != 1:
-                alias = self._opened(self.ask(lambda client: client.indices.get_alias(name=self._index)), "")
-                self._refuse(answers.problem_of_alias(alias.body, self._index))
+            if answers.indices_of_alias(resolved, index) != 1:
+                alias = self._opened(self.ask(lambda client: client.indices.get_alias(name=index)), "")
+                self._refuse(answers.problem_of_alias(alias.body, index))
             if problem is not None:
                 return
-        answer = self.ask(lambda client: client.indices.create(index=self._index))
+        answer = self.ask(lambda client: client.indices.create(index=index))
         refusal = answers.error_of_answer(answer.meta.status, answer.body)
         if answer.meta.status == 400 and "resource_already_exists" in refusal:
             return
         if not answers.is_good(answer.meta.status) and "creates data streams only" in refusal:
             self._refuse(answers.NO_MIRROR if is_mirror else "")
             return  # the first document creates it
-        self._opened(answer, f"create the index, or give the privilege create_index of {self._index}")
+        self._opened(answer, f"create the index, or give the privilege create_index of {index}")
 
     def close(self) -> None:
         """Close the connections; the next request connects again."""

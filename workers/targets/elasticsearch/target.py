@@ -12,6 +12,7 @@ format an object's second event waits for the answer to its first.
 |------------------------------------------------------------|--------------------------------------------------|
 | 2xx; 404 to a deletion                                     | Delivered                                        |
 | 401, 403, 404, 429, 503; index closed, alias of no index   | Unavailable                                      |
+| 403, 404 and the like for an index of a template           | Failed                                           |
 | 400 and other 4xx: mapping, parsing, limits                | Rejected, with the server's reason               |
 | other 5xx                                                  | Failed                                           |
 | to the request: 400 or 413                                 | sent again in halves; Rejected for a single one  |
@@ -23,7 +24,9 @@ No external versions: an older version of a mirror's object may have to be resto
 """
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
+
+import orjson
 
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.model import Event
@@ -38,6 +41,9 @@ from workers.targets.endpoint import Endpoint
 from workers.targets.http_pool import http_endpoint
 from workers.targets.messages import entry_format, shaped
 from workers.targets.payloads import elasticsearch_access, waves
+from workers.targets.places import NOWHERE, places
+
+_CREATE = b'{"create":{}}\n'
 
 
 class ElasticsearchTarget:
@@ -101,12 +107,20 @@ class ElasticsearchTarget:
 
     def _append(self, cluster: Cluster, batch: Batch, at_once: int) -> None:
         """Write a document for each event, under an id that the server generates."""
+        template = self._settings.index
+        actions = [_CREATE] * len(batch.events)
+        if template.fixed is None:
+            actions = [_creation(index) for index in places(template, batch)]
         for wave in waves(batch.events):
-            events = [batch.events[index] for index in wave]
             operations = [
-                Operation(event.path, [index], b'{"create":{}}\n', self._write(event).encode())
-                for index, event in zip(wave, events, strict=True)
+                Operation(batch.events[index].path, [index], actions[index], self._write(batch.events[index]).encode())
+                for index in wave
             ]
             for index, outcome in zip(wave, self._bulk.send(cluster, operations, batch, at_once), strict=True):
                 if outcome is not NOT_ATTEMPTED:
                     batch.settle(index, outcome)
+
+
+@lru_cache(maxsize=1024)  # most events go to few indices
+def _creation(index: str) -> bytes:
+    return _CREATE if index == NOWHERE else orjson.dumps({"create": {"_index": index}}) + b"\n"

@@ -1,7 +1,7 @@
 """Choose which messages of a call to send to Kafka together: rounds with one batch for each of some partitions."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,7 +19,6 @@ class Message(NamedTuple):
     """One event as it is sent."""
 
     place: int  # index among the events of the call
-    path: str
     key: bytes
     value: bytes
     headers: list[tuple[str, bytes]]  # the trace context, if the event has one, and a CloudEvent's
@@ -37,6 +36,7 @@ class Message(NamedTuple):
 class Line:
     """The messages still to be sent to one partition, in order."""
 
+    topic: str
     partition: int
     waiting: deque[Message] = field(default_factory=deque)
 
@@ -83,21 +83,38 @@ def partition_of(key: bytes, count: int) -> int:
     return (hashed if hashed < 0x80000000 else 0x100000000 - hashed) % count
 
 
+class Route(NamedTuple):
+    """Where an event goes, and the key of its message."""
+
+    topic: str
+    partition: int
+    key: bytes
+
+
 def make_lines(
-    events: Sequence[Event], partitions: Sequence[int], messages: MessageFormat, *, headers: bool
+    events: Sequence[Event],
+    indexes: Iterable[int],
+    routes: Sequence[Route | None],
+    messages: MessageFormat,
+    *,
+    headers: bool,
 ) -> list[Line]:
-    """Return the events' messages by partition; `headers`: the broker's version of the protocol supports headers."""
+    """Return the messages of some events, which have routes, by topic and partition.
+
+    `headers`: the broker's version of the protocol supports headers.
+    """
     always, write = headers and messages.headers is not None, messages.body
-    lines: dict[int, Line] = {}
-    for index, event in enumerate(events):
-        path = event.path
-        key = path.encode()
-        number = partitions[partition_of(key, len(partitions))]
-        line = lines.get(number)
+    lines: dict[tuple[str, int], Line] = {}
+    for index in indexes:
+        event, route = events[index], routes[index]
+        if route is None:
+            continue
+        topic, number, key = route
+        line = lines.get((topic, number))
         if line is None:
-            line = lines[number] = Line(number)
+            line = lines[topic, number] = Line(topic, number)
         named: list[tuple[str, bytes]] = []
         if always or (headers and event.trace):
             named = [(name, text.encode()) for name, text in messages.all_headers(event).items()]
-        line.waiting.append(Message(index, path, key, write(event).encode(), named))
+        line.waiting.append(Message(index, key, write(event).encode(), named))
     return list(lines.values())

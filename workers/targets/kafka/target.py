@@ -18,19 +18,26 @@ that was pending alone is blamed; all others are sent again, by a new producer a
 | no error                                                         | Delivered                             |
 | message too large, message refused by the broker's validation    | Rejected                              |
 | an error that the broker has no name for                         | Failed                                |
+| no topic, no permission for it, where a template names it        | Failed                                |
 | no topic, no leader, too few replicas, no permission, no answer  | Unavailable, and nothing more is sent |
 """
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaError, KafkaTimeoutError
+from kafka.errors import (
+    KafkaError,
+    KafkaTimeoutError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
 from kafka.future import Future
 
-from app.config.targets.kafka import KafkaSettings
+from app.config.targets.kafka import OBJECT_KEY, KafkaSettings
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import cloudevents, tls
@@ -40,9 +47,12 @@ from workers.targets.endpoint import Endpoint
 from workers.targets.kafka.answers import TOO_LARGE, describe_error, outcome_of_error, unwrapped
 from workers.targets.kafka.client import Client, missing_package
 from workers.targets.kafka.config import BATCH_BYTES, producer_config, tls_context
-from workers.targets.kafka.rounds import Line, Message, Rounds, make_lines
+from workers.targets.kafka.rounds import Line, Message, Rounds, Route, make_lines, partition_of
 from workers.targets.messages import message_format
+from workers.targets.payloads import runs
+from workers.targets.places import NOWHERE, places
 
+_ABOUT_THE_TOPIC = (UnknownTopicOrPartitionError, TopicAuthorizationFailedError)
 _HEADERS_SINCE = (0, 11)  # by the setting `version`, or by the broker's answer
 
 
@@ -73,12 +83,15 @@ class KafkaTarget:
         """Send rounds of one batch for each of up to `window` partitions."""
         if self._producer is None or self._stamp != self._files():
             self._connect()
-        lines = make_lines(events, self._partitions(), self._format, headers=self._has_headers())
         batch = Batch(events, lease)
-        work = Rounds(batch, lines, self._batch_bytes)
-        while work.lines and not batch.is_over:
-            self._round(work, window)
-            work.end_round(window)
+        routes = self._routes(batch)
+        headers = self._has_headers()
+        whole = [range(len(events))] if self._settings.topic.fixed is not None else runs(events, routes)
+        for some in whole:
+            work = Rounds(batch, make_lines(events, some, routes, self._format, headers=headers), self._batch_bytes)
+            while work.lines and not batch.is_over:
+                self._round(work, window)
+                work.end_round(window)
         outcomes = batch.outcomes()
         if any(isinstance(outcome, Unavailable) for outcome in outcomes):
             self.close()
@@ -133,10 +146,63 @@ class KafkaTarget:
             raise TargetUnavailable(f"{self._where}: {reason}; set payload=cloudevents")
 
     def _partitions(self) -> list[int]:
+        """Return the partitions of the topic, if it is fixed."""
+        if self._settings.topic.fixed is None:
+            return []
         try:
-            return sorted(self._producer.partitions_for(self._settings.topic))
+            return sorted(self._producer.partitions_for(self._settings.topic.fixed))
         except KafkaError as error:
             raise TargetUnavailable(self._reason(error)) from error
+
+    def _routes(self, batch: Batch) -> list[Route | None]:
+        """Return where each event goes; settle those that go nowhere."""
+        topic, key = self._settings.topic, self._settings.key
+        keys = [(event.path if key == OBJECT_KEY else key.of(event)).encode(errors="replace") for event in batch.events]
+        if topic.fixed is not None:
+            partitions = self._partitions()
+            count = len(partitions)
+            return [Route(topic.fixed, partitions[partition_of(each, count)], each) for each in keys]
+        topics = places(topic, batch)
+        known = self._partitions_of({*topics} - {NOWHERE})
+        routes: list[Route | None] = []
+        for index, (name, each) in enumerate(zip(topics, keys, strict=True)):
+            found = known.get(name)
+            if isinstance(found, Failed):
+                batch.settle(index, found)
+            routes.append(Route(name, found[partition_of(each, len(found))], each) if isinstance(found, list) else None)
+        return routes
+
+    def _partitions_of(self, topics: Iterable[str]) -> dict[str, list[int] | Failed]:
+        """Return the partitions of topics, or why they cannot be used.
+
+        All unknown ones are asked for at once, within one time limit: brokers take a moment to create a topic, and
+        `partitions_for` would wait in turn for each that they do not create.
+        """
+        metadata, sender = self._producer._metadata, self._producer._sender
+        known: dict[str, list[int] | Failed] = {}
+        unknown = set(topics)
+        deadline = time.monotonic() + self._settings.timeout
+        for topic in unknown:
+            if metadata.partitions_for_topic(topic) is None:
+                sender.add_topic(topic)
+        while True:
+            for topic in list(unknown):
+                if (found := metadata.partitions_for_topic(topic)) is not None:
+                    known[topic] = sorted(found)
+                elif topic in metadata.unauthorized_topics:
+                    known[topic] = self._no_topic(topic, TopicAuthorizationFailedError())
+            unknown -= known.keys()
+            left = deadline - time.monotonic()
+            if not unknown or left <= 0:
+                break
+            answered = threading.Event()
+            metadata.request_update().add_both(lambda done, *_: done.set(), answered)
+            sender.wakeup()
+            answered.wait(left)
+        return known | {topic: self._no_topic(topic, UnknownTopicOrPartitionError()) for topic in unknown}
+
+    def _no_topic(self, topic: str, error: KafkaError) -> Failed:
+        return Failed(f"{self._where}: topic {topic}: {describe_error(error, None, sasl=self._settings.sasl)}")
 
     def _round(self, work: Rounds, window: int) -> None:
         """Send one batch to each of the next partitions, and settle their messages."""
@@ -144,9 +210,7 @@ class KafkaTarget:
         client = self._client
         if client is not None:
             client.last_error = None
-        sent = [
-            (line, message, self._send(line.partition, message)) for line, messages in batches for message in messages
-        ]
+        sent = [(line, message, self._send(line, message)) for line, messages in batches for message in messages]
         if not sent:
             return
         self._await([future for _, _, future in sent])
@@ -175,10 +239,10 @@ class KafkaTarget:
         except TargetUnavailable as error:
             work.batch.lose(Unavailable(error.reason, error.retry_after))
 
-    def _send(self, partition: int, message: Message) -> Any:
+    def _send(self, line: Line, message: Message) -> Any:
         try:
             return self._producer.send(
-                self._settings.topic, message.value, message.key, message.headers, partition=partition
+                line.topic, message.value, message.key, message.headers, partition=line.partition
             )
         except (KafkaError, ValueError) as error:
             return Future().failure(error)
@@ -195,6 +259,8 @@ class KafkaTarget:
 
     def _outcome(self, error: BaseException | None, message: Message) -> Outcome:
         error = unwrapped(error or KafkaTimeoutError())
+        if self._settings.topic.fixed is None and isinstance(error, _ABOUT_THE_TOPIC):
+            return Failed(self._reason(error))
         return outcome_of_error(error, self._reason(error), len(message.key) + len(message.value))
 
     def _reason(self, error: BaseException) -> str:

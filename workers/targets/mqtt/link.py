@@ -8,6 +8,7 @@ from paho.mqtt import client as paho
 from paho.mqtt.enums import LogLevel, MQTTErrorCode
 from paho.mqtt.reasoncodes import ReasonCode
 
+from app.config.errors import BadValue
 from app.config.targets.mqtt import MqttAddress, MqttSettings
 from workers.delivery.outcomes import Failed, Rejected
 from workers.targets import cloudevents
@@ -40,7 +41,7 @@ class MqttLink:
         self._settings = settings
         self._topic = settings.topic
         self._format = message_format(settings, cloudevents.MQTT)
-        self._overhead = 2 + len(settings.topic.encode()) + (2 if settings.qos else 0) + (settings.version == "5")
+        self._overhead = 2 + (2 if settings.qos else 0) + (settings.version == "5")
         self._largest = MAX_PACKET_BYTES
         # There are 65535 identifiers. Before version 5 a broker cannot announce how many messages with QoS 2 it tracks:
         # mosquitto closes the connection after 20.
@@ -79,18 +80,23 @@ class MqttLink:
         if not self._batch.begin([index]):
             return
         event = self._batch.events[index]
+        try:
+            topic = self._topic.of(event)
+        except BadValue as error:
+            self._batch.settle(index, Rejected(error.problem))
+            return
         body = self._format.body(event).encode()
         properties = None
         if (event.trace or self._format.headers) and self._settings.version == "5":
             content_type = self._format.content_type if self._format.headers else ""
             properties = publish_properties(list(self._format.all_headers(event).items()), content_type)
-        size = self._overhead + len(body)
+        size = self._overhead + len(topic.encode()) + len(body)
         if properties is not None:
             size += len(properties.pack()) - 1  # without properties, their length byte is already part of every message
         if size + 1 + _length_of_length(size) > self._largest:
             self._batch.settle(index, Rejected(f"the message has {size} bytes, more than the broker accepts"))
             return
-        sent = self._client.publish(self._topic, body, self._settings.qos, self._settings.retain, properties)
+        sent = self._client.publish(topic, body, self._settings.qos, self._settings.retain, properties)
         if sent.rc is not MQTTErrorCode.MQTT_ERR_SUCCESS:
             raise Lost(paho.error_string(sent.rc))
         self._unconfirmed[sent.mid] = index
@@ -165,7 +171,7 @@ class MqttLink:
         index = self._unconfirmed.pop(mid, None)
         if index is None:
             return
-        self._batch.settle(index, outcome_of_code(code, words))
+        self._batch.settle(index, outcome_of_code(code, words, of_template=self._topic.fixed is None))
 
     def _on_connect(self, _c: object, _u: object, _f: object, reason: ReasonCode, properties: Any) -> None:
         if reason.is_failure:

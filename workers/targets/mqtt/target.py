@@ -8,7 +8,7 @@ report what it did with it.
 |-----------------------------------------------------------------|------------------------------------------------|
 | confirmed, in version 5 with a code below 128                   | Delivered                                      |
 | packet too large, payload format invalid                        | Rejected                                       |
-| not authorised, quota exceeded, topic name invalid              | Unavailable                                    |
+| not authorised, quota exceeded, topic name invalid              | Unavailable; Failed for the topic of a template |
 | any other code from 128 on                                      | Failed                                         |
 | connection closed by a broker that accepts a new one at once    | Failed for the oldest unconfirmed event, which |
 |                                                                 | may be to blame; Unavailable for the others    |

@@ -12,6 +12,7 @@ from typing import Protocol
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from app.config.errors import BadValue
 from app.events.model import Event
 from workers.delivery.outcomes import Delivered, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
@@ -48,10 +49,10 @@ class Dialect(Protocol):
     """How events are published, and how acknowledgements are read."""
 
     def message(self, event: Event, number: int) -> Message:
-        """Return the event's message, `number` being its own on this connection."""
+        """Return the event's message, `number` being its own on this connection. Raises `BadValue` without a place."""
 
-    def outcome(self, answer: Msg) -> Outcome:
-        """Return the outcome that an acknowledgement reports."""
+    def outcome(self, answer: Msg, event: Event) -> Outcome:
+        """Return the outcome that the acknowledgement of this event reports."""
 
 
 @dataclass
@@ -127,6 +128,7 @@ class Acknowledged:
         """Settle the events. Never raises `TargetUnavailable`: some of them may have been delivered."""
         flight = self._flight = Flight(batch, window)
         self._numbers.clear()
+        self._connection.forget_refusals()
         news = self._connection.news
         ends: float | None = None
         while not flight.is_over:
@@ -136,6 +138,7 @@ class Acknowledged:
                     await self._send(flight, index)
                 if flight.under_way:
                     await self._connection.wait_for_news()
+                    self._settle_refused(flight)
                 if not batch.has_time():  # one more time limit for all pending messages
                     ends = ends or time.monotonic() + self._connection.settings.timeout
                     if flight.under_way and time.monotonic() > ends:
@@ -145,7 +148,11 @@ class Acknowledged:
 
     async def _send(self, flight: Flight, index: int) -> None:
         self._last_number += 1
-        message = self._dialect.message(flight.batch.events[index], self._last_number)
+        try:
+            message = self._dialect.message(flight.batch.events[index], self._last_number)
+        except BadValue as error:
+            flight.settle(index, Rejected(error.problem))
+            return
         size = message.size
         connection = self._connection
         if size > connection.client.max_payload:
@@ -159,8 +166,15 @@ class Acknowledged:
             raise connection.failed(error) from error
         flight.sent(index, size)
 
+    def _settle_refused(self, flight: Flight) -> None:
+        """Settle what the server refused to take for its subject: no acknowledgement will come."""
+        for index in list(flight.under_way):
+            if refused := self._connection.refused(flight.batch.events[index]):
+                flight.settle(index, refused)
+
     async def _acknowledged(self, answer: Msg) -> None:
         index = self._numbers.pop(int(answer.subject.rpartition(".")[2]), None)
         if index is not None and index in self._flight.under_way:
-            self._flight.settle(index, self._dialect.outcome(answer))
+            event = self._flight.batch.events[index]
+            self._flight.settle(index, self._dialect.outcome(answer, event))
         self._connection.news.set()

@@ -21,7 +21,8 @@ from nats.errors import Error as NatsError
 
 from app.config.fields.addresses import HostPort
 from app.config.targets.nats import NatsSettings
-from workers.delivery.outcomes import Rejected
+from app.events.model import Event
+from workers.delivery.outcomes import Failed, Rejected
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
 from workers.targets.nats.login import login_options
@@ -33,6 +34,7 @@ CLIENT_NAME = "Bucketwire"
 # More than the largest message (64 MB): `publish` never waits for buffer space, as this package limits pending bytes.
 _MAX_PENDING_BYTES = 128 * 1024 * 1024
 _PING_SECONDS = 120
+_NOT_ALLOWED = re.compile(r'permissions violation for publish to "([^"]*)"')  # nats-py makes it lower case
 
 
 class Connection:
@@ -46,6 +48,7 @@ class Connection:
         self.news = asyncio.Event()  # an answer arrived, or the connection is lost
         self._is_encrypted = is_encrypted
         self._refusal = ""  # the server's error about one of our messages
+        self._not_allowed: set[str] = set()  # subjects of a template that the user may not publish to, in lower case
         self._connecting = True
         self._patience: asyncio.Timeout | None = None  # of the call that waits for an answer
 
@@ -121,6 +124,19 @@ class Connection:
         if problem := self.problem():
             raise problem
 
+    def forget_refusals(self) -> None:
+        """Forget which subjects were refused: the next messages may be allowed."""
+        self._not_allowed.clear()
+
+    def refused(self, event: Event) -> Failed | None:
+        """Return the outcome of a message that was sent if the user may not publish to its subject, else None.
+
+        Only with a template, where that is no reason to do without the other subjects.
+        """
+        if not self._not_allowed or (subject := self.settings.subject.of(event)).lower() not in self._not_allowed:
+            return None
+        return Failed(f"{self.where}: the user may not publish to {subject!r}")
+
     def no_answer(self) -> TargetUnavailable:
         """Return the error for an answer that did not arrive in time."""
         return TargetUnavailable(f"{self.where}: no answer within {self.settings.timeout:g} s")
@@ -144,7 +160,14 @@ class Connection:
         """Handle nats-py's `error_cb`: raising ends a connection attempt, which nats-py would repeat for minutes."""
         if self._connecting:
             raise error
-        self._refusal = self._describe_error(error)
+        reason = self._describe_error(error)
+        chosen = self.settings
+        refused = _NOT_ALLOWED.search(reason) if chosen.subject.fixed is None and not chosen.streaming else None
+        if refused:
+            self._not_allowed.add(refused[1])
+            self.news.set()
+            return
+        self._refusal = reason
         await self._closed()
 
     async def _closed(self) -> None:

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nats.errors import Error as NatsError
 
+from app.config.errors import BadValue
 from app.events.model import Event
-from workers.delivery.outcomes import DELIVERED, Unavailable
+from workers.delivery.outcomes import DELIVERED, Rejected, Unavailable
 from workers.targets import cloudevents
 from workers.targets.base import TargetUnavailable
 from workers.targets.batch import Batch
@@ -38,7 +39,7 @@ class Core:
     async def deliver(self, batch: Batch, window: int) -> None:
         """Publish portion by portion."""
         try:
-            for portion in _portions(map(self._message, batch.events), window):
+            for portion in _portions(self._messages(batch), window):
                 chosen = set(batch.begin([index for index, _ in portion]))
                 await self._publish(batch, [message for message in portion if message[0] in chosen])
         except TargetUnavailable as error:
@@ -48,6 +49,7 @@ class Core:
         connection = self._connection
         client = connection.client
         sent = []
+        connection.forget_refusals()
         try:
             for index, message in messages:
                 if message.size > client.max_payload:
@@ -59,19 +61,27 @@ class Core:
             raise connection.failed(error) from error
         if sent:
             await connection.confirm()
-            batch.settle_all(sent, DELIVERED)
+            for index in sent:
+                batch.settle(index, connection.refused(batch.events[index]) or DELIVERED)
+
+    def _messages(self, batch: Batch) -> Iterator[tuple[int, Message]]:
+        for index, event in enumerate(batch.events):
+            try:
+                yield index, self._message(event)
+            except BadValue as error:
+                batch.settle(index, Rejected(error.problem))
 
     def _message(self, event: Event) -> Message:
-        subject, body = self._connection.settings.subject, self._format.body(event).encode()
+        subject, body = self._connection.settings.subject.of(event), self._format.body(event).encode()
         if (event.trace or self._format.headers) and self._connection.has_headers:
             return headed(subject, body, self._format.all_headers(event))
         return Message(subject, body)
 
 
-def _portions(messages: Iterable[Message], window: int) -> Iterator[list[tuple[int, Message]]]:
+def _portions(messages: Iterable[tuple[int, Message]], window: int) -> Iterator[list[tuple[int, Message]]]:
     portion: list[tuple[int, Message]] = []
     size = 0
-    for index, message in enumerate(messages):
+    for index, message in messages:
         if portion and (len(portion) == window or size + message.size > BATCH_BYTES):
             yield portion
             portion, size = [], 0

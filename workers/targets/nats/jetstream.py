@@ -4,7 +4,7 @@ import orjson
 from nats.aio.msg import Msg
 
 from app.events.model import Event
-from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import cloudevents
 from workers.targets.batch import Batch
 from workers.targets.messages import message_format
@@ -40,16 +40,17 @@ class JetStream:
         headers = {"Nats-Msg-Id": event.id}
         if event.trace or self._format.headers:
             headers |= self._format.all_headers(event)
-        return headed(self._subject, self._format.body(event).encode(), headers)
+        return headed(self._subject.of(event), self._format.body(event).encode(), headers)
 
-    def outcome(self, answer: Msg) -> Outcome:
-        """Return the outcome in the stream's answer."""
-        where = self._connection.where
+    def outcome(self, answer: Msg, event: Event) -> Outcome:
+        """Return the outcome in the stream's answer; a template may name subjects that no stream has."""
+        where, subject = self._connection.where, self._subject.of(event)
         if answer.headers and answer.headers.get("Status") == NO_RESPONDERS:
-            return Unavailable(
-                f"{where}: no JetStream stream has the subject {self._subject!r}; create one, such as by "
-                f"`nats stream add EVENTS --subjects={self._subject}`, or enable JetStream in the server"
+            reason = (
+                f"{where}: no JetStream stream has the subject {subject!r}; create one, such as by "
+                f"`nats stream add EVENTS --subjects={subject}`, or enable JetStream in the server"
             )
+            return Unavailable(reason) if self._subject.fixed is not None else Failed(reason)
         try:
             body = orjson.loads(answer.data)
             error = body.get("error")
@@ -57,6 +58,6 @@ class JetStream:
                 return DELIVERED
             code, description = error.get("err_code"), error["description"]
         except (ValueError, LookupError, TypeError, AttributeError):
-            return Unavailable(f"{where}: the answer on subject {self._subject!r} is not a JetStream acknowledgement")
+            return Unavailable(f"{where}: the answer on subject {subject!r} is not a JetStream acknowledgement")
         reason = f"{where}: JetStream: {description} (error {code})"
         return Rejected(reason) if code == _EXCEEDS_STREAM else Unavailable(reason)

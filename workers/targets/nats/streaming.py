@@ -57,11 +57,9 @@ class Streaming:
         answer = decoded(await self._ask(f"_STAN.discover.{self._settings.streaming_cluster_id}", request))
         if refusal := text(answer.get(_CONNECT_ERROR)):
             raise TargetUnavailable(f"{self._connection.where}: {refusal}")
-        self._publish_to = f"{text(answer.get(_PUBLISH_TO))}.{self._settings.subject}"
+        self._publish_to = text(answer.get(_PUBLISH_TO))
         self._close_at = text(answer.get(_CLOSE_AT))
-        self._fixed = encoded(
-            {_CLIENT_ID: self._id, _SUBJECT: self._settings.subject, _SENT_BY: connection_id.encode()}
-        )
+        self._fixed = encoded({_CLIENT_ID: self._id, _SENT_BY: connection_id.encode()})
 
     async def end(self) -> None:
         """Leave the cluster; otherwise it would wait some minutes for our heartbeats."""
@@ -74,10 +72,11 @@ class Streaming:
 
     def message(self, event: Event, number: int) -> Message:
         """Return the event's message in a PubMsg."""
-        body = self._write(event).encode()
-        return Message(self._publish_to, self._fixed + encoded({_GUID: str(number), _DATA: body}))
+        subject, body = self._settings.subject.of(event), self._write(event).encode()
+        fields = encoded({_GUID: str(number), _SUBJECT: subject, _DATA: body})
+        return Message(f"{self._publish_to}.{subject}", self._fixed + fields)
 
-    def outcome(self, answer: Msg) -> Outcome:
+    def outcome(self, answer: Msg, _event: Event) -> Outcome:
         """Return the outcome in the server's answer; an error concerns the channel, the store or our registration."""
         where = self._connection.where
         if answer.headers and answer.headers.get("Status") == NO_RESPONDERS:

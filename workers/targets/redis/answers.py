@@ -21,6 +21,12 @@ def is_about_the_server(error: Exception) -> bool:
     return text.startswith(("unknown command", "wrong number of arguments")) or "script" in text
 
 
+def is_about_the_key(error: Exception) -> bool:
+    """Return whether a command was refused for what its key holds, or because the user may not use this key."""
+    text = str(error)
+    return text.startswith("WRONGTYPE") or (isinstance(error, NoPermissionError) and " key" in text)
+
+
 def describe_error(error: Exception) -> str:
     """Return the error as text."""
     if isinstance(error, AskError):  # MOVED too

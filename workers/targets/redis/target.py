@@ -27,8 +27,9 @@ from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
 from workers.targets.endpoint import Endpoint
 from workers.targets.messages import entry_format, shaped
-from workers.targets.payloads import log, redis_access
-from workers.targets.redis.answers import describe_error, is_about_the_server
+from workers.targets.payloads import log, redis_access, runs
+from workers.targets.places import grouped, places
+from workers.targets.redis.answers import describe_error, is_about_the_key, is_about_the_server
 from workers.targets.redis.commands import namespace_commands, stream_commands
 from workers.targets.redis.connection import RedisServers
 from workers.targets.socket_deadline import Deadline
@@ -67,12 +68,27 @@ class RedisTarget:
         """Deliver in portions; after a portion that finds Redis unavailable, send nothing more."""
         client = self._client or self._connect()
         batch = Batch(events, lease)
-        for portion in _portions(events):
-            chosen = batch.begin(portion)
-            outcomes = self._deliver(client, [events[index] for index in chosen], transaction=window == 1)
+        keys = places(self._settings.key, batch)
+        for request in self._requests(batch, keys, window):
+            chosen = batch.begin(request)
+            some = [events[index] for index in chosen]
+            outcomes = self._deliver(client, some, [keys[index] for index in chosen], transaction=window == 1)
             for index, outcome in zip(chosen, outcomes, strict=True):
                 batch.settle(index, outcome)
         return batch.outcomes()
+
+    def _requests(self, batch: Batch, keys: Sequence[str], window: int) -> Iterator[Sequence[int]]:
+        """Yield the indexes of the events of each round trip, of which with a template each has its key in `keys`."""
+        events, template = batch.events, self._settings.key
+        if template.fixed is not None:
+            yield from _portions(events, range(len(events)))
+            return
+        for run in runs(events, keys) if template.varies else [batch.unsettled()]:
+            if window > 1:
+                yield from _portions(events, run)
+            else:  # a request may carry several events only if they are confirmed as one
+                for one in grouped(run, keys).values():
+                    yield from _portions(events, one)
 
     def close(self) -> None:
         """Close the connection."""
@@ -87,12 +103,11 @@ class RedisTarget:
         with Deadline(self._settings.timeout) as limit:
             try:
                 client = self._servers.connect()
-                type_ = client.type(self._settings.key)
+                kind = self._held_by_key(client)
             except (RedisError, OSError) as error:
                 if client is not None:
                     client.connection_pool.disconnect()
                 raise TargetUnavailable(self._reason(self._no_answer() if limit.expired else error)) from error
-        kind = type_.decode() if isinstance(type_, bytes) else str(type_)
         needed = _KINDS[self._settings.format]
         if kind not in ("none", needed):
             client.connection_pool.disconnect()
@@ -103,23 +118,37 @@ class RedisTarget:
         self._client = client
         return client
 
-    def _deliver(self, client: redis.Redis, events: Sequence[Event], *, transaction: bool) -> list[Outcome]:
+    def _held_by_key(self, client: redis.Redis) -> str:
+        """Return the kind of what the key holds; `none` for a template, whose keys are checked when written to."""
+        if self._settings.key.fixed is None:
+            _command(client, "PING")
+            return "none"
+        kind = client.type(self._settings.key.fixed)
+        return kind.decode() if isinstance(kind, bytes) else str(kind)
+
+    def _deliver(
+        self, client: redis.Redis, events: Sequence[Event], keys: Sequence[str], *, transaction: bool
+    ) -> list[Outcome]:
         if not events:
             return []
         with Deadline(self._settings.timeout) as limit:
             try:
-                outcomes = self._write(client, events, transaction=transaction)
+                outcomes = self._write(client, events, keys, transaction=transaction)
             except (RedisError, OSError) as error:
                 outcomes = [self._outcome(self._no_answer() if limit.expired else error)] * len(events)
         if any(isinstance(outcome, Unavailable) for outcome in outcomes):
             self.close()  # the key may be on another server by now
         return outcomes
 
-    def _write(self, client: redis.Redis, events: Sequence[Event], *, transaction: bool) -> list[Outcome]:
+    def _write(
+        self, client: redis.Redis, events: Sequence[Event], keys: Sequence[str], *, transaction: bool
+    ) -> list[Outcome]:
         """Write a portion. Raises `RedisError` and `OSError` if its events share one outcome."""
         chosen = self._settings
         outcomes: list[Outcome] = [DELIVERED] * len(events)
-        if chosen.format == "access":
+        if chosen.key.fixed is None:
+            outcomes = self._append_to_each(client, events, keys)
+        elif chosen.format == "access":
             _command(client, "RPUSH", chosen.key, *map(self._write_entry, events))
         elif chosen.format == "stream":
             commands = stream_commands(chosen.key, events, self._write_entry, chosen.max_entries)
@@ -146,6 +175,37 @@ class RedisTarget:
             return [DELIVERED] * len(events)
         settled = {path: answer for command, answer in zip(commands, answers, strict=True) for path in command.paths}
         return [settled.get(event.path, DELIVERED) for event in events]
+
+    def _append_to_each(self, client: redis.Redis, events: Sequence[Event], keys: Sequence[str]) -> list[Outcome]:
+        """Append each event to its key, in one round trip; the entries of a key are written all or not at all."""
+        chosen = self._settings
+        groups = grouped(range(len(events)), keys)
+        outcomes: list[Outcome] = [DELIVERED] * len(events)
+        with client.pipeline(transaction=False) as pipeline:
+            ends = []
+            for key, indexes in groups.items():
+                some = [events[index] for index in indexes]
+                if chosen.format == "stream":
+                    made = stream_commands(key, some, self._write_entry, chosen.max_entries)
+                    commands = [["MULTI"], *(command.words for command in made), ["EXEC"]]
+                else:
+                    commands = [["RPUSH", key, *map(self._write_entry, some)]]
+                for words in commands:
+                    _command(pipeline, *words)
+                ends.append(len(pipeline))
+            answers = pipeline.execute(raise_on_error=False)
+        for start, end, (key, indexes) in zip([0, *ends], ends, groups.items(), strict=False):
+            if error := _first_error(answers[start:end]):
+                outcome = self._outcome_of_key(key, error)
+                for index in indexes:
+                    outcomes[index] = outcome
+        return outcomes
+
+    def _outcome_of_key(self, key: str, error: Exception) -> Outcome:
+        """Return the outcome of the events of one key of a template: what the key alone is refused for is theirs."""
+        if is_about_the_key(error):
+            return Failed(f"{self._reason(error)}: key {key!r}")
+        return self._outcome(error)
 
     def _run(self, client: redis.Redis, commands: list[list[Any]], *, transaction: bool) -> list[Outcome]:
         """Make one round trip; return an outcome per command. Raises `RedisError` if they share one answer."""
@@ -180,15 +240,22 @@ def _where(settings: RedisSettings) -> str:
     return f"Redis Cluster at {places}" if settings.cluster else f"Redis at {places}"
 
 
+def _first_error(answers: Sequence[Any]) -> Exception | None:
+    """Return the first error in the answers to some commands, or in the list that answers EXEC."""
+    flat = [each for answer in answers for each in (answer if isinstance(answer, list) else [answer])]
+    return next((each for each in flat if isinstance(each, Exception)), None)
+
+
 def _command(client: redis.Redis, *words: Any) -> None:
     client.execute_command(*words)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
 
 
-def _portions(events: Sequence[Event]) -> Iterator[range]:
+def _portions(events: Sequence[Event], indexes: Sequence[int]) -> Iterator[Sequence[int]]:
     start = characters = 0
-    for index, event in enumerate(events):
-        if index > start and (index - start == BATCH_EVENTS or characters + len(event.record) > BATCH_CHARACTERS):
-            yield range(start, index)
-            start, characters = index, 0
-        characters += len(event.record)
-    yield range(start, len(events))
+    for place, index in enumerate(indexes):
+        size = len(events[index].record)
+        if place > start and (place - start == BATCH_EVENTS or characters + size > BATCH_CHARACTERS):
+            yield indexes[start:place]
+            start, characters = place, 0
+        characters += size
+    yield indexes[start:]

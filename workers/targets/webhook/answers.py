@@ -15,6 +15,7 @@ from workers.targets.http_pool import HttpPool
 
 _BUSY = frozenset({429, 502, 503, 504})
 _LOGIN = frozenset({401, 403, 407})
+_ABOUT_THE_PATH = frozenset({403, 410})
 _TRANSIENT = frozenset({404, 405, 408})
 _MAX_READ_BYTES = 64 * 1024
 _MAX_SHOWN_BYTES = 500
@@ -41,13 +42,18 @@ def read_answer(response: BaseHTTPResponse, patience: float) -> bytes:
     return bytes(answer)
 
 
-def outcome_of_answer(where: str, response: BaseHTTPResponse, answer: bytes, secrets: Sequence[str]) -> Outcome:
+def outcome_of_answer(
+    where: str, response: BaseHTTPResponse, answer: bytes, secrets: Sequence[str], *, of_template: bool = False
+) -> Outcome:
     """Return the outcome of a request by the status of its answer.
 
-    `secrets`, the longest first, are not in its reason.
+    `secrets`, the longest first, are not in its reason. With `of_template` the path is this event's: that it is refused
+    says nothing of the others.
     """
     if 200 <= response.status <= 299:
         return DELIVERED
+    if of_template and response.status in _ABOUT_THE_PATH:
+        return Failed(f"{where} answered {response.status} {response.reason or ''} for the path of this event")
     return _outcome_of_refusal(where, response, _show(answer, secrets))
 
 

@@ -28,12 +28,26 @@ class RequestFormat:
         # A receiver of batches gets nothing else: one event, too, is a batch then.
         self._is_batch = settings.payload == "cloudevents" and settings.events_per_post > 1
         self._headers = _headers(settings, cloudevents.BATCH if self._is_batch else self._format.content_type)
+        self._templates = [(name, value) for name, value in settings.headers if value.fixed is None]
+        self._path = settings.path
         self._signers = _signers(settings.signing_secrets)
 
+    def target(self, endpoint: str, event: Event) -> str:
+        """Return the request target for an event. Raises `BadValue` if the template for the path gives no path."""
+        if not self._path:
+            return endpoint
+        path, mark, query = endpoint.partition("?")
+        return path.rstrip("/") + self._path.of(event) + mark + query
+
     def build(self, events: Sequence[Event]) -> tuple[bytes, dict[str, str]]:
-        """Return the body and the headers of the request for these events."""
+        """Return the body and the headers of the request for these events.
+
+        Raises `BadValue` if a template gives no valid header.
+        """
         body = self._body(events)
         headers = dict(self._headers)
+        for name, template in self._templates:
+            headers[name] = template.of(events[0])
         if trace := _trace(events):
             headers |= fields(trace)
         if self._format.headers and not self._is_batch:

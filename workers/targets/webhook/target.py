@@ -5,6 +5,7 @@ Delivered means: the endpoint answered with a status from 200 to 299. Redirects 
 | answer                                                    | outcome                                              |
 |-----------------------------------------------------------|------------------------------------------------------|
 | 2xx                                                       | Delivered                                            |
+| 403, 410 where the path is a template                     | Failed                                               |
 | 410                                                       | Unavailable, and the target is paused                |
 | 401, 403, 407, 429, 502, 503, 504                         | Unavailable, with Retry-After; nothing more is sent  |
 | no answer in time                                         | Unavailable; nothing more is sent                    |
@@ -26,6 +27,7 @@ from urllib3 import Timeout
 from urllib3.exceptions import ConnectTimeoutError, HTTPError
 from urllib3.exceptions import TimeoutError as HTTPTimeoutError
 
+from app.config.errors import BadValue
 from app.config.targets.webhook import WebhookSettings
 from app.events.model import Event
 from workers.delivery.outcomes import Failed, Outcome, Rejected, Unavailable
@@ -170,11 +172,15 @@ class WebhookTarget:
 
     def _send(self, call: _Call, events: Sequence[Event]) -> Outcome:
         http = call.endpoint.http
-        body, headers = call.endpoint.requests.build(events)
+        try:
+            body, headers = call.endpoint.requests.build(events)
+            target = call.endpoint.requests.target(http.target, events[0])
+        except BadValue as error:
+            return Rejected(error.problem)
         no_answer = Unavailable(f"{http.where}: no answer within {self._settings.read_timeout:g} s")
         with Deadline(self._settings.timeout + self._settings.read_timeout) as limit:
             try:
-                response = http.send("POST", http.target, body, headers, self._timeout, read=False)
+                response = http.send("POST", target, body, headers, self._timeout, read=False)
             except HTTPError as error:
                 if limit.expired or (
                     isinstance(error, HTTPTimeoutError) and not isinstance(error, ConnectTimeoutError)
@@ -185,4 +191,5 @@ class WebhookTarget:
                 response.close()
                 return no_answer
             answer = read_answer(response, self._settings.timeout)
-        return outcome_of_answer(http.where, response, answer, self._secrets)
+        of_template = self._settings.path.fixed is None
+        return outcome_of_answer(http.where, response, answer, self._secrets, of_template=of_template)
