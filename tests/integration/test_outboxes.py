@@ -14,9 +14,10 @@ from app.outbox import tables
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
+from tests import services
 from tests.conftest import OUTBOXES
 from tests.support.builders import add_target, event, migrated
-from tests.support.outboxes import Outboxes
+from tests.support.outboxes import NAME, Outboxes
 from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import Rejected
 
@@ -75,3 +76,11 @@ def test_an_outbox_that_was_used_is_as_a_new_one(kind: str, request: pytest.Fixt
     with closing(Database(url)) as database, database.writing() as connection:
         connection.exec_driver_sql("DROP TABLE rules")
     assert use(again(), 3) == first
+
+
+def test_an_outbox_whose_settings_were_changed_is_made_anew(postgres_server: services.Postgres) -> None:
+    made = Outboxes()
+    with closing(Database(made.on(postgres_server))) as database, database.writing() as connection:
+        connection.exec_driver_sql(f"ALTER DATABASE {NAME} SET default_transaction_read_only = on")
+    assert use(made.on(postgres_server), 3)
+    assert made.migrations == 2

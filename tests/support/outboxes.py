@@ -22,6 +22,8 @@ _SCHEMA_OF_POSTGRESQL = """
 SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace
 UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace
 UNION ALL SELECT tgname FROM pg_trigger WHERE NOT tgisinternal
+UNION ALL SELECT unnest(setconfig) FROM pg_db_role_setting JOIN pg_database ON setdatabase = pg_database.oid
+ WHERE datname = current_database()
 """
 _SCHEMA_OF_MYSQL = """
 SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()
@@ -66,7 +68,7 @@ def _make(url: str) -> None:
 
 
 def _schema(server: services.Postgres | services.MySQL, cursor: Any) -> Schema:
-    """The names of tables, functions and triggers, as far as a test may change them."""
+    """The names of tables, functions and triggers, and PostgreSQL's settings: what a test may change."""
     postgresql = isinstance(server, services.Postgres)
     cursor.execute(_SCHEMA_OF_POSTGRESQL if postgresql else _SCHEMA_OF_MYSQL)
     return frozenset(cursor.fetchall())
