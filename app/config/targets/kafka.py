@@ -83,7 +83,7 @@ class KafkaSettings(
     brokers: str = setting(Brokers(), about="bootstrap brokers; the rest of the cluster is found through them")
     topic: Place = setting(
         Templated(Topic(), "topic", underscored("[^A-Za-z0-9._-]")),
-        about="the topic of the messages, such as bucketevents or events.{bucket}",
+        about="the topic of every message, such as bucketevents or events.{bucket}",
     )
     key: Place = setting(
         Templated(MessageKey(), "key", of_object=True),

@@ -68,7 +68,7 @@ class NatsSettings(
     address: tuple[HostPort, ...] = setting(Hosts(4222), about="host:port of the servers of one cluster")
     subject: Place = setting(
         Templated(Subject(), "subject", percent(r"[.*>%$\s\x00-\x1f\x7f]")),
-        about="the subject of the messages, such as bucketevents or minio.{bucket}.{kind}",
+        about="the subject of every message, such as bucketevents or minio.{bucket}.{kind}",
     )
     username: str = setting(Text(), default="", about="NATS user; needs a password")
     password: str = setting(Text(), default="", secret=True, about="password of the user")

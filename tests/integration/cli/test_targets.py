@@ -294,7 +294,10 @@ def test_the_keys_of_a_section_are_explained(bare: Cli) -> None:
     assert {key for key in keys if key.endswith("*")} == {"brokers*", "topic*"}
     assert keys["sasl_mechanism"] == "plain|sha256|sha512"
     [variable] = bare("config", "help", "notify_kafka", "topic", "--env", "--json").json
-    assert variable == {"key": "MINIO_NOTIFY_KAFKA_TOPIC*", "type": "topic name", "about": "the topic of every message"}
+    assert variable == {
+        "key": "MINIO_NOTIFY_KAFKA_TOPIC*", "type": "topic name, or a template",
+        "about": "the topic of every message, such as bucketevents or events.{bucket}",
+    }  # fmt: skip
     assert "did you mean topic?" in bare("config", "help", "notify_kafka", "tpic").err
     assert "did you mean notify_kafka?" in bare("config", "help", "notify_kaffka").err
 
