@@ -17,9 +17,7 @@ Delivered means: the endpoint answered with a status from 200 to 299. Redirects 
 The Failed or Rejected of a request with several events does not apply to any single event: each is sent again alone.
 """
 
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 
@@ -38,11 +36,10 @@ from workers.targets.endpoint import Endpoint
 from workers.targets.http_connection import PrivateAddressError
 from workers.targets.http_errors import describe_http_error
 from workers.targets.http_pool import HttpPool, http_endpoint, http_pool
+from workers.targets.request_threads import MAX_THREADS, RequestThreads
 from workers.targets.socket_deadline import Deadline
 from workers.targets.webhook.answers import outcome_of_answer, outcome_of_error, read_answer
 from workers.targets.webhook.request import RequestFormat
-
-MAX_THREADS = 64
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class WebhookTarget:
     def __init__(self, settings: WebhookSettings) -> None:
         self._settings = settings
         self._endpoint: _Endpoint | None = None
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = RequestThreads("webhook")
         self._timeout = Timeout(connect=settings.timeout, read=settings.read_timeout)
         self._secrets = sorted(set(settings.secrets()), key=len, reverse=True)
 
@@ -94,15 +91,14 @@ class WebhookTarget:
         if window == 1:
             self._send_in_order(call, range(len(events)))
         else:
-            self._send_at_once(call, window)
+            send = partial(self._send_in_order, call)
+            self._threads.run(call.batch, window, self._settings.events_per_post, send)
         return call.batch.outcomes()
 
     def close(self) -> None:
         """Close the connections and end the threads, which are idle between calls."""
         endpoint, self._endpoint = self._endpoint, None
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(wait=True)
+        self._threads.close()
         if endpoint is not None:
             endpoint.http.close()
 
@@ -120,37 +116,6 @@ class WebhookTarget:
             raise TargetUnavailable(f"{http.where}: {describe_http_error(error)}") from error
         self._endpoint = _Endpoint(http, requests, stamp)
         return self._endpoint
-
-    def _send_at_once(self, call: _Call, window: int) -> None:
-        events = call.batch.events
-        chains: dict[str, list[int]] = {}
-        for index, event in enumerate(events):
-            chains.setdefault(event.path, []).append(index)
-        waiting = deque(chains.values())
-
-        def take_chains() -> None:
-            while waiting:
-                chosen: list[int] = []
-                while len(chosen) < self._settings.events_per_post:
-                    try:
-                        chosen += waiting.popleft()
-                    except IndexError:  # another thread was faster
-                        break
-                self._send_in_order(call, sorted(chosen))
-
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="webhook")
-        threads = min(window, MAX_THREADS, len(chains), -(-len(events) // self._settings.events_per_post))
-        running: list[Future[None]] = []
-        try:
-            for _ in range(threads):
-                running.append(self._threads.submit(take_chains))  # noqa: PERF401 (an interruption must find them)
-            for sending in running:
-                sending.result()
-        finally:
-            # No request may outlive the call, even if this thread is interrupted.
-            call.batch.stop()
-            wait(running)
 
     def _send_in_order(self, call: _Call, indexes: Sequence[int]) -> None:
         many = self._settings.events_per_post
