@@ -132,6 +132,10 @@ def bad_targets(remotes: Remotes, planted: Planted) -> dict[str, dict[str, str]]
             "address": CLOSED, "key": "k", "sentinel": "mymaster", "sentinel_user": "me",
             "sentinel_password": new("redis sentinel_password"),
         },
+        "sqs:login": {
+            "queue_url": f"http://{refusing}/0/q", "access_key": "me", "secret_key": new("sqs secret_key"),
+            "session_token": new("sqs session_token"),
+        },
         "webhook:refused": {
             "endpoint": (
                 f"http://me:{new('webhook endpoint')}@{refusing}/in/{new('webhook path')}"

@@ -27,7 +27,7 @@ def test_every_type_has_a_place_in_the_contract_suite() -> None:
 
 
 def test_an_unknown_type_is_refused_with_those_there_are() -> None:
-    with pytest.raises(LookupError, match=r"'redsi'; there are .*postgresql, redis, webhook"):
+    with pytest.raises(LookupError, match=r"'redsi'; there are .*redis, sqs, webhook"):
         create("redsi", None)
 
 

@@ -11,7 +11,16 @@ from pathlib import Path
 
 from spark_jobs import connectors
 from tests.provision.debian import build_newest_java
-from tests.provision.places import CACHE, ICEBERG_REST, ICEBERG_REST_VERSION, JETTY_VERSION, NEWEST_JAVA, SPARK_JARS
+from tests.provision.places import (
+    CACHE,
+    ELASTICMQ,
+    ELASTICMQ_VERSION,
+    ICEBERG_REST,
+    ICEBERG_REST_VERSION,
+    JETTY_VERSION,
+    NEWEST_JAVA,
+    SPARK_JARS,
+)
 from tests.provision.steps import CannotProvideError, as_root, building, run, tool
 from tests.support import debian_tree
 
@@ -69,6 +78,14 @@ def build_iceberg_rest() -> None:
         "org.slf4j:slf4j-simple:2.0.17",
         "org.xerial:sqlite-jdbc:3.50.3.0",
     )
+
+
+def build_elasticmq() -> None:
+    """The server of SQS's protocol, and a class that starts it, as its archive with one is not published."""
+    copy_jars(ELASTICMQ, f"org.elasticmq:elasticmq-rest-sqs_2.13:{ELASTICMQ_VERSION}")
+    source = Path(__file__).parents[1] / "services" / "sources" / "ElasticMq.java"
+    with building(ELASTICMQ / "launcher") as made:
+        run([tool("javac"), "-nowarn", "-cp", f"{ELASTICMQ}/*", "-d", made, source])
 
 
 def copy_jars(place: Path, *artifacts: str) -> None:

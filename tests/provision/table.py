@@ -127,6 +127,7 @@ RECIPES = {
             maven.kafka_jars(places.FIRST_KAFKA, places.FIRST_KAFKA_VERSION, scala="2.11"),
             "maven",
         ),
+        Recipe("elasticmq", (f"{places.ELASTICMQ}/launcher/ElasticMq.class",), (), maven.build_elasticmq, "maven"),
         Recipe("iceberg_rest", (f"{places.ICEBERG_REST}/sqlite-jdbc-*.jar",), (), maven.build_iceberg_rest, "maven"),
         Recipe("elasticsearch", (f"{places.ELASTICSEARCH}/launcher/EsNode.class",), (), _ELASTICSEARCH, "maven"),
         Recipe("opensearch", (f"{places.OPENSEARCH}/launcher/OsNode.class",), (), _OPENSEARCH, "maven"),

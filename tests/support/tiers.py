@@ -27,6 +27,8 @@ SECOND_WAYS = {
     "nats-streaming-async",
     "postgresql-access",
     "redis-access",
+    "redis-stream",
+    "sqs-fifo",
 }
 COMBINED_WAYS = {"mqtt-5-qos2", "redis-access-guide"}
 OF_THE_CONNECTION = (

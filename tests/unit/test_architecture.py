@@ -48,7 +48,7 @@ def _imports(path: Path) -> Iterator[str]:
 def drivers() -> set[str]:
     """What targets import: of packages that are not ours, but for those that others of us need too."""
     imported = {name.partition(".")[0] for path in modules("workers/targets") for name in imports(path)}
-    shared = {"app", "workers", "orjson", "urllib3"}
+    shared = {"app", "workers", "botocore", "orjson", "urllib3"}
     return (imported - shared - sys.stdlib_module_names) | {"confluent_kafka", "nsq", "pika"}
 
 

@@ -156,6 +156,7 @@ def test_each_type_of_target_has_a_server_of_the_version_that_the_tests_run_on()
         "nats": of_the_matrix("NATS core, JetStream"),
         "nats-streaming": provision.STAN_VERSION.removeprefix("v"),
         "nsq": provision.NSQ_VERSION,
+        "sqs": provision.ELASTICMQ_VERSION,
     }
     assert {name: versions[name] for name in installed} == installed
     assert set(versions) == set(TYPES) - {"webhook"} | {"mariadb", "nats-streaming"}

@@ -19,6 +19,8 @@ from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttem
 # Bound to names once: accessing a member through its enum costs more than the comparison.
 _UPSERT, _REMOVE, _REMOVE_VERSION = Effect.UPSERT, Effect.REMOVE, Effect.REMOVE_VERSION
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SOURCE = re.compile(r'"eventSource":"(?:[^"\\]|\\.)*"')
+_NAME_WITH_S3 = re.compile(r'"eventName":"s3:(?=[A-Za-z]+:)')  # not that of a test event, which S3 names s3:TestEvent
 _ESCAPED_BY_GO = re.compile("[<>&\u2028\u2029]")
 
 
@@ -50,6 +52,13 @@ def log(event: Event, shape: str = "minio") -> str:
         members = f'"EventType":{text(event.name)},"Key":{text(event.path)},"Records":[{event.record}]'
         return f'{{{members},"level":"info","msg":"","time":"{_second(event.time // 1000)}Z"}}'
     return f'{{"EventName":{text(event.name)},"Key":{text(event.path)},"Records":[{event.record}]}}'
+
+
+def s3_notification(event: Event) -> str:
+    """Return what S3 sends to SQS: the record with S3's source, and a name that has no `s3:` before it."""
+    record = _SOURCE.sub('"eventSource":"aws:s3"', event.record, count=1)
+    record = _NAME_WITH_S3.sub('"eventName":"', record, count=1)
+    return f'{{"Records":[{record}]}}'
 
 
 def records(event: Event) -> str:

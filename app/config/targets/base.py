@@ -168,7 +168,7 @@ class MessageSettings(TargetSettings):
         default="minio",
         about="messages as MinIO writes them, CloudEvents in JSON, or MinIO's messages with a CloudEvent's headers",
     )
-    body_shape: Literal["minio", "guide"] = setting(
+    body_shape: str = setting(
         Choice("minio", "guide"),
         default="minio",
         about="messages as MinIO writes them, or with `EventType`, `level`, `msg` and `time` as in its old guides",

@@ -35,7 +35,7 @@ def test_a_key_is_described_in_words_for_a_terminal(key: str, kind: str, about: 
 
 
 def test_every_key_of_every_section_is_described_on_one_line() -> None:
-    assert len(sections()) == len(TYPES) == 10
+    assert len(sections()) == len(TYPES) == 11
     for cls in TYPES.values():
         keys = key_helps(cls)
         assert keys.keys() == fields_of(cls).keys()

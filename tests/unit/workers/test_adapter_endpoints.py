@@ -19,6 +19,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "nsq": {"nsqd_address": "h:1", "topic": "t", "tls": "on"},
     "postgresql": {"connection_string": "host=h,/run/pg port=1", "table": "t"},
     "redis": {"address": "rediss://h:1", "key": "k"},
+    "sqs": {"queue_url": "https://h:1/0/q", "access_key": "a", "secret_key": "b"},
     "webhook": {"endpoint": "https://h:1/path", "allow_private": "on"},
 }
 EXPECTED = {
