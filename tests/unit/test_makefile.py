@@ -47,3 +47,16 @@ def test_the_processes_of_a_run_take_over_what_one_has_compiled() -> None:
         cwd=ROOT, check=True, capture_output=True, text=True, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
     ).stdout  # fmt: skip
     assert shown == "\n"
+
+
+def test_make_run_installs_by_hash_and_resolves_nothing() -> None:
+    asked = ["make", "--dry-run", "VENV=build/none", "build/none/.installed"]
+    lines = subprocess.run(asked, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    installs = [line.split("pip install ", 1)[1].split() for line in lines if "pip install" in line]
+    assert [words[-2:] for words in installs] == [
+        ["--requirement", "build/none/setuptools.lock"],
+        ["--requirement", "requirements.lock"],
+        ["--editable", "."],
+    ]
+    assert all("--no-deps" in words for words in installs)
+    assert all("--require-hashes" in words for words in installs[:2])
