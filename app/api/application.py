@@ -6,7 +6,7 @@ from functools import partial
 from flask import Flask, Response, g, request
 
 from app import telemetry
-from app.api import auth, errors, openapi, services, tracing
+from app.api import asyncapi, auth, errors, openapi, services, tracing
 from app.api.routes import (
     audit,
     dead_letters,
@@ -56,6 +56,7 @@ _BLUEPRINTS = (
     health.routes,
     metrics.routes,
     openapi.routes,
+    asyncapi.routes,
 )
 
 

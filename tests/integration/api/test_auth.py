@@ -41,7 +41,7 @@ def test_every_route_declares_its_scope(log: Database) -> None:
     assert {scope for _, scope in declared} == {PUBLIC, VISITOR, INGEST, READ, ADMIN}, declared
     open_to_all = {rule.rule for rule, scope in declared if scope == PUBLIC}
     console = {f"/console/{path}" for path in ("sign-in", "openid", "openid-callback", "static/<path:name>")}
-    assert open_to_all == {"/", "/v1/events", "/healthz", "/readyz", "/openapi.json"} | console
+    assert open_to_all == {"/", "/v1/events", "/healthz", "/readyz", "/openapi.json", "/asyncapi.json"} | console
     assert {rule.rule.startswith("/console/") for rule, scope in declared if scope == VISITOR} == {True}
     for rule, scope in declared:
         if rule.rule.startswith("/console/"):

@@ -61,8 +61,8 @@ def body(*names: tuple[str, str]) -> dict[str, Any]:
 
 # What a token without any bucket or target of its own may do besides: probes, and lists that are empty for it.
 OPEN = {
-    "GET /", "GET /healthz", "GET /readyz", "GET /openapi.json", "GET /v1/events", "GET /v1/targets", "GET /v1/series",
-    "GET /v1/replays",
+    "GET /", "GET /healthz", "GET /readyz", "GET /openapi.json", "GET /asyncapi.json", "GET /v1/events",
+    "GET /v1/targets", "GET /v1/series", "GET /v1/replays",
 }  # fmt: skip
 
 

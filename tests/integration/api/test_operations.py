@@ -345,7 +345,7 @@ def test_the_description_covers_every_route_and_is_whole(plain: Api) -> None:
         ("/v1/targets/{type_name}/{name}", "delete"), ("/v1/targets/{type_name}/{name}/pause", "post"),
         ("/v1/targets/{type_name}/{name}/resume", "post"), ("/v1/targets/{type_name}/{name}/test", "post"),
         ("/v1/declaration", "post"), ("/healthz", "get"), ("/readyz", "get"),
-        ("/metrics", "get"), ("/openapi.json", "get"), ("/", "get"),
+        ("/metrics", "get"), ("/openapi.json", "get"), ("/asyncapi.json", "get"), ("/", "get"),
     } <= described  # fmt: skip
     # That nothing is left out, test_openapi.py sees to.
     for place in references(found):

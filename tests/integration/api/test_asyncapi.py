@@ -1,0 +1,102 @@
+"""What targets receive is described, and is what is described."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from jsonschema import Draft7Validator
+
+from app.api.application import create_app
+from app.api.asyncapi import SCHEMAS, combinations, described, schemas_of
+from app.config.settings import Settings
+from app.config.targets.base import MessageSettings, TargetSettings
+from app.config.targets.registry import TYPES
+from app.events.model import Event
+from app.events.parsing import parse
+from tests.support import sample_events
+from workers.targets.elasticsearch.target import ElasticsearchTarget
+from workers.targets.messages import message_format
+from workers.targets.mysql.target import MysqlTarget
+from workers.targets.payloads import records
+from workers.targets.postgresql.target import PostgresTarget
+from workers.targets.redis.target import RedisTarget
+from workers.targets.webhook.request import RequestFormat
+
+# What writes an entry of format `access` in each adapter.
+ENTRIES: dict[str, Callable[[Any], Callable[[Event], str]]] = {
+    "elasticsearch": lambda settings: ElasticsearchTarget(settings)._write,
+    "mysql": lambda settings: MysqlTarget(settings)._write_entry,
+    "postgresql": lambda settings: PostgresTarget(settings)._write_entry,
+    "redis": lambda settings: RedisTarget(settings)._write_entry,
+}
+EVERY = [(kind, values, settings) for kind in TYPES for values, settings in combinations(kind)]
+
+
+def validator(name: str) -> Draft7Validator:
+    return Draft7Validator({"$ref": f"#/components/schemas/{name}", "components": {"schemas": SCHEMAS}})
+
+
+def sent() -> list[Event]:
+    """What a real MinIO sent, keys that have broken others, and events with a trace."""
+    lines = [line for line, _ in sample_events.captured()]
+    events = [event for line in lines for event in parse(line.encode(), {}, now_ms=0).events]
+    traced = parse(lines[0].encode(), {}, now_ms=0).events[0]._replace(trace=" ".join(sample_events.TRACE.values()))
+    odd = [sample_events.put(key) for key in sample_events.ODD_KEYS]
+    return [*events, *odd, sample_events.delete("a"), sample_events.head("a"), traced]
+
+
+def written(kind: str, settings: TargetSettings, events: list[Event]) -> Iterator[str]:
+    """What the adapter of a type writes: each event alone, and several where it can send several."""
+    if kind == "webhook":
+        build = RequestFormat(settings).build  # type: ignore[arg-type]  # of a webhook
+        yield from (build([event])[0].decode() for event in events)
+        if getattr(settings, "events_per_post", 1) > 1:
+            yield build(events)[0].decode()
+    elif isinstance(settings, MessageSettings):
+        yield from map(message_format(settings).body, events)
+    else:
+        write = records if getattr(settings, "format", "") == "namespace" else ENTRIES[kind](settings)
+        yield from map(write, events)
+
+
+@pytest.mark.parametrize(("kind", "values", "settings"), EVERY, ids=[f"{kind} {values}" for kind, values, _ in EVERY])
+def test_what_a_target_receives_has_one_of_the_schemas_that_its_settings_name(
+    kind: str, values: dict[str, str], settings: TargetSettings
+) -> None:
+    validators = {name: validator(name) for name in schemas_of(settings)}
+    used = set()
+    for text in written(kind, settings, sent()):
+        payload = json.loads(text)
+        valid = {name for name, one in validators.items() if one.is_valid(payload)}
+        assert len(valid) == 1, text
+        used |= valid
+    assert used == validators.keys()
+
+
+def test_no_payload_has_the_schema_of_another() -> None:
+    validators = {name: validator(name) for name in SCHEMAS}
+    [event] = parse(next(iter(sample_events.captured()))[0].encode(), {}, now_ms=0).events
+    texts = {text for kind, _, settings in EVERY for text in written(kind, settings, [event, event])}
+    fitting = {tuple(name for name, one in validators.items() if one.is_valid(json.loads(text))) for text in texts}
+    assert fitting == {(name,) for name in SCHEMAS if name != "Record"}
+
+
+def test_the_document_is_whole_and_served_to_everybody(tmp_path: Any) -> None:
+    environ = {"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0"}
+    app = create_app(Settings.from_environ(environ))
+    document = app.test_client().get("/asyncapi.json").get_json()
+    app.extensions["bucketwire"].database.close()
+
+    assert document == json.loads(json.dumps(described()))
+    assert document["asyncapi"] == "3.0.0"
+    assert document["channels"].keys() == TYPES.keys()
+    assert {operation["channel"]["$ref"] for operation in document["operations"].values()} == {
+        f"#/channels/{kind}" for kind in TYPES
+    }
+    named = {name for channel in document["channels"].values() for name in channel["messages"]}
+    assert named | {"Record"} == document["components"]["schemas"].keys()
+    for schema in document["components"]["schemas"].values():
+        Draft7Validator.check_schema(schema)
