@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "watch": "app.cli.commands.watch",
         "sample": "app.cli.commands.sample",
         "import": "app.cli.commands.import_minio",
+        "mcp": "app.cli.commands.mcp",
         "completion": "app.cli.commands.completion",
     }
 )
