@@ -17,6 +17,7 @@ from spark_jobs.__main__ import jobs
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 PAGES += sorted((ROOT / "examples").rglob("*.md"))
 EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -100,3 +101,16 @@ def test_every_figure_of_the_readme_and_the_comparison_is_one_that_was_measured(
     [latency] = re.findall(r"p50 about (\d+) ms", (ROOT / "docs/explanation/comparison.md").read_text())
     [exact] = re.findall(r"p50 ([\d.]+) ms", table)
     assert abs(float(latency) - float(exact)) <= 1
+
+
+def test_what_is_deprecated_is_announced_in_the_changelog_and_on_its_page() -> None:
+    matrix = ROOT / "docs/reference/support-matrix.md"
+    row = r"^\| \[([^]]+)\]\(([^)]+)\).* \| (\d+\.\d+\.0) \| (\d+\.\d+\.0) \|"
+    rows = re.findall(row, matrix.read_text(), re.MULTILINE)
+    assert rows
+    releases = dict(re.findall(r"^## \[([^]]+)\].*?\n(.*?)(?=^## |\Z)", CHANGELOG, re.MULTILINE | re.DOTALL))
+    for name, page, since, until in rows:
+        announced = releases.get(since, releases["Unreleased"]).partition("### Deprecated\n")[2].partition("\n### ")[0]
+        assert name in announced
+        assert until in announced
+        assert "[deprecated](../support-matrix.md#for-how-long)" in (matrix.parent / page).read_text()
