@@ -87,13 +87,14 @@ def read_counters(
 def read_status(connection: sa.Connection, target: TargetId | None = None) -> list[TargetStatus]:
     """Return every target, or one, with its counters, sorted by type and name. Raises `UnknownTarget`."""
     target_id = None if target is None else find_target(connection, target).row_id
-    return _statuses(connection, target_id, oldest=True)
+    statuses = _statuses(connection, target_id, oldest=True)
+    targets = with_failing(connection, [status.stored for status in statuses])
+    return [replace(status, stored=stored) for status, stored in zip(statuses, targets, strict=True)]
 
 
 def _statuses(connection: sa.Connection, target_id: int | None, *, oldest: bool) -> list[TargetStatus]:
     rows = connection.execute(_select_status(target_id)).all()
-    targets = with_failing(connection, [stored_target(row) for row in rows])
-    statuses = {row.id: TargetStatus(stored, _counters(row)) for row, stored in zip(rows, targets, strict=True)}
+    statuses = {row.id: TargetStatus(stored_target(row), _counters(row)) for row in rows}
     behind = {row_id: status.counters for row_id, status in statuses.items() if oldest and status.counters.undelivered}
     pending = {row_id for row_id, counters in behind.items() if counters.pending}
     for row_id, at in oldest_undelivered(connection, behind, pending).items():
