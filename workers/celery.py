@@ -52,6 +52,7 @@ from app.metrics_folder import remove
 from app.outbox import log_head, series
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.ready_targets import HARD_LIMIT
+from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.targets import enabled_targets
 from workers import reconcile_jobs, runtime
@@ -307,6 +308,40 @@ class TargetQueues(bootsteps.StartStopStep):
 
 
 app.steps["consumer"].add(TargetQueues)
+
+
+class SparkHeartbeat(bootsteps.StartStopStep):
+    """Record that a worker for reconciliations is there, also while it runs one."""
+
+    requires = ("celery.worker.consumer:Tasks",)
+
+    def __init__(self, _parent: Any, **_: Any) -> None:
+        self._timer: Any = None
+
+    def start(self, parent: Any) -> None:
+        """Begin to record; Celery calls this when the worker is connected, and again after each reconnect."""
+        if SPARK_QUEUE in {queue.name for queue in parent.task_consumer.queues}:
+            self._record()
+            self._timer = parent.timer.call_repeatedly(heartbeats.SPARK_EVERY / 1000, self._record)
+
+    def stop(self, _parent: Any) -> None:
+        """Record no more; Celery calls this when the connection is lost or the worker ends."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @staticmethod
+    def _record() -> None:
+        database = runtime.current().database
+        try:
+            with database.reading() as connection:
+                now = database_now(connection)
+            heartbeats.record(database, heartbeats.SPARK, now)
+        except DatabaseUnavailable:
+            return  # the next one is soon
+
+
+app.steps["consumer"].add(SparkHeartbeat)
 
 
 _metrics_server: metrics.Server | None = None

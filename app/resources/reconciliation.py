@@ -73,6 +73,7 @@ class Reconciliation(_Counts):
     finished_at: Time
     report: Annotated[str, about("the folder with the findings, on the host of the job")]
     problem: str
+    note: Annotated[str, about("why a run that waits may wait for long: no Spark worker is there; else empty")]
     progress: Annotated[RunProgress | None, about("of a run that is running, every 15 s")]
 
 

@@ -183,7 +183,7 @@ def test_drift_is_found_looked_at_and_its_repair_approved(look: Visit, gallery: 
     page.get_by_label("Mirror", exact=True).select_option(MIRROR)
     page.get_by_label("Bucket", exact=True).fill(BUCKET)
     page.get_by_role("button", name="Start").click()
-    expect(page.get_by_role("status").first).to_contain_text("waits for a Spark worker")
+    expect(page.get_by_role("status").first).to_contain_text("waits for its turn at a Spark worker")
     page.locator("tbody th small a").first.click()
     expect(page.locator(".verdict")).to_contain_text("drift", timeout=LONG)
     page.reload()

@@ -14,6 +14,8 @@ from app.api.request_body import event_headers, read_body
 from app.api.services import services
 from app.config.arn import TargetId
 from app.events.parsing import parse
+from app.outbox.delivery import heartbeats
+from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import now_ms
 from app.outbox.log.batch import Receipt
 from app.outbox.log.recorder import Recorder
@@ -39,6 +41,10 @@ from app.resources.reconciliation import (
 logger = logging.getLogger("bucketwire.api")
 routes = Blueprint("reconciliations", __name__)
 _LOGGED = 100  # refused events of one request that are logged
+_NO_WORKER = (
+    "no Spark worker is there, so the run waits until you start one: `bucketwire worker --only spark`; "
+    "where `bucketwire up` runs and Spark is installed, it starts one by itself"
+)
 _RUN = {"run": "the run's name"}
 
 
@@ -148,6 +154,11 @@ def repair(type_name: str, name: str, query: Repair) -> RepairReceipt:
     )
 
 
+def _has_spark_worker() -> bool:
+    with services().database.reading() as connection:
+        return heartbeats.has_spark_worker(connection, database_now(connection))
+
+
 def _requests() -> RunRequests:
     return RunRequests(services().database, services().registry)
 
@@ -170,6 +181,7 @@ def _resource(run: runs.Reconciliation) -> Reconciliation:
         finished_at=format_time(run.finished_at),
         report=run.report,
         problem=run.problem,
+        note=_NO_WORKER if run.state == runs.WAITING and not _has_spark_worker() else "",
         progress=RunProgress(
             stage=progress.stage, keys=progress.keys, rate=progress.rate, remaining=progress.remaining
         ) if progress else None,

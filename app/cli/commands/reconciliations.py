@@ -1,5 +1,8 @@
 """`bucketwire reconciliation …`: start and cancel reconciliations on a Spark worker, and show what they found."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from app.cli.client import named_path
@@ -35,7 +38,7 @@ def ls(context: CommandContext, limit: int) -> None:
 def start(context: CommandContext, target: TargetId, bucket: str, repair: bool) -> None:
     """Have a `bucketwire worker --only spark` compare TARGET with BUCKET."""
     run = context.api.change("POST", _PATH, {"target": str(target), "bucket": bucket, "repair": repair})
-    context.done(f"{run['run']} waits for a `bucketwire worker --only spark`", **run)
+    context.done(_describe_start(run), **run)
 
 
 @reconciliation.command()
@@ -44,7 +47,7 @@ def start(context: CommandContext, target: TargetId, bucket: str, repair: bool) 
 def repair(context: CommandContext, run: str) -> None:
     """Compare again what RUN compared, which found drift, and repair what differs then."""
     begun = context.api.change("POST", f"{_run_path(run)}/repair")
-    context.done(f"{begun['run']} waits for a `bucketwire worker --only spark`", **begun)
+    context.done(_describe_start(begun), **begun)
 
 
 @reconciliation.command()
@@ -65,6 +68,10 @@ def findings(context: CommandContext, run: str, kind: str | None, limit: int) ->
     """Show the differences that RUN found: the first 10,000, all of them are in its report."""
     found = context.api.pages(f"{_run_path(run)}/findings", "findings", limit=limit, kind=kind)
     context.rows(found, Finding.columns, "no difference is stored")
+
+
+def _describe_start(run: Mapping[str, Any]) -> str:
+    return f"{run['run']} waits: {run['note']}" if run["note"] else f"{run['run']} waits for its turn at a Spark worker"
 
 
 def _run_path(run: str) -> str:

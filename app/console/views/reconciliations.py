@@ -39,7 +39,9 @@ def reconciliations() -> Response:
         try:
             body = {"target": given["target"], "bucket": given["bucket"], "repair": bool(given["repair"])}
             run = calls.change("POST", "/v1/reconciliations", body)
-            return done(f"The run waits for a Spark worker: {run['run']}.", "reconciliations")
+            return done(
+                f"The run {run['run']} waits: {run['note'] or 'for its turn at a Spark worker'}.", "reconciliations"
+            )
         except Refused as refused:
             if refused.status not in (400, 404, 409):
                 raise
@@ -57,6 +59,7 @@ def reconciliations() -> Response:
         here="reconciliations",
         runs=runs,
         drift=_NOTED,
+        compared=_COMPARED,
         trends=trends(newest),
         given=given,
         wrong=wrong,
@@ -101,6 +104,7 @@ def run(run: str) -> Response:
         "reconciliation.html",
         here="reconciliations",
         run=shown,
+        compared=shown["state"] in _COMPARED,
         findings=findings,
         kinds=DRIFT_KINDS,
         tiles=_TILES,
@@ -127,4 +131,5 @@ def _change(run: str, what: str, sentence: str) -> Response:
         changed = calls.change("POST", f"/v1/reconciliations/{run}/{what}")
     except Refused as refused:
         return done(str(refused), f"reconciliations/{run}", bad=True)
-    return done(sentence, f"reconciliations/{changed['run']}")
+    note = changed["note"] and f" It waits: {changed['note']}."
+    return done(sentence + note, f"reconciliations/{changed['run']}")

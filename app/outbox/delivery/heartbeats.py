@@ -1,4 +1,4 @@
-"""Record heartbeats: when the drain last ran, and when a worker last answered on each target's queue.
+"""Record heartbeats: when the drain last ran, a Spark worker was there, and a worker answered on each target's queue.
 
 A queue is probed by a Celery message like a wake-up, and the worker that receives it records the time for every queue
 that it serves. So of the queues whose last answer was the same one, one is probed for all. While no worker answers, the
@@ -18,6 +18,9 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
 
 DRAIN = "drain"
+SPARK = "spark"  # of any worker that runs reconciliations
+SPARK_EVERY = 15_000  # ms between two of them
+SPARK_SILENT = 60_000  # ms without one after which no such worker is there
 DRAIN_STOPPED = 30_000  # ms without a drain after which it counts as stopped; its longest interval is 10 s
 EVERY = 15_000  # ms between two probes of a queue that is served
 UNSERVED = 300_000  # ms without an answer after which a queue counts as not served by any worker
@@ -92,9 +95,18 @@ def _record_all(database: Database, times: Mapping[str, int]) -> None:
 
 def last_drain(connection: sa.Connection) -> int | None:
     """Return when the drain last ran (ms); None for never."""
-    found: int | None = connection.execute(
-        sa.select(tables.heartbeats.c.at).where(tables.heartbeats.c.name == DRAIN)
-    ).scalar_one_or_none()
+    return _last(connection, DRAIN)
+
+
+def has_spark_worker(connection: sa.Connection, now: int) -> bool:
+    """Return whether a worker that runs reconciliations was there within the last minute, also one that is busy."""
+    at = _last(connection, SPARK)
+    return at is not None and now - at <= SPARK_SILENT
+
+
+def _last(connection: sa.Connection, name: str) -> int | None:
+    query = sa.select(tables.heartbeats.c.at).where(tables.heartbeats.c.name == name)
+    found: int | None = connection.execute(query).scalar_one_or_none()
     return found
 
 

@@ -281,6 +281,9 @@ def test_reconciliations_are_started_cancelled_and_shown(client: Cli, outbox: Da
     assert [one["key"] for one in client("reconciliation", "findings", begun["run"], "--json").json] == ["a", "b"]
     stale = client("reconciliation", "findings", begun["run"], "--kind", "stale", "--json").json
     assert [one["key"] for one in stale] == ["b"]
+    assert "waits: no Spark worker is there" in client("reconciliation", "repair", begun["run"]).out
+    [waiting, *_] = client("reconciliation", "ls", "--json").json
+    assert client("reconciliation", "cancel", waiting["run"]).code == 0
     approved = client("reconciliation", "repair", begun["run"], "--json").json
     assert approved["repair"] is True
     assert client("reconciliation", "cancel", approved["run"], "--json").json["state"] == "cancelled"
