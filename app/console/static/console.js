@@ -151,6 +151,33 @@
     const focused = event.target.contains(document.activeElement) && !document.activeElement.id; // it would be lost
     if (document.hidden || selecting || focused) event.preventDefault();
   });
+
+  // While nothing answers, what the page shows is as old as the last answer: it says so, and is grey.
+  let answered = Date.now();
+  function hear() {
+    answered = Date.now();
+    document.getElementById("silence")?.remove();
+    document.body.classList.remove("stale");
+  }
+  function missAnswer() {
+    if (document.getElementById("silence")) return;
+    const silence = document.createElement("p");
+    silence.id = "silence";
+    silence.className = "notice bad";
+    silence.setAttribute("role", "alert");
+    const since = new Date(answered).toISOString().slice(11, 19);
+    silence.textContent = `No answer since ${since} UTC. What this page shows may be old; it asks again every few seconds.`;
+    document.getElementById("main").prepend(silence);
+    document.body.classList.add("stale");
+  }
+  document.addEventListener("htmx:afterRequest", (event) => {
+    const status = event.detail.xhr ? event.detail.xhr.status : 0;
+    if (event.detail.successful) hear();
+    else if (!status || status >= 500) missAnswer(); // the others are answers, such as that a target was removed
+  });
+  document.addEventListener("bucketwire:answer", hear); // of what another script asks
+  document.addEventListener("bucketwire:silence", missAnswer);
+
   document.addEventListener("htmx:afterSettle", () => prepare(document.getElementById("live") || document));
 
   document.addEventListener("DOMContentLoaded", () => {

@@ -8,7 +8,12 @@
   const FAST = 20; // new events in that time; more of them are shown, but not read out
   const RETRY = 5000; // ms until the server is asked again after it has refused a stream
   const PATIENCE = 3000; // ms in which a stream that has ended may be there again before it is worth a word
+  const CHECK = 5000; // ms between two questions whether the server and its database answer
+  const PATIENT = 10000; // ms until such a question counts as not answered
   const RECENT = 60000; // ms; an event of longer ago is no place to resume at
+
+  const FOLLOWING = "Following.";
+  const LOST = "The connection is lost; trying again.";
 
   // As `visible` of formats.py: what cannot be seen, or changes the order of what is beside it, is written out.
   function visible(text, most = 0) {
@@ -136,6 +141,24 @@
       say();
     }
 
+    function lose() {
+      if (state !== LOST) change(LOST);
+      document.dispatchEvent(new Event("bucketwire:silence"));
+    }
+
+    // A stream stays open, and says nothing, while the database is away.
+    async function check() {
+      if (document.hidden) return;
+      try {
+        const answer = await fetch(stream, { method: "HEAD", signal: AbortSignal.timeout(PATIENT) });
+        if (answer.status >= 500) throw new Error("no answer");
+        document.dispatchEvent(new Event("bucketwire:answer"));
+        if (source.readyState === EventSource.OPEN && state !== FOLLOWING) change(FOLLOWING);
+      } catch {
+        lose();
+      }
+    }
+
     function connect() {
       const resumable = last.id && Date.now() - last.at < RECENT;
       const after = resumable ? `${stream.includes("?") ? "&" : "?"}after=${encodeURIComponent(last.id)}` : "";
@@ -145,7 +168,8 @@
       source.addEventListener("open", () => {
         clearTimeout(worry);
         gap = lost;
-        change("Following.");
+        worry = 0;
+        change(FOLLOWING);
       });
       source.addEventListener("message", take);
       source.addEventListener("gap", (message) => {
@@ -153,13 +177,13 @@
         gap = ` Up to ${missed.atMost} events were missed, because this browser was too slow.`;
       });
       source.addEventListener("error", () => {
-        clearTimeout(worry);
         if (source.readyState === EventSource.CLOSED) {
-          change("Disconnected.");
+          clearTimeout(worry);
+          lose();
           setTimeout(reconnect, RETRY);
-        } else {
+        } else if (!worry) {
           // The browser connects again by itself, and resumes: each stream ends after some minutes.
-          worry = setTimeout(() => change("Disconnected."), PATIENCE);
+          worry = setTimeout(lose, PATIENCE);
         }
       });
     }
@@ -188,6 +212,7 @@
     addEventListener("pagehide", () => source.close());
     setInterval(flush, FLUSH);
     setInterval(say, SAY);
+    setInterval(check, CHECK);
     connect();
   }
 
