@@ -25,6 +25,7 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "audit": "audit",
         "dead-letters": "dead_letters",
         "declaration": "manifest",
+        "doctor": "doctor",
         "events": "search",
         "reconciliations": "reconciliations",
         "replays": "replays",

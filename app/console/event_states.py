@@ -39,7 +39,9 @@ def explain(state: Mapping[str, Any], target: Mapping[str, Any] | None, newer: S
     """Say in a sentence why an event is in this state at this target."""
     at_target = (target or {}).get("state", "gone")
     if state["state"] == "pending":
-        return "It waits for its turn." if at_target == "running" else f"It waits: the target is {at_target}."
+        return (
+            "It waits for its turn." if at_target in ("running", "failing") else f"It waits: the target is {at_target}."
+        )
     if state["state"] == "settled" and _last_outcome(state) in _ENDED:
         return _ENDED[_last_outcome(state)]
     if state["state"] == "settled":

@@ -1,19 +1,20 @@
 """The checks of a service that need nothing but its settings, its outbox database and its broker."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
 from app.ages import format_age
 from app.broker import BrokerUnavailable, check_broker
+from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings, warnings
 from app.doctor.findings import Finding
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.counters import audit
+from app.outbox.delivery.counters import TargetCounters, TargetStatus, audit, read_status
 from app.outbox.engine.clock import database_now
-from app.outbox.engine.database import Database, now_ms
+from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.engine.encoding import encoding_problem
 from app.outbox.engine.schema_version import current, head, is_later
 from app.outbox.reconcile.runs import RUNNING, SCAN, Reconciliations
@@ -22,6 +23,8 @@ from app.outbox.registry import Registry
 from app.outbox.targets import OPENING_FAILED
 
 _MAX_WAIT = 600_000  # ms that a scheduled run may wait while no other run is active
+_MAX_DELAY = 300_000  # ms that the oldest undelivered event of a running target may wait
+_GETS_EVENTS = "gets events"
 _MAX_COUNTED = 1_000_000  # sequence numbers in which a target's pending events are counted for a request
 
 
@@ -44,24 +47,59 @@ class Service(Protocol):
 Check = Callable[[Service], Iterator[Finding]]
 
 
-def run_checks(
-    service: Service, describe: Callable[[Exception], str], checks: Mapping[str, Check]
-) -> Iterator[Finding]:
-    """Run checks, by subject; the failure of one is a finding too, in the words of `describe`, and the others run."""
-    for subject, check in checks.items():
+# What else a problem explains: these checks would only find its consequences.
+_FOLLOWS: Mapping[str, Collection[str]] = MappingProxyType(
+    {
+        "database": ("encoding", "drain", "queues", "schedule", "unscheduled", "targets", "delays", "counters"),
+        "broker": ("drain", "queues", "schedule", "delays"),
+        "drain": ("queues", "schedule", "delays"),
+    }
+)
+_STOPS = frozenset({"broker", "drain", "workers"})  # subjects whose problem stops the deliveries to every target
+
+
+def run_checks(service: Service, describe: Callable[[Exception], str], checks: Mapping[str, Check]) -> list[Finding]:
+    """Run checks, by name; the failure of one is a finding too, in the words of `describe`, and the others run.
+
+    One cause is said once: what follows from a problem is left out, and nothing is `ok` beside a worse finding.
+    """
+    findings: list[Finding] = []
+    left_out: set[str] = set()
+    for name, check in checks.items():
+        if name in left_out:
+            continue
         try:
-            yield from check(service)
+            found = list(check(service))
+        except DatabaseUnavailable as error:
+            found, left_out = [Finding("database", "problem", describe(error))], {*left_out, *_FOLLOWS["database"]}
         except Exception as error:  # noqa: BLE001 - see above
-            yield Finding(subject, "problem", describe(error))
+            found = [Finding(name, "problem", describe(error))]
+        if any(finding.grade == "problem" for finding in found):
+            left_out |= set(_FOLLOWS.get(name, ()))
+        findings += found
+    return list(_without_contradictions(findings))
+
+
+def _without_contradictions(findings: Sequence[Finding]) -> Iterator[Finding]:
+    bad = {finding.subject for finding in findings if finding.grade in ("problem", "warning")}
+    stops = bool(_STOPS & {finding.subject for finding in findings if finding.grade == "problem"})
+    for finding in findings:
+        is_served = finding.grade == "ok" and finding.text == _GETS_EVENTS
+        if not ((finding.grade == "ok" and finding.subject in bad) or (is_served and stops)):
+            yield finding
 
 
 def _check_database(service: Service) -> Iterator[Finding]:
     revision = current(service.database)
     if revision is None or (revision != head() and not is_later(revision)):
         state = f"is at revision {revision}" if revision else "has no tables yet"
-        yield Finding("database", "problem", f"{state}, this version needs {head()}; run `bucketwire migrate`")
+        problem = f"{state}, this version needs {head()}; run `bucketwire migrate`"
+        yield Finding("database", "problem", problem, ("migrate",))
     else:
         yield Finding("database", "ok", f"{service.database.dialect}, at revision {revision}")
+
+
+def _check_encoding(service: Service) -> Iterator[Finding]:
     with service.database.reading() as connection:
         problem = encoding_problem(connection)
     if problem is not None:
@@ -94,20 +132,29 @@ def _check_queues(service: Service) -> Iterator[Finding]:
     with service.database.reading() as connection:
         now = database_now(connection)
         queues = heartbeats.queues(connection)
-    for queue in queues:
-        if queue.heartbeat_age(now) > heartbeats.UNSERVED:
-            problem = f"no worker has answered on its queue for {format_age(now - queue.heartbeat_age(now), now)}"
-            yield Finding(str(queue.target), "problem", f"{problem}; start a worker that serves it (--targets)")
+    silent = [queue for queue in queues if queue.heartbeat_age(now) > heartbeats.UNSERVED]
+    if len(silent) > 1 and len(silent) == len(queues):
+        age = format_age(now - min(queue.heartbeat_age(now) for queue in silent), now)
+        text = f"none has answered on any target's queue for {age}; is `bucketwire worker` running?"
+        yield Finding("workers", "problem", text, ("worker",))
+        return
+    for queue in silent:
+        problem = f"no worker has answered on its queue for {format_age(now - queue.heartbeat_age(now), now)}"
+        text = f"{problem}; start a worker that serves it (--targets)"
+        yield Finding(str(queue.target), "problem", text, ("worker", "--targets", str(queue.target)))
 
 
 def _check_schedule(service: Service) -> Iterator[Finding]:
     now, waiting = now_ms(), Schedule(service.database).waiting()
+    with service.database.reading() as connection:
+        has_worker = heartbeats.has_spark_worker(connection, database_now(connection))
     running = any(run.state == RUNNING for run in Reconciliations(service.database).list())
     for run in waiting:
-        if now - run.registered_at > _MAX_WAIT and not running:
+        if now - run.registered_at > (_MAX_WAIT if has_worker else heartbeats.SPARK_SILENT) and not running:
             job = "scan of" if run.job == SCAN else "reconciliation with"
             problem = f"has waited for its {job} {run.bucket} for {format_age(run.registered_at, now)}"
-            yield Finding(str(run.target), "problem", f"{problem}; is a `bucketwire worker --only spark` running?")
+            text = f"{problem}; is a `bucketwire worker --only spark` running?"
+            yield Finding(str(run.target), "problem", text, ("reconciliation", "ls"))
 
 
 def _check_unscheduled(service: Service) -> Iterator[Finding]:
@@ -117,33 +164,84 @@ def _check_unscheduled(service: Service) -> Iterator[Finding]:
 
 def _check_targets(service: Service) -> Iterator[Finding]:
     named = {rule.rule.target for rule in service.registry.rules()}
-    targets = service.registry.targets()
-    for stored in targets:
-        subject, state, reason = str(stored.target), stored.state, stored.state_reason
-        try:
-            if not stored.problem:
-                service.registry.settings(stored)
-                for sentence in warnings(stored.target.type, service.registry.texts(stored)):
-                    yield Finding(subject, "note", sentence)
-        except BadSettings as error:
-            yield Finding(subject, "problem", str(error))
-            continue
-        if state == "broken":
-            yield Finding(subject, "problem", f"its settings are invalid: {reason}; its events wait")
-        elif state == "unavailable":
-            yield Finding(subject, "problem", f"unavailable: {reason}; its events wait, and a worker tries it again")
-        elif state != "running":
-            yield Finding(subject, "note", f"{state}: {reason}" if reason else state)
-        elif stored.opening == OPENING_FAILED:
-            yield Finding(subject, "note", f"a worker could not open it: {stored.opening_reason}")
-        elif stored.target not in named:
-            yield Finding(
-                subject, "note", f"no rule names it, so it gets no events; add one: bucketwire event add '*' {subject}"
-            )
-        else:
-            yield Finding(subject, "ok", "gets events")
-    if not targets:
+    with service.database.snapshot() as connection:
+        statuses = read_status(connection)
+    for status in statuses:
+        yield from _check_target(service, status, named)
+    if not statuses:
         yield Finding("targets", "note", "there are none; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`")
+
+
+def _check_target(service: Service, status: TargetStatus, named: Collection[TargetId]) -> Iterator[Finding]:
+    stored = status.stored
+    subject = str(stored.target)
+    try:
+        if not stored.problem:
+            service.registry.settings(stored)
+            for sentence in warnings(stored.target.type, service.registry.texts(stored)):
+                yield Finding(subject, "note", sentence)
+    except BadSettings as error:
+        yield Finding(subject, "problem", str(error), ("target", "show", subject))
+    else:
+        yield from _check_state(status, is_named=stored.target in named)
+    yield from _check_losses(subject, status.counters)
+
+
+def _check_state(status: TargetStatus, *, is_named: bool) -> Iterator[Finding]:
+    stored, counters = status.stored, status.counters
+    subject, reason = str(stored.target), stored.state_reason
+    show = ("target", "show", subject)
+    match stored.state:
+        case "broken":
+            yield Finding(subject, "problem", f"its settings are invalid: {reason}; its events wait", show)
+        case "unavailable":
+            text = f"unavailable: {reason}; its events wait, and a worker tries it again"
+            yield Finding(subject, "problem", text, ("target", "test", subject))
+        case "failing":
+            text = f"failing: {reason}; what it does not accept becomes a dead letter: pause it, mend it, resume it"
+            yield Finding(subject, "problem", text, show)
+        case "paused":
+            waits = f"; {_count(counters.undelivered, 'event')} waiting" if counters.undelivered else ""
+            text = "paused" + (f": {reason}" if reason else "") + waits
+            yield Finding(subject, "warning", text, ("target", "resume", subject))
+        case "disabled":
+            yield Finding(subject, "note", f"disabled: {reason}" if reason else "disabled")
+        case _ if stored.opening == OPENING_FAILED:
+            yield Finding(subject, "warning", f"a worker could not open it: {stored.opening_reason}", show)
+        case _ if not is_named:
+            text = f"no rule names it, so it gets no events; add one: bucketwire event add '*' {subject}"
+            yield Finding(subject, "note", text)
+        case _:
+            yield Finding(subject, "ok", _GETS_EVENTS)
+
+
+def _check_losses(subject: str, counters: TargetCounters) -> Iterator[Finding]:
+    if counters.dead:
+        text = f"{_count(counters.dead, 'dead letter')}, not retried any more; mend the cause, then replay them"
+        yield Finding(subject, "warning", text, ("dead-letter", "ls", "--target", subject))
+    if counters.discarded:
+        number = _count(counters.discarded, "event")
+        text = f"{number} discarded, because its queue was full; no replay brings them back: reconcile a mirror"
+        yield Finding(subject, "warning", text, ("target", "show", subject))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _check_delays(service: Service) -> Iterator[Finding]:
+    with service.database.snapshot() as connection:
+        statuses = read_status(connection)
+        now = database_now(connection)
+        silent = {one.target for one in heartbeats.queues(connection) if one.heartbeat_age(now) > heartbeats.UNSERVED}
+    for status in statuses:
+        stored, counters = status.stored, status.counters
+        if stored.state == "running" and stored.target not in silent and 0 < counters.oldest < now - _MAX_DELAY:
+            text = (
+                f"its oldest undelivered event is {format_age(counters.oldest, now)} old; "
+                f"{_count(counters.undelivered, 'event')} waiting, {counters.parked:,} of them for a retry"
+            )
+            yield Finding(str(stored.target), "warning", text, ("retry", "ls", "--target", str(stored.target)))
 
 
 def _check_counters(service: Service, most: int | None = None) -> Iterator[Finding]:
@@ -167,12 +265,14 @@ def _check_counters(service: Service, most: int | None = None) -> Iterator[Findi
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         "database": _check_database,
+        "encoding": _check_encoding,
         "broker": _check_broker,
         "drain": _check_drain,
         "queues": _check_queues,
         "schedule": _check_schedule,
         "unscheduled": _check_unscheduled,
         "targets": _check_targets,
+        "delays": _check_delays,
         "counters": _check_counters,
     }
 )

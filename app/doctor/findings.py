@@ -5,8 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found about a subject. A `note` is information, not a problem of the service."""
+    """What a check found about a subject: a part of the service, or a target as `type:name`.
+
+    A `problem` stops deliveries or loses events, a `warning` needs somebody to look, a `note` is information. `command`
+    has the words of the `bucketwire` command that mends it or shows more.
+    """
 
     subject: str
-    grade: str  # ok | note | problem
+    grade: str  # ok | note | warning | problem
     text: str
+    command: tuple[str, ...] = ()

@@ -8,6 +8,8 @@ from msgspec import UNSET, UnsetType
 from app.resources.declaration import Arn, Columns, Resource, Time, about
 from app.resources.target import Counters, Seconds
 
+FINDING_GRADES = ("ok", "note", "warning", "problem")
+
 
 class Check(Resource):
     """A check of the service."""
@@ -60,8 +62,9 @@ class DoctorFinding(Resource):
     columns: ClassVar[Columns] = {"subject": "subject", "grade": "grade", "text": "text"}
 
     subject: Annotated[str, about("what was checked, or a target as type:name")]
-    grade: Annotated[str, about("whether something has to be done", enum=["ok", "note", "problem"])]
+    grade: Annotated[str, about("whether something has to be done", enum=list(FINDING_GRADES))]
     text: str
+    command: Annotated[list[str], about("words of the `bucketwire` command that mends it or shows more; or none")]
 
 
 class Diagnosis(Resource):
@@ -69,6 +72,7 @@ class Diagnosis(Resource):
 
     checked_at: Time
     problems: int
+    warnings: int
     findings: list[DoctorFinding]
 
 

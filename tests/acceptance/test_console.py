@@ -91,7 +91,7 @@ def test_an_outage_is_seen_mended_and_repaired(browser: Browser, whole: System, 
         expect(verdict).to_contain_text("unavailable")
         expect(verdict).to_contain_text("answered 503")
         page.goto("")
-        expect(page.get_by_text(f"webhook:{target} is unavailable")).to_be_visible()
+        expect(page.locator(".ailments li").filter(has_text=f"webhook:{target}")).to_contain_text("unavailable: ")
         # It answers again, but refuses: the events die.
         receiver.set(status=422, body="no such column")
         page.goto(f"targets/webhook/{target}")
@@ -112,6 +112,41 @@ def test_an_outage_is_seen_mended_and_repaired(browser: Browser, whole: System, 
         expect(delivered).to_have_text("3")
         expect(page.locator(".verdict .state.good").first).to_be_visible()
     assert sorted(request.json()["Key"] for request in receiver.requests()) == [f"{target}/second", f"{target}/third"]
+
+
+def test_an_open_page_says_that_nothing_answers_and_goes_on_when_something_does(
+    browser: Browser, whole: System, receiver: services.Receiver
+) -> None:
+    target = name()
+    whole.add_target(f"webhook:{target}", target, endpoint=receiver.url)
+    with visit(browser, whole) as looking, visit(browser, whole) as following:
+        page, tail = looking.page, following.page
+        page.goto(f"targets/webhook/{target}")
+        expect(page.locator(".verdict")).to_contain_text("running")
+        tail.goto("events?follow=1")
+        expect(tail.locator("#tail-status")).to_contain_text("Following.")
+        whole.api.kill()
+        try:
+            for each in (page, tail):
+                expect(each.get_by_role("alert")).to_contain_text(re.compile(r"No answer since \d\d:\d\d:\d\d UTC"))
+                expect(each.locator("body")).to_have_class(re.compile("stale"))
+            expect(tail.locator("#tail-status")).to_contain_text("The connection is lost; trying again.")
+            assert looking.problems() == []
+            for look, width in ((looking, 1280), (looking, 360), (following, 1280), (following, 360)):
+                look.page.set_viewport_size({"width": width, "height": 800})
+                for theme in ("light", "dark"):
+                    look.page.emulate_media(color_scheme=theme)
+                    look.shoot(f"silence-{'target' if look is looking else 'tail'}-{theme}-{width}", whole=False)
+        finally:
+            whole.api.start()
+        for each in (page, tail):
+            expect(each.get_by_role("alert")).to_have_count(0)
+        expect(tail.locator("#tail-status")).to_contain_text("Following.")
+        whole.post(body(event("after", bucket=target)))
+        expect(page.locator(".equation .delivered dd")).to_have_text("1")
+        expect(tail.locator("#events-found")).to_contain_text("after")
+        for look in (looking, following):  # htmx reports each request that was not answered
+            look.reported = [text for text in look.reported if "htmx:" not in text]
 
 
 def test_a_paused_target_gets_its_events_when_it_is_resumed(

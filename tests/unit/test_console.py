@@ -14,60 +14,12 @@ from werkzeug.datastructures import Headers
 
 from app.console import formats
 from app.console.event_states import explain, steps, trial
-from app.console.health import ailments
 from app.console.series import newest_times, points
 from app.console.session import is_same_site
 from app.console.views.reconciliations import trends
 
 ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "app/console/static"
-
-
-def target(**given: Any) -> dict[str, Any]:
-    counters = dict.fromkeys(("pending", "parked", "dead", "discarded"), 0)
-    events = counters | given.pop("events", {})
-    base = {"arn": "arn:minio:sqs::audit:webhook", "state": "running", "reason": "", "oldest_age": None}
-    return base | given | {"events": events}
-
-
-FINE = {"checks": {"database": {"ok": True}, "drain": {"ok": True, "age": 1.0}}}
-
-
-def whats(*targets: dict[str, Any], queues: Any = (), status: Any = FINE) -> list[tuple[str, str]]:
-    return [(each.grade, each.what) for each in ailments(status, targets, queues)]
-
-
-def test_a_service_that_delivers_has_no_ailment() -> None:
-    queue = {"target": "arn:minio:sqs::audit:webhook", "served": True, "age": 3.0}
-    assert whats(target(events={"parked": 3}, oldest_age=200.0), queues=[queue]) == []
-
-
-@pytest.mark.parametrize(
-    ("given", "grade", "what"),
-    [
-        ({"state": "unavailable", "reason": "503"}, "problem", "webhook:audit is unavailable: 503"),
-        ({"state": "failing", "reason": "all failed"}, "problem", "webhook:audit is failing: all failed"),
-        ({"state": "broken", "reason": "endpoint"}, "problem", "webhook:audit has unusable settings: endpoint"),
-        ({"state": "paused", "reason": "lunch"}, "warning", "webhook:audit is paused: lunch"),
-        ({"oldest_age": 4000.0}, "warning", "The oldest undelivered event of webhook:audit is 1 h 6 min old"),
-        ({"events": {"dead": 1}}, "warning", "webhook:audit has 1 dead letter"),
-        ({"events": {"dead": 1234}}, "warning", "webhook:audit has 1,234 dead letters"),
-        ({"events": {"discarded": 2}}, "warning", "webhook:audit has missed 2 events"),
-    ],
-)
-def test_each_ailment_of_a_target_is_named(given: dict[str, Any], grade: str, what: str) -> None:
-    assert whats(target(**given)) == [(grade, what)]
-
-
-def test_a_stopped_drain_and_an_unserved_queue_are_problems() -> None:
-    status = {"checks": {"drain": {"ok": False, "reason": "nothing is delivered"}, "spool": {"ok": False, "files": 3}}}
-    queue = {"target": "arn:minio:sqs::audit:webhook", "served": False, "age": 400.0}
-    assert whats(target(), queues=[queue], status=status) == [
-        ("problem", "The drain is not in order"),
-        ("problem", "The spool is not in order"),
-        ("problem", "No worker has answered on the queue of webhook:audit for 6 min"),
-    ]
-    assert whats(target(state="disabled"), queues=[queue]) == []
 
 
 def sample(at: str, **totals: int) -> dict[str, Any]:

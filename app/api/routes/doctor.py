@@ -1,17 +1,18 @@
 """Run the doctor's checks of the service."""
 
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 
 from flask import Blueprint, Flask, current_app, request
 
-from app.api.auth import READ, needs
+from app.api.auth import READ, is_limited, may_see, needs
 from app.api.description import answers
 from app.api.errors import to_problem
-from app.api.services import Services
-from app.config.errors import BadSettings
+from app.api.services import Services, services
+from app.config.arn import parse_target
+from app.config.errors import BadSettings, BadValue
 from app.doctor.checks import SHORT_CHECKS, run_checks
 from app.doctor.findings import Finding
-from app.outbox.engine.cached_probe import CachedProbe
+from app.outbox.engine.cached_probe import CachedProbe, NoAnswer
 from app.outbox.engine.database import now_ms
 from app.resources.declaration import format_time, refuse_unknown
 from app.resources.service import Diagnosis, DoctorFinding
@@ -21,37 +22,71 @@ _PROBE = "bucketwire_doctor"
 
 
 def install(app: Flask, opened: Services) -> None:
-    """Add the checks to the app: they run in one thread of the process, at most every ten seconds."""
-    app.extensions[_PROBE] = CachedProbe(lambda: _examine(opened), age=10.0, patience=8.0)
+    """Add the checks to the app: they run in one thread of the process, at most once a second.
+
+    Counting what is pending takes longer: that is done at most once a minute.
+    """
+    counted = CachedProbe(lambda: list(SHORT_CHECKS["counters"](opened)), age=60.0, patience=4.0)
+
+    def count(_: object) -> Iterator[Finding]:
+        result = counted.get()
+        if isinstance(result.error, NoAnswer):  # it goes on
+            yield from result.value or [Finding("counters", "note", "they are being compared with the event log")]
+        elif result.error is not None:
+            raise result.error
+        else:
+            yield from result.value or ()
+
+    def spool(_: object) -> Iterator[Finding]:
+        if opened.feeder is not None and (damaged := opened.feeder.spool.damaged()):
+            yield Finding("spool", "problem", f"{damaged} files in quarantine: their events could not be recorded")
+
+    checks = {**SHORT_CHECKS, "counters": count, "spool": spool}
+    app.extensions[_PROBE] = CachedProbe(
+        lambda: (now_ms(), run_checks(opened, _describe, checks)), age=1.0, patience=8.0
+    )
 
 
 @routes.get("/v1/doctor")
-@needs(READ)
+@needs(READ, limited=True)
 @answers(Diagnosis, "what was found")
 def doctor() -> Diagnosis:
     """Check database, broker, drain, queues, schedule, targets and counters.
 
-    The checks of `bucketwire doctor` that need nothing but the database and the broker. The result is up to ten seconds
-    old. Targets with a very large backlog are not counted; the command counts them, and checks frontends.
+    The checks of `bucketwire doctor` that need nothing but the database and the broker. The result is up to a second
+    old, the counters' up to a minute. Targets with a very large backlog are not counted; the command counts them, and
+    checks frontends. A token that is limited to targets gets what concerns them.
     """
     refuse_unknown(request.args, ())
+    if _PROBE not in current_app.extensions:  # a command's app
+        install(current_app, services())
     result = current_app.extensions[_PROBE].get()
-    diagnosis: Diagnosis | None = result.value
-    if result.error is not None or diagnosis is None:  # the checks have not ended in time, or never
-        slow = Finding("doctor", "problem", f"the checks do not end: {result.error}")
-        diagnosis = _diagnosis([slow])
-    return diagnosis
+    checked_at, findings = result.value or (now_ms(), [])
+    if result.error is not None or result.value is None:  # the checks have not ended in time, or never
+        findings = [Finding("doctor", "problem", f"the checks do not end: {result.error}")]
+    return _diagnosis(checked_at, [finding for finding in findings if _may_see(finding)])
 
 
-def _examine(opened: Services) -> Diagnosis:
-    return _diagnosis(list(run_checks(opened, _describe, SHORT_CHECKS)))
+def _may_see(finding: Finding) -> bool:
+    if not is_limited():
+        return True
+    try:
+        return may_see(parse_target(finding.subject))
+    except BadValue:  # a part of the service
+        return False
 
 
-def _diagnosis(findings: list[Finding]) -> Diagnosis:
+def _diagnosis(checked_at: int, findings: Sequence[Finding]) -> Diagnosis:
     return Diagnosis(
-        checked_at=format_time(now_ms()),
+        checked_at=format_time(checked_at),
         problems=sum(finding.grade == "problem" for finding in findings),
-        findings=[DoctorFinding(**asdict(finding)) for finding in findings],
+        warnings=sum(finding.grade == "warning" for finding in findings),
+        findings=[
+            DoctorFinding(
+                subject=finding.subject, grade=finding.grade, text=finding.text, command=list(finding.command)
+            )
+            for finding in findings
+        ],
     )
 
 

@@ -46,16 +46,19 @@ def doctor(context: ServiceContext, frontends: Sequence[str], frontend_token: st
     checks: dict[str, Check] = {"settings": lambda _: _check_settings(context), **CHECKS}
     if frontends:
         checks["frontend"] = lambda _: _check_frontends(context, frontends, frontend_token, frontend_wait)
-    findings = list(run_checks(context, describe_exception, checks))
+    findings = run_checks(context, describe_exception, checks)
     bad = sum(finding.grade == "problem" for finding in findings)
+    doubtful = sum(finding.grade == "warning" for finding in findings)
     if context.as_json:
-        context.json({"problems": bad, "findings": [asdict(finding) for finding in findings]})
+        found = [asdict(finding) for finding in findings]
+        context.json({"problems": bad, "warnings": doubtful, "findings": found})
     else:
         for finding in findings:
             prefix = f"{finding.grade:>7}  {finding.subject:<12} "
             for line in hang(prefix, printable(finding.text), terminal_width()):
                 click.echo(line)
-        click.echo(f"\n{count_noun(bad, 'problem')}" if bad else "\nall is well")
+        counted = [count_noun(number, noun) for number, noun in ((bad, "problem"), (doubtful, "warning")) if number]
+        click.echo(f"\n{', '.join(counted) or 'all is well'}")
     click.get_current_context().exit(1 if bad else 0)
 
 

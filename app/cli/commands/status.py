@@ -8,7 +8,7 @@ import click
 from app.ages import format_seconds
 from app.cli.client import target_name
 from app.cli.context import CommandContext, with_api
-from app.cli_common.output import Columns
+from app.cli_common.output import Columns, printable
 
 _COUNTERS = ("recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
 
@@ -16,12 +16,16 @@ _COUNTERS = ("recorded", "delivered", "superseded", "pending", "parked", "dead",
 @click.command()
 @with_api
 def status(context: CommandContext) -> None:
-    """Show the state and the counters of every target.
+    """Show the state and the counters of every target, and what needs attention.
 
     matched = recorded + discarded, and recorded = delivered + superseded + pending + parked + dead + purged.
     """
     targets = context.api.get("/v1/targets")["targets"]
     context.rows(targets, COLUMNS, "no targets; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`")
+    if not context.as_json:
+        for finding in context.api.get("/v1/doctor")["findings"]:
+            if finding["grade"] in ("problem", "warning"):
+                click.echo(f"{finding['grade']}: {finding['subject']}: {printable(finding['text'])}", err=True)
 
 
 def _counter(name: str) -> Callable[[Mapping[str, Any]], int]:

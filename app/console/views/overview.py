@@ -1,6 +1,7 @@
 """The overview: is everything delivered, and what needs an operator?"""
 
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 from flask import Response
 
 from app.api.services import services
+from app.config.arn import parse_target
+from app.config.errors import BadValue
 from app.console import calls
-from app.console.health import ailments
 from app.console.pages import page, show, visitor
 from app.console.series import Point, newest_times, points
 
@@ -17,6 +19,8 @@ _MAX_CURVES = 60  # targets; with more of them the overview has no curves
 # The curves' minutes: of few targets more, because a page is made of a bounded number of samples.
 _FEW, _LONG, _SHORT = 15, 20, 5
 _WIDTH = 20  # seconds
+_ATTENTION = ("problem", "warning")  # grades of findings that need somebody, the gravest first
+_WORKERS = ("broker", "drain", "workers")  # subjects of findings that the page of the workers is about
 _RANK = {"broken": 0, "unavailable": 1, "failing": 2, "paused": 3, "running": 4, "disabled": 5}
 
 
@@ -24,8 +28,8 @@ _RANK = {"broken": 0, "unavailable": 1, "failing": 2, "paused": 3, "running": 4,
 def overview() -> Response:
     """Show the state of every target, those with problems first."""
     targets, limited = calls.get("/v1/targets")["targets"], visitor().is_limited
-    status = _sum(targets) | ({"checks": {}} if limited else _service())
-    queues = [] if limited else calls.get("/v1/workers")["queues"]
+    status = _sum(targets) | ({} if limited else _service())
+    found = [one for one in calls.get("/v1/doctor")["findings"] if one["grade"] in _ATTENTION]
     minutes = _LONG if len(targets) <= _FEW else _SHORT
     series = _series(minutes) if len(targets) <= _MAX_CURVES else []
     curves = {each["target"]: points(each["samples"], width=_WIDTH) for each in series}
@@ -39,7 +43,7 @@ def overview() -> Response:
         targets=targets,
         curves=curves,
         minutes=minutes,
-        ailments=ailments(status, targets, queues),
+        findings=[one | {"path": _page_of(one["subject"])} for one in sorted(found, key=_severity)],
         waiting=events.get("pending", 0) + events.get("parked", 0),
         states=sorted(Counter(target["state"] for target in targets).items(), key=lambda pair: _RANK.get(pair[0], 9)),
         times=times,
@@ -49,6 +53,21 @@ def overview() -> Response:
         has_rules=limited or (bool(targets) and bool(calls.get("/v1/rules")["rules"])),
         now=datetime.now(UTC).isoformat(),
     )
+
+
+def _severity(finding: Mapping[str, Any]) -> int:
+    return _ATTENTION.index(finding["grade"])
+
+
+def _page_of(subject: str) -> str:
+    """Return the page about what a finding is about."""
+    if subject in _WORKERS:
+        return "workers"
+    try:
+        target = parse_target(subject)
+    except BadValue:
+        return "doctor"
+    return f"targets/{target.type}/{target.name}"
 
 
 def _sum(targets: list[dict[str, Any]]) -> dict[str, Any]:
@@ -62,7 +81,7 @@ def _sum(targets: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _service() -> dict[str, Any]:
     """Return of `/v1/status` what no target shows."""
-    return {"version": version("bucketwire"), "region": services().settings.region, "checks": calls.checks()}
+    return {"version": version("bucketwire"), "region": services().settings.region}
 
 
 def _series(minutes: int) -> list[dict[str, Any]]:

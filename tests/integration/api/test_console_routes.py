@@ -225,12 +225,17 @@ def test_a_reconciliation_is_started_approved_cancelled_and_its_findings_are_rea
     assert begun.status_code == 201, begun.text
     run = begun.json()["run"]
     assert (begun.json()["state"], begun.json()["repair"]) == ("waiting", False)
+    assert begun.json()["note"].startswith("no Spark worker is there")
     assert api.client.get(f"/v1/reconciliations/{run}").json() == begun.json()
     problem(api.client.post("/v1/reconciliations", json=body), 409, "already-running")
     problem(api.client.post(f"/v1/reconciliations/{run}/repair", json={}), 409, "nothing-to-repair")
     for wrong in ({"target": "webhook:log"}, {"bucket": "a/b"}, {"repair": "yes"}, {"more": 1}):
         problem(api.client.post("/v1/reconciliations", json=body | wrong), 400, "bad-value")
     problem(api.client.post("/v1/reconciliations", json=body | {"target": "redis:none"}), 404, "unknown-target")
+    heartbeats.record(database, heartbeats.SPARK, now_ms() - heartbeats.SPARK_SILENT // 2)
+    assert api.client.get(f"/v1/reconciliations/{run}").json()["note"] == "", "a Spark worker is there"
+    heartbeats.record(database, heartbeats.SPARK, now_ms() - 2 * heartbeats.SPARK_SILENT)
+    assert api.client.get(f"/v1/reconciliations/{run}").json()["note"]
 
     runs = Reconciliations(database)
     runs.begin(target, "images", lease=60_000, run=run)
@@ -265,12 +270,14 @@ def test_the_doctors_findings_are_told_and_no_password(log: Database, start: Sta
     found = answer.json()
     grades = {one["subject"]: one["grade"] for one in found["findings"]}
     assert grades == {
-        "database": "ok", "broker": "problem", "drain": "problem", "webhook:paused": "note", "counters": "ok",
+        "database": "ok", "broker": "problem", "webhook:paused": "warning", "counters": "ok",
     }  # fmt: skip
     texts = {one["subject"]: one["text"] for one in found["findings"]}
-    assert texts["webhook:paused"] == "paused: for a test"
+    assert texts["webhook:paused"] == "paused: for a test; 1 event waiting"
+    commands = {one["subject"]: one["command"] for one in found["findings"]}
+    assert commands["webhook:paused"] == ["target", "resume", "webhook:paused"]
     assert "webhook:paused balance: matched 1" in texts["counters"]
     assert "127.0.0.1:9" in texts["broker"]
     assert "hush-hush" not in answer.text
-    assert found["problems"] == 2
+    assert (found["problems"], found["warnings"]) == (1, 1)
     problem(api.client.get("/v1/doctor", params={"deep": "1"}), 400, "bad-value")

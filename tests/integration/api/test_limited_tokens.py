@@ -62,7 +62,7 @@ def body(*names: tuple[str, str]) -> dict[str, Any]:
 # What a token without any bucket or target of its own may do besides: probes, and lists that are empty for it.
 OPEN = {
     "GET /", "GET /healthz", "GET /readyz", "GET /openapi.json", "GET /asyncapi.json", "GET /v1/events",
-    "GET /v1/targets", "GET /v1/series", "GET /v1/replays",
+    "GET /v1/targets", "GET /v1/series", "GET /v1/replays", "GET /v1/doctor",
 }  # fmt: skip
 
 
@@ -77,6 +77,7 @@ def test_every_route_refuses_a_limited_token_that_names_none_of_its_own(limited:
     assert client.get("/v1/targets").json() == {"targets": []}
     assert client.get("/v1/series").json()["series"] == []
     assert client.get("/v1/replays").json() == {"replays": []}
+    assert client.get("/v1/doctor").json()["findings"] == []
     problem(client.get("/v1/events", params={"limit": 5}), 403, "forbidden")
 
 
@@ -111,6 +112,7 @@ def test_its_targets_are_read_and_managed_and_no_others(log: Database, limited: 
         Courier(log, target, ScriptedTarget(answer)).run(turns=1)
     for params in ({}, {"brief": "true"}):
         assert [one["name"] for one in client.get("/v1/targets", params=params).json()["targets"]] == ["mine"]
+    assert {one["subject"] for one in client.get("/v1/doctor").json()["findings"]} == {str(MINE)}
     [series] = client.get("/v1/series").json()["series"]
     assert series["target"] == MINE.arn("")
     for path, params in (

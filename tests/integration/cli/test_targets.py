@@ -330,6 +330,6 @@ def test_what_came_of_opening_a_target_is_listed(cli: Cli, database: Database) -
     assert row["opening"]["reason"] == "Redis at 127.0.0.1:6379: refused"
     assert "Redis at 127.0.0.1:6379: refused" in cli("target", "ls").out
     [note] = [each for each in cli("doctor", "--json").json["findings"] if each["subject"] == "redis:cache"]
-    assert (note["grade"], note["text"]) == ("note", "a worker could not open it: Redis at 127.0.0.1:6379: refused")
+    assert (note["grade"], note["text"]) == ("warning", "a worker could not open it: Redis at 127.0.0.1:6379: refused")
     cli("target", "pause", "redis:cache", "--reason", "a new disk")
     assert "a new disk" in cli("target", "ls").out, "what keeps its events from being delivered comes first"

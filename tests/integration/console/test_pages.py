@@ -310,8 +310,8 @@ def test_a_key_is_tried_on_the_rules(local: Browser, database: Database) -> None
 def test_the_overview_says_what_is_wrong_and_what_to_do(busy: Browser, database: Database) -> None:
     page = busy.get("")
     assert "‖paused 1 ✓running 1" in page.text
-    assert "webhook:paused is paused: for <b>lunch</b>" in page.text
-    assert "webhook:audit has 1 dead letter" in page.text
+    assert "paused: for <b>lunch</b>" in page.text
+    assert "1 dead letter, not retried any more; mend the cause, then replay them" in page.text
     assert "bucketwire dead-letter ls --target webhook:audit" in page.text
     empty = registry(database)
     for stored in empty.targets():
@@ -700,7 +700,11 @@ def test_a_reconciliation_is_started_shown_repaired_and_cancelled(local: Browser
     [run] = {given["href"] for given in listed.all("a") if "/reconciliations/" in given["href"]}
     path = run.removeprefix("./")
     shown = local.get(path)
-    assert "waits for a Spark worker" in shown.text
+    assert "It waits: no Spark worker is there" in shown.text
+    assert ("Nothing is compared yet" in shown.text, "No difference" in shown.text) == (True, False)
+    assert (" none " in listed.text, "–" in listed.text) == (False, True), "nothing is known of the drift"
+    heartbeats.record(database, heartbeats.SPARK, now_ms())
+    assert "It waits for its turn at a Spark worker" in local.get(path).text
     assert local.post(f"{path}/repair", path).status == 303  # refused with a sentence: there is nothing to repair yet
     assert local.post(f"{path}/cancel", path).status == 303
     assert "cancelled" in local.get(path).text
