@@ -46,6 +46,8 @@ def explain(state: Mapping[str, Any], target: Mapping[str, Any] | None, newer: S
         return _ENDED[_last_outcome(state)]
     if state["state"] == "settled":
         return _SUPERSEDED if newer and is_superseded(state, target) else "The target has confirmed it."
+    if state["state"] == "discarded":
+        return f"It was discarded when it was recorded, and never goes there: {state['reason']}."
     return _WHY["behind" if state.get("waits") else state["state"]]
 
 
@@ -63,7 +65,7 @@ def trial(event: Mapping[str, Any], state: Mapping[str, Any], target: Mapping[st
         return [recorded, TrialStep("Served by a worker", "failed", "there is no such target any more")]
     opening = target["opening"]
     served = TrialStep("Served by a worker", "ok", "its events are delivered")
-    if target["state"] not in ("running", "unavailable"):
+    if target["state"] not in ("running", "failing", "unavailable"):
         served = TrialStep(
             "Served by a worker", "waiting", f"{target['state']}: {target['reason'] or 'enable it first'}"
         )

@@ -36,6 +36,7 @@ _STATES: Mapping[str, tuple[str, str]] = {
     "unavailable": ("bad", "✕"),
     "broken": ("bad", "✕"),
     "dead": ("bad", "✕"),
+    "discarded": ("bad", "✕"),
     "failed": ("bad", "✕"),
     "problem": ("bad", "✕"),
     "not served": ("bad", "✕"),

@@ -117,7 +117,7 @@ events = sa.Table(
     sa.Column("version", sa.String(1024), nullable=False),
     sa.Column("sequencer", sa.String(64), nullable=False),  # comparable form; "" if it does not order content changes
     sa.Column("time", sa.BigInteger, nullable=False),
-    sa.Column("targets", LongText, nullable=False),  # ids of the targets it goes to, as ",3,17,"
+    sa.Column("targets", LongText, nullable=False),  # ids of the targets it goes to, as ",3,17,"; negative: discarded
     sa.Column("record", LongText, nullable=False),
     sa.Column("trace", sa.String(600), nullable=False, default=""),  # "": the event had none
     sa.Index(None, "key_hash", "sequencer"),

@@ -51,8 +51,8 @@ class DeliveryState(Resource):
     """Where an event stands at a target. Of one event, also the attempts at it."""
 
     target: Arn
-    state: Annotated[str, about("at the target", enum=list(STATES))]
-    reason: Annotated[str, about("of the last attempt, if it is parked or dead")]
+    state: Annotated[str, about("`discarded`: its queue was full, so it never got it", enum=[*STATES, "discarded"])]
+    reason: Annotated[str, about("of the last attempt, if it is parked or dead; or why it was discarded")]
     attempts: Annotated[int | UnsetType, about("of one event: attempts that failed, while it is parked or dead")] = (
         UNSET
     )

@@ -162,7 +162,8 @@ def _candidates(connection: sa.Connection, head: int, partitions: int, now: int)
     found = set(far)
     logged = {"partitions": list(range(partitions)), "after": after, "head": head}
     for text in connection.execute(_GOES_TO, logged).scalars():
-        found.update(map(int, filter(None, text.split(","))))
+        # A negative number is that of a target for which the event was discarded.
+        found.update(number for number in map(int, filter(None, text.split(","))) if number > 0)
     found.update(connection.execute(_BESIDE_LOG[connection.dialect.name in ("mysql", "mariadb")]).scalars())
     return sorted(found), min(later, default=None)
 

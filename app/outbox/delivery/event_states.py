@@ -12,19 +12,20 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery.attempts import Attempt
 from app.outbox.log.append import chunks
-from app.outbox.markers import NEVER, WHOLE_LOG
+from app.outbox.markers import NEVER, NO_LIMIT, WHOLE_LOG
 
 PENDING, PARKED, DEAD, SETTLED = STATES = ("pending", "parked", "dead", "settled")
+DISCARDED = "discarded"  # of an event that was never recorded for the target, because its queue was full
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryState:
-    """One event's state at one target: `pending`, `parked`, `dead`, or `settled` (delivered or superseded).
+    """One event's state at one target: `pending`, `parked`, `dead`, `discarded`, or `settled`.
 
-    `reason` is the result of its last attempt; empty for a parked event that waits behind another one of its object.
-    `history` has the last attempts of a parked or dead event, as (time in ms, reason), and `next_try` (ms) is when a
-    parked one is due: 0 at once, None if it waits behind another one. `timeline` has the recorded attempts, oldest
-    first, if they were read.
+    A settled one was delivered or superseded. `reason` is the result of its last attempt, or why it was discarded;
+    empty for a parked event that waits behind another one of its object. `history` has the last attempts of a parked or
+    dead event, as (time in ms, reason), and `next_try` (ms) is when a parked one is due: 0 at once, None if it waits
+    behind another one. `timeline` has the recorded attempts, oldest first, if they were read.
     """
 
     target: TargetId
@@ -60,7 +61,9 @@ def recorded_events(connection: sa.Connection, rows: Sequence[Any]) -> list[Reco
     tables in one of them.
     """
     t, c = tables.targets.c, tables.cursors.c
-    ids = {row.id: TargetId(row.type, row.name) for row in connection.execute(sa.select(t.id, t.type, t.name))}
+    targets = connection.execute(sa.select(t.id, t.type, t.name, t.queue_limit)).all()
+    ids = {row.id: TargetId(row.type, row.name) for row in targets}
+    limits = {row.id: row.queue_limit for row in targets}
     seqs: dict[int, list[int]] = defaultdict(list)
     for row in rows:
         seqs[row.partition].append(row.seq)
@@ -79,12 +82,14 @@ def recorded_events(connection: sa.Connection, rows: Sequence[Any]) -> list[Reco
             time=row.time,
             received_at=row.received_at,
             delivery_states=[
-                special.get((target, row.seq))
+                _discarded(ids[-target], limits[-target])
+                if target < 0
+                else special.get((target, row.seq))
                 or DeliveryState(
                     ids[target], SETTLED if row.seq <= positions.get((target, row.partition), 0) else PENDING
                 )
                 for target in map(int, filter(None, row.targets.split(",")))
-                if target in ids
+                if abs(target) in ids
             ],
             record=getattr(row, "record", ""),
             trace=row.trace,
@@ -93,6 +98,11 @@ def recorded_events(connection: sa.Connection, rows: Sequence[Any]) -> list[Reco
         )
         for row in rows
     ]
+
+
+def _discarded(target: TargetId, limit: int) -> DeliveryState:
+    now = f"; queue_limit is {limit:,} now" if limit < NO_LIMIT else ""
+    return DeliveryState(target, DISCARDED, f"its queue was full{now}")
 
 
 _Special = dict[tuple[int, int], DeliveryState]

@@ -47,9 +47,12 @@ def key_hash(bucket: str, key: str) -> int:
 
 
 @lru_cache(maxsize=1024)
-def targets_text(ids: Targets) -> str:
-    """Format target ids as the log stores them: `,3,17,`, so that a search for `,3,` finds 3 and never 13."""
-    listed = ",".join(map(str, ids))
+def targets_text(ids: Targets, discarded: Targets = ()) -> str:
+    """Format target ids as the log stores them: `,3,17,`, so that a search for `,3,` finds 3 and never 13.
+
+    Targets for which the event was discarded follow as negative numbers: it does not go to them.
+    """
+    listed = ",".join(map(str, (*ids, *(-target for target in discarded))))
     return f",{listed}," if listed else ""
 
 
@@ -112,7 +115,8 @@ class Batch:
             matched = self._targets[event.id]
             taken = self._take_room(matched) if self._room else matched
             counts[matched, taken] = counts.get((matched, taken), 0) + 1
-            due.add((taken, self._add_row(event, targets_text(taken))))
+            discarded = () if taken == matched else tuple([target for target in matched if target not in taken])
+            due.add((taken, self._add_row(event, targets_text(taken, discarded))))
         for taken, partition in due:
             for target in taken:
                 receipt.due.setdefault(self._routing.ids[target], set()).add(partition)

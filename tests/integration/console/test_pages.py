@@ -300,6 +300,17 @@ def test_an_entry_whose_name_has_an_equals_sign_survives_an_edit(local: Browser,
     assert stored.rule.filters.members == {"metadata": {"=": "="}, "tags": {**tags, "new": "x=y"}}
 
 
+def test_an_event_that_was_discarded_says_so_and_why(local: Browser, database: Database) -> None:
+    add_target(database, "audit", queue_limit=1)
+    Log(database).append([[event("a")]])
+    Log(database).append([[(lost := event("b"))]])
+    page = local.get(f"events/{lost.id}")
+    sentence = "It was discarded when it was recorded, and never goes there: its queue was full; queue_limit is 1 now."
+    assert sentence in page.text
+    assert "Deliver again" not in page.text
+    assert "✕discarded webhook:audit" in local.get("events").text
+
+
 def test_a_key_is_tried_on_the_rules(local: Browser, database: Database) -> None:
     add_target(database, "audit", bucket="images", events=("s3:ObjectCreated:*",))
     assert "goes to: webhook:audit" in local.get("rules?try_bucket=images&key=a").text

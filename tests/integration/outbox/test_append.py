@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from app.outbox import log_head, tables
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.dead_letters import DeadLetters
+from app.outbox.delivery.object_history import object_history
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
@@ -15,7 +16,7 @@ from app.outbox.log.group_commit import GroupCommit
 from app.resources.dead_letter import DeadLetterFilter
 from app.rules.model import Rule
 from tests.support.builders import add_target, event, registry
-from tests.support.scripted_target import Courier, ScriptedTarget
+from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.outcomes import DELIVERED, Failed, Rejected
 from workers.delivery.retry import RetrySchedule
 
@@ -93,6 +94,26 @@ def test_a_target_at_its_limit_is_left_out_and_the_discards_are_counted(database
         counters = {entry.target: entry for entry in read_counters(connection)}
     assert (counters[full].recorded, counters[full].discarded, counters[full].pending) == (3, 3, 3)
     assert (counters[free].recorded, counters[free].discarded) == (6, 0)
+
+
+def test_an_event_says_where_it_was_discarded_and_is_never_delivered_there(database: Database) -> None:
+    full, free = add_target(database, "full", queue_limit=1), add_target(database, "free")
+    log = Log(database)
+    log.append([[event("a")]])
+    log.append([[event("b")]])
+    [one] = object_history(database, "images", "b").events
+    states = {state.target: (state.state, state.reason) for state in one.delivery_states}
+    assert states == {full: ("discarded", "its queue was full; queue_limit is 1 now"), free: ("pending", "")}
+    for target, keys in ((full, ["a"]), (free, ["a", "b"])):
+        got = ScriptedTarget()
+        Courier(database, target, got).run()
+        assert sorted(got.keys()) == keys
+    [one] = object_history(database, "images", "b").events
+    assert {state.target: state.state for state in one.delivery_states} == {full: "discarded", free: "settled"}
+    registry(database).remove(full, force=True)
+    [one] = object_history(database, "images", "b").events
+    assert [state.target for state in one.delivery_states] == [free]
+    assert_counters_balance(database)
 
 
 def test_a_target_with_neither_a_limit_nor_a_queue_dir_takes_any_number_of_events(database: Database) -> None:
