@@ -23,7 +23,7 @@ from app.config.broker import KEY_PREFIX
 
 log = logging.getLogger("bucketwire.broker")
 
-SERVICE_QUEUE, SPARK_QUEUE = "bucketwire", "spark"
+SERVICE_QUEUE, SPARK_QUEUE, SOURCES_QUEUE = "bucketwire", "spark", "sources"
 _T = TypeVar("_T")
 
 

@@ -36,6 +36,7 @@ from app import logs, telemetry
 from app.broker import (
     POLICY,
     SERVICE_QUEUE,
+    SOURCES_QUEUE,
     SPARK_QUEUE,
     Broker,
     BrokerUnavailable,
@@ -58,6 +59,7 @@ from app.outbox.targets import enabled_targets
 from workers import reconcile_jobs, runtime
 from workers.idle_processes import processes
 from workers.served_targets import ServedTargets
+from workers.sources import role as source_runs
 from workers.telemetry import metrics
 
 PURGE_EVERY = 10  # seconds; each purge is short, and the drains continue it if it has not removed everything
@@ -231,7 +233,7 @@ app.conf.update(
     task_default_queue=SERVICE_QUEUE,
     task_default_queue_type="quorum" if _rabbitmq else "classic",
     task_ignore_result=True,
-    task_queues=[queue(SERVICE_QUEUE), queue(SPARK_QUEUE)],
+    task_queues=[queue(SERVICE_QUEUE), queue(SPARK_QUEUE), queue(SOURCES_QUEUE)],
     task_reject_on_worker_lost=True,
     task_serializer="json",
     task_soft_time_limit=None,
@@ -303,7 +305,7 @@ class TargetQueues(bootsteps.StartStopStep):
 
     @staticmethod
     def _consuming(consumer: Any) -> set[str]:
-        own = (SERVICE_QUEUE, SPARK_QUEUE)
+        own = (SERVICE_QUEUE, SPARK_QUEUE, SOURCES_QUEUE)
         return {one.name for one in consumer.task_consumer.queues if one.name not in own}
 
 
@@ -364,6 +366,7 @@ def _ready(**_: Any) -> None:
 def _starting(**_: Any) -> None:
     processes.share()
     telemetry.prepare()
+    source_runs.start(settings)
 
 
 @task_prerun.connect
@@ -380,6 +383,7 @@ def _done(**_: Any) -> None:
 def _stopping(**_: Any) -> None:
     processes.stop()
     reconcile_jobs.jobs.stop()
+    source_runs.request_stop()
 
 
 @worker_process_init.connect
@@ -406,6 +410,7 @@ def _child_ended(**_: Any) -> None:
 
 @worker_shutdown.connect
 def _ended(**_: Any) -> None:
+    source_runs.join()
     runtime.forget()
     telemetry.stop()
     if _metrics_server is not None:

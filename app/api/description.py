@@ -26,7 +26,8 @@ class Description:
 
     `text` says what the answer is; without a resource it has no content, or that of `other_answers`. `change` is a body
     that needs a filter or `all`. What the view reads of the request itself is described by `content` (a body), and by
-    `query` if `parses` is false. `path` describes the variables of the path, `security` what its scope does not say.
+    `query` if `parses` is false. `path` describes the variables of the path, some with
+    a schema, `security` what its scope does not say.
     """
 
     answer: type[Resource] | None
@@ -39,7 +40,7 @@ class Description:
     content: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None
     media_type: str = ""  # of an answer that is no resource
     other_answers: Mapping[int, tuple[str, type[Resource] | None]] = field(default_factory=dict)
-    path: Mapping[str, str] = field(default_factory=dict)
+    path: Mapping[str, str | tuple[Mapping[str, Any], str]] = field(default_factory=dict)
     security: Sequence[Mapping[str, Any]] | None = None
 
 

@@ -19,6 +19,7 @@ from app.outbox.engine.database import DatabaseUnavailable, describe_error
 from app.outbox.engine.db_errors import is_full
 from app.outbox.errors import AlreadyRunning, BadSelection, NothingToRepair, TokenExists, TokensUnknown, UnknownRun
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
+from app.outbox.sources.errors import SourceInUse, StillRejected, UnknownMessage, UnknownSource
 from app.outbox.targets import StoredTarget, UnknownTarget
 from app.resources.declaration import BadMember
 from app.rules.model import BadRules
@@ -41,8 +42,11 @@ PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
     "loopback-only": (403, "Without tokens, only this machine may call the API"),
     "not-found": (404, "Not found"),
     "unknown-target": (404, "Unknown target"),
+    "unknown-source": (404, "Unknown source"),
     "wrong-method": (405, "Method not allowed"),
     "target-in-use": (409, "The target is in use"),
+    "source-in-use": (409, "The source has rejected messages"),
+    "still-rejected": (409, "The message still has no valid events"),
     "already-running": (409, "The target is being reconciled already"),
     "nothing-to-repair": (409, "The run found no drift"),
     "token-exists": (409, "A token of that name exists"),
@@ -148,6 +152,26 @@ def _(error: BadSelection) -> ApiProblem:
 @to_problem.register
 def _(error: UnknownTarget) -> ApiProblem:
     return ApiProblem("unknown-target", str(error))
+
+
+@to_problem.register
+def _(error: UnknownSource) -> ApiProblem:
+    return ApiProblem("unknown-source", str(error))
+
+
+@to_problem.register
+def _(error: SourceInUse) -> ApiProblem:
+    return ApiProblem("source-in-use", str(error))
+
+
+@to_problem.register
+def _(error: StillRejected) -> ApiProblem:
+    return ApiProblem("still-rejected", str(error)[:_MAX_DETAIL_CHARACTERS])
+
+
+@to_problem.register
+def _(error: UnknownMessage) -> ApiProblem:
+    return ApiProblem("not-found", f"the source has no rejected message {error}")
 
 
 @to_problem.register

@@ -32,6 +32,7 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "retries": "retries",
         "rules": "rules",
         "settings": "service_settings",
+        "sources": "sources",
         "targets": "targets",
         "tokens": "tokens",
     }

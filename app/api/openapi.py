@@ -14,8 +14,9 @@ from app.api.auth import PUBLIC, VISITOR, needs, scope_of
 from app.api.description import Description, answers, description_of
 from app.api.errors import PROBLEM_TYPES
 from app.api.serialization import json_response
-from app.config.fields.fields import fields_of
+from app.config.fields.fields import Declared, fields_of
 from app.config.settings import SCOPES
+from app.config.sources.registry import SOURCE_TYPES
 from app.config.targets.registry import TYPES
 from app.resources.declaration import body_schema, parameters
 
@@ -75,7 +76,12 @@ def described(app: Flask) -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": {"Problem": _PROBLEM, "Settings": _settings(), **_schemas_of(list(declared.values()))},
+            "schemas": {
+                "Problem": _PROBLEM,
+                "Settings": _settings("the settings of a target of the type, by name", TYPES),
+                "SourceSettings": _settings("the settings of a source of the type, by name", SOURCE_TYPES),
+                **_schemas_of(list(declared.values())),
+            },
             "responses": {
                 "Problem": {"description": problem, "content": _content("Problem", "application/problem+json")}
             },
@@ -121,9 +127,10 @@ def _other_answers(description: Description) -> dict[str, Any]:
     return others | {"default": {"$ref": "#/components/responses/Problem"}}
 
 
-def _variable(name: str, described: Mapping[str, str]) -> dict[str, Any]:
+def _variable(name: str, described: Mapping[str, str | tuple[Mapping[str, Any], str]]) -> dict[str, Any]:
     """Return a variable of a path; the type and the name of a target are described here."""
-    schema, text = _TARGET.get(name, ({}, "")) if name not in described else ({}, described[name])
+    own = described.get(name, _TARGET.get(name, ""))
+    schema, text = ({}, own) if isinstance(own, str) else own
     kind: dict[str, Any] = {"type": "integer" if name == "number" else "string"}
     return {"name": name, "in": "path", "required": True, "schema": {**kind, **schema}, "description": text}
 
@@ -138,17 +145,16 @@ def _schemas_of(descriptions: Sequence[Description]) -> dict[str, Any]:
     return schemas | {body.__name__: body_schema(body, with_all=with_all) for body, with_all in bodies.items()}
 
 
-def _settings() -> dict[str, Any]:
-    """Return the schema of a target's settings, and what is known of the keys of each type."""
+def _settings(about: str, types: Mapping[str, type[Declared]]) -> dict[str, Any]:
+    """Return the schema of settings, and what is known of the keys of each type."""
     known = {
         kind: {
             name: {"kind": key.kind.label, "required": key.required, "default": key.default, "secret": key.secret,
                    "about": key.about}
             for name, key in fields_of(cls).items()
         }
-        for kind, cls in TYPES.items()
+        for kind, cls in types.items()
     }  # fmt: skip
-    about = "the settings of the type, by name"
     return {"type": "object", "additionalProperties": True, "description": about, "x-settings": known}
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from app.outbox.log.group_commit import GroupCommit
     from app.outbox.log.spool_feeder import SpoolFeeder
     from app.outbox.sessions import Sessions
+    from app.outbox.sources.registry import SourceRegistry
+    from app.outbox.sources.rejected import RejectedMessages
     from app.outbox.tokens import Tokens
     from app.wakeups import WakeUps
 
@@ -46,6 +48,20 @@ class Services:
     def registry(self) -> Registry:
         """Targets and rules."""
         return Registry(self.database, self.sealer)
+
+    @cached_property
+    def sources(self) -> "SourceRegistry":
+        """Sources."""
+        from app.outbox.sources.registry import SourceRegistry  # noqa: PLC0415 - see the class
+
+        return SourceRegistry(self.database, self.sealer)
+
+    @cached_property
+    def rejected(self) -> "RejectedMessages":
+        """What sources have rejected."""
+        from app.outbox.sources.rejected import RejectedMessages  # noqa: PLC0415 - see the class
+
+        return RejectedMessages(self.database)
 
     @cached_property
     def tokens(self) -> "Tokens":
@@ -127,7 +143,19 @@ def open_services(settings: Settings) -> Services:
     Raises `BadSettings` if the spool folder is unusable.
     """
     opened = Services(settings, Database(settings.database_url, patience=settings.database_timeout), serves=True)
-    for part in ("feeder", "sealer", "registry", "tokens", "sessions", "commits", "dead_letters", "replays", "wakeups"):
+    for part in (
+        "feeder",
+        "sealer",
+        "registry",
+        "tokens",
+        "sessions",
+        "commits",
+        "dead_letters",
+        "replays",
+        "wakeups",
+        "sources",
+        "rejected",
+    ):
         getattr(opened, part)
     return opened
 

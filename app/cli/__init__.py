@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "new-epoch": "app.cli.commands.migrate",
         "event": "app.cli.commands.rules",
         "target": "app.cli.commands.targets",
+        "source": "app.cli.commands.sources",
         "config": "app.cli.commands.config",
         "apply": "app.cli.commands.apply",
         "token": "app.cli.commands.tokens",

@@ -11,6 +11,7 @@ import orjson
 
 from app.cli_common.errors import CommandError
 from app.config.arn import TargetId
+from app.config.sources.source_id import SourceId
 
 MAX_PAGE = 1000  # rows, the API's largest page
 
@@ -67,6 +68,11 @@ class Client:
 def target_path(target: TargetId) -> str:
     """Return the path of a target's routes."""
     return f"/v1/targets/{target.type}/{target.name}"
+
+
+def source_path(source: SourceId) -> str:
+    """Return the path of a source's routes."""
+    return f"/v1/sources/{source.type}/{source.name}"
 
 
 def named_path(collection: str, name: str, missing: str) -> str:

@@ -10,6 +10,7 @@ import click
 from app.config.arn import TargetId, parse_target
 from app.config.errors import BadValue
 from app.config.fields.field_types import Duration, Size
+from app.config.sources.source_id import SourceId, parse_source
 from app.config.targets.registry import TYPES
 
 _PERIOD = Duration()
@@ -28,6 +29,21 @@ class TargetParam(click.ParamType):  # type: ignore[type-arg]  # generic only in
             return value
         try:
             return parse_target(value)
+        except BadValue as error:
+            self.fail(f"{value!r} {error.problem}; {error.hint}", param, ctx)
+
+
+class SourceParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
+    """A source as `type:name`."""
+
+    name = "source"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> SourceId:
+        """Parse the source."""
+        if isinstance(value, SourceId):
+            return value
+        try:
+            return parse_source(value)
         except BadValue as error:
             self.fail(f"{value!r} {error.problem}; {error.hint}", param, ctx)
 
@@ -96,6 +112,7 @@ class SizeParam(click.ParamType):  # type: ignore[type-arg]  # generic only in n
 BUCKET = BucketParam()
 PAIR = PairParam()
 SIZE = SizeParam()
+SOURCE = SourceParam()
 TARGET = TargetParam()
 TIME = TimeParam()
 

@@ -11,7 +11,7 @@ from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 from app.config.arn import TargetId
 from app.config.errors import REDACTED, BadSettings, BadValue, Problem
-from app.config.fields.fields import fields_of, redact
+from app.config.fields.fields import Declared, fields_of, redact
 from app.config.targets.registry import TYPES
 
 _SEALED = "enc:"
@@ -52,21 +52,22 @@ class Sealer:
                 "put the old key back at the end of the list, or set this secret again",
             ) from None
 
-    def seal_all(self, target: TargetId | str, values: Mapping[str, str]) -> dict[str, str]:
-        """Return a target's texts as they may be stored.
+    def seal_all(self, target: TargetId | str | type[Declared], values: Mapping[str, str]) -> dict[str, str]:
+        """Return the texts of a target, or of settings of this declaration, as they may be stored.
 
         Everything that is redacted is sealed: secrets, URLs with a password, and unknown keys, because they may be
         misspelt secrets. So is a webhook's address. A reference to a secret is not sealed.
         """
-        type_name = target if isinstance(target, str) else target.type
-        redacted, always = _redact_all(type_name, values), _always_sealed(type_name)
+        type_name = target.type if isinstance(target, TargetId) else target
+        declaration = TYPES.get(type_name) if isinstance(type_name, str) else type_name
+        redacted, always = _redact_all(declaration, values), _always_sealed(declaration)
         return {
             name: self.seal(text) if text != redacted[name] or name in always or text.startswith(_SEALED) else text
             for name, text in values.items()
         }
 
-    def unseal_all(self, target: TargetId | str, values: Mapping[str, str]) -> dict[str, str]:
-        """Return a target's texts with its secrets unsealed. Raises `BadSettings` naming each key that fails."""
+    def unseal_all(self, target: object, values: Mapping[str, str]) -> dict[str, str]:
+        """Return texts with secrets unsealed. Raises `BadSettings`, which names `target` and each key that fails."""
         unsealed = {}
         problems = []
         for name, text in values.items():
@@ -132,12 +133,12 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _always_sealed(type_name: str) -> set[str]:
-    fields = fields_of(TYPES[type_name]).values() if type_name in TYPES else ()
+def _always_sealed(declaration: type[Declared] | None) -> set[str]:
+    fields = fields_of(declaration).values() if declaration is not None else ()
     return {field.name for field in fields if field.kind.is_sealed}
 
 
-def _redact_all(type_name: str, values: Mapping[str, str]) -> Mapping[str, str]:
-    if type_name not in TYPES:
+def _redact_all(declaration: type[Declared] | None, values: Mapping[str, str]) -> Mapping[str, str]:
+    if declaration is None:
         return {name: text and REDACTED for name, text in values.items()}
-    return redact(TYPES[type_name], values)
+    return redact(declaration, values)

@@ -1,4 +1,4 @@
-"""Load, check, merge, redact and format the settings of targets, by the name of the target type."""
+"""Load, check, merge, redact and format settings, by the name of the target type or by their declaration."""
 
 from collections.abc import Iterable, Mapping
 from typing import overload
@@ -6,7 +6,7 @@ from typing import overload
 from app.config.arn import TargetId
 from app.config.errors import REDACTED, BadSettings, Problem
 from app.config.fields import fields
-from app.config.fields.fields import D
+from app.config.fields.fields import D, Declared
 from app.config.formats.config_json import from_config_json
 from app.config.formats.environment import ParsedTargets, from_environ
 from app.config.formats.notify_lines import parse_line, parse_lines, to_line
@@ -67,12 +67,12 @@ def warnings(type_name: str, values: Mapping[str, str], environ: Mapping[str, st
     return [*map(str, ineffective), *without_effect(texts(type_name, values))]
 
 
-def texts(type_name: str, values: Mapping[str, object]) -> dict[str, str]:
+def texts(type_name: str | type[Declared], values: Mapping[str, object]) -> dict[str, str]:
     """Return values as texts under their current names, as they are stored.
 
     Raises `BadSettings` for an unknown key and for a value that cannot be written as text.
     """
-    result, problems = fields.texts_of(settings_type(type_name), values)
+    result, problems = fields.texts_of(_declaration(type_name), values)
     if problems:
         raise BadSettings(problems)
     return result
@@ -86,13 +86,13 @@ def joined(lines: Iterable[tuple[TargetId, Mapping[str, str]]]) -> dict[TargetId
     return settings
 
 
-def merged(type_name: str, stored: Mapping[str, str], changes: Mapping[str, object]) -> dict[str, str]:
+def merged(type_name: str | type[Declared], stored: Mapping[str, str], changes: Mapping[str, object]) -> dict[str, str]:
     """Apply `changes` to the stored texts, as MinIO's `config set` does (§3.1).
 
     A key that is left out keeps its value, and so does a secret that is sent back as `*redacted*`. An empty value or
     null resets the key to its default. Raises `BadSettings`; the result is not checked until it is loaded.
     """
-    cls = settings_type(type_name)
+    cls = _declaration(type_name)
     result = dict(stored)
     without_null = {key: "" if value is None else value for key, value in changes.items()}
     for name, text in texts(type_name, without_null).items():
@@ -103,12 +103,12 @@ def merged(type_name: str, stored: Mapping[str, str], changes: Mapping[str, obje
     return result
 
 
-def redacted(type_name: str, values: Mapping[str, str]) -> dict[str, str]:
+def redacted(type_name: str | type[Declared], values: Mapping[str, str]) -> dict[str, str]:
     """Return the texts as they may be printed, secrets as `*redacted*`."""
-    return fields.redact(settings_type(type_name), values)
+    return fields.redact(_declaration(type_name), values)
 
 
-def changed_lines(type_name: str, before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+def changed_lines(type_name: str | type[Declared], before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Return the lines of a diff for each key that changes: `-` before, `+` after, secrets redacted."""
     shown_before, shown_after = redacted(type_name, before), redacted(type_name, after)
     lines = []
@@ -130,3 +130,7 @@ def invalid_targets(
         except BadSettings as error:
             problems[target] = error.about(str(target))
     return problems
+
+
+def _declaration(type_name: str | type[Declared]) -> type[Declared]:
+    return settings_type(type_name) if isinstance(type_name, str) else type_name

@@ -167,10 +167,12 @@ class Registry:
             return sealed
 
     def reseal(self) -> int:
-        """Seal every target's secrets with the newest key, and return the number of targets.
+        """Seal the secrets of every target and source with the newest key, and return the number of targets.
 
         Raises `BadSettings` if a secret was sealed with a key that is not known any more; then nothing has changed.
         """
+        from app.outbox.sources import registry as sources  # noqa: PLC0415 - few commands need it
+
         with self._database.writing() as connection:
             rows = connection.execute(sa.select(tables.targets).with_for_update()).all()
             for row in rows:
@@ -178,7 +180,8 @@ class Registry:
                 sealed = self._sealer.seal_all(stored.target, self._sealer.unseal_all(stored.target, stored.values))
                 chosen = tables.targets.update().where(tables.targets.c.id == row.id)
                 connection.execute(chosen.values(settings=orjson.dumps(sealed).decode()))
-            audit.record(connection, "secrets.reseal", "secrets:targets", {"targets": len(rows)})
+            facts = {"targets": len(rows), "sources": sources.reseal(connection, self._sealer)}
+            audit.record(connection, "secrets.reseal", "secrets:targets", facts)
         return len(rows)
 
     def sync_environment(self, found: Mapping[TargetId, Mapping[str, str]], problems: Mapping[TargetId, str]) -> None:

@@ -441,3 +441,63 @@ rate_limits = sa.Table(
     sa.Column("ready_at", sa.BigInteger, nullable=False),  # when enough tokens are there for a delivery (ms)
     **MYSQL,
 )
+
+# What a worker pulls events from: `app.outbox.sources`. The lease is in the row, because a source has one holder.
+sources = sa.Table(
+    "sources",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("type", sa.String(32), nullable=False),
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("settings", LongText, nullable=False),  # JSON object of texts, secrets sealed
+    sa.Column("origin", sa.String(16), nullable=False),  # environment | stored
+    sa.Column("enabled", sa.Boolean, nullable=False),
+    sa.Column("paused", sa.Boolean, nullable=False, default=False),
+    sa.Column("reason", sa.Text, nullable=False, default=""),  # why it is paused
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("revision", sa.BigInteger, nullable=False, default=1),  # incremented when it is set, paused or resumed
+    sa.Column("lease_token", sa.String(64), nullable=False, default=""),
+    sa.Column("leased_until", sa.BigInteger, nullable=False, default=0),
+    sa.Column("failures", sa.Integer, nullable=False, default=0),  # consecutive ones, since messages were last pulled
+    sa.Column("resume_at", sa.BigInteger, nullable=False, default=0),  # when to try again after a failure
+    sa.Column("error", sa.Text, nullable=False, default=""),  # why it fails or waits, else ""
+    sa.Column("error_at", sa.BigInteger, nullable=False, default=0),
+    sa.Column("notice", sa.Text, nullable=False, default=""),  # messages that were lost before they were pulled
+    sa.Column("notice_at", sa.BigInteger, nullable=False, default=0),
+    sa.Column("pulled_at", sa.BigInteger, nullable=False, default=0),  # when the queue last answered
+    sa.Column("messages", sa.BigInteger, nullable=False, default=0),  # that were taken, as are the following
+    sa.Column("recorded", sa.BigInteger, nullable=False, default=0),  # events
+    sa.Column("repeated", sa.BigInteger, nullable=False, default=0),  # events that were in the log already
+    sa.Column("rejected", sa.BigInteger, nullable=False, default=0),  # messages, also those deleted or retried since
+    sa.Column("lag", sa.BigInteger),  # messages that wait in the queue; NULL: unknown
+    sa.UniqueConstraint("type", "name"),
+    sqlite_autoincrement=True,
+    **MYSQL,
+)
+
+source_positions = sa.Table(
+    "source_positions",
+    metadata,
+    sa.Column("source_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("share", sa.String(255), primary_key=True),  # what has an order of its own, such as a partition
+    sa.Column("position", sa.String(255), nullable=False),  # up to which its events are recorded
+    **MYSQL,
+)
+
+# Messages without valid events, as they were pulled.
+rejected_messages = sa.Table(
+    "rejected_messages",
+    metadata,
+    sa.Column("id", BigId, primary_key=True, autoincrement=True),
+    sa.Column("source_id", sa.Integer, nullable=False, index=True),
+    sa.Column("share", sa.String(255), nullable=False),
+    sa.Column("position", sa.String(255), nullable=False),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("sent_at", sa.BigInteger, nullable=False),  # the message's own time; 0: it has none
+    sa.Column("headers", sa.Text, nullable=False),  # JSON object
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("size", sa.BigInteger, nullable=False),  # bytes of the body
+    sa.Column("body", sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"), nullable=False),
+    sqlite_autoincrement=True,
+    **MYSQL,
+)

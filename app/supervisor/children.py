@@ -54,6 +54,11 @@ def reconciler() -> Child:
     return _own("spark", WORKERS, "worker", "--only", "spark")
 
 
+def puller() -> Child:
+    """Return the worker that pulls from sources."""
+    return _own("sources", WORKERS, "worker", "--only", "sources")
+
+
 def _own(
     name: str, stage: int, *arguments: str, env: Mapping[str, str] = MappingProxyType({}), quiet: bool = False
 ) -> Child:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from app.config.errors import REDACTED
+from app.config.fields.fields import Declared
 from app.config.targets.base import TargetSettings
 from app.events.model import Event
 from workers.delivery.outcomes import Delivered, NotAttempted, Outcome
@@ -15,14 +16,28 @@ from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, Tar
 _MIN_CHARACTERS = 4  # shorter secrets are not replaced, as that would also hide harmless words
 
 
+class Redaction:
+    """Hides the secrets of some settings in texts."""
+
+    def __init__(self, settings: Declared) -> None:
+        secrets = {secret for secret in settings.secrets() if len(secret) >= _MIN_CHARACTERS}
+        longest_first = sorted(secrets, key=len, reverse=True)
+        self._secrets = re.compile("|".join(map(re.escape, longest_first))) if secrets else None
+
+    def __bool__(self) -> bool:
+        return self._secrets is not None
+
+    def hide(self, text: str) -> str:
+        """Return the text without the secrets."""
+        return self._secrets.sub(REDACTED, text) if self._secrets else text
+
+
 class RedactingTarget:
     """Wraps a target and redacts its secrets from all reasons; everything else is passed through."""
 
     def __init__(self, target: Target, settings: TargetSettings) -> None:
         self._target = target
-        secrets = {secret for secret in settings.secrets() if len(secret) >= _MIN_CHARACTERS}
-        longest_first = sorted(secrets, key=len, reverse=True)
-        self._secrets = re.compile("|".join(map(re.escape, longest_first))) if secrets else None
+        self._redaction = Redaction(settings)
 
     def open(self) -> None:
         """Open the target. Raises `TargetUnavailable` with a redacted reason."""
@@ -33,7 +48,7 @@ class RedactingTarget:
         """Deliver with redacted reasons. Raises `TargetUnavailable` and `LeaseExpired`."""
         with self._redacting_errors():
             outcomes = self._target.deliver(events, window, lease)
-        if self._secrets is None or all(type(outcome) is Delivered for outcome in outcomes):
+        if not self._redaction or all(type(outcome) is Delivered for outcome in outcomes):
             return outcomes
         return [self._redact(outcome) for outcome in outcomes]
 
@@ -67,4 +82,4 @@ class RedactingTarget:
             raise RuntimeError(message).with_traceback(error.__traceback__) from None
 
     def _hidden(self, reason: str) -> str:
-        return self._secrets.sub(REDACTED, reason) if self._secrets else reason
+        return self._redaction.hide(reason)

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import click
 
 from app import logs, metrics_folder, telemetry
-from app.broker import SERVICE_QUEUE, SPARK_QUEUE
+from app.broker import SERVICE_QUEUE, SOURCES_QUEUE, SPARK_QUEUE
 from app.cli.errors import describe_exception
 from app.cli_common.context import ServiceContext
 from app.cli_common.errors import CommandError
@@ -35,6 +35,7 @@ PRELOADED = (
     "app.console", "flower.app",
 )  # fmt: skip
 TARGET_TEST = ("workers.target_test",)  # likewise only a name here
+SOURCE_TEST = ("workers.source_test",)  # likewise
 LOCAL_FLOWER = "workers.local_flower"  # likewise
 
 
@@ -65,18 +66,18 @@ def api(workers: int | None, threads: int | None) -> None:
 @click.command()
 @click.option("--targets", metavar="TARGETS", help="Serve only these, such as kafka,webhook:audit. [default: all]")
 @click.option(
-    "--only", type=click.Choice(["drain", "targets", "spark"]),
-    help="drain: find due work, never deliver; targets: deliver, never drain; spark: run scheduled reconciliations, "
-    "one at a time. [default: drain and targets]",
+    "--only", type=click.Choice(["drain", "targets", "sources", "spark"]),
+    help="drain: find due work, never deliver; targets: deliver, never drain; sources: pull events from sources; "
+    "spark: run scheduled reconciliations, one at a time. [default: drain and targets]",
 )  # fmt: skip
 @click.option(
     "--concurrency", type=click.IntRange(1, 256), help="Processes that deliver. [default: the number of processors]"
 )
 @click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
 def worker(targets: str | None, only: str | None, concurrency: int | None, log_level: str) -> None:
-    """Run a worker: it drains the event log, delivers to targets, or both; or it reconciles."""
+    """Run a worker: it drains the event log, delivers to targets, or both; or it pulls events, or reconciles."""
     settings = _load_settings()
-    delivers = only not in ("drain", "spark")
+    delivers = only not in ("drain", "sources", "spark")
     if not delivers and (targets or concurrency):
         raise click.UsageError(f"--only {only} delivers nothing, so --targets and --concurrency have no effect")
     if only == "spark":
@@ -97,11 +98,18 @@ def worker(targets: str | None, only: str | None, concurrency: int | None, log_l
     argv += ["--hostname", f"{worker_name(only, targets)}@%h"]
     if only == "drain":
         argv += ["--queues", SERVICE_QUEUE, "--pool", "solo"]
+    elif only == "sources":
+        # Its own queue is empty: threads beside the pool pull. But it is a worker as the others, for Flower too.
+        argv += ["--queues", SOURCES_QUEUE, "--pool", "solo"]
+        environment["BUCKETWIRE_WORKER_SOURCES"] = "*"
     elif only == "spark":
         # A thread, so that a worker that is stopped can end its job; the job has no time limit.
         argv += ["--queues", SPARK_QUEUE, "--pool", "threads", "--concurrency", "1"]
     else:
-        argv += ["--exclude-queues", f"{SERVICE_QUEUE},{SPARK_QUEUE}" if only == "targets" else SPARK_QUEUE]
+        argv += [
+            "--exclude-queues",
+            ",".join([SPARK_QUEUE, SOURCES_QUEUE, *([SERVICE_QUEUE] if only == "targets" else [])]),
+        ]
     if concurrency:
         argv += ["--concurrency", str(concurrency)]
     exec_process(argv, environment)

@@ -21,10 +21,11 @@ from app.config.settings import Settings
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.engine.migration import migrate
 from app.outbox.reconcile.schedule import Schedule
+from app.outbox.sources.stored import any_source
 from app.outbox.tokens import check_listen
 from app.private_folder import make_private
 from app.supervisor import embedded_redis, start
-from app.supervisor.children import broker, reconciler, service
+from app.supervisor.children import broker, puller, reconciler, service
 from app.supervisor.embedded_broker import SAMPLE
 from app.supervisor.fork_server import ForkServer
 from app.supervisor.supervisor import Supervisor
@@ -34,7 +35,7 @@ _INLINE_EXAMPLE = (
     '{"Records":[{"eventName":"s3:ObjectCreated:Put","eventTime":"2026-11-21T00:33:56.082Z",'
     '"s3":{"bucket":{"name":"photos"},"object":{"key":"cat.jpg","size":11,"sequencer":"18E9E833E5D35CED"}}}]}'
 )
-_INTERVAL = 10  # seconds between two checks for new schedules
+_INTERVAL = 2  # seconds between two checks for new sources and schedules
 
 
 @click.command()
@@ -44,8 +45,9 @@ _INTERVAL = 10  # seconds between two checks for new schedules
 def up(concurrency: int) -> None:
     """Run the whole service: API, beat, workers, Flower, and an embedded Redis unless BUCKETWIRE_BROKER_URL is set.
 
-    A Spark worker is added when a target has a schedule of reconciliations, or the Iceberg tables have one. A process
-    that dies is restarted. Ctrl-C stops everything. Log files are in the data folder's log/.
+    A worker that pulls is added when there is a source, and a Spark worker when a target has a schedule of
+    reconciliations, or the Iceberg tables have one. A process that dies is restarted. Ctrl-C stops everything. Log
+    files are in the data folder's log/.
     """
     settings = ServiceContext().settings
     if warning := make_private(settings.folder):
@@ -98,8 +100,11 @@ class _Service:
             f"the API did not answer (see {settings.folder}/log/api.log)",
         )
         self._greet(flower)
-        reconciles = False
+        reconciles = pulls = False
         while True:
+            if not pulls and await asyncio.to_thread(self._has_sources):
+                pulls = True
+                supervisor.keep([puller()])
             if not reconciles and await asyncio.to_thread(self._is_scheduled):
                 reconciles = True
                 self._reconcile(supervisor)
@@ -114,6 +119,14 @@ class _Service:
         try:
             with closing(ServiceContext()) as context:
                 return Schedule(context.database).exists()
+        except (CommandError, *DatabaseUnavailable):
+            return False
+
+    def _has_sources(self) -> bool:
+        """Return whether there is a source; False while the database is unavailable."""
+        try:
+            with closing(ServiceContext()) as context:
+                return any_source(context.database)
         except (CommandError, *DatabaseUnavailable):
             return False
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from app.config.fields.fields import Field, fields_of
 from app.config.formats.environment import variable
 from app.config.settings import Settings
+from app.config.sources.base import SourceSettings, ordered_source_fields
+from app.config.sources.registry import SOURCE_TYPES
 from app.config.targets.base import TargetSettings, ordered_fields
 from app.config.targets.registry import TYPES
 
@@ -65,6 +67,19 @@ def reference_page() -> str:
             "",
         ]
         parts += _table([(f"`{name}[_<NAME>]`", key) for name, key in own])
+    parts += [
+        "",
+        "## Every source",
+        "",
+        "`bucketwire source set <type>:<name> key=value …`, or `PUT /v1/sources/<type>/<name>`.",
+        "",
+    ]
+    shared = fields_of(SourceSettings)
+    parts += _table([("", key) for key in shared.values()])
+    for source in SOURCE_TYPES.values():
+        example = f"Example: `bucketwire source set {source.type_name}:NAME {_written(source.example)}`."
+        parts += ["", f"## {source.title} as a source", "", example, ""]
+        parts += _table([("", key) for name, key in ordered_source_fields(source).items() if key != shared.get(name)])
     parts += ["", "## The service", ""]
     parts += _table(
         [(f"`{key.env or 'BUCKETWIRE_' + name.upper()}`", key) for name, key in fields_of(Settings).items()]

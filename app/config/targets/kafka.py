@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import Host, HostPort
 from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Switch, Text, Toggle
-from app.config.fields.fields import declared, setting
+from app.config.fields.fields import Declared, declared, setting
 from app.config.fields.templates import Place, Templated, underscored
 from app.config.targets.base import MessageSettings, check_certificate_pair
 
@@ -75,21 +75,11 @@ class BatchSize(Number):
 
 
 @declared
-class KafkaSettings(
-    MessageSettings, type_name="kafka", title="Kafka", example={"brokers": "kafka", "topic": "bucketevents"}
-):
-    """Kafka (reference §4.7)."""
+class KafkaConnection(Declared):
+    """How to reach a cluster and log in, for whatever speaks Kafka: a target or a source."""
 
     brokers: str = setting(Brokers(), about="bootstrap brokers; the rest of the cluster is found through them")
-    topic: Place = setting(
-        Templated(Topic(), "topic", underscored("[^A-Za-z0-9._-]")),
-        about="the topic of every message, such as bucketevents or events.{bucket}",
-    )
-    key: Place = setting(
-        Templated(MessageKey(), "key", of_object=True),
-        default=OBJECT_KEY,
-        about="the key of the messages, which decides about the partition; messages of an object have one key",
-    )
+    topic: Any = setting(Topic(), about="the topic of the messages")
     sasl: bool = setting(Toggle(), default="off", about="log in with SASL")
     sasl_username: str = setting(Text(), default="", about="SASL user")
     sasl_password: str = setting(Text(), default="", secret=True, about="SASL password")
@@ -99,13 +89,70 @@ class KafkaSettings(
     tls: bool = setting(Toggle(), default="off", about="use TLS")
     tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
     tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the brokers' certificates")
-    tls_client_auth: int = setting(
-        Number(0, 4), default="0", about="accepted for compatibility with MinIO, without effect for a client"
-    )
     client_tls_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
     client_tls_key: str = setting(Path(), default="", about="PEM file of its key")
     version: str = setting(
         BrokerVersion(), default="", about="use no newer protocol than this version's; empty: ask the brokers"
+    )
+
+    @property
+    def bootstrap(self) -> tuple[HostPort, ...]:
+        """The bootstrap brokers."""
+        return tuple(Host(KAFKA_PORT).parse(host) for host in self.brokers.split(",") if host)
+
+    @property
+    def api_version(self) -> tuple[int, ...] | None:
+        """The version that decides about protocols: two parts, three before 1.0. None: ask the broker."""
+        return _version(self.version) if self.version else None
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        for problem in check_certificate_pair(self.client_tls_cert, self.client_tls_key):
+            name = problem.key.replace("client_", "client_tls_")
+            yield Problem(name, "", problem.problem, problem.hint.replace("client_", "client_tls_"))
+        for name in ("sasl_username", "sasl_password"):
+            if self.sasl and not getattr(self, name):
+                yield Problem(name, "", "is missing", "sasl=on needs sasl_username and sasl_password")
+        if self.sasl and self.older_than(0, 10):
+            yield Problem("sasl", "on", "needs Kafka 0.10 or later", "raise version or set sasl=off")
+
+    def ineffective(self) -> Iterator[Problem]:
+        yield from super().ineffective()
+        if not self.sasl:
+            for name in ("sasl_username", "sasl_password"):
+                if getattr(self, name):
+                    yield Problem(name, "", "has no effect without SASL", "set sasl=on")
+        if not self.tls:
+            for name in ("tls_ca", "tls_skip_verify", "client_tls_cert"):
+                if getattr(self, name):
+                    yield Problem(name, "", "has no effect without TLS", "set tls=on")
+
+    def older_than(self, *version: int) -> bool:
+        """Return whether `version` names an older one than this."""
+        return self.api_version is not None and self.api_version < version
+
+
+@declared
+class KafkaSettings(
+    KafkaConnection,
+    MessageSettings,
+    type_name="kafka",
+    title="Kafka",
+    example={"brokers": "kafka", "topic": "bucketevents"},
+):
+    """Kafka (reference §4.7)."""
+
+    topic: Place = setting(
+        Templated(Topic(), "topic", underscored("[^A-Za-z0-9._-]")),
+        about="the topic of every message, such as bucketevents or events.{bucket}",
+    )
+    key: Place = setting(
+        Templated(MessageKey(), "key", of_object=True),
+        default=OBJECT_KEY,
+        about="the key of the messages, which decides about the partition; messages of an object have one key",
+    )
+    tls_client_auth: int = setting(
+        Number(0, 4), default="0", about="accepted for compatibility with MinIO, without effect for a client"
     )
     batch_size: int = setting(
         BatchSize(0, 10_000),
@@ -133,28 +180,12 @@ class KafkaSettings(
     )
 
     @property
-    def bootstrap(self) -> tuple[HostPort, ...]:
-        """The bootstrap brokers."""
-        return tuple(Host(KAFKA_PORT).parse(host) for host in self.brokers.split(",") if host)
-
-    @property
-    def api_version(self) -> tuple[int, ...] | None:
-        """The version that decides about protocols: two parts, three before 1.0. None: ask the broker."""
-        return _version(self.version) if self.version else None
-
-    @property
     def is_idempotent(self) -> bool:
         """Whether to use the idempotent producer."""
-        return self.idempotent == "on" or (self.idempotent == "" and not self._older_than(0, 11))
+        return self.idempotent == "on" or (self.idempotent == "" and not self.older_than(0, 11))
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        for problem in check_certificate_pair(self.client_tls_cert, self.client_tls_key):
-            name = problem.key.replace("client_", "client_tls_")
-            yield Problem(name, "", problem.problem, problem.hint.replace("client_", "client_tls_"))
-        for name in ("sasl_username", "sasl_password"):
-            if self.sasl and not getattr(self, name):
-                yield Problem(name, "", "is missing", "sasl=on needs sasl_username and sasl_password")
         if self.compression_level > (most := _LEVELS[self.compression_codec]):
             hint = f"leave it at 0 or choose up to {most}" if most else "leave it at 0"
             yield Problem(
@@ -163,26 +194,13 @@ class KafkaSettings(
                 f"is not a compression level of {self.compression_codec}",
                 hint,
             )
-        if self.idempotent == "on" and self._older_than(0, 11):
+        if self.idempotent == "on" and self.older_than(0, 11):
             yield Problem("idempotent", "on", "needs Kafka 0.11 or later", "raise version or set idempotent=off")
-        if self.payload == "cloudevents-binary" and self._older_than(0, 11):
+        if self.payload == "cloudevents-binary" and self.older_than(0, 11):
             hint = "raise version or set payload=cloudevents"
             yield Problem("payload", self.payload, "needs headers, which Kafka has since 0.11", hint)
-        if self.compression_codec == "zstd" and self._older_than(2, 1):
+        if self.compression_codec == "zstd" and self.older_than(2, 1):
             yield Problem("compression_codec", "zstd", "needs Kafka 2.1 or later", "raise version or choose lz4")
-        if self.sasl and self._older_than(0, 10):
-            yield Problem("sasl", "on", "needs Kafka 0.10 or later", "raise version or set sasl=off")
-
-    def ineffective(self) -> Iterator[Problem]:
-        if not self.sasl:
-            for name in ("sasl_username", "sasl_password"):
-                if getattr(self, name):
-                    yield Problem(name, "", "has no effect without SASL", "set sasl=on")
-        if not self.tls:
-            yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_tls_cert")
-
-    def _older_than(self, *version: int) -> bool:
-        return self.api_version is not None and self.api_version < version
 
 
 def _version(text: str) -> tuple[int, ...]:

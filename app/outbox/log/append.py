@@ -38,6 +38,8 @@ _SELECT_KNOWN = sa.select(tables.events.c.id).where(tables.events.c.id.in_(sa.bi
 # Given the transaction, under the lock of the log's head, and events that are not in the log yet: the ids of those that
 # must not be recorded.
 Guard = Callable[[sa.Connection, Sequence[Event]], Collection[str]]
+# What else the transaction of one request writes, given its receipt. An exception takes the request's events back.
+Beside = Callable[[sa.Connection, Receipt], None]
 
 
 class RoutingChanged(Exception):
@@ -53,6 +55,7 @@ class _Options:
     only_target: TargetId | None
     guard: Guard | None
     action: str
+    beside: Beside | None = None
 
 
 class Log:
@@ -119,6 +122,23 @@ class Log:
                 if matches is not None and self._changes < APPEND.max_unlocked_matches:
                     raise
                 matches = None
+
+    def append_beside(self, events: Sequence[Event], beside: Beside) -> Receipt | QueueFull:
+        """Record one request's events, and in the same commit what `beside` writes; neither if a queue is full.
+
+        Raises what `append` and `beside` raise, and then nothing was recorded.
+        """
+        self._check_sizes([events])
+        options = _Options(promised=False, routed=True, only_target=None, guard=None, action="", beside=beside)
+        while True:
+            matches = self._match([events], options)
+            try:
+                [answer] = self._under_lock([events], matches, self._expected([events], matches), options)
+            except RoutingChanged:
+                self._read_routing()
+                self._changes += 1
+            else:
+                return answer
 
     def append_in_one_trip(self, events: Sequence[Event], matches: Matches, seconds: float) -> Receipt | None:
         """Record one request's events if one round trip is enough; it takes that many seconds at most.
@@ -195,6 +215,8 @@ class Log:
             if options.action and batch.rows:
                 _audit(connection, options, len(batch.rows), sorted({event.bucket for event in new}))
             buckets = self._buckets.new(connection, batch.buckets, now)
+            if options.beside is not None and isinstance(receipt := batch.answers[0], Receipt):
+                options.beside(connection, receipt)
         self._buckets.add(buckets)
         self._changes = 0
         self._expects_all = len(batch.rows) == wanted and not batch.discarded

@@ -26,30 +26,7 @@ from app.outbox.log.spool_format import decoded
 from app.outbox.reconcile.log_queries import unchanged_since
 from tests import services
 from tests.support.builders import add_target, event, migrated
-
-# Each refuses the rows of one key by an error that is not about a value's type or length: MySQL's for a row that is
-# too large, PostgreSQL's for a limit of the program, SQLite's for a constraint.
-TRIGGERS = {
-    "sqlite": """
-        CREATE TRIGGER refuse BEFORE INSERT ON events WHEN NEW.key = 'poison'
-        BEGIN SELECT RAISE(ABORT, 'it is refused'); END
-    """,
-    "postgresql": """
-        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.key = 'poison' THEN
-        RAISE EXCEPTION 'it is refused' USING ERRCODE = '54000'; END IF; RETURN NEW; END $$;
-        CREATE TRIGGER refuse BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION refuse()
-    """,
-    "mysql": """
-        CREATE TRIGGER refuse BEFORE INSERT ON events FOR EACH ROW BEGIN IF NEW.`key` = 'poison' THEN
-        SIGNAL SQLSTATE '42000' SET MYSQL_ERRNO = 1118, MESSAGE_TEXT = 'it is refused'; END IF; END
-    """,
-}
-
-
-def refuse_poison(database: Database) -> None:
-    """Have the database refuse every event whose key is `poison`."""
-    with database.writing() as connection:
-        connection.exec_driver_sql(TRIGGERS[database.dialect])
+from tests.support.refused_events import refuse_poison
 
 
 def recorded(database: Database) -> list[str]:

@@ -1,10 +1,11 @@
-"""Map a target's settings to those of kafka-python's producer."""
+"""Map settings to those of kafka-python's clients."""
 
 import socket
 import ssl
 from typing import Any
 
-from app.config.targets.kafka import KafkaSettings
+from app.config.sources.kafka import KafkaSourceSettings
+from app.config.targets.kafka import KafkaConnection, KafkaSettings
 from workers.targets import tls
 
 CLIENT_NAME = "Bucketwire"
@@ -17,10 +18,7 @@ _MAX_REQUEST_BYTES = 16 * 2**20  # larger ones are not even sent; a broker's lim
 def producer_config(chosen: KafkaSettings) -> dict[str, Any]:
     """Return the options of a `KafkaProducer`. Raises `TargetUnavailable` for unreadable certificate files."""
     milliseconds = round(chosen.timeout * 1000)
-    config: dict[str, Any] = {
-        "bootstrap_servers": [str(broker) for broker in chosen.bootstrap],
-        "client_id": CLIENT_NAME,
-        "api_version": chosen.api_version,
+    return connection_config(chosen) | {
         "acks": "all",
         "enable_idempotence": chosen.is_idempotent,
         # Without idempotence only this preserves the order of the halves of a batch that was too large.
@@ -29,10 +27,19 @@ def producer_config(chosen: KafkaSettings) -> dict[str, Any]:
         # A batch is sent when its round is complete, not while it is being filled.
         "linger_ms": milliseconds // 2,
         "delivery_timeout_ms": milliseconds + milliseconds // 2,
-        "request_timeout_ms": milliseconds,
         "max_block_ms": milliseconds,
         "batch_size": BATCH_BYTES,
         "max_request_size": _MAX_REQUEST_BYTES,
+    }
+
+
+def connection_config(chosen: KafkaSettings | KafkaSourceSettings) -> dict[str, Any]:
+    """Return the options of any client. Raises `TargetUnavailable` for unreadable certificate files."""
+    config: dict[str, Any] = {
+        "bootstrap_servers": [str(broker) for broker in chosen.bootstrap],
+        "client_id": CLIENT_NAME,
+        "api_version": chosen.api_version,
+        "request_timeout_ms": round(chosen.timeout * 1000),
         "reconnect_backoff_max_ms": 500,  # the default of 30 s would prolong every outage by as much
         "metrics_enabled": False,
         "socket_options": [
@@ -50,7 +57,7 @@ def producer_config(chosen: KafkaSettings) -> dict[str, Any]:
     return config
 
 
-def tls_context(chosen: KafkaSettings) -> ssl.SSLContext:
+def tls_context(chosen: KafkaConnection) -> ssl.SSLContext:
     """Return the TLS context. Raises `TargetUnavailable` for an unusable file."""
     return tls.context(
         chosen.tls_ca,

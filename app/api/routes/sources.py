@@ -1,0 +1,245 @@
+"""List, change and pause sources, and see to the messages that they have rejected."""
+
+from base64 import b64encode
+from collections.abc import Mapping
+
+import msgspec
+from flask import Blueprint, g, request
+
+from app.api.auth import ADMIN, READ, needs
+from app.api.description import answers
+from app.api.errors import ApiProblem
+from app.api.request_body import json_object
+from app.api.services import services
+from app.config.errors import REDACTED
+from app.config.sources.registry import SOURCE_TYPES, source_type
+from app.config.sources.source_id import SourceId
+from app.config.target_settings import BadSettings, merged, redacted, texts
+from app.events.frontends import S3_FRONTENDS
+from app.outbox.engine.clock import database_now
+from app.outbox.log.batch import QueueFull
+from app.outbox.sources.errors import UnknownSource
+from app.outbox.sources.stored import StoredSource
+from app.resources.declaration import Nothing, format_time
+from app.resources.source import (
+    RejectedBody,
+    RejectedChoice,
+    RejectedDeleted,
+    RejectedMessage,
+    RejectedPage,
+    RejectedQuery,
+    RejectedRetried,
+    Source,
+    SourceCounters,
+    SourcePause,
+    SourceRemoved,
+    SourceRemoveQuery,
+    Sources,
+)
+
+routes = Blueprint("sources", __name__)
+_SETTINGS = {
+    "required": True,
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/SourceSettings"}}},
+}
+_PATH = {
+    "type_name": ({"enum": list(SOURCE_TYPES)}, "the source's type"),
+    "name": ({"pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"}, "its name"),
+    "number": "of the message",
+}
+
+
+@routes.get("/v1/sources")
+@needs(READ)
+@answers(Sources, "the sources")
+def ls() -> Sources:
+    """List every source with its settings, state and counters."""
+    now, kept = _now(), services().rejected.counts()
+    return Sources(
+        sources=[_resource(stored, now, kept.get(stored.row_id, 0)) for stored in services().sources.sources()]
+    )
+
+
+@routes.get("/v1/sources/<type_name>/<name>")
+@needs(READ)
+@answers(Source, "the source", path=_PATH)
+def show(type_name: str, name: str) -> Source:
+    """Return a source with its settings, state, counters and positions."""
+    return _one(_source_of(type_name, name))
+
+
+@routes.put("/v1/sources/<type_name>/<name>")
+@needs(ADMIN)
+@answers(Source, "the changed source", content=_SETTINGS, other_answers={201: ("the new source", Source)}, path=_PATH)
+def put(type_name: str, name: str) -> tuple[Source, int]:
+    """Create a source, or replace its settings.
+
+    The body has the settings by name, as strings or JSON values. An omitted setting gets its default; a secret that is
+    sent as `*redacted*` is kept. A worker takes the source up within seconds; its positions are kept,
+    unless it is another queue than before.
+    """
+    source, settings, status = _source_of(type_name, name), json_object(request), 200
+    try:
+        stored = services().sources.source(source)
+    except UnknownSource:
+        status = 201
+    else:
+        given = texts(source_type(source.type), settings)
+        if any(REDACTED in text for text in given.values()):
+            whole = merged(source_type(source.type), services().sources.texts(stored), settings)
+            settings = {key: text for key, text in whole.items() if key in given}
+    services().sources.put(source, settings)
+    return _one(source), status
+
+
+@routes.patch("/v1/sources/<type_name>/<name>")
+@needs(ADMIN)
+@answers(Source, "the changed source", content=_SETTINGS, other_answers={201: ("the new source", Source)}, path=_PATH)
+def change(type_name: str, name: str) -> tuple[Source, int]:
+    """Create a source, or change single settings.
+
+    One that is left out keeps its value, an empty one gets its default.
+    """
+    source, changes, status = _source_of(type_name, name), json_object(request), 200
+    before: Mapping[str, str] = {}
+    try:
+        before = services().sources.texts(services().sources.source(source))
+    except UnknownSource:
+        status = 201
+    services().sources.put(source, merged(source_type(source.type), before, changes))
+    return _one(source), status
+
+
+@routes.delete("/v1/sources/<type_name>/<name>")
+@needs(ADMIN)
+@answers(SourceRemoved, "the source is removed", query=SourceRemoveQuery, path=_PATH)
+def remove(type_name: str, name: str, query: SourceRemoveQuery) -> SourceRemoved:
+    """Remove a source and its positions; what it recorded stays.
+
+    Refused with 409 while it has rejected messages, unless `force` is set.
+    """
+    return SourceRemoved(rejected_messages=services().sources.remove(_source_of(type_name, name), force=query.force))
+
+
+@routes.post("/v1/sources/<type_name>/<name>/pause")
+@needs(ADMIN)
+@answers(Source, "the source", body=SourcePause, path=_PATH)
+def pause(type_name: str, name: str, body: SourcePause) -> Source:
+    """Stop pulling from a source until it is resumed; its messages wait in the queue."""
+    source = _source_of(type_name, name)
+    services().sources.pause(source, body.reason or "paused through the API")
+    return _one(source)
+
+
+@routes.post("/v1/sources/<type_name>/<name>/resume")
+@needs(ADMIN)
+@answers(Source, "the source", body=Nothing, path=_PATH)
+def resume(type_name: str, name: str, body: Nothing) -> Source:  # noqa: ARG001 - nothing else is accepted
+    """End a source's pause, and try at once to pull from it."""
+    source = _source_of(type_name, name)
+    services().sources.resume(source)
+    return _one(source)
+
+
+@routes.get("/v1/sources/<type_name>/<name>/rejected")
+@needs(READ)
+@answers(RejectedPage, "a page of rejected messages", query=RejectedQuery, path=_PATH)
+def rejected(type_name: str, name: str, query: RejectedQuery) -> RejectedPage:
+    """List the messages that had no valid events, the oldest first."""
+    page = services().rejected.page(_stored(type_name, name), limit=query.limit, after=query.after)
+    rows = [
+        RejectedMessage(
+            id=one.number, share=one.share, position=one.position, at=format_time(one.at), reason=one.reason,
+            size=one.size,
+        )
+        for one in page
+    ]  # fmt: skip
+    return RejectedPage(rejected=rows, next=rows[-1].id if len(rows) == query.limit else None)
+
+
+@routes.get("/v1/sources/<type_name>/<name>/rejected/<int:number>")
+@needs(READ)
+@answers(RejectedBody, "the message", path=_PATH)
+def rejected_body(type_name: str, name: str, number: int) -> RejectedBody:
+    """Return a rejected message as it was pulled."""
+    message = services().rejected.message(_stored(type_name, name), number)
+    try:
+        text = message.body.decode()
+    except UnicodeDecodeError:
+        text = None
+    return RejectedBody(id=number, headers=message.headers, body=text, base64=b64encode(message.body).decode())
+
+
+@routes.post("/v1/sources/<type_name>/<name>/rejected/<int:number>/retry")
+@needs(ADMIN)
+@answers(RejectedRetried, "its events are recorded", body=Nothing, path=_PATH)
+def retry_rejected(type_name: str, name: str, number: int, body: Nothing) -> RejectedRetried:  # noqa: ARG001 - as above
+    """Record the events of a rejected message, and delete it.
+
+    They come after everything that was recorded meanwhile. Refused with 409 while the message has no valid events.
+    """
+    stored = _stored(type_name, name)
+    sender = S3_FRONTENDS.get(stored.values.get("frontend", ""))
+    receipt = services().rejected.retry(stored, number, services().limits, sender)
+    if isinstance(receipt, QueueFull):
+        raise ApiProblem("queue-full", f"the queue of {', '.join(map(str, receipt.targets))} is full")
+    g.receipt = receipt  # for the wake-up after the request
+    return RejectedRetried(recorded=receipt.recorded, repeated=receipt.repeated)
+
+
+@routes.post("/v1/sources/<type_name>/<name>/rejected/delete")
+@needs(ADMIN)
+@answers(RejectedDeleted, "the number of messages", change=RejectedChoice, path=_PATH)
+def delete_rejected(type_name: str, name: str, change: RejectedChoice) -> RejectedDeleted:
+    """Delete rejected messages permanently. Needs `ids`, or `all`."""
+    stored = _stored(type_name, name)
+    return RejectedDeleted(deleted=services().rejected.delete(stored, change.ids or None))
+
+
+def _source_of(type_name: str, name: str) -> SourceId:
+    source_type(type_name)
+    return SourceId(type_name, name)
+
+
+def _stored(type_name: str, name: str) -> StoredSource:
+    return services().sources.source(_source_of(type_name, name))
+
+
+def _now() -> int:
+    with services().database.reading() as connection:
+        return database_now(connection)
+
+
+def _one(source: SourceId) -> Source:
+    stored = services().sources.source(source)
+    kept = services().rejected.counts().get(stored.row_id, 0)
+    return _resource(stored, _now(), kept, services().sources.positions(stored))
+
+
+def _resource(stored: StoredSource, now: int, kept: int, positions: Mapping[str, str] | None = None) -> Source:
+    failing = stored.state(now) == "failing"
+    shown = Source(
+        type=stored.source.type,
+        name=stored.source.name,
+        state=stored.state(now),
+        reason=stored.state_reason(now),
+        origin=stored.origin,
+        settings=_shown(stored),
+        counters=SourceCounters(**{name: getattr(stored, name) for name in SourceCounters.__struct_fields__}),
+        rejected_messages=kept,
+        lag=stored.lag,
+        pulled_at=format_time(stored.pulled_at),
+        error_at=format_time(stored.error_at if failing else 0),
+        resume_at=format_time(stored.resume_at if failing else 0),
+        notice=stored.notice,
+        notice_at=format_time(stored.notice_at),
+        holder=stored.holder if stored.leased_until > now else None,
+    )
+    return shown if positions is None else msgspec.structs.replace(shown, positions=positions)
+
+
+def _shown(stored: StoredSource) -> dict[str, str]:
+    try:
+        return redacted(source_type(stored.source.type), services().sources.texts(stored))
+    except BadSettings:  # sealed with a lost key, or of a type that this version does not know
+        return dict.fromkeys(stored.values, REDACTED)

@@ -1,0 +1,63 @@
+"""The settings of every source type."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
+
+from app.config.errors import BadValue, did_you_mean
+from app.config.fields.field_types import Duration, FieldType, Number, Size, Text, Toggle
+from app.config.fields.fields import Declared, Field, declared, fields_of, setting
+from app.events.frontends import S3_FRONTENDS
+
+REGISTERED_SOURCES: dict[str, type["SourceSettings"]] = {}
+
+
+class FrontendName(FieldType[str]):
+    """A frontend whose records have S3's form."""
+
+    label = "name of a frontend"
+    empty = ""
+
+    def parse(self, text: str) -> str:
+        """Return the name of a known frontend."""
+        if text not in S3_FRONTENDS:
+            raise BadValue("is not the name of a frontend", did_you_mean(text[:64], sorted(S3_FRONTENDS)))
+        return text
+
+
+@declared
+class SourceSettings(Declared):
+    """The settings of every source. Durations are seconds."""
+
+    type_name: ClassVar[str]
+    title: ClassVar[str]
+    example: ClassVar[Mapping[str, str]]  # settings that are enough to set a source
+    names_queue: ClassVar[tuple[str, ...]] = ()  # settings whose change makes it another queue, without the positions
+
+    def __init_subclass__(
+        cls, *, type_name: str = "", title: str = "", example: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        super().__init_subclass__()
+        if type_name:
+            cls.type_name, cls.title, cls.example = type_name, title, example
+            REGISTERED_SOURCES[type_name] = cls
+
+    enable: bool = setting(Toggle(), default="on", about="whether messages are pulled; on unless set")
+    comment: str = setting(Text(), default="", about="a note of your own")
+    frontend: str = setting(
+        FrontendName(), default="", about="which frontend sends here; empty: each record shows its sender"
+    )
+    batch_size: int = setting(Number(1, 10_000), default="1000", about="most messages that are recorded in one commit")
+    rejected_limit: int = setting(
+        Number(1, 100_000), default="1000", about="rejected messages that are kept; the next one pauses the source"
+    )
+    rejected_size: int = setting(
+        Size(1024, 2**34), default="64MiB", about="bytes of rejected messages that are kept; more pause the source"
+    )
+    timeout: float = setting(Duration(1, 60), default="5s", about="time limit for connecting and for an answer")
+
+
+def ordered_source_fields(cls: type[SourceSettings]) -> dict[str, Field]:
+    """Return a type's settings in the order in which people read them: `enable`, its own, every source's, `comment`."""
+    ranks = dict.fromkeys(fields_of(SourceSettings), 1) | {"enable": -1, "comment": 2}
+    return dict(sorted(fields_of(cls).items(), key=lambda item: ranks.get(item[0], 0)))

@@ -1,0 +1,55 @@
+"""Messages of a queue: what a source pulls, and what is read in them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from app.events.errors import BadEvents
+from app.events.frontends import Frontend
+from app.events.limits import Limits
+from app.events.model import Event
+from app.events.parsing import HEADERS, parse
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as it was pulled.
+
+    `share` is the part of the queue that has an order of its own, and `position` the one up to which it is taken with
+    this message. Both are empty if the queue itself remembers what was taken; then `tag` identifies the message there.
+    `sent_at` is its own time (ms since 1970), 0 if it has none.
+    """
+
+    body: bytes
+    share: str = ""
+    position: str = ""
+    tag: object = None
+    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    sent_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMessage:
+    """The events of a message; or none, and the `problem` for which it is rejected."""
+
+    message: Message
+    events: tuple[Event, ...] = ()
+    problem: str = ""
+
+
+def read_message(message: Message, limits: Limits, sender: Frontend | None) -> ReadMessage:
+    """Return the events of a message, by the rules of a posted body. Raises nothing: a queue must never stop.
+
+    An event without a time has the message's, so that the same message always has the same events. An empty message has
+    none: in a compacted topic it only says that a key is gone.
+    """
+    if not message.body:
+        return ReadMessage(message)
+    try:
+        headers = {name: message.headers[name] for name in HEADERS if name in message.headers}
+        parsed = parse(message.body, headers, now_ms=message.sent_at, limits=limits, sender=sender)
+    except BadEvents as error:
+        return ReadMessage(message, problem=error.problem)
+    except Exception as error:  # noqa: BLE001 - a defect of the parser must not stop all that comes after it
+        return ReadMessage(message, problem=f"it cannot be read, by a defect of Bucketwire: {type(error).__name__}")
+    return ReadMessage(message, tuple(parsed.events))

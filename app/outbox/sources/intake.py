@@ -1,0 +1,135 @@
+"""Record what a source has pulled: the events, the positions after them, and the messages that had none, in one commit.
+
+A message counts as taken only by this commit, so nothing is lost whatever process is killed, and what is read again is
+in the log already.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import orjson
+import sqlalchemy as sa
+
+from app.events.messages import ReadMessage
+from app.outbox import tables
+from app.outbox.delivery.leases import at_least
+from app.outbox.delivery.reasons import clean_reason
+from app.outbox.engine.clock import DatabaseClock
+from app.outbox.engine.database import Database, describe_error
+from app.outbox.engine.db_errors import may_be_a_value
+from app.outbox.log.append import Log
+from app.outbox.log.batch import QueueFull, Receipt
+from app.outbox.log.recorder import check_writable
+from app.outbox.sources.leases import SourceLease, fence, store_positions
+
+_S = tables.sources.c
+
+
+class TargetFull(Exception):
+    """Nothing was recorded: a target with `queue_full=reject` has no room. The message names it."""
+
+
+class ShelfFull(Exception):
+    """Nothing was recorded: as many rejected messages are kept as may be, or one of them cannot be stored."""
+
+
+class SourceIntake:
+    """Record for the sources of one process. Use it from one thread at a time."""
+
+    def __init__(self, database: Database, clock: DatabaseClock, lease_ms: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._log = Log(database)
+        self._lease_ms = lease_ms
+
+    def record(self, lease: SourceLease, messages: Sequence[ReadMessage], *, most: int, most_bytes: int) -> Receipt:
+        """Record messages in order, in one commit, and return what became of their events.
+
+        A commit that the database refuses, or for which there is no room, is tried in halves, so that one message
+        holds up no other; the one that the database refuses alone is rejected. `most` rejected messages are kept, with
+        `most_bytes`. Raises `TargetFull`, `ShelfFull`, `LeaseLost`, or `DatabaseUnavailable`; then some of the first
+        messages may be recorded, as `lease.positions` says, and the others have to be pulled again.
+        """
+        try:
+            return self._commit(lease, messages, most, most_bytes)
+        except (TargetFull, ShelfFull):
+            if len(messages) == 1:
+                raise
+        except Exception as error:
+            if not may_be_a_value(error):
+                raise
+            check_writable(self._database)
+            if len(messages) == 1:
+                if messages[0].problem:
+                    raise ShelfFull(f"a rejected message cannot be stored: {describe_error(error)}") from error
+                refused = f"the outbox database refuses it: {describe_error(error)}"
+                return self._commit(lease, [replace(messages[0], events=(), problem=refused)], most, most_bytes)
+        middle = len(messages) // 2
+        first = self.record(lease, messages[:middle], most=most, most_bytes=most_bytes)
+        second = self.record(lease, messages[middle:], most=most, most_bytes=most_bytes)
+        return _sum(first, second)
+
+    def _commit(self, lease: SourceLease, messages: Sequence[ReadMessage], most: int, most_bytes: int) -> Receipt:
+        now = self._clock()
+        positions = {read.message.share: read.message.position for read in messages if read.message.share}
+        rejected = [read for read in messages if read.problem]
+
+        def beside(connection: sa.Connection, receipt: Receipt) -> None:
+            fence(
+                connection,
+                lease,
+                leased_until=at_least(_S.leased_until, now + self._lease_ms),
+                messages=_S.messages + len(messages),
+                recorded=_S.recorded + receipt.recorded,
+                repeated=_S.repeated + receipt.repeated,
+                rejected=_S.rejected + len(rejected),
+                pulled_at=now,
+                failures=0,
+                error="",
+            )
+            store_positions(connection, lease, positions)
+            if rejected:
+                _keep(connection, lease.stored.row_id, rejected, now, most, most_bytes)
+
+        events = [event for read in messages for event in read.events]
+        if events:
+            receipt = self._log.append_beside(events, beside)
+            if isinstance(receipt, QueueFull):
+                raise TargetFull(f"the queue of {', '.join(map(str, receipt.targets))} is full and set to reject")
+        else:
+            receipt = Receipt()
+            with self._database.writing() as connection:
+                beside(connection, receipt)
+        lease.positions |= positions
+        return receipt
+
+
+def _keep(
+    connection: sa.Connection, source_id: int, rejected: Sequence[ReadMessage], now: int, most: int, most_bytes: int
+) -> None:
+    r = tables.rejected_messages.c
+    kept = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(r.size), 0)).where(r.source_id == source_id)
+    count, size = connection.execute(kept).one()
+    size = int(size) + sum(len(read.message.body) for read in rejected)
+    if count + len(rejected) > most or size > most_bytes:
+        raise ShelfFull(
+            f"{count} rejected messages are kept, and more would exceed rejected_limit={most} or"
+            f" rejected_size={most_bytes}; the next one: {rejected[0].problem}"
+        )
+    rows = [
+        {
+            "source_id": source_id, "share": read.message.share, "position": read.message.position, "at": now,
+            "sent_at": read.message.sent_at, "headers": orjson.dumps(dict(read.message.headers)).decode(),
+            "reason": clean_reason(read.problem), "size": len(read.message.body), "body": read.message.body,
+        }
+        for read in rejected
+    ]  # fmt: skip
+    connection.execute(tables.rejected_messages.insert(), rows)
+
+
+def _sum(first: Receipt, second: Receipt) -> Receipt:
+    """Return one receipt for both, as far as it concerns who is woken."""
+    due = {target: set(partitions) for target, partitions in first.due.items()}
+    for target, partitions in second.due.items():
+        due.setdefault(target, set()).update(partitions)
+    return Receipt(first.recorded + second.recorded, first.repeated + second.repeated, due=due)

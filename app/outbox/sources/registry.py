@@ -1,0 +1,135 @@
+"""Store and change sources. A change revokes the lease, so that no worker goes on with the settings before it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from app.config.secrets import Sealer
+from app.config.sources.base import SourceSettings
+from app.config.sources.registry import source_type
+from app.config.sources.source_id import SourceId
+from app.config.target_settings import BadSettings, changed_lines, load, texts
+from app.outbox import audit, tables
+from app.outbox.delivery.reasons import clean_reason
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.sources.errors import SourceInUse
+from app.outbox.sources.stored import StoredSource, find_source, read_positions, read_sources
+
+_REVOKED = {"lease_token": "", "leased_until": 0}
+_AS_NEW: dict[str, Any] = {"failures": 0, "resume_at": 0, "error": "", "error_at": 0, "lag": None}
+
+
+class SourceRegistry:
+    """Read and change sources."""
+
+    def __init__(self, database: Database, sealer: Sealer) -> None:
+        self._database = database
+        self._sealer = sealer
+
+    def sources(self) -> list[StoredSource]:
+        """Return every source, sorted by type and name."""
+        with self._database.reading() as connection:
+            return read_sources(connection)
+
+    def source(self, source: SourceId) -> StoredSource:
+        """Return one source. Raises `UnknownSource`."""
+        with self._database.reading() as connection:
+            return find_source(connection, source)
+
+    def positions(self, stored: StoredSource) -> dict[str, str]:
+        """Return the position in each share of its queue."""
+        with self._database.reading() as connection:
+            return read_positions(connection, stored.row_id)
+
+    def settings(self, stored: StoredSource) -> SourceSettings:
+        """Return a source's settings with unsealed secrets. Raises `BadSettings`."""
+        return load(source_type(stored.source.type), self.texts(stored), lenient=True)
+
+    def texts(self, stored: StoredSource) -> dict[str, str]:
+        """Return a source's settings as texts with unsealed secrets. Raises `BadSettings`."""
+        return self._sealer.unseal_all(stored.source, stored.values)
+
+    def put(self, source: SourceId, values: Mapping[str, object]) -> None:
+        """Create a source or replace its settings. Raises `BadSettings`; then nothing has changed.
+
+        A source of another queue than before begins as a new one.
+        """
+        declaration = source_type(source.type)
+        settings, stored = load(declaration, values), texts(declaration, values)
+        sealed = orjson.dumps(self._sealer.seal_all(declaration, stored)).decode()
+        columns: dict[str, Any] = {"settings": sealed, "enabled": settings.enable, "origin": "stored"}
+        s = tables.sources.c
+        with self._database.writing() as connection:
+            known = connection.execute(
+                sa.select(s.id, s.settings).where(s.type == source.type, s.name == source.name).with_for_update()
+            ).first()
+            before = {} if known is None else self._texts_before(source, orjson.loads(known.settings))
+            details = {"settings": changed_lines(declaration, before, stored)}
+            if known is None:
+                new = {"type": source.type, "name": source.name, "created_at": now_ms()}
+                connection.execute(tables.sources.insert().values(new | columns))
+                audit.record(connection, "source.create", _resource(source), details)
+                return
+            columns |= _AS_NEW | _REVOKED | {"revision": s.revision + 1}
+            connection.execute(tables.sources.update().where(s.id == known.id).values(**columns))
+            if any(before.get(name) != stored.get(name) for name in declaration.names_queue):
+                positions = tables.source_positions
+                connection.execute(positions.delete().where(positions.c.source_id == known.id))
+            audit.record(connection, "source.change", _resource(source), details)
+
+    def remove(self, source: SourceId, *, force: bool = False) -> int:
+        """Delete a source with its positions and rejected messages, and return how many of these there were.
+
+        Raises `UnknownSource`, and without `force` `SourceInUse` if it has rejected messages. What it recorded stays.
+        """
+        r = tables.rejected_messages.c
+        with self._database.writing() as connection:
+            stored = find_source(connection, source)
+            connection.execute(tables.sources.delete().where(tables.sources.c.id == stored.row_id))
+            count = sa.select(sa.func.count()).select_from(tables.rejected_messages).where(r.source_id == stored.row_id)
+            rejected = int(connection.execute(count).scalar_one())
+            if rejected and not force:
+                raise SourceInUse(f"{source} has {rejected} rejected message(s); remove it with force to lose them")
+            for table in (tables.source_positions, tables.rejected_messages):
+                connection.execute(table.delete().where(table.c.source_id == stored.row_id))
+            audit.record(connection, "source.remove", _resource(source), {"rejected": rejected})
+        return rejected
+
+    def pause(self, source: SourceId, reason: str) -> None:
+        """Stop pulling until the source is resumed; its messages wait in the queue. Raises `UnknownSource`."""
+        self._update(source, "pause", paused=True, reason=clean_reason(reason))
+
+    def resume(self, source: SourceId) -> None:
+        """End a pause, and try again at once. Raises `UnknownSource`."""
+        self._update(source, "resume", paused=False, reason="", **_AS_NEW)
+
+    def _update(self, source: SourceId, action: str, **values: Any) -> None:
+        s = tables.sources.c
+        with self._database.writing() as connection:
+            row_id = find_source(connection, source).row_id
+            change = {**values, **_REVOKED, "revision": s.revision + 1}
+            connection.execute(tables.sources.update().where(s.id == row_id).values(**change))
+            details = {"reason": values["reason"]} if values["reason"] else {}
+            audit.record(connection, f"source.{action}", _resource(source), details)
+
+    def _texts_before(self, source: SourceId, sealed: Mapping[str, str]) -> Mapping[str, str]:
+        try:
+            return self._sealer.unseal_all(source, sealed)
+        except BadSettings:  # sealed with a key that is not known any more: every secret counts as changed
+            return sealed
+
+
+def _resource(source: SourceId) -> str:
+    return f"source:{source}"
+
+
+def reseal(connection: sa.Connection, sealer: Sealer) -> int:
+    """Seal every source's secrets with the newest key, in this transaction, and return the number of sources."""
+    rows = connection.execute(sa.select(tables.sources).with_for_update()).all()
+    for row in rows:
+        plain = sealer.unseal_all(SourceId(row.type, row.name), orjson.loads(row.settings))
+        sealed = orjson.dumps(sealer.seal_all(source_type(row.type), plain)).decode()
+        connection.execute(tables.sources.update().where(tables.sources.c.id == row.id).values(settings=sealed))
+    return len(rows)

@@ -1,0 +1,96 @@
+"""Rejected messages: read, retry and delete what a source has pulled and could not record."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from app.events.frontends import Frontend
+from app.events.limits import Limits
+from app.events.messages import Message, read_message
+from app.outbox import audit, tables
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
+from app.outbox.log.batch import QueueFull, Receipt
+from app.outbox.sources.errors import StillRejected, UnknownMessage
+from app.outbox.sources.stored import StoredSource
+
+_R = tables.rejected_messages.c
+_FACTS = (_R.id, _R.share, _R.position, _R.at, _R.reason, _R.size)
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedMessage:
+    """What is known of a rejected message, without its body."""
+
+    number: int
+    share: str
+    position: str
+    at: int
+    reason: str
+    size: int
+
+
+class RejectedMessages:
+    """The rejected messages of each source."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def page(self, stored: StoredSource, *, limit: int, after: int = 0) -> list[RejectedMessage]:
+        """Return up to `limit` messages, the oldest first, after the one of this number."""
+        query = sa.select(*_FACTS).where(_R.source_id == stored.row_id, _R.id > after).order_by(_R.id).limit(limit)
+        with self._database.reading() as connection:
+            return [RejectedMessage(*row) for row in connection.execute(query)]
+
+    def counts(self) -> dict[int, int]:
+        """Return how many messages are kept of each source, by row id; those without any are left out."""
+        query = sa.select(_R.source_id, sa.func.count()).group_by(_R.source_id)
+        with self._database.reading() as connection:
+            return {int(row[0]): int(row[1]) for row in connection.execute(query)}
+
+    def message(self, stored: StoredSource, number: int) -> Message:
+        """Return a message as it was pulled. Raises `UnknownMessage`."""
+        with self._database.reading() as connection:
+            return _message(connection, stored, number)
+
+    def delete(self, stored: StoredSource, numbers: Sequence[int] | None) -> int:
+        """Delete messages, None for all of the source, and return how many there were."""
+        chosen = (_R.source_id == stored.row_id, *([] if numbers is None else [_R.id.in_(numbers)]))
+        with self._database.writing() as connection:
+            deleted = connection.execute(tables.rejected_messages.delete().where(*chosen)).rowcount
+            if deleted:
+                audit.record(connection, "source.delete_rejected", f"source:{stored.source}", {"messages": deleted})
+        return deleted
+
+    def retry(self, stored: StoredSource, number: int, limits: Limits, sender: Frontend | None) -> Receipt | QueueFull:
+        """Record a message's events now and delete it, in one transaction.
+
+        Raises `UnknownMessage`, `StillRejected`, and what `Log.append` raises.
+        """
+        read = read_message(self.message(stored, number), limits, sender)
+        if read.problem:
+            raise StillRejected(read.problem)
+
+        def beside(connection: sa.Connection, receipt: Receipt) -> None:
+            chosen = (_R.id == number, _R.source_id == stored.row_id)
+            if not connection.execute(tables.rejected_messages.delete().where(*chosen)).rowcount:
+                raise UnknownMessage(number)
+            facts: dict[str, Any] = {"message": number, "recorded": receipt.recorded}
+            audit.record(connection, "source.retry_rejected", f"source:{stored.source}", facts)
+
+        if read.events:
+            return Log(self._database).append_beside(read.events, beside)
+        with self._database.writing() as connection:
+            beside(connection, Receipt())
+        return Receipt()
+
+
+def _message(connection: sa.Connection, stored: StoredSource, number: int) -> Message:
+    query = sa.select(_R.body, _R.share, _R.position, _R.headers, _R.sent_at)
+    row = connection.execute(query.where(_R.id == number, _R.source_id == stored.row_id)).first()
+    if row is None:
+        raise UnknownMessage(number)
+    return Message(bytes(row.body), row.share, row.position, None, orjson.loads(row.headers), row.sent_at)

@@ -1,0 +1,1 @@
+"""How the source contract fills each type of queue."""

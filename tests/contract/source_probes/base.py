@@ -1,0 +1,32 @@
+"""What a queue must be able to do for the source contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests import services
+
+
+class SourceProbe:
+    """A queue on a real server, filled by another client than the one that pulls."""
+
+    type: str
+    server: services.Server
+    keeps_positions = False  # whether the outbox has the positions, or else the queue
+
+    def renew(self) -> None:
+        """Begin an empty queue; the server runs."""
+        raise NotImplementedError
+
+    def values(self) -> Mapping[str, Any]:
+        """Settings that are enough to pull from it."""
+        raise NotImplementedError
+
+    def send(self, bodies: Sequence[bytes], share: int = 0) -> None:
+        """Append messages to a share of the queue, in order, and return when the server has them."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop the server."""
+        self.server.stop()

@@ -1,0 +1,274 @@
+"""The contract of every source, on real servers: what is in the queue is recorded, in order, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.outbox.engine.database import Database, now_ms
+from tests import services
+from tests.contract.source_probes.base import SourceProbe
+from tests.contract.source_probes.registry import SOURCE_PROBES
+from tests.services import until
+from tests.support.builders import SECRET_KEY, add_target, migrated, registry
+from tests.support.pulled_events import (
+    Sources,
+    by_key,
+    messages,
+    numbered,
+    recorded,
+    recorded_by_key,
+    running,
+    wait_for,
+)
+from tests.support.service_processes import Role, start_all, stop_all
+
+pytestmark = pytest.mark.promise
+
+LEASE_SECONDS = 3
+
+
+@pytest.fixture(scope="module", params=sorted(SOURCE_PROBES))
+def served(request: pytest.FixtureRequest) -> Iterator[SourceProbe]:
+    """Every type of queue in turn."""
+    with contextlib.closing(SOURCE_PROBES[request.param]()) as probe:
+        yield probe
+
+
+@pytest.fixture
+def probe(served: SourceProbe) -> SourceProbe:
+    """Every type of queue in turn, running and empty."""
+    served.renew()
+    return served
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    opened = migrated(f"sqlite:///{tmp_path}/outbox.db", partitions=4)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def sources(database: Database) -> Sources:
+    return Sources(database)
+
+
+def url(database: Database) -> str:
+    return database.url.render_as_string(hide_password=False)
+
+
+def test_messages_are_recorded_in_the_order_of_each_share(probe: SourceProbe, database: Database) -> None:
+    sources = Sources(database)
+    source = sources.put(probe.type, probe.values())
+    events = numbered(500)
+    probe.send(messages(events[:200]))
+    with running(url(database)):
+        wait_for(database, events[:200])
+        probe.send(messages(events[200:]))
+        wait_for(database, events)
+        until(lambda: sources.stored(source).lag == 0, what="no lag")
+        assert sources.state(source) == "running"
+    assert recorded_by_key(database) == by_key(events)
+    stored = sources.stored(source)
+    assert (stored.messages, stored.recorded, stored.repeated, stored.rejected) == (500, 500, 0, 0)
+    assert (stored.lease_token, stored.error) == ("", "")
+
+
+def test_what_was_recorded_before_a_restart_is_not_recorded_again(probe: SourceProbe, database: Database) -> None:
+    source = Sources(database).put(probe.type, probe.values())
+    events = numbered(60)
+    probe.send(messages(events[:30]))
+    with running(url(database)):
+        wait_for(database, events[:30])
+    probe.send(messages(events[30:]))
+    with running(url(database)):
+        wait_for(database, events)
+    assert len(recorded(database)) == 60
+    assert Sources(database).stored(source).recorded == 60
+    if probe.keeps_positions:
+        assert Sources(database).stored(source).repeated == 0
+
+
+def test_messages_without_valid_events_are_kept_and_hold_up_nothing(probe: SourceProbe, database: Database) -> None:
+    sources = Sources(database)
+    source = sources.put(probe.type, probe.values())
+    events = numbered(3)
+    hostile = [b"\xff\xfe\x00", b"{", b'{"Records":[{"eventName":1}]}', b"[" * 100_000, b'"text"', b"\x00" * 1000]
+    good = messages(events)
+    probe.send([good[0], *hostile[:3], good[1], *hostile[3:], good[2]])
+    with running(url(database)):
+        wait_for(database, events)
+        until(lambda: sources.stored(source).rejected == len(hostile), what="rejected messages")
+        assert sources.state(source) == "running"
+    kept = sources.rejected.page(sources.stored(source), limit=100)
+    assert [sources.rejected.message(sources.stored(source), one.number).body for one in kept] == hostile
+    assert all(one.reason for one in kept)
+    assert recorded(database) == [one.id for one in events]
+
+
+def test_a_full_shelf_pauses_the_source_and_loses_nothing(probe: SourceProbe, database: Database) -> None:
+    sources = Sources(database)
+    source = sources.put(probe.type, {**probe.values(), "rejected_limit": "2"})
+    events = numbered(2)
+    good = messages(events)
+    probe.send([good[0], b"one", b"two", b"three", good[1]])
+    with running(url(database)):
+        until(lambda: sources.state(source) == "paused", what="a pause")
+        assert recorded(database) == [events[0].id]
+        stored = sources.stored(source)
+        assert "rejected_limit=2" in stored.reason
+        assert [one.size for one in sources.rejected.page(stored, limit=9)] == [3, 3]
+        sources.rejected.delete(stored, None)
+        sources.registry.resume(source)
+        wait_for(database, events)
+    [left] = sources.rejected.page(sources.stored(source), limit=9)
+    assert sources.rejected.message(sources.stored(source), left.number).body == b"three"
+
+
+def test_a_target_without_room_pauses_pulling_and_nothing_is_lost(probe: SourceProbe, database: Database) -> None:
+    sources = Sources(database)
+    target = add_target(database, queue_limit="10", queue_full="reject")
+    source = sources.put(probe.type, probe.values())
+    events = numbered(25)
+    probe.send(messages(events))
+    with running(url(database)):
+        until(lambda: sources.state(source) == "failing", what="a source that waits")
+        assert "queue of webhook:x is full" in sources.stored(source).error
+        assert recorded(database) == [one.id for one in events[: len(recorded(database))]]
+        assert len(recorded(database)) <= 10
+        registry(database).put(target, {"endpoint": "http://127.0.0.1:9/"})
+        wait_for(database, events)
+        until(lambda: sources.state(source) == "running", what="a running source")
+    assert recorded_by_key(database) == by_key(events)
+
+
+def test_an_operators_pause_holds_until_the_source_is_resumed(probe: SourceProbe, database: Database) -> None:
+    sources = Sources(database)
+    source = sources.put(probe.type, probe.values())
+    events = numbered(20)
+    with running(url(database)):
+        probe.send(messages(events[:10]))
+        wait_for(database, events[:10])
+        sources.registry.pause(source, "maintenance")
+        until(lambda: sources.stored(source).lease_token == "", what="a released source")
+        probe.send(messages(events[10:]))
+        other = sources.put(probe.type, {**probe.values(), "enable": "off"}, name="other")
+        assert sources.state(other) == "disabled"
+        assert (sources.state(source), sources.stored(source).reason) == ("paused", "maintenance")
+        assert len(recorded(database)) == 10
+        sources.registry.resume(source)
+        wait_for(database, events)
+
+
+def test_a_broker_that_is_away_is_named_and_pulled_from_again(probe: SourceProbe, database: Database) -> None:
+    sources = Sources(database)
+    source = sources.put(probe.type, {**probe.values(), "timeout": "1s"})
+    events = numbered(20)
+    probe.send(messages(events[:10]))
+    with running(url(database)):
+        wait_for(database, events[:10])
+        probe.server.stop()
+        until(lambda: sources.state(source) == "failing", 60, what="a failing source")
+        assert sources.stored(source).error
+        probe.server.start()
+        probe.send(messages(events[10:]))
+        wait_for(database, events, 90)
+        until(lambda: sources.state(source) == "running", 60, what="a running source")
+    assert recorded_by_key(database) == by_key(events)
+
+
+# Whole processes
+
+
+@pytest.fixture
+def outbox(postgres_server: services.Postgres) -> Iterator[Database]:
+    name = f"sources_{os.getpid()}_{now_ms()}"
+    opened = migrated(postgres_server.create_database(name), partitions=4)
+    yield opened
+    opened.close()
+    postgres_server.drop_database(name)
+
+
+@contextlib.contextmanager
+def pulling(database: Database, redis_server: services.Redis) -> Iterator[list[Role]]:
+    """Two workers that pull."""
+    settings = {
+        "BUCKETWIRE_DATA_DIR": str(services.new_folder("var")),
+        "BUCKETWIRE_DATABASE_URL": url(database),
+        "BUCKETWIRE_BROKER_URL": redis_server.url,
+        "BUCKETWIRE_SECRET_KEYS": SECRET_KEY,
+        "BUCKETWIRE_LEASE_TTL": f"{LEASE_SECONDS}s",
+        "BUCKETWIRE_LEASE_MAX_WORK": "1s",
+    }
+    pair = [Role(["worker", "--only", "sources"], settings, " ready.") for _ in range(2)]
+    try:
+        start_all(pair)
+        yield pair
+    finally:
+        stop_all(pair)
+
+
+@pytest.fixture
+def workers(outbox: Database, redis_server: services.Redis) -> Iterator[list[Role]]:
+    with pulling(outbox, redis_server) as pair:
+        yield pair
+
+
+def holder(sources: Sources, workers: list[Role]) -> Role | None:
+    """The worker that pulls."""
+    [stored] = sources.registry.sources()
+    pid = stored.holder.rpartition(":")[2]
+    return next((role for role in workers if role.running and str(role.pid) == pid), None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_killed_and_stopped_workers_lose_nothing_and_keep_the_order(
+    probe: SourceProbe, outbox: Database, workers: list[Role]
+) -> None:
+    sources = Sources(outbox)
+    events = [one for share in range(2) for one in numbered(10_000, share=share, keys=50)]
+    source = sources.put(probe.type, {**probe.values(), "batch_size": "100"})
+    probe.send(messages(events[:10_000]), 0)
+    probe.send(messages(events[10_000:]), 1)
+    for victim in (0, 1, 2, 3):
+        before = len(recorded(outbox))
+        until(lambda: len(recorded(outbox)) > before + 500, 60, what="progress")  # noqa: B023 - called at once
+        until(lambda: holder(sources, workers) is not None, what="a holder")
+        role = holder(sources, workers)
+        assert role is not None
+        if victim % 2:
+            os.kill(role.pid, signal.SIGSTOP)
+            until(lambda: holder(sources, workers) not in (None, role), 60, what="another holder")  # noqa: B023
+            os.kill(role.pid, signal.SIGCONT)
+        else:
+            role.kill()
+            role.start()
+    wait_for(outbox, events, 120)
+    assert recorded_by_key(outbox) == by_key(events)
+    assert len(recorded(outbox)) == 20_000
+    stored = sources.stored(source)
+    assert stored.recorded == 20_000
+    if probe.keeps_positions:
+        assert (stored.messages, stored.repeated) == (20_000, 0)
+
+
+@pytest.mark.slow
+def test_a_database_that_is_away_loses_nothing(probe: SourceProbe, redis_server: services.Redis) -> None:
+    events = numbered(2_000)
+    with services.postgres() as server, contextlib.closing(migrated(server.create_database("own"))) as outbox:
+        Sources(outbox).put(probe.type, {**probe.values(), "batch_size": "50"})
+        with pulling(outbox, redis_server) as workers:
+            probe.send(messages(events))
+            until(lambda: len(recorded(outbox)) > 100, 60, what="progress")
+            server.kill()
+            server.start()
+            wait_for(outbox, events, 60)
+            assert recorded_by_key(outbox) == by_key(events)
+            assert all(role.running for role in workers)

@@ -1,0 +1,98 @@
+"""`bucketwire source …`, whose commands call the API's routes."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.config.sources.source_id import SourceId
+from app.events.limits import Limits
+from app.events.messages import Message, read_message
+from app.outbox.engine.clock import DatabaseClock
+from app.outbox.engine.database import Database
+from app.outbox.sources.intake import SourceIntake
+from app.outbox.sources.leases import SourceLeases
+from app.outbox.sources.stored import find_source
+from tests.integration.cli.conftest import Cli
+from tests.support.pulled_events import recorded
+
+SECRET = "hush-hush-9f3"
+SET = ("source", "set", "kafka:minio", "brokers=kafka", "topic=events", "sasl=on", "sasl_username=u")
+
+
+def reject(database: Database, *bodies: bytes) -> None:
+    """Have the source reject these messages, as a worker does."""
+    clock = DatabaseClock(database)
+    with database.reading() as connection:
+        stored = find_source(connection, SourceId("kafka", "minio"))
+    leases = SourceLeases(database, 60_000)
+    lease = leases.claim(stored, clock())
+    assert lease is not None
+    read = [read_message(Message(text, "0", str(place)), Limits(), None) for place, text in enumerate(bodies, 1)]
+    SourceIntake(database, clock, 60_000).record(lease, read, most=100, most_bytes=1 << 20)
+    leases.release(lease)
+
+
+def test_a_source_is_made_changed_and_shown_without_its_secret(cli: Cli) -> None:
+    assert "set kafka:minio" in cli(*SET, f"sasl_password={SECRET}").out
+    cli("source", "set", "kafka:minio", "topic=others", "sasl_mechanism=sha512")
+    shown = cli("source", "show", "kafka:minio", "--json").json
+    assert shown["settings"] == {
+        "brokers": "kafka", "topic": "others", "sasl": "on", "sasl_username": "u", "sasl_password": "*redacted*",
+        "sasl_mechanism": "sha512",
+    }  # fmt: skip
+    assert (shown["state"], shown["positions"]) == ("waiting", {})
+    for words in (["source", "show", "kafka:minio"], ["source", "ls"]):
+        out = cli(*words).out
+        assert "only sources" in " ".join(out.split())
+        assert SECRET not in out
+    assert [entry["action"] for entry in cli("audit", "--json").json] == ["source.change", "source.create"]
+    assert SECRET not in cli("audit", "--json").out
+
+
+@pytest.mark.parametrize(
+    ("which", "pairs", "said"),
+    [
+        ("kafka:x", ["brokers=b"], "topic: is required"),
+        ("kafka:x", ["brokers=b", "topik=t"], "did you mean topic?"),
+        ("kafka:x", ["brokers=b", "topic=t", "frontend=mino"], "did you mean minio?"),
+        ("kafka:x", ["brokers=b", "topic=t", "tls_ca=/x"], "tls_ca: has no effect without TLS"),
+        ("kafca:x", ["brokers=b"], "did you mean kafka?"),
+        ("kafka", ["brokers=b"], "is not a source"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(cli: Cli, which: str, pairs: list[str], said: str) -> None:
+    refused = cli("source", "set", which, *pairs)
+    assert refused.code in (1, 2)
+    assert said in refused.err
+    assert cli("source", "ls", "--json").json == []
+
+
+def test_a_source_is_paused_resumed_and_removed(cli: Cli) -> None:
+    cli(*SET, "sasl_password=x")
+    cli("source", "pause", "kafka:minio", "--reason", "maintenance")
+    [paused] = cli("source", "ls", "--json").json
+    assert (paused["state"], paused["reason"]) == ("paused", "maintenance")
+    cli("source", "resume", "kafka:minio")
+    assert cli("source", "show", "kafka:minio", "--json").json["state"] == "waiting"
+    assert cli("source", "rm", "kafka:minio", "--json").json == {"rejected_messages": 0}
+    gone = cli("source", "show", "kafka:minio")
+    assert (gone.code, "there is no source kafka:minio" in gone.err) == (1, True)
+
+
+def test_rejected_messages_are_listed_shown_retried_and_deleted(cli: Cli, database: Database) -> None:
+    cli(*SET, "sasl_password=x")
+    reject(database, b"\x00\xff", b"{", b"[")
+    rows = cli("source", "rejected", "ls", "kafka:minio", "--json").json
+    assert [row["size"] for row in rows] == [2, 1, 1]
+    assert "not JSON" in rows[1]["reason"]
+    first, second, third = (str(row["id"]) for row in rows)
+    shown = cli("source", "rejected", "show", "kafka:minio", first, "--json").json
+    assert (shown["body"], shown["base64"]) == (None, "AP8=")
+    assert cli("source", "rejected", "show", "kafka:minio", second).out == "{"
+    refused = cli("source", "rejected", "retry", "kafka:minio", first)
+    assert (refused.code, recorded(database)) == (1, [])
+    assert cli("source", "rm", "kafka:minio").code == 1
+    assert cli("source", "rejected", "rm", "kafka:minio", third, "--json").json == {"deleted": 1}
+    assert cli("source", "rejected", "rm", "kafka:minio").code == 2
+    assert cli("source", "rejected", "rm", "kafka:minio", "--all", "--json").json == {"deleted": 2}
+    assert cli("source", "rejected", "show", "kafka:minio", first).code == 1

@@ -1,0 +1,284 @@
+"""Sources in the outbox: one holder, whose commits move the positions with the events, and what operators change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import sqlalchemy as sa
+
+from app.config.secrets import Sealer
+from app.config.sources.source_id import SourceId
+from app.config.target_settings import BadSettings
+from app.events.limits import Limits
+from app.events.messages import Message, ReadMessage, read_message
+from app.events.model import Event
+from app.outbox import tables
+from app.outbox.delivery.leases import LeaseLost
+from app.outbox.engine.clock import DatabaseClock
+from app.outbox.engine.database import Database, DatabaseUnavailable
+from app.outbox.log.batch import Receipt
+from app.outbox.sources.errors import SourceInUse, StillRejected, UnknownMessage, UnknownSource
+from app.outbox.sources.intake import ShelfFull, SourceIntake, TargetFull
+from app.outbox.sources.leases import SourceLease, SourceLeases
+from app.outbox.sources.registry import SourceRegistry
+from tests.support.builders import add_target, body
+from tests.support.pulled_events import Sources, numbered, recorded
+from tests.support.refused_events import refuse_poison
+
+VALUES = {"brokers": "127.0.0.1:9", "topic": "t"}
+LEASE_MS = 60_000
+MOST = {"most": 1000, "most_bytes": 1 << 20}
+
+
+class Outbox:
+    """The sources of an outbox, and one that a worker has leased."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.clock = DatabaseClock(database)
+        self.sources = Sources(database)
+        self.source = self.sources.put("kafka", VALUES)
+        self.leases = SourceLeases(database, LEASE_MS)
+        self.intake = SourceIntake(database, self.clock, LEASE_MS)
+
+    def claim(self) -> SourceLease | None:
+        return self.leases.claim(self.sources.stored(self.source), self.clock())
+
+    def lease(self) -> SourceLease:
+        lease = self.claim()
+        assert lease is not None
+        return lease
+
+    def record(self, lease: SourceLease, read: Sequence[ReadMessage], **most: int) -> Receipt:
+        return self.intake.record(lease, read, **{**MOST, **most})
+
+    @property
+    def positions(self) -> dict[str, str]:
+        return self.sources.registry.positions(self.sources.stored(self.source))
+
+
+@pytest.fixture
+def outbox(database: Database) -> Outbox:
+    return Outbox(database)
+
+
+def reads(events: Sequence[Event], share: str = "0", first: int = 0) -> list[ReadMessage]:
+    """Messages of one share with an event each; the position after one is the next one's number."""
+    return [ReadMessage(Message(body(one), share, str(number + 1)), (one,)) for number, one in enumerate(events, first)]
+
+
+def bad(position: int, text: bytes = b"?", share: str = "0") -> ReadMessage:
+    return read_message(Message(text, share, str(position)), Limits(), None)
+
+
+def test_events_positions_and_rejected_messages_are_one_commit(outbox: Outbox) -> None:
+    lease, events = outbox.lease(), numbered(3)
+    receipt = outbox.record(lease, [*reads(events[:2]), bad(3), *reads(events[2:], "1")])
+    assert (receipt.recorded, recorded(outbox.database)) == (3, [one.id for one in events])
+    assert outbox.positions == lease.positions == {"0": "3", "1": "1"}
+    stored = outbox.sources.stored(outbox.source)
+    assert (stored.messages, stored.recorded, stored.rejected) == (4, 3, 1)
+    outbox.leases.release(lease)
+    assert outbox.lease().positions == {"0": "3", "1": "1"}
+
+
+def test_a_source_has_one_holder(outbox: Outbox) -> None:
+    first = outbox.lease()
+    assert outbox.claim() is None
+    assert outbox.leases.free(outbox.clock()) == []
+    outbox.leases.release(first)
+    second = outbox.lease()
+    with pytest.raises(LeaseLost):
+        outbox.record(first, reads(numbered(1)))
+    with pytest.raises(LeaseLost):
+        outbox.leases.renew(first, outbox.clock())
+    outbox.leases.release(first)  # releases nothing of the second
+    assert outbox.claim() is None
+    outbox.leases.renew(second, outbox.clock())
+    assert recorded(outbox.database) == []
+
+
+def test_a_lease_that_was_not_renewed_is_another_workers(outbox: Outbox) -> None:
+    first = outbox.leases.claim(outbox.sources.stored(outbox.source), outbox.clock() - 2 * LEASE_MS)
+    assert first is not None
+    second = outbox.lease()
+    outbox.record(second, reads(numbered(1)))
+    with pytest.raises(LeaseLost):
+        outbox.record(first, reads(numbered(1)))
+    assert len(recorded(outbox.database)) == 1
+
+
+@pytest.mark.parametrize("change", ["put", "pause", "remove"])
+def test_what_an_operator_changes_ends_the_lease(outbox: Outbox, change: str) -> None:
+    lease = outbox.lease()
+    outbox.record(lease, reads(numbered(1)))
+    change_source = {
+        "put": lambda: outbox.sources.put("kafka", {**VALUES, "brokers": "127.0.0.1:9,127.0.0.1:8"}),
+        "pause": lambda: outbox.sources.registry.pause(outbox.source, "by hand"),
+        "remove": lambda: outbox.sources.registry.remove(outbox.source),
+    }
+    change_source[change]()
+    for write in (
+        lambda: outbox.record(lease, reads(numbered(1), first=1)),
+        lambda: outbox.leases.fail(lease, outbox.clock(), "a reason", 0),
+        lambda: outbox.leases.pause(lease, "a reason"),
+        lambda: outbox.leases.report(lease, outbox.clock(), 0),
+    ):
+        with pytest.raises(LeaseLost):
+            write()
+    assert len(recorded(outbox.database)) == 1
+    if change == "put":
+        assert outbox.lease().positions == {"0": "1"}
+    elif change == "pause":
+        assert (outbox.sources.stored(outbox.source).reason, outbox.claim()) == ("by hand", None)
+    else:
+        with pytest.raises(UnknownSource):
+            outbox.sources.stored(outbox.source)
+
+
+def test_a_source_that_was_changed_since_it_was_read_is_not_claimed(outbox: Outbox) -> None:
+    stored = outbox.sources.stored(outbox.source)
+    outbox.sources.put("kafka", {**VALUES, "topic": "other"})
+    assert outbox.leases.claim(stored, outbox.clock()) is None
+
+
+def test_a_source_of_another_queue_begins_as_a_new_one(outbox: Outbox) -> None:
+    outbox.record(outbox.lease(), reads(numbered(1)))
+    outbox.sources.put("kafka", {**VALUES, "topic": "other"})
+    assert outbox.lease().positions == {}
+
+
+def test_an_older_state_of_the_outbox_is_noticed_before_anything_is_skipped(outbox: Outbox) -> None:
+    lease, events = outbox.lease(), numbered(3)
+    outbox.record(lease, reads(events[:1]))
+    outbox.record(lease, reads(events[1:2], first=1))
+    p = tables.source_positions
+    with outbox.database.writing() as connection:  # the second commit is lost by a restore
+        connection.execute(p.update().values(position="1"))
+        connection.execute(tables.events.delete().where(tables.events.c.id == events[1].id))
+    with pytest.raises(LeaseLost, match="positions"):
+        outbox.record(lease, reads(events[2:], first=2))
+    outbox.leases.release(lease)
+    again = outbox.lease()
+    assert again.positions == {"0": "1"}
+    outbox.record(again, reads(events[1:], first=1))
+    assert sorted(recorded(outbox.database)) == sorted(one.id for one in events)
+
+
+def test_what_is_pulled_again_is_recorded_once(outbox: Outbox) -> None:
+    lease, events = outbox.lease(), numbered(4)
+    outbox.record(lease, reads(events[:3]))
+    receipt = outbox.record(lease, reads(events, first=3))
+    assert (receipt.recorded, receipt.repeated) == (1, 3)
+    stored = outbox.sources.stored(outbox.source)
+    assert (stored.recorded, stored.repeated) == (4, 3)
+
+
+def test_the_database_refuses_one_event_and_records_the_others(outbox: Outbox) -> None:
+    refuse_poison(outbox.database)
+    lease, events = outbox.lease(), numbered(6)
+    poison = events[2]._replace(key="poison")
+    outbox.record(lease, reads([*events[:2], poison, *events[3:]]))
+    assert recorded(outbox.database) == [one.id for one in events if one.id != poison.id]
+    [kept] = outbox.sources.rejected.page(outbox.sources.stored(outbox.source), limit=9)
+    assert "the outbox database refuses it" in kept.reason
+    assert outbox.positions == {"0": "6"}
+
+
+def test_a_database_that_is_away_rejects_nothing(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = outbox.lease()
+
+    def away(*_: object) -> None:
+        raise sa.exc.OperationalError("x", None, Exception("away"))
+
+    monkeypatch.setattr("app.outbox.sources.intake.check_writable", away)
+    monkeypatch.setattr("app.outbox.sources.intake.may_be_a_value", lambda _: True)
+    monkeypatch.setattr(outbox.intake, "_commit", away)
+    with pytest.raises(DatabaseUnavailable):
+        outbox.record(lease, reads(numbered(3)))
+    assert outbox.sources.stored(outbox.source).rejected == 0
+
+
+def test_a_target_without_room_takes_what_fits_and_refuses_the_rest(outbox: Outbox) -> None:
+    add_target(outbox.database, queue_limit="3", queue_full="reject")
+    lease, events = outbox.lease(), numbered(8)
+    with pytest.raises(TargetFull, match="webhook:x"):
+        outbox.record(lease, reads(events))
+    there = recorded(outbox.database)
+    assert there == [one.id for one in events[: len(there)]]
+    assert len(there) == 3
+    assert outbox.positions == {"0": "3"}
+
+
+def test_the_shelf_is_bounded_by_number_and_by_bytes(outbox: Outbox) -> None:
+    lease, events = outbox.lease(), numbered(2)
+    with pytest.raises(ShelfFull, match="rejected_limit=2"):
+        outbox.record(lease, [*reads(events[:1]), bad(2), bad(3), bad(4), *reads(events[1:], first=4)], most=2)
+    assert (outbox.positions, recorded(outbox.database)) == ({"0": "3"}, [events[0].id])
+    with pytest.raises(ShelfFull, match="rejected_size=1000"):
+        outbox.record(lease, [bad(4, b"x" * 1000)], most_bytes=1000)
+    assert outbox.sources.stored(outbox.source).rejected == 2
+
+
+def test_a_rejected_message_is_read_back_retried_and_deleted(outbox: Outbox) -> None:
+    rejected, lease, [event] = outbox.sources.rejected, outbox.lease(), numbered(1)
+    outbox.record(lease, [bad(1, b"\x00\xff"), bad(2, b"[1]"), bad(3)])
+    stored = outbox.sources.stored(outbox.source)
+    first, second, third = (one.number for one in rejected.page(stored, limit=9))
+    assert rejected.message(stored, first).body == b"\x00\xff"
+    assert [one.number for one in rejected.page(stored, limit=1, after=first)] == [second]
+    assert rejected.counts() == {stored.row_id: 3}
+    with pytest.raises(StillRejected):
+        rejected.retry(stored, first, Limits(), None)
+    with outbox.database.writing() as connection:  # as if a newer version could read it
+        change = tables.rejected_messages.update().where(tables.rejected_messages.c.id == second)
+        connection.execute(change.values(body=body(event)))
+    receipt = rejected.retry(stored, second, Limits(), None)
+    assert isinstance(receipt, Receipt)
+    assert (receipt.recorded, recorded(outbox.database)) == (1, [event.id])
+    with pytest.raises(UnknownMessage):
+        rejected.retry(stored, second, Limits(), None)
+    with pytest.raises(SourceInUse):
+        outbox.sources.registry.remove(outbox.source)
+    assert outbox.sources.registry.source(outbox.source) == stored
+    assert rejected.delete(stored, [third]) == 1
+    assert outbox.sources.registry.remove(outbox.source, force=True) == 1
+    assert rejected.counts() == {}
+
+
+def test_failures_are_counted_until_messages_are_pulled(outbox: Outbox) -> None:
+    for number in (1, 2):
+        outbox.leases.fail(outbox.lease(), outbox.clock(), "no\nanswer", 0)
+        stored = outbox.sources.stored(outbox.source)
+        assert (stored.failures, stored.error, stored.lease_token) == (number, "no answer", "")
+    lease = outbox.lease()
+    assert outbox.sources.state(outbox.source) == "failing"
+    outbox.leases.report(lease, outbox.clock(), 7)
+    stored = outbox.sources.stored(outbox.source)
+    assert (stored.failures, stored.error, stored.lag) == (0, "", 7)
+    assert outbox.sources.state(outbox.source) == "running"
+    outbox.leases.fail(lease, outbox.clock(), "away", outbox.clock() + LEASE_MS)
+    assert outbox.leases.free(outbox.clock()) == []
+    outbox.sources.registry.resume(outbox.source)
+    assert [one.source for one in outbox.leases.free(outbox.clock())] == [outbox.source]
+
+
+def test_secrets_are_sealed_and_shown_to_the_worker_only(outbox: Outbox) -> None:
+    login = {"sasl": "on", "sasl_username": "u", "sasl_password": "hush-hush"}
+    source = outbox.sources.put("kafka", {**VALUES, **login}, "sealed")
+    stored = outbox.sources.stored(source)
+    assert stored.values["sasl_password"].startswith("enc:")
+    assert "hush-hush" not in str(outbox.sources.registry.settings(stored))
+    assert outbox.sources.registry.texts(stored)["sasl_password"] == "hush-hush"
+    stranger = SourceRegistry(outbox.database, Sealer(["vEJ3V5Y9dGQ1y0zW3bX6kq7m8n9o0p1q2r3s4t5u6v8="]))
+    with pytest.raises(BadSettings, match="sasl_password"):
+        stranger.settings(stored)
+
+
+@pytest.mark.parametrize("values", [{}, {**VALUES, "topc": "x"}, {**VALUES, "sasl": "on"}, {**VALUES, "group": "a\nb"}])
+def test_bad_settings_change_nothing(outbox: Outbox, values: dict[str, str]) -> None:
+    before = outbox.sources.registry.sources()
+    with pytest.raises(BadSettings):
+        outbox.sources.registry.put(SourceId("kafka", "new"), values)
+    assert outbox.sources.registry.sources() == before

@@ -1,0 +1,115 @@
+"""Messages for sources, what the log has of them, and the outbox of a service that pulls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+
+from app.config.secrets import Sealer
+from app.config.settings import Settings
+from app.config.sources.source_id import SourceId
+from app.events.limits import Limits
+from app.events.messages import Message, read_message
+from app.events.model import Event
+from app.outbox import tables
+from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
+from app.outbox.sources.registry import SourceRegistry
+from app.outbox.sources.rejected import RejectedMessages
+from app.outbox.sources.stored import StoredSource
+from tests import services
+from tests.services import until
+from tests.support.builders import SECRET_KEY, body, event
+from workers.sources.runner import SourceRunner
+
+KEYS = 7
+
+
+def numbered(count: int, *, keys: int = KEYS, share: int = 0) -> list[Event]:
+    """Events of some objects in turn, as they are recorded; those of one share have keys of their own."""
+    made = [Message(body(event(f"{share}/{number % keys}.txt"))) for number in range(count)]
+    return [one for message in made for one in read_message(message, Limits(), None).events]
+
+
+def messages(events: Sequence[Event]) -> list[bytes]:
+    """One message for each event."""
+    return [body(one) for one in events]
+
+
+def recorded(database: Database) -> list[str]:
+    """The ids of the log's events, in the order of the log."""
+    e = tables.events.c
+    with database.reading() as connection:
+        return list(connection.execute(sa.select(e.id).order_by(e.seq)).scalars())
+
+
+def by_key(events: Sequence[Event]) -> dict[str, list[str]]:
+    """The ids of each object's events, in order."""
+    found: dict[str, list[str]] = {}
+    for one in events:
+        found.setdefault(one.key, []).append(one.id)
+    return found
+
+
+def recorded_by_key(database: Database) -> dict[str, list[str]]:
+    """The same of the log."""
+    e, found = tables.events.c, dict[str, list[str]]()
+    with database.reading() as connection:
+        for row in connection.execute(sa.select(e.id, e.key).order_by(e.seq)):
+            found.setdefault(row.key, []).append(row.id)
+    return found
+
+
+class Sources:
+    """The sources of an outbox."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.registry = SourceRegistry(database, Sealer([SECRET_KEY]))
+        self.rejected = RejectedMessages(database)
+
+    def put(self, type_name: str, values: Mapping[str, Any], name: str = "x") -> SourceId:
+        source = SourceId(type_name, name)
+        self.registry.put(source, values)
+        return source
+
+    def stored(self, source: SourceId) -> StoredSource:
+        return self.registry.source(source)
+
+    def state(self, source: SourceId) -> str:
+        return self.stored(source).state(now_ms())
+
+
+@contextmanager
+def running(database_url: str, broker_url: str = "redis://127.0.0.1:9/0", **settings: str) -> Iterator[SourceRunner]:
+    """What a worker of the role `sources` runs, in this process."""
+    given = {
+        "BUCKETWIRE_DATA_DIR": str(services.new_folder("var")),
+        "BUCKETWIRE_DATABASE_URL": database_url,
+        "BUCKETWIRE_BROKER_URL": broker_url,
+        "BUCKETWIRE_SECRET_KEYS": SECRET_KEY,
+        **{f"BUCKETWIRE_{name.upper()}": value for name, value in settings.items()},
+    }
+    runner = SourceRunner(Settings.from_environ(given))
+    runner.start()
+    try:
+        yield runner
+    finally:
+        runner.request_stop()
+        runner.join(60)
+        assert not runner.is_alive()
+
+
+def wait_for(database: Database, events: Sequence[Event], seconds: float = 30) -> None:
+    """Return when the log has all of these events; the database may be away meanwhile."""
+    wanted = {one.id for one in events}
+
+    def complete() -> bool:
+        try:
+            return wanted <= set(recorded(database))
+        except DatabaseUnavailable:
+            return False
+
+    until(complete, seconds, what=f"{len(wanted)} events in the log")

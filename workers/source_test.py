@@ -1,0 +1,96 @@
+"""`python -m workers.source_test TYPE:NAME [--json]`: connect to a source's queue, and read without taking anything.
+
+`bucketwire source test` executes this program. It does not touch the source's positions. The exit code is 0 if the
+queue can be read, else 1.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+import orjson
+
+from app.config.settings import Settings
+from app.config.sources.base import SourceSettings
+from app.config.sources.source_id import SourceId, parse_source
+from app.config.target_settings import BadSettings
+from app.events.frontends import S3_FRONTENDS
+from app.events.limits import Limits
+from app.events.messages import read_message
+from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
+from app.outbox.registry import open_sealer
+from app.outbox.sources.errors import UnknownSource
+from app.outbox.sources.registry import SourceRegistry
+from workers.sources import create
+from workers.sources.base import SourceUnavailable
+from workers.target_test import Step
+from workers.telemetry.redaction import Redaction
+
+_PULL_SECONDS = 2.0
+
+
+def run_source_test(settings: SourceSettings, positions: dict[str, str], limits: Limits) -> Iterator[Step]:
+    """Yield each step when it is done; the first that fails is the last one. No message contains a secret."""
+    source, hide = create(settings.type_name, settings), Redaction(settings).hide
+    began = time.monotonic()
+
+    def step(name: str, message: str, *, ok: bool = True) -> Step:
+        return Step(name, ok, time.monotonic() - began, hide(message))
+
+    try:
+        opened = source.open(positions)
+        yield step("open", "; ".join(opened.lost) or f"begins at {len(opened.moved)} new position(s)")
+        lag = source.lag()
+        yield step("lag", "unknown" if lag is None else f"{lag} message(s) wait")
+        messages = source.pull(1, _PULL_SECONDS)
+        if not messages:
+            yield step("read", "no message waits")
+        for message in messages[:1]:
+            read = read_message(message, limits, S3_FRONTENDS.get(settings.frontend))
+            found = f"{len(read.events)} event(s)" + (f", the first in {read.events[0].bucket}" if read.events else "")
+            yield step("read", read.problem or found, ok=not read.problem)
+    except SourceUnavailable as error:
+        yield step("open", str(error), ok=False)
+    finally:
+        source.close()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the program; return its exit code."""
+    names = [argument for argument in arguments if argument != "--json"]
+    as_json = len(names) < len(arguments)
+    source = parse_source(names[0])
+    try:
+        steps = list(_steps(source))
+    except (BadSettings, UnknownSource) as error:
+        steps = [Step("settings", False, 0.0, str(error))]
+    except DatabaseUnavailable as error:
+        steps = [Step("settings", False, 0.0, f"the outbox database cannot be used: {describe_error(error)}")]
+    ok = all(step.ok for step in steps)
+    if as_json:
+        result = {"source": str(source), "ok": ok, "steps": [asdict(step) for step in steps]}
+        sys.stdout.write(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode() + "\n")
+        return 0 if ok else 1
+    for step in steps:
+        message = "".join(char if char.isprintable() else " " for char in step.message)
+        sys.stdout.write(f"{step.step:>8}  {'ok' if step.ok else 'failed':<6}  {message}\n")
+    sys.stdout.write(f"{source} can be pulled from\n" if ok else f"{source} cannot be pulled from\n")
+    return 0 if ok else 1
+
+
+def _steps(source: SourceId) -> Iterator[Step]:
+    service = Settings.from_environ(os.environ)
+    database = Database(service.database_url, pool_size=1, patience=service.database_timeout)
+    try:
+        registry = SourceRegistry(database, open_sealer(service))
+        stored = registry.source(source)
+        positions = registry.positions(stored)
+        yield from run_source_test(registry.settings(stored), positions, Limits(records=service.record_limit))
+    finally:
+        database.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

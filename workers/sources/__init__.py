@@ -1,0 +1,18 @@
+"""Create the source of a type; its driver is imported only then.
+
+The source of a type is in the module of its name here, in a class named as that of its settings in
+`app.config.sources`: `KafkaSource` for `KafkaSourceSettings`.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from app.config.sources.registry import source_type
+from workers.sources.base import Source
+
+
+def create(type_name: str, settings: Any) -> Source:
+    """Create a source of this type, not yet opened. Raises `BadSettings` with the known types."""
+    name = source_type(type_name).__name__.removesuffix("Settings")
+    source: Source = getattr(import_module(f"{__name__}.{type_name}"), name)(settings)
+    return source

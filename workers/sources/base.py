@@ -1,0 +1,55 @@
+"""The interface of every source, and the errors that it may raise.
+
+* A source never records, retries, sleeps or logs, and knows neither the outbox nor Celery.
+* It is used by one thread at a time; `close` may be called at any time between two calls, any number of times.
+* Messages of one share are pulled in the order of the queue, each once, until the source is opened again. Then it
+  begins after the positions that it is given, or, where the queue remembers them, after what was committed.
+* What was pulled counts as taken only when it is passed to `commit`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from app.events.messages import Message
+
+
+class SourceUnavailable(Exception):
+    """The queue cannot be reached, refuses the login, or cannot be read now; the message is the reason."""
+
+
+class SourceChanged(Exception):
+    """The queue has other shares than when it was opened; it has to be opened again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Where a source begins elsewhere than it was asked to, by share, and what was lost before that, as sentences."""
+
+    moved: Mapping[str, str] = field(default_factory=dict)
+    lost: Sequence[str] = ()
+
+
+class Source(Protocol):
+    """One queue, owned by one thread of a worker process."""
+
+    def open(self, positions: Mapping[str, str]) -> Opened:
+        """Connect, log in, and begin after these positions. Raises `SourceUnavailable`."""
+
+    def pull(self, most: int, seconds: float) -> Sequence[Message]:
+        """Return up to `most` messages as soon as there are any; none after that many seconds.
+
+        Raises `SourceUnavailable`, `SourceChanged`.
+        """
+
+    def commit(self, messages: Sequence[Message]) -> None:
+        """Tell the queue that these messages, the oldest of those that were pulled, are recorded.
+
+        Raises `SourceUnavailable` if the queue may not know; then it may send them again.
+        """
+
+    def lag(self) -> int | None:
+        """Return how many messages wait in the queue; None if it does not say. Raises `SourceUnavailable`."""
+
+    def close(self) -> None:
+        """Close every connection. Never raises."""

@@ -1,0 +1,193 @@
+"""Kafka: every partition of a topic, read by one consumer that is a member of no group.
+
+A share is a partition, and its position the offset of the next message. The outbox has the positions; they are also
+committed to the group of the settings, so that Kafka's own tools show the lag, but they are never read from there. So
+there is no rebalance, and a group that cannot be written to does not matter.
+
+A partition that is added to the topic is read from its beginning. Where the messages after a position have been removed
+by the topic's retention, it begins with the oldest one that there is, and says how many were lost; so it does if the
+position is after the partition's end, because the topic was deleted and made again.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError, KafkaTimeoutError
+from kafka.structs import OffsetAndMetadata
+
+from app.config.sources.kafka import KafkaSourceSettings
+from app.events.messages import Message
+from workers.sources.base import Opened, SourceChanged, SourceUnavailable
+from workers.targets.base import TargetUnavailable
+from workers.targets.kafka.answers import describe_error
+from workers.targets.kafka.client import Client
+from workers.targets.kafka.config import connection_config
+
+_FETCH_BYTES, _PARTITION_BYTES = 1 << 24, 1 << 22  # of one answer, and of each partition in it; a message may have more
+_METADATA_SECONDS = 10.0  # after which a new partition is noticed
+_COMMIT_SECONDS = 1.0  # between two commits to the group, which only show the position
+
+
+class KafkaSource:
+    """One topic, one consumer."""
+
+    def __init__(self, settings: KafkaSourceSettings) -> None:
+        self._settings = settings
+        self._where = f"Kafka topic {settings.topic} at {settings.brokers}"
+        self._consumer: Any = None
+        self._client: Client | None = None
+        self._partitions: list[TopicPartition] = []
+        self._next: dict[TopicPartition, int] = {}  # the offset of the next message to pull
+        self._taken: dict[TopicPartition, int] = {}  # that are to be committed to the group
+        self._committed_at = 0.0
+
+    def open(self, positions: Mapping[str, str]) -> Opened:
+        """Connect, and read every partition from its position on."""
+        self.close()
+        try:
+            self._consumer = KafkaConsumer(kafka_client=self._begun, **self._config())
+            self._partitions = self._find_partitions()
+            oldest, ends = self._bounds()
+            opened = self._begin(positions, oldest, ends)
+            self._consumer.assign(self._partitions)
+            for partition, offset in self._next.items():
+                self._consumer.seek(partition, offset)
+        except (KafkaError, OSError, ValueError, TargetUnavailable) as error:
+            reason = self._reason(error)
+            self.close()
+            raise SourceUnavailable(reason) from error
+        except BaseException:
+            self.close()
+            raise
+        return opened
+
+    def pull(self, most: int, seconds: float) -> Sequence[Message]:
+        """Return the next messages of the partitions that have some."""
+        try:
+            if len(self._consumer.partitions_for_topic(self._settings.topic)) > len(self._partitions):
+                raise SourceChanged
+            records = self._consumer.poll(timeout_ms=round(seconds * 1000), max_records=most)
+        except (KafkaError, OSError, ValueError) as error:
+            raise SourceUnavailable(self._reason(error)) from error
+        if not records and self._client is not None and self._client.last_error is not None:
+            self.lag()  # the consumer goes on trying without a word
+            self._client.last_error = None
+        messages = [_message(partition, record) for partition, some in records.items() for record in some]
+        for partition, some in records.items():
+            self._next[partition] = some[-1].offset + 1
+        return messages
+
+    def commit(self, messages: Sequence[Message]) -> None:
+        """Show the position to Kafka's tools, once a second at most; whether that is possible does not matter."""
+        for message in messages:
+            self._taken[TopicPartition(self._settings.topic, int(message.share))] = int(message.position)
+        if self._taken and time.monotonic() >= self._committed_at + _COMMIT_SECONDS:
+            self._committed_at = time.monotonic()
+            offsets = {partition: OffsetAndMetadata(offset, "", -1) for partition, offset in self._taken.items()}
+            self._taken = {}
+            try:
+                self._consumer.commit_async(offsets)
+            except (KafkaError, OSError, ValueError):
+                return
+
+    def lag(self) -> int:
+        """Return how many messages the partitions have after their positions."""
+        try:
+            _, ends = self._bounds()
+        except (KafkaError, OSError, ValueError) as error:
+            raise SourceUnavailable(self._reason(error)) from error
+        return sum(max(0, end - self._next[partition]) for partition, end in ends.items())
+
+    def close(self) -> None:
+        """Close the consumer and its thread."""
+        consumer, self._consumer = self._consumer, None
+        client, self._client = self._client, None
+        self._taken, self._committed_at = {}, 0.0
+        with suppress(KafkaError, OSError, ValueError):
+            if consumer is not None:
+                consumer.close(autocommit=False, timeout_ms=1000)
+            elif client is not None:
+                client.close()
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            **connection_config(self._settings),
+            "group_id": self._settings.group,
+            "enable_auto_commit": False,
+            "auto_offset_reset": "none",
+            "allow_auto_create_topics": False,
+            "isolation_level": "read_committed",  # what a producer has taken back is not recorded
+            "fetch_max_wait_ms": 250,
+            "fetch_max_bytes": _FETCH_BYTES,
+            "max_partition_fetch_bytes": _PARTITION_BYTES,
+            "metadata_max_age_ms": round(_METADATA_SECONDS * 1000),
+        }
+
+    def _begun(self, **given: Any) -> Client:
+        self._client = Client(level=0, patience=self._settings.timeout, **given)
+        self._client.begin()
+        return self._client
+
+    def _find_partitions(self) -> list[TopicPartition]:
+        topic = self._settings.topic
+        numbers = sorted(self._consumer.partitions_for_topic(topic))
+        if not numbers:
+            raise SourceUnavailable(f"{self._where}: the topic does not exist, or the user may not describe it")
+        return [TopicPartition(topic, number) for number in numbers]
+
+    def _bounds(self) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]]:
+        milliseconds = round(self._settings.timeout * 1000)
+        ends = self._consumer.end_offsets(self._partitions, timeout_ms=milliseconds)
+        return self._consumer.beginning_offsets(self._partitions, timeout_ms=milliseconds), ends
+
+    def _begin(
+        self, positions: Mapping[str, str], oldest: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> Opened:
+        """Decide where each partition begins."""
+        moved, lost = {}, []
+        at_end = self._settings.start == "latest" and not positions
+        self._next = {}
+        for partition in self._partitions:
+            share, first, end = str(partition.partition), oldest[partition], ends[partition]
+            stored = int(positions[share]) if share in positions else None
+            if stored is None:
+                begin = end if at_end else first
+            elif stored < first:
+                begin = first
+                lost.append(f"{first - stored} messages of partition {share} were removed before they were pulled")
+            elif stored > end:
+                begin = first
+                lost.append(
+                    f"partition {share} ends at {end}, before {stored}, up to which it was pulled: the topic was made"
+                    f" again or has lost messages; it is pulled from its beginning"
+                )
+            else:
+                begin = stored
+            self._next[partition] = begin
+            if begin != stored:
+                moved[share] = str(begin)
+        return Opened(moved, lost)
+
+    def _reason(self, error: BaseException) -> str:
+        if isinstance(error, TargetUnavailable):
+            return error.reason
+        last_error = None if self._client is None else self._client.last_error
+        if isinstance(error, KafkaTimeoutError) and last_error is None:
+            return f"{self._where}: no answer within {self._settings.timeout:g} s"
+        return f"{self._where}: {describe_error(error, last_error, sasl=self._settings.sasl)}"
+
+
+def _message(partition: TopicPartition, record: Any) -> Message:
+    headers = {
+        name.lower(): value.decode(errors="replace") for name, value in record.headers or () if value is not None
+    }
+    return Message(
+        body=record.value or b"",
+        share=str(partition.partition),
+        position=str(record.offset + 1),
+        headers=headers,
+        sent_at=max(0, record.timestamp or 0),
+    )

@@ -1,0 +1,215 @@
+"""Pull from one source, as long as its lease is held: read the next messages while those before are committed.
+
+Everything that talks to the queue is done by one thread of the source; this one talks to the outbox.
+"""
+
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from app.config.errors import BadSettings
+from app.config.sources.base import SourceSettings
+from app.events.frontends import S3_FRONTENDS
+from app.events.limits import Limits
+from app.events.messages import Message, ReadMessage, read_message
+from app.outbox.delivery.leases import LeaseLost
+from app.outbox.engine.clock import DatabaseClock
+from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
+from app.outbox.log.batch import Receipt
+from app.outbox.sources.intake import ShelfFull, SourceIntake, TargetFull
+from app.outbox.sources.leases import SourceLease, SourceLeases
+from app.outbox.sources.registry import SourceRegistry
+from workers.sources import create, policy
+from workers.sources.base import Source, SourceChanged, SourceUnavailable
+from workers.telemetry.redaction import Redaction
+
+log = logging.getLogger("bucketwire.sources")
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """What the sources of a process share. `wake` is called with each receipt."""
+
+    database: Database
+    leases: SourceLeases
+    registry: SourceRegistry
+    clock: DatabaseClock
+    lease_ms: int
+    limits: Callable[[], Limits]
+    wake: Callable[[Receipt], None]
+
+
+class _Stopped(Exception):
+    """The worker ends while a target has no room."""
+
+
+class Puller(threading.Thread):
+    """Pull from a source until it is stopped, or its lease is lost, or it fails; then the lease is released.
+
+    `stepped_at` is when it last began a step, by `time.monotonic()`: whoever renews its lease sees whether it hangs.
+    """
+
+    def __init__(self, outbox: Outbox, lease: SourceLease, ending: threading.Event) -> None:
+        super().__init__(name=f"source-{lease.stored.source}", daemon=True)
+        self.lease = lease
+        self.stepped_at = time.monotonic()
+        self._outbox = outbox
+        self._ending = ending
+        self._intake = SourceIntake(outbox.database, outbox.clock, outbox.lease_ms)
+        self._reported_at = 0.0
+        self._hide: Callable[[str], str] = str
+
+    def run(self) -> None:
+        """Pull; every error ends here, is logged, and is shown with the source."""
+        name = self.lease.stored.source
+        try:
+            self._pull()
+            self._settle(lambda: self._outbox.leases.release(self.lease))
+        except LeaseLost as error:
+            log.warning("source %s is no longer this worker's: %s", name, error)
+        except ShelfFull as error:
+            full = str(error)
+            log.warning("source %s is paused: %s", name, full)
+            self._settle(lambda: self._outbox.leases.pause(self.lease, full))
+        except (SourceUnavailable, BadSettings) as error:
+            self._fail(self._hide(str(error)))
+        except _Stopped:
+            self._settle(lambda: self._outbox.leases.release(self.lease))
+        except DatabaseUnavailable as error:
+            log.warning("source %s waits for the outbox database: %s", name, describe_error(error))
+            self._settle(lambda: self._outbox.leases.release(self.lease))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the source is tried again
+            log.error("source %s failed: %s", name, self._hide("".join(traceback.format_exception(error))))  # noqa: TRY400
+            self._fail(f"unexpected error, see the worker's log: {type(error).__name__}")
+
+    def _pull(self) -> None:
+        settings = self._outbox.registry.settings(self.lease.stored)
+        self._hide = Redaction(settings).hide
+        source = create(settings.type_name, settings)
+        with ThreadPoolExecutor(1, thread_name_prefix=self.name) as queue_thread:
+            try:
+                while not self._ending.is_set():
+                    try:
+                        self._follow(source, settings, queue_thread)
+                    except SourceChanged:
+                        log.info("source %s has other shares; it is opened again", self.lease.stored.source)
+            finally:
+                queue_thread.submit(source.close)
+
+    def _follow(self, source: Source, settings: SourceSettings, queue_thread: ThreadPoolExecutor) -> None:
+        """Open the source, and record what it has until it is stopped or its shares change."""
+        self._step()
+        opened = queue_thread.submit(source.open, dict(self.lease.positions)).result()
+        notice = "; ".join(opened.lost)
+        if notice:
+            log.error("source %s: %s", self.lease.stored.source, notice)
+        if opened.moved or notice:
+            self._outbox.leases.begin(self.lease, self._outbox.clock(), opened.moved, notice)
+        reading = _Reading(source, settings, self._outbox.limits())
+        done: Sequence[Message] = ()
+        following: Future[list[ReadMessage]] = queue_thread.submit(reading.next, done)
+        while not self._ending.is_set():
+            self._step()
+            messages = following.result()
+            following = queue_thread.submit(reading.next, done)
+            done = []
+            if messages:
+                self._record(messages, settings)
+                done = [read.message for read in messages]
+            if time.monotonic() >= self._reported_at + policy.REPORT_SECONDS:
+                self._reported_at = time.monotonic()
+                self._outbox.leases.report(self.lease, self._outbox.clock(), reading.lag)
+        following.cancel()
+        queue_thread.submit(source.commit, done).result()
+
+    def _record(self, messages: Sequence[ReadMessage], settings: SourceSettings) -> None:
+        """Record messages, and wait as long as a target has no room for their events."""
+        for some in _commits(messages):
+            pause = policy.FIRST_FULL_SECONDS
+            left = some
+            while left:
+                self._step()
+                try:
+                    receipt = self._intake.record(
+                        self.lease, left, most=settings.rejected_limit, most_bytes=settings.rejected_size
+                    )
+                except TargetFull as error:
+                    self._outbox.leases.wait(self.lease, self._outbox.clock(), str(error))
+                    left = self._unrecorded(left)
+                    if self._ending.wait(pause):
+                        raise _Stopped from None
+                    pause = min(2 * pause, policy.MAX_FULL_SECONDS)
+                else:
+                    self._outbox.wake(receipt)
+                    break
+
+    def _unrecorded(self, messages: Sequence[ReadMessage]) -> Sequence[ReadMessage]:
+        """Return those after the positions that are recorded; all where the queue has none: they count as repeated."""
+        positions = self.lease.positions
+        recorded = [
+            index
+            for index, read in enumerate(messages)
+            if read.message.share and positions.get(read.message.share) == read.message.position
+        ]
+        return messages[recorded[-1] + 1 :] if recorded else messages
+
+    def _step(self) -> None:
+        self.stepped_at = time.monotonic()
+
+    def _fail(self, reason: str) -> None:
+        stored = self.lease.stored
+        wait = min(policy.FIRST_RETRY_MS * 2 ** min(stored.failures, 10), policy.MAX_RETRY_MS)
+        log.warning("source %s cannot be pulled from; tried again in %d ms: %s", stored.source, wait, reason)
+
+        def failed() -> None:
+            now = self._outbox.clock()
+            self._outbox.leases.fail(self.lease, now, reason, now + wait)
+
+        self._settle(failed)
+
+    @staticmethod
+    def _settle(write: Callable[[], None]) -> None:
+        """Write the end of a lease; if that is not possible, it runs out."""
+        try:
+            write()
+        except (LeaseLost, *DatabaseUnavailable):
+            return
+
+
+class _Reading:
+    """The steps that the thread of a source takes. `lag` is what it said last."""
+
+    def __init__(self, source: Source, settings: SourceSettings, limits: Limits) -> None:
+        self._source = source
+        self._settings = settings
+        self._limits = limits
+        self._sender = S3_FRONTENDS.get(settings.frontend)
+        self._measured_at = 0.0
+        self.lag: int | None = None
+
+    def next(self, done: Sequence[Message]) -> list[ReadMessage]:
+        """Commit the messages that are recorded, pull the next, and read them."""
+        if done:
+            self._source.commit(done)
+        messages = self._source.pull(self._settings.batch_size, policy.PULL_SECONDS)
+        if time.monotonic() >= self._measured_at + policy.REPORT_SECONDS:
+            self._measured_at = time.monotonic()
+            self.lag = self._source.lag()
+        return [read_message(message, self._limits, self._sender) for message in messages]
+
+
+def _commits(messages: Sequence[ReadMessage]) -> Iterator[Sequence[ReadMessage]]:
+    """Split messages into those of one commit each, by the size of their records."""
+    start = size = 0
+    for index, read in enumerate(messages):
+        own = len(read.message.body) if read.problem else sum(len(event.record) for event in read.events)
+        if index > start and size + own > policy.COMMIT_BYTES:
+            yield messages[start:index]
+            start, size = index, 0
+        size += own
+    if start < len(messages):
+        yield messages[start:]

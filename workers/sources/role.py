@@ -1,0 +1,32 @@
+"""The role `sources` of a worker: `bucketwire worker --only sources` asks for it by a variable."""
+
+import os
+
+from app.config.settings import Settings
+
+VARIABLE = "BUCKETWIRE_WORKER_SOURCES"
+
+_runner = None
+
+
+def start(settings: Settings) -> None:
+    """Begin to pull, if this worker has the role, whether the task broker is available or not."""
+    global _runner  # noqa: PLW0603 - one for each worker is the point
+    if _runner is None and os.environ.get(VARIABLE):
+        from workers.sources.runner import SourceRunner  # noqa: PLC0415 - no other worker needs it
+
+        _runner = SourceRunner(settings)
+        _runner.start()
+
+
+def request_stop() -> None:
+    """Have every source released soon."""
+    if _runner is not None:
+        _runner.request_stop()
+
+
+def join() -> None:
+    """Wait until the sources are released."""
+    if _runner is not None:
+        _runner.request_stop()
+        _runner.join()

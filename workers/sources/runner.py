@@ -1,0 +1,98 @@
+"""Pull from every source that nobody else pulls from: a thread for each, in a Celery worker of the role `sources`.
+
+The leases decide who pulls, not the task broker: sources are served while it is away.
+"""
+
+import logging
+import threading
+import time
+from contextlib import suppress
+
+from app.config.settings import Settings
+from app.events.limits import Limits
+from app.events.stored_size import UNLIMITED
+from app.outbox.delivery.leases import LeaseLost
+from app.outbox.delivery.ready_targets import ReadyTargets
+from app.outbox.engine.clock import DatabaseClock
+from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
+from app.outbox.log.batch import Receipt
+from app.outbox.registry import Registry, open_sealer
+from app.outbox.sources.leases import SourceLeases
+from app.outbox.sources.registry import SourceRegistry
+from app.wakeups import WakeUps
+from workers.sources import policy
+from workers.sources.puller import Outbox, Puller
+
+log = logging.getLogger("bucketwire.sources")
+
+
+class SourceRunner(threading.Thread):
+    """Claim sources and renew their leases until `stop` is called. Create it in the process that starts it."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(name="sources", daemon=True)
+        self._settings = settings
+        self._ending = threading.Event()
+        self._database = Database(settings.database_url, patience=settings.database_timeout)
+        sealer = open_sealer(settings)
+        lease_ms = int(settings.lease_ttl * 1000)
+        ready = ReadyTargets(self._database, Registry(self._database, sealer), settings)
+        self._wakeups = WakeUps(settings.broker_url, ready)
+        self._outbox = Outbox(
+            database=self._database,
+            leases=SourceLeases(self._database, lease_ms),
+            registry=SourceRegistry(self._database, sealer),
+            clock=DatabaseClock(self._database),
+            lease_ms=lease_ms,
+            limits=self._limits,
+            wake=self._wake,
+        )
+        self._pullers: dict[int, Puller] = {}
+        self._renewed_at = 0.0
+
+    def run(self) -> None:
+        """Look for sources once a second, and end with all of its threads."""
+        while not self._ending.is_set():
+            try:
+                self._serve()
+            except DatabaseUnavailable as error:
+                log.warning("the outbox database is unavailable, so no source is looked for: %s", describe_error(error))
+            except Exception:
+                log.exception("sources cannot be looked for")
+            self._ending.wait(policy.SEARCH_SECONDS)
+        deadline = time.monotonic() + policy.STOP_SECONDS
+        for puller in self._pullers.values():
+            puller.join(max(0.0, deadline - time.monotonic()))
+        self._wakeups.close()
+        self._database.close()
+
+    def request_stop(self) -> None:
+        """Have every source released after its present commit; `join` waits for it."""
+        self._ending.set()
+
+    def _serve(self) -> None:
+        self._pullers = {row_id: puller for row_id, puller in self._pullers.items() if puller.is_alive()}
+        self._renew()
+        now = self._outbox.clock()
+        for stored in self._outbox.leases.free(now):
+            if stored.row_id not in self._pullers and (lease := self._outbox.leases.claim(stored, now)) is not None:
+                log.info("source %s: this worker pulls from it", stored.source)
+                self._pullers[stored.row_id] = puller = Puller(self._outbox, lease, self._ending)
+                puller.start()
+
+    def _renew(self) -> None:
+        """Renew the leases of the threads that do not hang."""
+        if time.monotonic() < self._renewed_at + self._settings.lease_ttl / 4:
+            return
+        self._renewed_at = time.monotonic()
+        now = self._outbox.clock()
+        for puller in self._pullers.values():
+            if time.monotonic() < puller.stepped_at + policy.MAX_STEP_SECONDS:
+                with suppress(LeaseLost):  # the thread finds out by itself
+                    self._outbox.leases.renew(puller.lease, now)
+
+    def _limits(self) -> Limits:
+        return Limits(records=self._settings.record_limit, event_bytes=self._database.largest_event or UNLIMITED)
+
+    def _wake(self, receipt: Receipt) -> None:
+        self._wakeups.request_delivery(receipt.due)
