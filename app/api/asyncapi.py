@@ -113,12 +113,6 @@ _MEDIA_TYPES = {
     "CloudEvent": "application/cloudevents+json",
     "CloudEventBatch": "application/cloudevents-batch+json",
 }
-_OWN_ENTRIES = {  # one for each event, by type, format and shape; the others write `RecordEnvelope`
-    ("redis", "access", "minio"): "RedisEntry",
-    ("redis", "access", "guide"): "RedisGuideEntry",
-    ("redis", "stream", "minio"): "Envelope",  # in the field `body`
-    ("elasticsearch", "access", "guide"): "ElasticsearchGuideEntry",
-}
 
 
 def schemas_of(settings: TargetSettings) -> Iterator[str]:
@@ -128,7 +122,7 @@ def schemas_of(settings: TargetSettings) -> Iterator[str]:
         if settings.payload == "cloudevents":
             yield "CloudEvent"
         else:
-            yield _OWN_ENTRIES.get((settings.type_name, settings.format, shape), "RecordEnvelope")
+            yield settings.entry_schemas.get((settings.format, shape), "RecordEnvelope")
     elif isinstance(settings, MessageSettings):
         several = getattr(settings, _SEVERAL, 1) > 1
         if settings.payload == "cloudevents":

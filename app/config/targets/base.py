@@ -183,6 +183,9 @@ class MessageSettings(TargetSettings):
 class NamespaceSettings(TargetSettings):
     """The settings of targets with rows or fields, which mirror the buckets or record every event."""
 
+    # The schema of an entry in /asyncapi.json, by format and `access_shape`, where it is not a record in an envelope.
+    entry_schemas: ClassVar[Mapping[tuple[str, str], str]] = MappingProxyType({})
+
     format: str = setting(
         Choice("namespace", "access"), default="namespace", about="one entry per object, or one per event"
     )

@@ -2,8 +2,9 @@
 
 import base64
 import re
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import ClassVar, Literal, NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from app.config.errors import BadValue, Problem
@@ -80,6 +81,10 @@ class ElasticsearchSettings(
     example={"url": "http://elasticsearch:9200", "index": "bucketobjects"},
 ):
     """Elasticsearch 7 and later; with `opensearch`, also OpenSearch (reference §4.8)."""
+
+    entry_schemas: ClassVar[Mapping[tuple[str, str], str]] = MappingProxyType(
+        {("access", "guide"): "ElasticsearchGuideEntry"}
+    )
 
     tls_hint = "write the url with https"
 

@@ -1,7 +1,8 @@
 """The settings of Redis (reference §4.9)."""
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import ClassVar, Literal
 
 from app.config.broker import KEY_PREFIX
 from app.config.errors import BadValue, Problem
@@ -32,6 +33,14 @@ class RedisSettings(
     example={"address": "redis", "key": "bucketobjects"},
 ):
     """Redis (reference §4.9), also with Sentinel or Cluster. An address that begins with `/` is a unix socket."""
+
+    entry_schemas: ClassVar[Mapping[tuple[str, str], str]] = MappingProxyType(
+        {
+            ("access", "minio"): "RedisEntry",
+            ("access", "guide"): "RedisGuideEntry",
+            ("stream", "minio"): "Envelope",  # in the field `body`
+        }
+    )
 
     address: SchemedHost = setting(
         RedisHost(), about="host:port of the server, the path of its socket, or rediss://host:port for TLS"
