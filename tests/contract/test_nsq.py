@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -224,6 +225,20 @@ def test_a_server_restarted_between_two_calls_costs_nothing(nsq: Log) -> None:
         nsq.server.stop()
         nsq.server.start()
         assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
+
+
+def test_a_connection_whose_descriptor_is_high_is_kept(nsq: Log) -> None:
+    """A process has many open files; select() takes none beyond 1,023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2_048)), hard))
+        null = stack.enter_context(Path(os.devnull).open())
+        while null.fileno() < 1_024:
+            null = stack.enter_context(Path(os.devnull).open())
+        target = stack.enter_context(nsq.opened())
+        for key in ("first", "second"):
+            assert list(target.deliver([sample_events.put(key)], 1)) == [DELIVERED]
 
 
 def test_a_forked_worker_makes_a_connection_of_its_own(nsq: Log) -> None:

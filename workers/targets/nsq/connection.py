@@ -66,7 +66,11 @@ class NsqConnection:
     @property
     def is_stale(self) -> bool:
         """Return whether it is unusable: closed by nsqd, which sends nothing unrequested, or opened before a fork."""
-        return os.getpid() != self._process or bool(select.select([self._socket], [], [], 0)[0])
+        if os.getpid() != self._process:
+            return True
+        poll = select.poll()  # select() takes no descriptor beyond 1,023
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     def publish(self, bodies: Sequence[bytes]) -> None:
         """Return when nsqd has accepted all of these messages, in order.
