@@ -36,7 +36,9 @@ def options(settings: Settings, *, workers: int = WORKERS, threads: int = THREAD
         "worker_class": "app.api.listen.gunicorn_worker.Worker",  # gthread, with streams that occupy no thread
         "workers": workers,
         "threads": threads,
-        "keepalive": 75,  # longer than senders keep an idle connection, so that the sender closes it
+        # Longer than senders keep an idle connection (Go's HTTP clients 90 s), so that the sender closes it: a request
+        # that meets a closing connection is lost, and a POST is not always repeated.
+        "keepalive": 100,
         "graceful_timeout": 30,
         "timeout": 60,
         "worker_tmp_dir": _MEMORY if Path(_MEMORY).is_dir() else None,  # a slow disk must not make a worker look dead
