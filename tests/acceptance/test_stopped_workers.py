@@ -1,7 +1,8 @@
 """A worker that is stopped for longer than its lease, and then goes on with a write that is out of date.
 
 The write of the first event is kept back on its way to the target, the worker is stopped, another one delivers the
-first and a second event of the same object; then the first write arrives, and the stopped worker goes on.
+first and a second event of the same object; then the first write arrives, and the stopped worker goes on. Or it was
+killed, and cannot do anything about its write any more.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from uuid import uuid4
 import orjson
 import pytest
 
+from app.outbox import tables
 from tests import services
 from tests.services import Proxy, until
 from tests.support.builders import DELETE, body, event, records
@@ -152,6 +154,40 @@ def test_an_old_write_that_arrives_late_is_put_right(stage: Stage, kind: str, re
         PATIENCE,
         what=f"the newest state at the target, not {place.held()}",
     )
+    assert {audit.difference for audit in whole.audits()} == {0}
+
+
+@pytest.mark.parametrize("kind", ["redis", "mysql"])
+def test_an_old_write_of_a_killed_worker_that_arrives_late_is_put_right(stage: Stage, kind: str) -> None:
+    """Nobody knows what it had sent, but its lease runs out instead of being released."""
+    whole, (first, second) = stage.whole, stage.workers
+    name = f"killed_{uuid4().hex[:12]}"
+    bucket = name.replace("_", "-")
+    place, target = PLACES[kind](stage, name), f"{kind}:{name}"
+    whole.add_target(target, bucket, timeout="60s", **place.settings)
+    whole.post(body(event("warm", bucket=bucket)))
+    until(lambda: whole.settled(target), PATIENCE, what="the first event delivered")
+    old, new = event("k", bucket=bucket), event("k", bucket=bucket)
+
+    place.wire.hold_next()
+    whole.post(body(old))
+    until(place.wire.held.is_set, PATIENCE, what="the old write on its way")
+    first.kill()
+    whole.post(body(new))
+    second.start()
+    until(lambda: whole.settled(target), PATIENCE, what="both delivered by the other worker")
+    place.wire.let_arrive()
+
+    def written() -> list[Record]:
+        return [record for record in place.held() if path(record).endswith("/k")]
+
+    if kind == "redis":
+        until(lambda: written() == records(old), PATIENCE, what="the late write carried out")
+    with whole.database.writing() as connection:  # a quarter of an hour passes
+        requests = tables.redeliveries.update().values(due=1, until=1)
+        assert connection.execute(requests).rowcount
+    until(lambda: written() == records(new), PATIENCE, what="the newest state at the target")
+    until(lambda: whole.settled(target), PATIENCE, what="the redelivery settled")
     assert {audit.difference for audit in whole.audits()} == {0}
 
 

@@ -102,6 +102,7 @@ class PartitionWorker:
         self._stop = stop
         try:
             with self._store.reading(self._lease, newest=self._target.policy is Policy.MIRROR) as reader:
+                self._succeed(reader)
                 choose = partial(newest_sent, policy=self._target.policy, known=reader)
                 redelivery.park_redeliveries(self._store.database, reader, self._lease, choose, self._clock())
                 while self._run_turn(reader) and self.summary.unavailable is None and not stop():
@@ -116,6 +117,17 @@ class PartitionWorker:
                 observer.lease_ended()
         self.summary.answered = self._opinion.answered
         return self.summary
+
+    def _succeed(self, reader: PartitionReader) -> None:
+        """Treat what a holder that was killed, or hangs, may have sent as requests without an answer.
+
+        It can request no redelivery itself. Before the first batch, or nobody would know of it after another kill.
+        """
+        abandoned = self._lease.abandoned
+        if abandoned and self._target.policy is not Policy.LOG:  # a log has no state that could get old
+            limit, now = max(self._target.sizer.limit, policy.MAX_SAMPLED_OBJECTS), self._clock()
+            written = reader.objects_in_flight(abandoned, now, limit)
+            self._request_redelivery(written, now + REDELIVERY.latest_arrival_ms)
 
     def unsettled(self) -> dict[ObjectHash, int]:
         """Return the objects whose events may have been sent since the last settlement, with the seq of the oldest."""

@@ -50,6 +50,8 @@ class DueTarget:
 
     `free` are all its free partitions. `probe_at` (ms) is set while its circuit breaker is open: the time since which a
     probe may pass. `limited` says that tokens of its rate limit, which its partitions share, have just been used up.
+    `abandoned` are the free partitions whose lease expired: its holder did not release it, so what it had sent last may
+    not have been settled, and may still be on its way.
     """
 
     row_id: int
@@ -59,6 +61,7 @@ class DueTarget:
     probe_at: int | None
     limited: bool
     searched: tuple[int, frozenset[int]]  # up to which seq of the log, and the partitions that have events there
+    abandoned: frozenset[int]
 
     def groups(self) -> list[list[int]]:
         """Return the partitions as they are claimed: busy ones alone, so that workers share them; others together."""
@@ -202,6 +205,7 @@ def _due_target(
         # After a longer time its bucket is full, or it has no limit any more.
         limited=first.ready_at is not None and now - MAX_WAIT_MS <= first.ready_at <= now,
         searched=(first.last_seq, frozenset(row.partition for row in rows if (row.id, row.partition) in ahead)),
+        abandoned=frozenset(row.partition for row in rows if row.lease_token not in FREE_TOKENS),
     )
 
 
@@ -311,7 +315,7 @@ def _free() -> sa.Select[Any]:
         .correlate(tables.cursors)
     )
     return (
-        sa.select(t.id, t.type, t.name, t.breaker, t.resume_at, c.partition, c.position)
+        sa.select(t.id, t.type, t.name, t.breaker, t.resume_at, c.partition, c.position, c.lease_token)
         .add_columns(redelivery.label("redelivery"), replay.label("replay"), limit.ready_at)
         .add_columns(sa.select(tables.log_head.c.last_seq).scalar_subquery().label("last_seq"))
         .join_from(tables.cursors, tables.targets, c.target_id == t.id)

@@ -73,6 +73,7 @@ class Lease:
     mirror: bool = False  # the holder folds the events of versioned keys
     has_free: bool = False  # most of its partitions were claimed without due work, so few of them have events
     leaves_work: bool = False  # other workers could begin with other partitions of the target now
+    abandoned: Set[int] = frozenset()  # partitions whose last holder let its lease expire
     # What the claim has seen, so that the first turn need not query it again.
     searched: tuple[int, Set[int]] = (-1, frozenset())  # up to which seq, and the partitions that have events there
     head: int | None = None  # the log's head; None if it has to be read
@@ -100,8 +101,12 @@ class Leases:
         """
         with self._database.reading() as connection:
             due = due_of_target(connection, row_id, now)
-        if due is None:
-            return None
+        lease = None if due is None else self._claim_of(due, token, now, with_free=with_free)
+        if due is not None and lease is not None:
+            lease.abandoned = due.abandoned & lease.positions.keys()
+        return lease
+
+    def _claim_of(self, due: DueTarget, token: str, now: int, *, with_free: bool) -> Lease | None:
         if due.probe_at is not None:
             return self._claim_probe(due, token, now)
         takes_free = with_free and not any(partition.busy for partition in due.partitions)
@@ -110,7 +115,7 @@ class Leases:
             groups = [[*groups[0], *(place for place in due.free if place not in groups[0])][:MAX_QUIET_PARTITIONS]]
         self._rng.shuffle(groups)
         for partitions in groups[:_MAX_TRIES]:
-            if (lease := self.claim(row_id, partitions, token, now)) is not None:
+            if (lease := self.claim(due.row_id, partitions, token, now)) is not None:
                 lease.has_free, lease.searched = takes_free, due.searched
                 lease.leaves_work = len(groups) > 1 and not due.limited
                 return lease

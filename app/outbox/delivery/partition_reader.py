@@ -243,15 +243,16 @@ class PartitionReader:
         """Return whether the partitions have events after the cursors, or parked ones."""
         return has_work(self._connection, self._lease.target_id, self._lease.positions)
 
-    def due_objects(self, now: int, limit: int) -> list[ObjectHash]:
+    def due_objects(self, now: int, limit: int, among: Set[int] | None = None) -> list[ObjectHash]:
         """Return up to `limit` objects whose first parked event is due at `now` (ms), the longest due first.
 
-        Those that are due since the same time come in the order of the index, which needs no sorting.
+        Those that are due since the same time come in the order of the index, which needs no sorting. `among` are the
+        partitions to look at, if not all of the lease.
         """
         p = tables.parked.c
         due: list[sa.Row[tuple[int, int, int]]] = []
         for partition, first in self._parked_partitions().items():
-            if first <= now:
+            if first <= now and (among is None or partition in among):
                 query = sa.select(p.partition, p.key_hash, p.not_before)
                 query = query.where(p.target_id == self._lease.target_id, p.partition == partition, p.not_before <= now)
                 due += self._connection.execute(query.order_by(p.not_before).limit(limit))
@@ -259,6 +260,27 @@ class PartitionReader:
         objects = list(dict.fromkeys((row.partition, row.key_hash) for row in due[:limit]))
         heads = self._heads(objects)
         return [key for key in objects if key in heads and heads[key].not_before <= now]
+
+    def objects_in_flight(self, partitions: Set[int], now: int, limit: int) -> dict[ObjectHash, int]:
+        """Return the objects of which the last holder of some partitions may have sent events that it did not settle.
+
+        Each has the seq of the oldest such event. The holder had read at most `limit` events after each cursor, of each
+        replay, and of the objects whose parked events are due at `now` (ms).
+        """
+        windows = [
+            (partition, position, position + _MAX_WINDOWS * WINDOW)
+            for partition, position in self._lease.positions.items()
+            if partition in partitions
+        ]
+        ahead = events_after(self._connection, self._lease.target_id, windows, limit, newest=self._newest)
+        events = [logged for some in ahead.values() for logged in some]
+        for replay in self._lease.replays:
+            if replay.partition in partitions:
+                events += self.load_replay(replay, limit).events
+        oldest = {key: int(row.seq) for key, row in self._heads(self.due_objects(now, limit, partitions)).items()}
+        for logged in events:
+            oldest[logged.object] = min(logged.seq, oldest.get(logged.object, logged.seq))
+        return oldest
 
     def waiting(self, events: Iterable[LoggedEvent]) -> set[ObjectHash]:
         """Return those of the events' objects that have a parked event, behind which their later events wait."""

@@ -500,3 +500,64 @@ def test_a_request_without_an_answer_is_kept_with_its_due_time_while_the_databas
     with two.database.reading() as connection:
         due = connection.execute(sa.select(tables.redeliveries.c.due)).scalar_one()
     assert due > now_ms() + REDELIVERY.latest_arrival_ms - LATER
+
+
+def killed(two: Two) -> None:
+    """A worker claims what is due, and is killed; its lease has run out since."""
+    row_id, c = registry(two.database).target(two.target).row_id, tables.cursors.c
+    assert Leases(two.database, 1_000).claim_due(row_id, "killed", now_ms()) is not None
+    with two.database.writing() as connection:
+        connection.execute(tables.cursors.update().where(c.lease_token == "killed").values(leased_until=1))
+
+
+def requested_since(two: Two, began: int) -> int:
+    """How many redeliveries are requested; none is due while a request of before may still arrive."""
+    with two.database.reading() as connection:
+        due = list(connection.execute(sa.select(tables.redeliveries.c.due)).scalars())
+    assert not due or min(due) >= began + REDELIVERY.latest_arrival_ms
+    return len(due)
+
+
+@pytest.mark.parametrize("two", [Policy.MIRROR, Policy.COMPATIBLE], indirect=True)
+def test_what_a_killed_worker_may_have_sent_is_followed_once_it_cannot_arrive_any_more(two: Two) -> None:
+    record(two, event("k"), event("other"))
+    killed(two)
+    newest, began = event("k"), now_ms()
+    record(two, newest)
+    two.work_off()
+    assert requested_since(two, began) == 2
+    two.other.clock = lambda: now_ms() + REDELIVERY.latest_arrival_ms + LATER
+    two.arrived.clear()
+    two.other.run(now=two.other.clock())
+    assert [one.id for one in two.arrived] == [newest.id]
+    assert requested_since(two, began) == 0
+    assert_counters_balance(two.database)
+
+
+@mirrored
+def test_retries_and_replays_that_a_killed_worker_was_sending_are_followed_too(two: Two) -> None:
+    record(two, event("replayed"))
+    two.other.run()
+    record(two, event("retried"))
+    two.other.scripted.script = lambda _: Failed("not now")
+    two.other.run(turns=1)
+    Replays(two.database).begin(two.target, Selection())
+    began = now_ms()
+    killed(two)
+    two.work_off()
+    assert requested_since(two, began) == 2
+
+
+def test_a_log_gets_nothing_again_after_a_kill(two: Two) -> None:
+    record(two, event("k"))
+    killed(two)
+    assert two.work_off() == "delivered=1"
+    assert requested_since(two, 0) == 0
+
+
+@mirrored
+def test_a_lease_that_was_released_is_not_followed(two: Two) -> None:
+    record(two, event("k"))
+    two.other.run(turns=0)
+    two.work_off()
+    assert requested_since(two, 0) == 0
