@@ -126,7 +126,13 @@ class QueueDeclarations:
     """
 
     def __init__(self) -> None:
-        self._refused: dict[str, float] = {}  # by name, when it is tried again, by time.monotonic()
+        # By name, when it is tried again, by time.monotonic(), and why it was refused.
+        self._refused: dict[str, tuple[float, str]] = {}
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """The queues that are left out now, each with the broker's reason."""
+        return {name: reason for name, (_, reason) in self._refused.items()}
 
     def usable(self, connection: Any, queues: Iterable[Queue]) -> list[Queue]:
         """Return those of the queues that can be used on this connection.
@@ -137,7 +143,7 @@ class QueueDeclarations:
         channel, usable = None, []
         try:
             for queue in queues:
-                if self._refused.get(queue.name, 0.0) > time.monotonic():
+                if self._refused.get(queue.name, (0.0, ""))[0] > time.monotonic():
                     continue
                 if hash(queue) not in connection.declared_entities:
                     channel = channel or connection.channel()
@@ -163,7 +169,7 @@ class QueueDeclarations:
                 "the broker refuses the queue %s, so its target gets no events; other targets are served. Delete the"
                 " queue, and it is created again: %s", name, error,
             )  # fmt: skip
-        self._refused[name] = time.monotonic() + POLICY.refused_seconds
+        self._refused[name] = time.monotonic() + POLICY.refused_seconds, str(error)
 
 
 class Broker:
@@ -181,6 +187,15 @@ class Broker:
     def length(self, queue: str) -> int | None:
         """Return how many messages wait in a queue; None if nobody has declared it, or the broker refuses it."""
         return self._connected(lambda: self._length(queue))
+
+    def refused(self, queues: Iterable[str]) -> dict[str, str]:
+        """Declare queues; return those that the broker refuses, so that no worker can serve them, and its reasons.
+
+        Redis refuses none.
+        """
+        if not is_rabbitmq(self._url):
+            return {}
+        return self._connected(lambda: self._refused({name: declared_queue(self._url, name) for name in queues}))
 
     def publish(
         self,
@@ -234,6 +249,10 @@ class Broker:
         except self._connection.channel_errors:
             self._channel = None  # RabbitMQ has closed it
             return None
+
+    def _refused(self, queues: Mapping[str, Queue]) -> dict[str, str]:
+        self._declarations.usable(self._connection, queues.values())
+        return {name: reason for name, reason in self._declarations.refused.items() if name in queues}
 
     def _publish(
         self, name: str, task: str, arguments: tuple[object, ...], time_limit: int | None, *, declare: bool

@@ -5,7 +5,7 @@ taken one and has not claimed anything yet is in no queue, so unchanged work is 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 
 from app import telemetry
 from app.broker import POLICY
@@ -111,15 +111,24 @@ class Drain:
             publish(queue)
         return len(due)
 
-    def queue_alive(self, row_id: int) -> None:
-        """Record that this worker serves the queue of the target with this row id, and all others that it serves."""
+    def queue_alive(
+        self, row_id: int, refused: Callable[[Iterable[TargetId]], Set[TargetId]] = lambda _: frozenset()
+    ) -> None:
+        """Record that this worker serves the queue of the target with this row id, and all others that it serves.
+
+        `refused` returns those of some targets whose queue the broker refuses: nobody can serve these.
+        """
         try:
             with self._held.database.reading() as connection:
                 queues = {queue.row_id: queue for queue in heartbeats.queues(connection)}
             probed = queues.get(row_id)
             if probed is not None and probed.answered < probed.asked:  # else another probe's answer was for it, too
-                served = {queue.row_id for queue in queues.values() if queue.target in self._served_targets}
-                heartbeats.answered(self._held.database, {row_id} | served, self._held.clock())
+                served = {
+                    queue.target: queue.row_id for queue in queues.values() if queue.target in self._served_targets
+                }
+                for target in refused(served):
+                    del served[target]
+                heartbeats.answered(self._held.database, {row_id, *served.values()}, self._held.clock())
         except DatabaseUnavailable as error:
             self._held.state.unavailable(error)
 

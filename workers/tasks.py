@@ -1,6 +1,8 @@
 """The Celery tasks: a few lines each, without decisions."""
 
-from app.broker import POLICY, SPARK_QUEUE, queue_name
+from collections.abc import Iterable
+
+from app.broker import POLICY, SPARK_QUEUE, BrokerUnavailable, queue_name
 from app.config.arn import TargetId, parse_arn
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.openings import Opening
@@ -38,7 +40,7 @@ def probe_queues() -> int:
 @app.task(name="queue_alive", send_events=False)
 def queue_alive(target: int) -> None:
     """Record a heartbeat of the queue of the target with this row id. Not shown in Flower, like drain."""
-    runtime.current().drain.queue_alive(target)
+    runtime.current().drain.queue_alive(target, _refused)
 
 
 @app.task(name="schedule_reconciliations", send_events=False)
@@ -80,6 +82,14 @@ def _publish_run(run: WaitingRun) -> None:
 
 def _queued(target: TargetId) -> int:
     return runtime.current().broker.length(queue_name(target)) or 0
+
+
+def _refused(targets: Iterable[TargetId]) -> set[TargetId]:
+    by_name = {queue_name(target): target for target in targets}
+    try:
+        return {by_name[name] for name in runtime.current().broker.refused(by_name)}
+    except BrokerUnavailable:
+        return set()
 
 
 def _wake_worker(target: TargetId) -> None:

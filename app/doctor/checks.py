@@ -1,12 +1,13 @@
 """The checks of a service that need nothing but its settings, its outbox database and its broker."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
 from app.ages import format_age
-from app.broker import BrokerUnavailable, check_broker
+from app.broker import Broker, BrokerUnavailable, check_broker, queue_name
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings, warnings
@@ -132,6 +133,12 @@ def _check_queues(service: Service) -> Iterator[Finding]:
     with service.database.reading() as connection:
         now = database_now(connection)
         queues = heartbeats.queues(connection)
+    refused = _refused_queues(service, queues)
+    for queue in queues:
+        if (reason := refused.get(queue_name(queue.target))) is not None:
+            problem = f"no worker can serve its queue, which the broker refuses: {reason}"
+            yield Finding(str(queue.target), "problem", f"{problem}; delete the queue, and it is created again")
+    queues = [queue for queue in queues if queue_name(queue.target) not in refused]
     silent = [queue for queue in queues if queue.heartbeat_age(now) > heartbeats.UNSERVED]
     if len(silent) > 1 and len(silent) == len(queues):
         age = format_age(now - min(queue.heartbeat_age(now) for queue in silent), now)
@@ -142,6 +149,16 @@ def _check_queues(service: Service) -> Iterator[Finding]:
         problem = f"no worker has answered on its queue for {format_age(now - queue.heartbeat_age(now), now)}"
         text = f"{problem}; start a worker that serves it (--targets)"
         yield Finding(str(queue.target), "problem", text, ("worker", "--targets", str(queue.target)))
+
+
+def _refused_queues(service: Service, queues: Iterable[heartbeats.Queue]) -> dict[str, str]:
+    """Return the queues that the broker refuses, with its reasons; none if it is unavailable, which another check says.
+
+    One answer to a probe speaks for all queues that a worker serves, so the heartbeats do not show this.
+    """
+    with closing(Broker(service.settings.broker_url)) as broker, suppress(BrokerUnavailable):
+        return broker.refused([queue_name(queue.target) for queue in queues])
+    return {}
 
 
 def _check_schedule(service: Service) -> Iterator[Finding]:

@@ -6,8 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
+from kombu import Connection, Queue
 
 from app.api.routes import health
+from app.broker import queue_name
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery import heartbeats
@@ -198,6 +200,28 @@ def test_the_doctor_finds_a_queue_that_no_worker_serves(cli: Cli, database: Data
     assert found() == ["no worker has answered on its queue for 2.0 h; start a worker that serves it (--targets)"]
     heartbeats.answered(database, [queue.row_id], now_ms())
     assert found() == []
+
+
+@pytest.mark.usefixtures("working")
+def test_the_doctor_finds_a_queue_that_the_broker_refuses(
+    cli: Cli, database: Database, target: TargetId, rabbitmq_server: services.RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker answers on the queues of other targets, which speaks for this one."""
+    with database.reading() as connection:
+        [queue] = heartbeats.queues(connection)
+    heartbeats.answered(database, [queue.row_id], now_ms())
+    monkeypatch.setenv("BUCKETWIRE_BROKER_URL", rabbitmq_server.url)
+    with Connection(rabbitmq_server.url) as connection:
+        other = Queue(queue_name(target), queue_arguments={"x-queue-type": "classic"})(connection.channel())
+        other.delete()
+        other.declare()
+        [(grade, text)] = grades_of(cli, target)
+        assert grade == "problem"
+        assert text.startswith("no worker can serve its queue, which the broker refuses: ")
+        assert "PRECONDITION_FAILED" in text
+        other.delete()
+        assert "problem" not in dict(grades_of(cli, target))
+        other.delete()
 
 
 @pytest.mark.usefixtures("working")

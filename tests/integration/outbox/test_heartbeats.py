@@ -113,11 +113,17 @@ def test_a_worker_answers_for_what_it_serves(
     heartbeats.queues_to_probe(database, now_ms() - SECOND)
     settings = {"BUCKETWIRE_DATABASE_URL": outbox_url, "BUCKETWIRE_DATA_DIR": str(tmp_path)}
     with contextlib.closing(Runtime(Settings.from_environ(settings))) as runtime:
+        runtime.drain.queue_alive(served, lambda _: {TargetId("redis", "c")})
+        assert alive(database) == {served}, "nobody can serve a queue that the broker refuses"
+        heartbeats.queues_to_probe(database, now_ms() + heartbeats.EVERY)
         runtime.drain.queue_alive(served)
+    assert alive(database) == {served, kafka}
+    assert other not in alive(database)
+
+
+def alive(database: Database) -> set[int]:
     with database.reading() as connection:
-        alive = {one.row_id for one in heartbeats.queues(connection) if one.answered}
-    assert alive == {served, kafka}
-    assert other not in alive
+        return {one.row_id for one in heartbeats.queues(connection) if one.answered}
 
 
 def test_signs_of_targets_that_are_gone_are_forgotten(log: Database) -> None:
