@@ -4,6 +4,9 @@ While there are streams, the thread queries the end of the log every `INTERVAL` 
 reads new events once for all. A stream that lags, because it resumes or reads too slowly, is served from the log, some
 events at a time. So the memory for a slow reader is bounded, and it loses nothing until it lags by `MAX_SEQS_BEHIND`;
 then it gets a marker of the gap and continues with new events.
+
+After a failover to an older state of the outbox, new events have positions that were read before, as events that are
+lost. So the thread remembers the ids of those that it read last: reading continues after the last one that is left.
 """
 
 import asyncio
@@ -12,6 +15,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -24,8 +28,8 @@ from app.api.listen.stream import LEGACY_PING, MAX_BUFFERED_BYTES, Stream
 from app.api.listen.tls_bridge import decrypt
 from app.api.listen.wire_format import Line, event_line
 from app.outbox.engine.database import Database, describe_error
-from app.outbox.log.log_reader import events_between, log_end
-from app.outbox.log_head import LogHead
+from app.outbox.log.log_reader import events_between, first_seq, ids_between, last_kept, log_state
+from app.outbox.log_head import LogHead, LogState
 from app.rules.matching import Matcher, compile_rules
 
 log = logging.getLogger("bucketwire.listen")
@@ -55,6 +59,9 @@ class Broadcaster:
         self._has_streams = threading.Event()
         self._ticking = False
         self._position = _UNKNOWN
+        self._state: LogState | None = None  # of the log, as of the last look
+        self._read: deque[tuple[int, str]] = deque(maxlen=MAX_SEQS_BEHIND)  # seqs and ids of the last events
+        self._read_from = 0  # up to which seq nothing is known of them
         self._turn = 0
         self._check_at = 0.0
         self._loop = asyncio.new_event_loop()
@@ -136,18 +143,32 @@ class Broadcaster:
                 return False
             if matcher is None:
                 matcher = self._matcher = compile_rules((stream.query.rule, stream) for stream in streams)
-        head = log_end(self._database)
+        head, state = log_state(self._database)
         self._end_forbidden(streams)
-        if not 0 <= self._position <= head.last_seq:  # greater: the log was replaced by another one
-            self._position = head.last_seq
-            for stream in streams:
-                stream.position = min(stream.position, head.last_seq)
+        self._find_position(streams, head, state)
         busy = self._serve_lagging([stream for stream in streams if not stream.live], head)
         if self._position < head.last_seq:
             last = min(self._position + _SHARED_READ, head.last_seq)
             self._position = self._broadcast(streams, matcher, head.partitions, self._position, last)
             busy = busy or self._position < head.last_seq
         return busy
+
+    def _find_position(self, streams: Sequence[Stream], head: LogHead, state: LogState) -> None:
+        """Begin at the log's end, or go back to the last event that is left if the log is an older state of itself."""
+        before, self._state = self._state, state
+        if self._position == _UNKNOWN:
+            self._position, self._read_from = head.last_seq, max(0, head.last_seq - _SHARED_READ)
+            self._read.clear()
+            self._read.extend(ids_between(self._database, head.partitions, self._read_from, head.last_seq))
+        elif before is None or before[1:] != state[1:] or self._position > head.last_seq:
+            first = first_seq(self._database, head.partitions)  # what comes before was purged
+            known = [(seq, event_id) for seq, event_id in self._read if seq >= first]
+            kept = min(last_kept(self._database, known, self._read_from), self._position, head.last_seq)
+            while self._read and self._read[-1][0] > kept:
+                self._read.pop()
+            self._position = kept
+            for stream in streams:
+                stream.position = min(stream.position, kept)
 
     def _end_forbidden(self, streams: Sequence[Stream]) -> None:
         """End the streams of listeners that may not listen any more, such as those whose token was revoked."""
@@ -169,6 +190,10 @@ class Broadcaster:
         """Send the events of a part of the log to all streams; return the seq up to which it was read."""
         lines: dict[Stream, list[Line]] = {}
         rows, last = events_between(self._database, partitions, after, last)
+        exceeds = len(self._read) + len(rows) > MAX_SEQS_BEHIND
+        self._read.extend((row.seq, row.id) for row in rows)
+        if exceeds:
+            self._read_from = self._read[0][0] - 1
         for row in rows:
             receivers = [
                 stream

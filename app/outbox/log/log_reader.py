@@ -11,8 +11,9 @@ import sqlalchemy as sa
 from app.outbox import log_head, tables
 from app.outbox.engine.database import Database
 from app.outbox.log.records import small_record, within_budget
-from app.outbox.log_head import LogHead
+from app.outbox.log_head import LogHead, LogState
 
+_MAX_IDS = 500  # in one statement
 _e = tables.events.c
 _PLACE = sa.select(_e.seq, _e.bucket).where(_e.id == sa.bindparam("event_id"))
 _SINCE = sa.select(sa.func.min(_e.seq)).where(_e.received_at >= sa.bindparam("since"))
@@ -38,6 +39,37 @@ def position_of(database: Database, event_id: str, bucket: str = "") -> int | No
     with database.reading() as connection:
         row = connection.execute(_PLACE, {"event_id": event_id}).one_or_none()
     return None if row is None or (bucket and row.bucket != bucket) else row.seq
+
+
+def log_state(database: Database) -> tuple[LogHead, LogState]:
+    """Return the log's head, and its epoch."""
+    with database.reading() as connection:
+        return log_head.read(connection), log_head.read_state(connection)
+
+
+def ids_between(database: Database, partitions: int, after: int, last: int) -> list[tuple[int, str]]:
+    """Return the seqs and ids of the events after `after` up to `last`, in order."""
+    query = sa.select(_e.seq, _e.id).where(_e.partition.in_(range(partitions)), _e.seq > after, _e.seq <= last)
+    with database.reading() as connection:
+        return [(row.seq, row.id) for row in connection.execute(query.order_by(_e.seq))]
+
+
+def last_kept(database: Database, known: Sequence[tuple[int, str]], before: int) -> int:
+    """Return the last of these seqs, which are in order, up to which the log still has the events of these ids.
+
+    That is `before` if it does not have the first. Of events that were lost others may be the next at their seqs.
+    """
+    kept = before
+    for start in range(0, len(known), _MAX_IDS):
+        some = known[start : start + _MAX_IDS]
+        with database.reading() as connection:
+            rows = connection.execute(sa.select(_e.id, _e.seq).where(_e.id.in_([event_id for _, event_id in some])))
+            seqs = {row.id: row.seq for row in rows}
+        for seq, event_id in some:
+            if seqs.get(event_id) != seq:
+                return kept
+            kept = seq
+    return kept
 
 
 class LogEvent(NamedTuple):

@@ -20,11 +20,13 @@ import sqlalchemy as sa
 from app.api.listen import broadcaster
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
+from app.outbox.log_head import begin_epoch
 from tests import services
 from tests.integration.api.conftest import S3, Mc, Start, records, url_of
 from tests.services import speed, until
 from tests.support.api_requests import EVENTS, Listener, body, code, key_of
 from tests.support.builders import DELETE, PUT, event
+from tests.support.older_state import older_state
 
 
 @contextmanager
@@ -156,6 +158,23 @@ def test_a_stream_that_loses_its_database_goes_on_where_it_was(log: Database, st
         _cut_connections(log)
         until(lambda: alone.api.post(body("b")).is_success)
         assert stream.keys(1) == ["b"]
+
+
+def test_after_a_failover_new_events_at_positions_that_were_read_before_are_streamed(ready: S3) -> None:
+    """The older state had forgotten the last events, and its next ones got their positions."""
+    with listening(ready) as stream:
+        post(ready, "kept")
+        assert stream.keys(1) == ["kept"]
+        with older_state(ready.database):
+            post(ready, "lost/1", "lost/2")
+            assert stream.keys(2) == ["lost/1", "lost/2"]
+        new = ["new/1", "new/2", "new/3"]
+        post(ready, *new)
+        with ready.database.writing() as connection:
+            begin_epoch(connection, "restored")
+        seen: set[str] = set()
+        while not seen.issuperset(new):
+            seen.update(stream.keys(1))
 
 
 def _cut_connections(database: Database) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -20,26 +20,11 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.rules.model import Rule
 from tests.support.builders import add_target, event, registry
+from tests.support.older_state import older_state
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.outcomes import DELIVERED, Outcome
 
 pytestmark = pytest.mark.promise
-
-_STATE = (tables.targets, tables.rules, tables.replays, tables.cursors, tables.events, tables.log_head)
-
-
-@contextmanager
-def older_state(database: Database) -> Iterator[None]:
-    """Restore the outbox, at the end of the block, as it was at its beginning, as another server would have it."""
-    with database.reading() as connection:
-        rows = {table: [dict(row._mapping) for row in connection.execute(sa.select(table))] for table in _STATE}
-    yield
-    with database.writing() as connection:
-        for table in reversed(_STATE):
-            connection.execute(table.delete())
-        for table in _STATE:
-            if rows[table]:
-                connection.execute(table.insert(), rows[table])
 
 
 def turns(number: int) -> Callable[[], bool]:
