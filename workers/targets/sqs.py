@@ -18,6 +18,7 @@ deduplication, so that it keeps the order and drops what is sent again within fi
 
 import hashlib
 import importlib.metadata
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -45,6 +46,9 @@ from workers.targets.messages import MessageFormat, message_format
 from workers.targets.payloads import s3_notification
 from workers.targets.request_threads import MAX_THREADS, RequestThreads
 from workers.targets.socket_deadline import Deadline
+
+# botocore writes what it signs into its debug lines, with a session's token.
+logging.getLogger("botocore").setLevel(logging.ERROR)
 
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
 BATCH_ENTRIES = 10

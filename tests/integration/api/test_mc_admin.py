@@ -95,7 +95,7 @@ def test_what_the_guides_set_is_set_at_once(bw: Admin, targets: Registry) -> Non
     assert info["services"]["notifications"][0] == {"amqp": [{"1": {"status": "online"}}]}
     assert bw.place in bw.ok("mc admin info bw")
     sections = bw.ok("mc admin config get bw/")
-    assert len([line for line in sections.splitlines() if line.startswith("notify_")]) == 10
+    assert len([line for line in sections.splitlines() if line.startswith("notify_")]) == 11
     assert bw.keys("notify_postgres:1")["table"] == "bucketevents"
 
 
