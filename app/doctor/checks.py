@@ -21,6 +21,8 @@ from app.outbox.engine.schema_version import current, head, is_later
 from app.outbox.reconcile.runs import RUNNING, SCAN, Reconciliations
 from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
 from app.outbox.registry import Registry
+from app.outbox.sources.rejected import read_kept
+from app.outbox.sources.stored import read_sources
 from app.outbox.targets import OPENING_FAILED
 
 _MAX_WAIT = 600_000  # ms that a scheduled run may wait while no other run is active
@@ -261,6 +263,28 @@ def _check_delays(service: Service) -> Iterator[Finding]:
             yield Finding(str(stored.target), "warning", text, ("retry", "ls", "--target", str(stored.target)))
 
 
+def _check_sources(service: Service) -> Iterator[Finding]:
+    with service.database.reading() as connection:
+        now = database_now(connection)
+        sources, kept = read_sources(connection), read_kept(connection)
+    for stored in sources:
+        subject, state, reason = f"source {stored.source}", stored.state(now), stored.state_reason(now)
+        if state in ("failing", "waiting"):
+            yield Finding(subject, "problem", f"{state}: {reason}; its messages wait in the queue")
+        elif state == "paused":
+            yield Finding(subject, "note", f"paused: {reason}")
+        elif state == "running":
+            waiting = "" if stored.lag is None else f"; {stored.lag} messages wait"
+            yield Finding(subject, "ok", f"a worker pulls from it{waiting}")
+        else:
+            yield Finding(subject, "note", state)
+        if stored.notice:
+            yield Finding(subject, "problem", f"{format_age(stored.notice_at, now)} ago: {stored.notice}")
+        if count := kept.get(stored.row_id):
+            listing = ("source", "rejected", "ls", str(stored.source))
+            yield Finding(subject, "warning", f"{count} rejected message(s) are kept", listing)
+
+
 def _check_counters(service: Service, most: int | None = None) -> Iterator[Finding]:
     for audited in audit(service.database, most=most):
         counters = audited.counters
@@ -289,6 +313,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "schedule": _check_schedule,
         "unscheduled": _check_unscheduled,
         "targets": _check_targets,
+        "sources": _check_sources,
         "delays": _check_delays,
         "counters": _check_counters,
     }

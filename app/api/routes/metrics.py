@@ -26,6 +26,9 @@ from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.reconcile.runs import latest_results
+from app.outbox.sources.rejected import read_kept
+from app.outbox.sources.stored import StoredSource, read_sources
+from app.resources.source import SOURCE_STATES
 from app.resources.target import STATES
 
 routes = Blueprint("metrics", __name__)
@@ -40,6 +43,12 @@ _COUNTERS = {
     "discarded": "Events not recorded for the target because its queue was full.",
     "purged": "Dead letters that an operator deleted.",
     "dead_lettered": "Events that became dead letters, including those replayed since.",
+}
+_SOURCE_COUNTERS = {
+    "messages": "Messages that were taken from the queue.",
+    "recorded_events": "Events of the source that were recorded.",
+    "repeated_events": "Events of the source that were in the log already.",
+    "rejected_messages": "Messages without valid events, also those deleted or retried since.",
 }
 _GAUGES = {
     "pending": "Events not yet attempted, also because the target is unavailable.",
@@ -99,6 +108,7 @@ class Scrape:
                 now = database_now(connection)
                 leased = leased_partitions(connection, now)
                 drifts = latest_results(connection)
+                sources, kept = read_sources(connection), read_kept(connection)
         except DatabaseUnavailable:
             yield _single("database_up", "Whether the outbox database can be read.", 0)
         else:
@@ -112,6 +122,7 @@ class Scrape:
             yield from _leased({one.stored.target: leased.get(one.stored.row_id, 0) for one in statuses})
             yield from _drift(drifts)
             yield _difference(self._audits)
+            yield from source_metrics(sources, kept, now)
         if self._services.feeder is not None:
             spool = self._services.feeder.spool
             yield _single(
@@ -160,6 +171,36 @@ def target_metrics(statuses: Sequence[TargetStatus], now: int) -> Iterator[Metri
             states.add_metric([*place, each], int(stored.state == each))
     yield from (oldest, breaker, in_row, states)
     yield from _minio([status.counters for status in statuses])
+
+
+def source_metrics(sources: Sequence[StoredSource], kept: Mapping[int, int], now: int) -> Iterator[Metric]:
+    """Yield the metrics of sources; `kept` are the rejected messages of each, by row id."""
+    labels = ["type", "name"]
+    counters = {
+        name: CounterMetricFamily(f"bucketwire_source_{name}", text, labels=labels)
+        for name, text in _SOURCE_COUNTERS.items()
+    }
+    lag = GaugeMetricFamily("bucketwire_source_lag_messages", "Messages that wait in the queue.", labels=labels)
+    rejected = GaugeMetricFamily("bucketwire_source_kept_rejected_messages", "Rejected messages.", labels=labels)
+    age = GaugeMetricFamily(
+        "bucketwire_source_answer_age_seconds",
+        "Seconds since the queue of a source that is to be pulled from last answered, or since it was set.",
+        labels=labels,
+    )
+    text = "1 for the source's state, 0 for the others."
+    states = GaugeMetricFamily("bucketwire_source_state", text, labels=[*labels, "state"])
+    for stored in sources:
+        place = [stored.source.type, stored.source.name]
+        for name, counter in counters.items():
+            counter.add_metric(place, getattr(stored, name.partition("_")[0]))
+        if stored.lag is not None:
+            lag.add_metric(place, stored.lag)
+        rejected.add_metric(place, kept.get(stored.row_id, 0))
+        if stored.enabled and not stored.paused:
+            age.add_metric(place, max(0, now - max(stored.pulled_at, stored.created_at)) / 1000)
+        for each in SOURCE_STATES:
+            states.add_metric([*place, each], int(stored.state(now) == each))
+    yield from (*counters.values(), lag, rejected, age, states)
 
 
 def _labels(target: TargetId) -> list[str]:

@@ -47,9 +47,8 @@ class RejectedMessages:
 
     def counts(self) -> dict[int, int]:
         """Return how many messages are kept of each source, by row id; those without any are left out."""
-        query = sa.select(_R.source_id, sa.func.count()).group_by(_R.source_id)
         with self._database.reading() as connection:
-            return {int(row[0]): int(row[1]) for row in connection.execute(query)}
+            return read_kept(connection)
 
     def message(self, stored: StoredSource, number: int) -> Message:
         """Return a message as it was pulled. Raises `UnknownMessage`."""
@@ -86,6 +85,12 @@ class RejectedMessages:
         with self._database.writing() as connection:
             beside(connection, Receipt())
         return Receipt()
+
+
+def read_kept(connection: sa.Connection) -> dict[int, int]:
+    """Return how many messages are kept of each source, by row id; those without any are left out."""
+    query = sa.select(_R.source_id, sa.func.count()).group_by(_R.source_id)
+    return {int(row[0]): int(row[1]) for row in connection.execute(query)}
 
 
 def _message(connection: sa.Connection, stored: StoredSource, number: int) -> Message:

@@ -24,6 +24,7 @@ class StoredSource:
     enabled: bool
     paused: bool
     reason: str
+    created_at: int
     revision: int
     lease_token: str
     leased_until: int
@@ -78,6 +79,7 @@ def stored_source(row: Any) -> StoredSource:
         enabled=bool(row.enabled),
         paused=bool(row.paused),
         reason=row.reason,
+        created_at=row.created_at,
         revision=row.revision,
         lease_token=row.lease_token,
         leased_until=row.leased_until,

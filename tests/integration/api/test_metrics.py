@@ -15,12 +15,14 @@ from app.outbox import tables
 from app.outbox.delivery.heartbeats import DRAIN_STOPPED, UNSERVED
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile.runs import DRIFT, Reconciliations
+from app.outbox.sources.leases import SourceLeases
 from tests import services
 from tests.integration.api.conftest import Api, Start, url_of
 from tests.support.api_requests import body
 from tests.support.builders import add_target
 from tests.support.metric_expressions import ALERTS, DASHBOARD, ROOT, SCALE_OUT, dashboard_expressions, expressions
 from tests.support.outbox_rows import bury, heartbeats
+from tests.support.pulled_events import Sources
 from workers.telemetry.metrics import WorkerMetrics
 
 RUNBOOKS = ROOT / "docs/how-to/alerts.md"
@@ -48,8 +50,17 @@ def reconciled(database: Database, **counts: int) -> None:
     runs.end(runs.begin(TargetId("webhook", "x"), "images", lease=60_000), DRIFT, counts)
 
 
+def pulled(database: Database) -> None:
+    """Set a source whose queue has answered."""
+    sources, leases = Sources(database), SourceLeases(database, 60_000)
+    lease = leases.claim(sources.stored(sources.put("kafka", {"brokers": "127.0.0.1:9", "topic": "t"})), now_ms())
+    assert lease is not None
+    leases.report(lease, now_ms(), 0)
+
+
 def test_every_metric_that_dashboard_alerts_and_guide_use_exists(log: Database, start: Start, tmp_path: Path) -> None:
     add_target(log)
+    pulled(log)
     heartbeats(log, 0)
     reconciled(log, missing=1)
     found = audited(start(url_of(log), spool_dir=f"{tmp_path}/spool"))
@@ -159,6 +170,7 @@ def test_the_dashboard_begins_with_a_row_of_single_values() -> None:
 
 def test_the_metrics_page_lists_every_metric_and_nothing_else(log: Database, start: Start, tmp_path: Path) -> None:
     add_target(log)
+    pulled(log)
     heartbeats(log, 0)
     reconciled(log, missing=1)
     api = start(url_of(log), spool_dir=f"{tmp_path}/spool")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from app.api.routes.metrics import source_metrics
 from app.config.sources.source_id import SourceId
 from app.events.limits import Limits
 from app.events.messages import Message, read_message
-from app.outbox.engine.clock import DatabaseClock
+from app.outbox.engine.clock import DatabaseClock, database_now
 from app.outbox.engine.database import Database
 from app.outbox.sources.intake import SourceIntake
 from app.outbox.sources.leases import SourceLeases
-from app.outbox.sources.stored import find_source
+from app.outbox.sources.rejected import read_kept
+from app.outbox.sources.stored import find_source, read_sources
 from tests.integration.cli.conftest import Cli
 from tests.support.pulled_events import recorded
 
@@ -77,6 +79,38 @@ def test_a_source_is_paused_resumed_and_removed(cli: Cli) -> None:
     assert cli("source", "rm", "kafka:minio", "--json").json == {"rejected_messages": 0}
     gone = cli("source", "show", "kafka:minio")
     assert (gone.code, "there is no source kafka:minio" in gone.err) == (1, True)
+
+
+def test_the_doctor_and_the_metrics_report_a_source_that_nobody_pulls_and_its_rejected_messages(
+    cli: Cli, database: Database
+) -> None:
+    cli(*SET, "sasl_password=x")
+    reject(database, b"{")
+    findings = {
+        (one["grade"], one["text"].partition(";")[0])
+        for one in cli("doctor", "--json").json["findings"]
+        if one["subject"] == "source kafka:minio"
+    }
+    assert findings == {("problem", "waiting: no worker pulls it"), ("warning", "1 rejected message(s) are kept")}
+    with database.reading() as connection:
+        sources, kept, now = read_sources(connection), read_kept(connection), database_now(connection)
+    samples = {
+        (sample.name, sample.labels.get("state", "")): sample.value
+        for metric in source_metrics(sources, kept, now)
+        for sample in metric.samples
+    }
+    assert samples["bucketwire_source_messages_total", ""] == 1
+    assert samples["bucketwire_source_rejected_messages_total", ""] == 1
+    assert samples["bucketwire_source_kept_rejected_messages", ""] == 1
+    assert samples["bucketwire_source_state", "waiting"] == 1
+    assert samples["bucketwire_source_state", "running"] == 0
+    assert 0 <= samples["bucketwire_source_answer_age_seconds", ""] < 3600
+    cli("source", "pause", "kafka:minio")
+    with database.reading() as connection:
+        paused = {
+            sample.name for metric in source_metrics(read_sources(connection), {}, now) for sample in metric.samples
+        }
+    assert "bucketwire_source_answer_age_seconds" not in paused
 
 
 def test_rejected_messages_are_listed_shown_retried_and_deleted(cli: Cli, database: Database) -> None:
