@@ -2,8 +2,9 @@
 
     PGPASSWORD=… python bench/plain_spark.py --listing FOLDER --url jdbc:postgresql://… --user NAME --findings FOLDER …
 
-The peer of `bucketwire reconcile` in `bench.reconcile`. It compares ETags and sizes, writes what differs as JSON and
-prints the number of differences of each kind. It knows no rules, versions, events in flight, repeated keys or report.
+The peer of `bucketwire reconcile run` in `bench.reconcile`. It compares ETags and sizes, writes what differs as JSON
+and prints the number of differences of each kind. It knows no rules, versions, events in flight, repeated keys or
+report.
 """
 
 import argparse

@@ -3,13 +3,13 @@
     python -m bench.reconcile [--millions 1 5 10] [--heap 1g] [--case drift] [--data FOLDER] [--lock FILE]
 
 Spark creates a listing and the rows of a target, both as Parquet, with a known number of differences of every kind; the
-rows are copied to a PostgreSQL, too. Each measurement is a separate process: the whole command `bucketwire reconcile`
-against PostgreSQL; a PySpark script against it, as one would write by hand (`bench/plain_spark.py`); the job in a warm
-session on `local[2]`; the same steps with the rows from Parquet; a full outer join by pandas and one by pyarrow (`pip
-install pandas pyarrow`, skipped where they are not installed); and a merge of two sorted listings, as in `rclone
-check`. The script and the last three compare ETags and sizes only, in the case `drift` alone. A
-measurement with wrong counts ends the run. With `--data` the data are kept, for the next time; `--lock` is for a
-machine that is busy: each measurement has real-time priority while it holds that file, and so have its servers.
+rows are copied to a PostgreSQL, too. Each measurement is a separate process: the whole command `bucketwire reconcile
+run` against PostgreSQL; a PySpark script against it, as one would write by hand (`bench/plain_spark.py`); the job in a
+warm session on `local[2]`; the same steps with the rows from Parquet; a full outer join by pandas and one by pyarrow
+(`pip install pandas pyarrow`, skipped where they are not installed); and a merge of two sorted listings, as in `rclone
+check`. The script and the last three compare ETags and sizes only, in the case `drift` alone. A measurement with wrong
+counts ends the run. With `--data` the data are kept, for the next time; `--lock` is for a machine that is busy: each
+measurement has real-time priority while it holds that file, and so have its servers.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def outbox(folder: Path, options: argparse.Namespace) -> Iterator[Database]:
 
 
 def command(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Run `bucketwire reconcile` from the shell."""
+    """Run `bucketwire reconcile run` from the shell."""
     more = {
         "BUCKETWIRE_DATABASE_URL": f"sqlite:///{folder}/outbox.db",
         "BUCKETWIRE_DATA_DIR": str(folder / "data"),
@@ -95,7 +95,8 @@ def command(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "BUCKETWIRE_SPARK_MEMORY": options.heap,
         "BUCKETWIRE_SECRET_KEYS": SECRET_KEY,
     }
-    argv = [sys.executable, "-m", "spark_jobs", "reconcile", BUCKET, "--target", f"{options.store}:{NAME}", "--json"]
+    argv = [sys.executable, "-m", "spark_jobs", "reconcile", "run", BUCKET]
+    argv += ["--target", f"{options.store}:{NAME}", "--json"]
     argv += ["--listing", str(folder / LISTING), "--listed-at", datetime.now(UTC).isoformat()]
     has_archive = any((folder / "data" / "cache").glob("*.jsa"))
     for _ in range(1 if has_archive else 2):  # the first run leaves an archive of classes
@@ -139,7 +140,7 @@ def from_shell(argv: list[str], more: Mapping[str, str], folder: Path) -> dict[s
 
 
 def job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Run `bucketwire reconcile` in an open session."""
+    """Run `bucketwire reconcile run` in an open session."""
     from spark_jobs.api_client import Api
     from spark_jobs.jobs.reconcile import ReconcileConfig, reconcile
 

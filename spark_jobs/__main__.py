@@ -1,4 +1,4 @@
-"""Dispatch `python -m spark_jobs …`; `bucketwire reconcile`, `backfill`, `scan` and `tables` exec it."""
+"""Dispatch `python -m spark_jobs …`; `bucketwire reconcile run`, `backfill`, `scan` and `tables` exec it."""
 
 import click
 
@@ -6,7 +6,7 @@ from app.cli_common.run import run_command
 from app.outbox.errors import AlreadyRunning
 from spark_jobs import shutdown
 from spark_jobs.commands.backfill import backfill
-from spark_jobs.commands.reconcile import reconcile
+from spark_jobs.commands.reconcile import run
 from spark_jobs.commands.scan import scan
 from spark_jobs.commands.tables import tables
 from spark_jobs.errors import describe_error
@@ -17,7 +17,13 @@ def jobs() -> None:
     """Jobs that run on Spark."""
 
 
-for command in (backfill, scan, reconcile, tables):
+@jobs.group()
+def reconcile() -> None:
+    """Reconciliations."""
+
+
+reconcile.add_command(run)
+for command in (backfill, scan, tables):
     jobs.add_command(command)
 
 

@@ -27,7 +27,7 @@ log = logging.getLogger("bucketwire.worker")
 CHECK_INTERVAL = 5  # seconds between two checks of the schedule
 REPEAT_INTERVAL = 300  # seconds after which the wake-up of a run that still waits is repeated
 _STOP_TIMEOUT = 20  # seconds between SIGTERM and SIGKILL
-# The job itself: `bucketwire reconcile` would start Python for the command, and again for the job.
+# The job itself: `bucketwire reconcile run` would start Python for the command, and again for the job.
 _JOB = (sys.executable, "-P", "-m", "bucketwire.start", "spark_jobs")
 _ERROR_PREFIX = "bucketwire: "  # of an error that the command line prints
 _ALREADY_RUNNING = os.EX_TEMPFAIL  # the job's exit code if another run of the same pair is active
@@ -131,7 +131,7 @@ def job_arguments(run: WaitingRun) -> list[str]:
     """Return the arguments of the job of a waiting run; no bucket name can be parsed as an option."""
     if run.job == SCAN:
         return ["scan", "--scheduled", run.run, "--", run.bucket]
-    return ["reconcile", "--target", str(run.target), "--scheduled", run.run, "--", run.bucket]
+    return ["reconcile", "run", "--target", str(run.target), "--scheduled", run.run, "--", run.bucket]
 
 
 def update_tables() -> str:

@@ -7,61 +7,91 @@ import importlib
 import keyword
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import click
 
+from app.cli.groups import Group, write_commands
 from app.cli_common.run import run_command
 
-COMMANDS: Mapping[str, str] = MappingProxyType(
+
+class Lazy(NamedTuple):
+    """A command: the module that has it, and its first sentence, so that `--help` imports no command."""
+
+    module: str
+    summary: str
+
+
+SECTIONS: Mapping[str, Mapping[str, Lazy]] = MappingProxyType(
     {
-        "up": "app.cli.commands.up",
-        "api": "app.cli.commands.processes",
-        "worker": "app.cli.commands.processes",
-        "beat": "app.cli.commands.processes",
-        "flower": "app.cli.commands.processes",
-        "migrate": "app.cli.commands.migrate",
-        "new-epoch": "app.cli.commands.migrate",
-        "event": "app.cli.commands.rules",
-        "target": "app.cli.commands.targets",
-        "source": "app.cli.commands.sources",
-        "config": "app.cli.commands.config",
-        "apply": "app.cli.commands.apply",
-        "token": "app.cli.commands.tokens",
-        "status": "app.cli.commands.status",
-        "doctor": "app.cli.commands.doctor",
-        "dead-letter": "app.cli.commands.dead_letters",
-        "retry": "app.cli.commands.retries",
-        "replay": "app.cli.commands.replays",
-        "reconciliation": "app.cli.commands.reconciliations",
-        "reconcile": "app.cli.commands.reconcile",
-        "backfill": "app.cli.commands.reconcile",
-        "scan": "app.cli.commands.reconcile",
-        "tables": "app.cli.commands.reconcile",
-        "events": "app.cli.commands.events",
-        "audit": "app.cli.commands.audit",
-        "watch": "app.cli.commands.watch",
-        "sample": "app.cli.commands.sample",
-        "import": "app.cli.commands.import_minio",
-        "mcp": "app.cli.commands.mcp",
-        "completion": "app.cli.commands.completion",
+        "Rules": {
+            "rule": Lazy("rules", "Add, list, remove and try the rules that route events to targets."),
+        },
+        "Targets and sources": {
+            "target": Lazy("targets", "List, show, set, test, remove, pause and resume targets."),
+            "source": Lazy("sources", "List, show, set, test, remove, pause and resume sources, given as type:name."),
+            "config": Lazy("config", "Set and show targets in MinIO's syntax, several at a time."),
+            "apply": Lazy("apply", "Apply the targets and rules declared in a file, all of it or nothing."),
+            "import": Lazy("import_minio", "Import rules and events of another notifier."),
+            "sample": Lazy("sample", "Show the last events of the sample target."),
+        },
+        "Events and failures": {
+            "event": Lazy("events", "Show the events of an object and where they are."),
+            "watch": Lazy("watch", "Print the events of BUCKET, or of every bucket, as they are recorded."),
+            "dead-letter": Lazy("dead_letters", "Show, replay or delete dead letters."),
+            "retry": Lazy("retries", "Show retried events, have them tried now, or give them up."),
+            "replay": Lazy("replays", "Deliver a target's retained events again, in order and with the same ids."),
+        },
+        "Mirrors": {
+            "reconcile": Lazy("reconciliations", "Compare targets with buckets, and repair the drift."),
+            "backfill": Lazy("spark", "Send a target an event for every existing object of a bucket."),
+            "scan": Lazy("spark", "Send events for objects with many or large versions and for large folders."),
+            "tables": Lazy("spark", "Add new events to Iceberg tables."),
+        },
+        "Service": {
+            "up": Lazy("up", "Run the whole service."),
+            "api": Lazy("processes", "Run the API, served by gunicorn, on BUCKETWIRE_LISTEN."),
+            "worker": Lazy("processes", "Run a worker."),
+            "beat": Lazy("processes", "Run the beat scheduler, which triggers the drain."),
+            "flower": Lazy("processes", "Run Flower, which shows workers and tasks."),
+            "migrate": Lazy("migrate", "Create or upgrade the tables of the outbox."),
+            "new-epoch": Lazy("migrate", "Begin a new epoch of the event log, after the outbox database was restored."),
+            "status": Lazy("status", "Show the state and the counters of every target."),
+            "doctor": Lazy("doctor", "Check settings, database, broker, drain, targets and counters."),
+            "token": Lazy("tokens", "Create, list and revoke bearer tokens of the API."),
+            "audit": Lazy("audit", "Show the changes of targets, rules, tokens, replays and dead letters."),
+            "mcp": Lazy("mcp", "Serve the Model Context Protocol on stdin and stdout, read-only."),
+            "completion": Lazy("completion", "Print the completion script of a shell."),
+        },
     }
 )
+COMMANDS: Mapping[str, Lazy] = MappingProxyType(
+    {name: command for section in SECTIONS.values() for name, command in section.items()}
+)
+_OF_MC = MappingProxyType({"events": "event"})  # `mc event` was `mc events` until 2018
 
 
-class Commands(click.Group):
+class Commands(Group):
     """The commands by name; a command's module is imported only when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """List every command in the order of `COMMANDS`."""
+        """List every command in the order of `SECTIONS`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         """Return the command of this name, or None."""
-        if cmd_name not in COMMANDS:
+        name = _OF_MC.get(cmd_name, cmd_name)
+        if name not in COMMANDS:
             return None
-        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name.replace("-", "_")
-        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name]), name)
+        attribute = f"{name}_" if keyword.iskeyword(name) else name.replace("-", "_")
+        module = importlib.import_module(f"app.cli.commands.{COMMANDS[name].module}")
+        command: click.Command = getattr(module, attribute)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
+        """Write the sections of commands, without importing one."""
+        for title, commands in SECTIONS.items():
+            write_commands(formatter, title, ((name, command.summary) for name, command in commands.items()))
 
 
 def _print_version(context: click.Context, _option: click.Parameter, value: bool) -> None:

@@ -24,8 +24,8 @@ _FORBIDDEN = (
     f"MinIO with MINIO_PROMETHEUS_AUTH_TYPE=public; and check the path ({CLUSTER_PATH})"
 )
 _REPAIR = (
-    "These events never reached Bucketwire: repair mirrors with `bucketwire reconcile`, and tell other targets of the "
-    "existing objects with `bucketwire backfill`"
+    "These events never reached Bucketwire: repair mirrors with `bucketwire reconcile run`, and tell other targets of "
+    "the existing objects with `bucketwire backfill`"
 )
 _NO_WEBHOOK = (
     "has no webhook target, so it sends nothing here; if you have configured one: an invalid value in any target "

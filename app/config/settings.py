@@ -297,7 +297,9 @@ class Settings(Declared):
     allow_private: bool = setting(
         Toggle(), default="", about="allow webhooks to private addresses; empty: only with the embedded default"
     )
-    spark_master: str = setting(Text(), default="local[*]", about="the Spark master that runs `bucketwire reconcile`")
+    spark_master: str = setting(
+        Text(), default="local[*]", about="the Spark master that runs `bucketwire reconcile run`"
+    )
     spark_jars: str = setting(
         Path(), default="", about="folder with libraries for Spark; empty: Spark downloads them once"
     )

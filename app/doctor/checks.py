@@ -173,7 +173,7 @@ def _check_schedule(service: Service) -> Iterator[Finding]:
             job = "scan of" if run.job == SCAN else "reconciliation with"
             problem = f"has waited for its {job} {run.bucket} for {format_age(run.registered_at, now)}"
             text = f"{problem}; is a `bucketwire worker --only spark` running?"
-            yield Finding(str(run.target), "problem", text, ("reconciliation", "ls"))
+            yield Finding(str(run.target), "problem", text, ("reconcile", "ls"))
 
 
 def _check_unscheduled(service: Service) -> Iterator[Finding]:
@@ -228,7 +228,7 @@ def _check_state(status: TargetStatus, *, is_named: bool) -> Iterator[Finding]:
         case _ if stored.opening == OPENING_FAILED:
             yield Finding(subject, "warning", f"a worker could not open it: {stored.opening_reason}", show)
         case _ if not is_named:
-            text = f"no rule names it, so it gets no events; add one: bucketwire event add '*' {subject}"
+            text = f"no rule names it, so it gets no events; add one: bucketwire rule add '*' {subject}"
             yield Finding(subject, "note", text)
         case _:
             yield Finding(subject, "ok", _GETS_EVENTS)

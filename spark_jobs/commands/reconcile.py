@@ -1,4 +1,4 @@
-"""`bucketwire reconcile`: compare a target with a bucket, and repair the drift."""
+"""`bucketwire reconcile run`: compare a target with a bucket, and repair the drift."""
 
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ _EXIT_DRIFT = 2  # the exit code of --check
 @options.url_option
 @click.option("--scheduled", default="", metavar="RUN", hidden=True, help="Begin a scheduled run; ends with its input.")
 @options.with_context
-def reconcile(
+def run(
     context: ServiceContext, bucket: str, target: TargetId, listing: options.ListingOptions, grace: int | None,
     check: bool, repair: bool, limits: RepairLimits, report: str | None, url: str, scheduled: str,
 ) -> int:  # fmt: skip

@@ -94,7 +94,7 @@ def backfill(
     if not any(is_matched(rules, config.bucket, name) for name in (PUT, MULTIPART)):
         raise CannotBackfill(
             f"no rule sends created objects of {config.bucket} to {config.target}: "
-            f"add one first, such as `bucketwire event add {config.bucket} {config.target} --event put`; "
+            f"add one first, such as `bucketwire rule add {config.bucket} {config.target} --event put`; "
             "rules with filters on metadata or tags do not count, because a listing has neither"
         )
     if config.listed_at and now_ms() - config.listed_at > config.log_retention:

@@ -110,7 +110,12 @@ class Stage:
         words = [bucket, "--target", "postgresql:rows", "--target", "redis:rows", "--grace", "0s", "--check"]
         environment = os.environ | dict(self.whole.settings) | access
         return subprocess.run(
-            [BUCKETWIRE, "reconcile", *words], env=environment, capture_output=True, text=True, timeout=800, check=False
+            [BUCKETWIRE, "reconcile", "run", *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=800,
+            check=False,
         )
 
 

@@ -250,7 +250,9 @@ def test_a_reconciliation_runs_on_spark(apart: Apart, tmp_path: Path) -> None:
     (tmp_path / "listing.json").write_bytes(b"\n".join(map(orjson.dumps, entries)))
     listing = ("--listing", str(tmp_path / "listing.json"), "--listed-at", "1s")
     jars = {"BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS), "BUCKETWIRE_SPARK_MASTER": "local[1]"}
-    done = apart("reconcile", "plain", "--target", "redis:mirror", "--check", "--json", *listing, **jars, **QUICKLY)
+    done = apart(
+        "reconcile", "run", "plain", "--target", "redis:mirror", "--check", "--json", *listing, **jars, **QUICKLY
+    )
     assert done.returncode == 2, done.stdout + done.stderr[-3000:]
     counts = orjson.loads(done.stdout)
     assert (counts["objects"], counts["target_rows"], counts["missing"]) == (2, 1, 1)

@@ -118,7 +118,7 @@ def commands(password: str) -> Iterator[list[str]]:
     """The words that docker-compose.yml and docs/how-to/compose.md have typed to try the target out."""
     for file, pattern in (
         ("docker-compose.yml", rf"^  # (bucketwire target set .+)\n  {TARGET}:$"),
-        ("docs/how-to/compose.md", r"`(bucketwire event add [^`]+)`\.$"),
+        ("docs/how-to/compose.md", r"`(bucketwire rule add [^`]+)`\.$"),
     ):
         [command] = re.findall(pattern, (ROOT / file).read_text(), re.MULTILINE)
         yield shlex.split(command.replace("PASSWORD", password).replace("kafka", "redis"))

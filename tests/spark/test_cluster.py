@@ -193,7 +193,7 @@ def test_a_stopped_worker_stops_its_job_and_the_run_is_recorded_as_failed(stage:
 
 def by_hand(stage: Stage) -> subprocess.CompletedProcess[str]:
     """Start the same reconciliation by hand meanwhile."""
-    argv = [BUCKETWIRE, "reconcile", BUCKET, "--target", TARGET]
+    argv = [BUCKETWIRE, "reconcile", "run", BUCKET, "--target", TARGET]
     environment = os.environ | dict(stage.worker.settings)
     return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
 

@@ -381,7 +381,7 @@ def bucketwire(stage: Stage, *arguments: str) -> tuple[int, str, str]:
     login |= {"AWS_ENDPOINT_URL_S3": stage.minio.url, "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS)}
     login |= QUICKLY
     environment = os.environ | stage.whole.settings | login | {"BUCKETWIRE_SPARK_MASTER": "local[2]"}
-    argv = [str(BUCKETWIRE), "reconcile", *arguments]
+    argv = [str(BUCKETWIRE), "reconcile", "run", *arguments]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stdout, done.stderr
 

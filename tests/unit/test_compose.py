@@ -186,7 +186,7 @@ def test_what_runs_the_whole_file_has_its_servers_and_the_commands_of_the_page()
     stages = re.findall(r"^FROM base AS (\S+)$", (STAND_INS / "Dockerfile").read_text(), re.MULTILINE)
     assert stages == list(compose.SERVERS)
     assert SERVICES[compose.TARGET]["image"] in compose.SERVERS.values()
-    assert [words[1:3] for words in compose.commands("secret")] == [["target", "set"], ["event", "add"]]
+    assert [words[1:3] for words in compose.commands("secret")] == [["target", "set"], ["rule", "add"]]
 
 
 def test_the_image_runs_as_a_user_of_its_own_and_has_what_is_imported() -> None:

@@ -92,11 +92,13 @@ def test_a_duration_is_short(seconds: float | None, text: str) -> None:
 
 
 def test_a_command_can_be_pasted_into_a_shell() -> None:
-    assert formats.command("events", "it's", "$(rm) `x`") == "bucketwire events 'it'\"'\"'s' '$(rm) `x`'"
-    written = formats.command("events", "a'b\\c\n\u202e🎉")
+    assert (
+        formats.command("event", "history", "it's", "$(rm) `x`") == "bucketwire event history 'it'\"'\"'s' '$(rm) `x`'"
+    )
+    written = formats.command("event", "a'b\\c\n\u202e🎉")
     assert written.isprintable()
     read = subprocess.run(
-        ["bash", "-c", f"printf %s {written.removeprefix('bucketwire events ')}"],
+        ["bash", "-c", f"printf %s {written.removeprefix('bucketwire event ')}"],
         capture_output=True,
         check=True,
         env={"LC_ALL": "C.UTF-8", "PATH": os.environ["PATH"]},

@@ -47,8 +47,12 @@ def unknown(words: list[str]) -> str:
         found = [command.get_command(context, name) for name in names]
         if None in found:
             return "" if names[0].startswith("-") or names[0].isupper() else " ".join([*taken, words[len(taken)]])
-        command = jobs.commands.get(names[0]) or found[0] or command  # the jobs' words are their own
+        command = found[0] or command
         taken.append(names[0])
+    own: click.Command | None = jobs  # the jobs' words are their own
+    for name in taken:
+        own = own.commands.get(name) if isinstance(own, click.Group) else None
+    command = command if own is None or isinstance(own, click.Group) else own
     options = {option for each in command.get_params(context) for option in (*each.opts, *each.secondary_opts)}
     given = {word.partition("=")[0].rstrip(",.") for word in words if word.startswith("--")}
     missing = given - options - {"--help"}
@@ -88,7 +92,7 @@ def test_a_command_that_is_not_there_would_be_found() -> None:
     assert sum(1 for page in PAGES for _ in commands(page)) > 150
     assert unknown(["targets", "ls"]) == "targets"
     assert unknown(["dead-letter", "replay", "--evrything"]) == "dead-letter replay --evrything"
-    assert unknown(["reconcile", "images", "--fix"]) == "reconcile --fix"
+    assert unknown(["reconcile", "run", "images", "--fix"]) == "reconcile run --fix"
     assert unknown(["dead-letter", "replay", "--all"]) == ""
 
 

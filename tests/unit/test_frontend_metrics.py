@@ -86,7 +86,7 @@ def test_losses_are_a_problem_and_say_since_when_and_what_to_do() -> None:
         "skipped 412 events since it started 1.5 m ago", "webhook bw on a",
     ]  # fmt: skip
     assert "bw on a:9000 lost 3 events since it started 1.5 m ago" in lost[1]
-    assert all("bucketwire reconcile" in line for line in lost)
+    assert all("bucketwire reconcile run" in line for line in lost)
 
 
 def test_a_frontend_that_loses_nothing_is_well() -> None:

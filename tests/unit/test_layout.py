@@ -45,9 +45,9 @@ ROW: Mapping[str, Any] = {
     "scopes": ["read", "admin"], "buckets": ["b" * 63] * 3, "targets": [ARN, ARN], "frontend": "minio",
 }  # fmt: skip
 LISTS: Mapping[str, Columns] = {
-    "status": status.COLUMNS, "events": events.COLUMNS, "audit": audit.COLUMNS, "target ls": Target.columns,
-    "event ls": Rule.columns, "dead-letter ls": DeadLetter.columns, "retry ls": Retry.columns,
-    "replay --list": Replay.columns, "reconciliation ls": Reconciliation.columns, "findings": Finding.columns,
+    "status": status.COLUMNS, "event history": events.COLUMNS, "audit": audit.COLUMNS, "target ls": Target.columns,
+    "rule ls": Rule.columns, "dead-letter ls": DeadLetter.columns, "retry ls": Retry.columns,
+    "replay --list": Replay.columns, "reconcile ls": Reconciliation.columns, "findings": Finding.columns,
     "token ls": Token.columns,
 }  # fmt: skip
 EVENTS = {Rule.columns["events"]: ["s3:ObjectCreated:*", "s3:ObjectRemoved:*", "s3:ObjectAccessed:*"]}
@@ -66,7 +66,7 @@ def printed(columns: Columns, capsys: pytest.CaptureFixture[str], *rows: Mapping
 
 
 def row(name: str) -> Mapping[str, Any]:
-    return Member(ROW) | (EVENTS if name == "event ls" else {})
+    return Member(ROW) | (EVENTS if name == "rule ls" else {})
 
 
 @pytest.mark.parametrize("width", WIDTHS)

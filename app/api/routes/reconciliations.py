@@ -86,7 +86,7 @@ def approve(run: str, body: Nothing) -> Reconciliation:  # noqa: ARG001 - it ref
     """Start a run that compares again what a run with drift compared, and repairs the drift.
 
     The findings may be out of date, so they are not repaired as they are: the new run repairs what differs when it
-    runs, within the limits of `bucketwire reconcile`.
+    runs, within the limits of `bucketwire reconcile run`.
     """
     return _one(_requests().repair, run)
 

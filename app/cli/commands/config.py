@@ -10,6 +10,7 @@ import orjson
 
 from app.cli.client import target_path
 from app.cli.context import CommandContext, with_api
+from app.cli.groups import Group
 from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.errors import CommandError
 from app.cli_common.output import Output, printable
@@ -26,7 +27,7 @@ _API = f"/v1/settings/{SECTION}"
 _ORIGINS = {"environment": "  # by MINIO_API_SYNC_EVENTS", "stored": "", "default": "  # the default"}
 
 
-@click.group()
+@click.group(cls=Group)
 def config() -> None:
     """Set and show targets in MinIO's syntax, several at a time.
 

@@ -5,6 +5,7 @@ import orjson
 
 from app.cli.context import CommandContext, with_api
 from app.cli.filter_options import RowFilter, filter_options, require_rows, selection
+from app.cli.groups import Group
 from app.cli_common.errors import CommandError
 from app.cli_common.output import columns, count_noun
 from app.resources.dead_letter import DeadLetter, DeadLetterFilter
@@ -14,7 +15,7 @@ _PATH = "/v1/dead-letters"
 _filters = filter_options(_PATH, DeadLetterFilter)
 
 
-@click.group()
+@click.group(cls=Group)
 def dead_letter() -> None:
     """Show, replay or delete dead letters."""
 

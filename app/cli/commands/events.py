@@ -1,4 +1,4 @@
-"""`bucketwire events BUCKET KEY`: an object's events and their delivery states."""
+"""`bucketwire event history BUCKET KEY`: an object's events and their delivery states."""
 
 from typing import Any
 
@@ -6,52 +6,56 @@ import click
 
 from app.cli.client import Client
 from app.cli.context import CommandContext, with_api
+from app.cli.groups import Group
 from app.cli_common.output import Columns, columns
 from app.resources.declaration import short_target
 from app.resources.event import Event
 
-_ACTIONS = ("add", "list", "ls", "remove", "rm")  # of `mc event`, which was `mc events` until 2018
+_MC_ACTIONS = ("add", "list", "ls", "remove", "rm")  # of `mc event`, on rules
 
 
-class _History(click.Command):
-    """`events`, which mentions rules before it parses their options."""
+class _Events(Group):
+    """`event`, which takes the actions of `mc event` too: what they do is `rule`."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments. Raises `click.UsageError` for what belongs to `bucketwire event`."""
-        if args and args[0] in _ACTIONS and "--history" not in args:
-            raise click.UsageError(
-                f"rules are the business of `bucketwire event {args[0]} …`; to see the events of an object in a bucket "
-                f"that is called {args[0]}, add --history",
-                ctx,
-            )
-        return super().parse_args(ctx, args)
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of this name, or None."""
+        if cmd_name in _MC_ACTIONS:
+            from app.cli.commands.rules import rule  # noqa: PLC0415 - only for mc's sake
+
+            return rule.get_command(ctx, cmd_name)
+        return super().get_command(ctx, cmd_name)
 
 
-@click.command(cls=_History)
+@click.group(cls=_Events)
+def event() -> None:
+    """Show the events of an object and where they are.
+
+    The actions of `mc event` on rules work here too: add, list and remove are those of `bucketwire rule`.
+    """
+
+
+@event.command()
 @click.argument("bucket")
 @click.argument("key")
 @click.option(
     "--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Show this many of the last events."
 )
-@click.option(
-    "--history", "_history", is_flag=True, help="Needed for a bucket that is called add, list, ls, remove or rm."
-)
 @click.option("--attempts", is_flag=True, help="Show the recorded attempts at each event instead.")
 @with_api
-def events(context: CommandContext, bucket: str, key: str, limit: int, _history: bool, attempts: bool) -> None:
+def history(context: CommandContext, bucket: str, key: str, limit: int, attempts: bool) -> None:
     """Show an object's events, oldest first, and their delivery state at each target."""
-    history = _read_history(context.api, bucket, key, limit)
+    events = _read_history(context.api, bucket, key, limit)
     nothing = f"no events of {bucket}/{key} in the event log; BUCKETWIRE_RETENTION sets how long it keeps them"
     if not attempts:
-        context.rows(history, COLUMNS, nothing)
+        context.rows(events, COLUMNS, nothing)
         return
-    whole = [context.api.get(f"/v1/events/{event['id']}") for event in history]
+    whole = [context.api.get(f"/v1/events/{event['id']}") for event in events]
     if context.as_json:
         context.json(whole)
         return
     headers = ("at", "event", "id", "target", "outcome", "events", "attempt", "duration", "replay", "reason")
     made = [row for event in whole for row in _attempt_rows(event)]
-    context.rows(made, columns(*headers), "no attempt is on record" if history else nothing)
+    context.rows(made, columns(*headers), "no attempt is on record" if events else nothing)
 
 
 def _read_history(api: Client, bucket: str, key: str, limit: int) -> list[dict[str, Any]]:

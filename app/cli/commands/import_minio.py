@@ -11,6 +11,7 @@ import click
 
 from app.cli.commands.apply import format_rule
 from app.cli.context import CommandContext, with_api
+from app.cli.groups import Group
 from app.cli_common.context import ServiceContext
 from app.cli_common.errors import CommandError
 from app.cli_common.output import count_noun, printable, progress
@@ -27,7 +28,7 @@ from app.rules.model import Rule, problems_of
 _BATCH = 500  # events of one commit
 
 
-@click.group(name="import")
+@click.group(name="import", cls=Group)
 def import_() -> None:
     """Import rules and events of another notifier."""
 
@@ -243,7 +244,7 @@ def _print_summary(facts: dict[str, Any]) -> None:
     if facts["not_named_by_rules"]:
         click.echo(
             f"{count_noun(facts['not_named_by_rules'], 'event')} skipped: no rule matches; "
-            "add rules (`bucketwire event add` or `import minio --from`), then run this again",
+            "add rules (`bucketwire rule add` or `import minio --from`), then run this again",
             err=True,
         )
     if facts["dry_run"]:

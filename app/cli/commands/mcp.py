@@ -133,7 +133,7 @@ TOOLS: Mapping[str, Tool] = {
 @click.command()
 @with_api
 def mcp(context: CommandContext) -> None:
-    """Serve the Model Context Protocol on stdin and stdout, read-only, for an agent that starts this command."""
+    """Serve the Model Context Protocol on stdin and stdout, read-only. An agent starts this command."""
     serve(lambda: context.api, sys.stdin.buffer, sys.stdout.buffer)
 
 

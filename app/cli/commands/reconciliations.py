@@ -1,4 +1,4 @@
-"""`bucketwire reconciliation …`: start and cancel reconciliations on a Spark worker, and show what they found."""
+"""`bucketwire reconcile …`: run, start and cancel reconciliations on a Spark worker, and show what they found."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 import click
 
 from app.cli.client import named_path
+from app.cli.commands.spark import run
 from app.cli.context import CommandContext, with_api
+from app.cli.groups import Group
 from app.cli_common.param_types import TARGET
 from app.config.arn import TargetId
 from app.resources.drift import DRIFT_KINDS
@@ -15,12 +17,15 @@ from app.resources.reconciliation import Finding, Reconciliation
 _PATH = "/v1/reconciliations"
 
 
-@click.group()
-def reconciliation() -> None:
-    """Start reconciliations on a Spark worker, cancel them, and show what they found."""
+@click.group(cls=Group)
+def reconcile() -> None:
+    """Compare targets with buckets, and repair the drift.
+
+    `run` does it here, `start` on a Spark worker of the service; the others show what was found, and go on with it.
+    """
 
 
-@reconciliation.command()
+@reconcile.command()
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="Show this many runs.")
 @with_api
 def ls(context: CommandContext, limit: int) -> None:
@@ -30,18 +35,18 @@ def ls(context: CommandContext, limit: int) -> None:
     )
 
 
-@reconciliation.command()
+@reconcile.command()
 @click.argument("target", type=TARGET)
 @click.argument("bucket")
 @click.option("--repair", is_flag=True, help="Repair the drift that it finds.")
 @with_api
 def start(context: CommandContext, target: TargetId, bucket: str, repair: bool) -> None:
     """Have a `bucketwire worker --only spark` compare TARGET with BUCKET."""
-    run = context.api.change("POST", _PATH, {"target": str(target), "bucket": bucket, "repair": repair})
-    context.done(_describe_start(run), **run)
+    begun = context.api.change("POST", _PATH, {"target": str(target), "bucket": bucket, "repair": repair})
+    context.done(_describe_start(begun), **begun)
 
 
-@reconciliation.command()
+@reconcile.command()
 @click.argument("run")
 @with_api
 def repair(context: CommandContext, run: str) -> None:
@@ -50,7 +55,7 @@ def repair(context: CommandContext, run: str) -> None:
     context.done(_describe_start(begun), **begun)
 
 
-@reconciliation.command()
+@reconcile.command()
 @click.argument("run")
 @with_api
 def cancel(context: CommandContext, run: str) -> None:
@@ -59,7 +64,7 @@ def cancel(context: CommandContext, run: str) -> None:
     context.done(f"{ended['run']} is {ended['state']}", **ended)
 
 
-@reconciliation.command()
+@reconcile.command()
 @click.argument("run")
 @click.option("--kind", type=click.Choice(DRIFT_KINDS), help="Only those of this kind.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Show this many.")
@@ -70,10 +75,13 @@ def findings(context: CommandContext, run: str, kind: str | None, limit: int) ->
     context.rows(found, Finding.columns, "no difference is stored")
 
 
+reconcile.add_command(run)
+
+
 def _describe_start(run: Mapping[str, Any]) -> str:
     return f"{run['run']} waits: {run['note']}" if run["note"] else f"{run['run']} waits for its turn at a Spark worker"
 
 
-def _run_path(run: str) -> str:
-    missing = f"there is no reconciliation {run}; `bucketwire reconciliation ls` lists them"
-    return named_path(_PATH, run, missing)
+def _run_path(name: str) -> str:
+    missing = f"there is no reconciliation {name}; `bucketwire reconcile ls` lists them"
+    return named_path(_PATH, name, missing)

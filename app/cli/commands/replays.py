@@ -9,6 +9,7 @@ import click
 from app.cli.client import target_path
 from app.cli.commands.rules import plain_names
 from app.cli.context import CommandContext, with_api
+from app.cli.groups import Group
 from app.cli_common.errors import CommandError
 from app.cli_common.output import bar, count_noun
 from app.cli_common.param_types import TARGET, TIME, iso
@@ -19,7 +20,7 @@ _PATH = "/v1/replays"
 _INTERVAL_SECONDS = 0.25  # between two queries of the progress
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @click.option("--target", type=TARGET, help="The target, as type:name or ARN.")
 @click.option("--since", type=TIME, help="Only events received since this time, such as 2h or 2026-11-21T14:00:00Z.")
 @click.option("--before", type=TIME, help="Only events received before this time.")

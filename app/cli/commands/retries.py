@@ -4,6 +4,7 @@ import click
 
 from app.cli.context import CommandContext
 from app.cli.filter_options import RowFilter, filter_options, require_rows, selection
+from app.cli.groups import Group
 from app.cli_common.output import count_noun
 from app.resources.retry import Retry, RetryFilter
 
@@ -12,7 +13,7 @@ _PATH = "/v1/retries"
 _filters = filter_options(_PATH, RetryFilter)
 
 
-@click.group()
+@click.group(cls=Group)
 def retry() -> None:
     """Show retried events, have them tried now, or give them up."""
 

@@ -1,18 +1,19 @@
-"""`bucketwire event …`: the rules that route events to targets, in the syntax of `mc event`."""
+"""`bucketwire rule …`: the rules that route events to targets, in the syntax of `mc event`."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import click
 
 from app.cli.client import Client, target_path
 from app.cli.context import CommandContext, with_api
+from app.cli.groups import McGroup
 from app.cli_common.errors import CommandError
 from app.cli_common.output import Columns, count_noun
 from app.cli_common.param_types import BUCKET, PAIR, SIZE, TARGET, split_words
 from app.config.arn import TargetId
 from app.events.names import EVERY, SHORTHANDS, shorthand
+from app.resources.declaration import short_target
 from app.resources.rule import MAX_REMOVED, Rule
 from app.rules.filters import parse_filters
 from app.rules.model import EVERY_BUCKET, event_names
@@ -23,25 +24,15 @@ _EVENTS_HELP = (
 )
 
 
-class _Actions(click.Group):
-    """The actions on rules, also by the names that they have in `mc`."""
-
-    _MC = MappingProxyType({"list": "ls", "remove": "rm"})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the action of this name, or None."""
-        return super().get_command(ctx, self._MC.get(cmd_name, cmd_name))
-
-
-@click.group(cls=_Actions)
-def event() -> None:
-    """Add, list and remove the rules that route events to targets.
+@click.group(cls=McGroup)
+def rule() -> None:
+    """Add, list, remove and try the rules that route events to targets.
 
     As in `mc event`, list and remove are ls and rm, and a bucket may be written ALIAS/BUCKET; the alias is ignored.
     """
 
 
-@event.command()
+@rule.command()
 @click.argument("bucket", type=BUCKET)
 @click.argument("target", metavar="ARN", type=TARGET)
 @click.option("--event", "--events", "event_words", default=_DEFAULT, show_default=True, help=_EVENTS_HELP)
@@ -75,7 +66,7 @@ def add(
     context.done(f"rule {rule['number']}: {target} gets {_describe_rule(rule)}", **rule)
 
 
-@event.command()
+@rule.command()
 @click.argument("bucket", type=BUCKET, required=False)
 @click.argument("target", metavar="[ARN]", type=TARGET, required=False)
 @with_api
@@ -83,10 +74,10 @@ def ls(context: CommandContext, bucket: str | None, target: TargetId | None) -> 
     """List the rules: all of them, those of BUCKET, or those of BUCKET for ARN."""
     rules = _find_rules(context.api, bucket, target)
     columns = rule_columns(rules)
-    context.rows(rules, columns, "no rules; add one: `bucketwire event add BUCKET ARN`")
+    context.rows(rules, columns, "no rules; add one: `bucketwire rule add BUCKET ARN`")
 
 
-@event.command()
+@rule.command()
 @click.argument("bucket", type=BUCKET, required=False)
 @click.argument("target", metavar="[ARN]", type=TARGET, required=False)
 @click.option("--id", "number", type=int, help="Remove the rule with this number instead.")
@@ -117,12 +108,39 @@ def rm(
         and suffix in (None, rule["suffix"])
     ]
     if not selected:
-        raise CommandError("there is no such rule; `bucketwire event ls` lists the rules")
+        raise CommandError("there is no such rule; `bucketwire rule ls` lists the rules")
     removed: list[int] = []
     for first in range(0, len(selected), MAX_REMOVED):
         some = {"numbers": selected[first : first + MAX_REMOVED]}
         removed += context.api.change("POST", "/v1/rules/remove", some)["removed"]
     context.done(f"removed {count_noun(len(removed), 'rule')}", removed=removed)
+
+
+@rule.command(name="match")
+@click.argument("bucket", type=BUCKET)
+@click.argument("key")
+@click.option("--event", default="s3:ObjectCreated:Put", show_default=True, help="The event's name.")
+@click.option("--metadata", metavar="NAME=VALUE", type=PAIR, multiple=True, help="The object has this metadata.")
+@click.option("--tag", "tags", metavar="NAME=VALUE", type=PAIR, multiple=True, help="The object has this tag.")
+@click.option("--size", metavar="SIZE", type=SIZE, help="The object's size, such as 1MiB.")
+@with_api
+def match_(
+    context: CommandContext, bucket: str, key: str, event: str, metadata: tuple[tuple[str, str], ...],
+    tags: tuple[tuple[str, str], ...], size: int | None,
+) -> None:  # fmt: skip
+    """Try which rules match an event of an object, and which targets get it. Nothing is recorded."""
+    body = {
+        "bucket": bucket, "key": key, "event": event, "metadata": _pairs("--metadata", metadata),
+        "tags": _pairs("--tag", tags), "size": size,
+    }  # fmt: skip
+    match = context.api.change("POST", "/v1/rules/match", body)
+    if context.as_json:
+        context.json(match)
+        return
+    context.rows(match["rules"], rule_columns(match["rules"]), "no rule matches it")
+    if match["rules"]:
+        targets = [f"{short_target(target)} ({target['state']})" for target in match["targets"]]
+        click.echo(f"goes to {', '.join(targets) or 'no target: those of these rules are disabled'}")
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import click
 
 from app.cli.client import source_path
 from app.cli.context import CommandContext, with_api
+from app.cli.groups import Group
 from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.output import count_noun, printable
 from app.cli_common.param_types import SOURCE
@@ -20,7 +21,7 @@ _FACTS = (
 )  # fmt: skip
 
 
-@click.group()
+@click.group(cls=Group)
 def source() -> None:
     """List, show, set, test, remove, pause and resume sources, given as type:name."""
 

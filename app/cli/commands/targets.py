@@ -8,6 +8,7 @@ from app.cli.client import target_name, target_path
 from app.cli.commands.config import remove_target, set_keys
 from app.cli.commands.rules import rule_columns
 from app.cli.context import CommandContext, with_api
+from app.cli.groups import Group
 from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.param_types import TARGET
 from app.config.arn import TargetId
@@ -16,9 +17,12 @@ from app.resources.target import Target
 _FACTS = ("arn", "state", "reason", "mode", "origin")
 
 
-@click.group()
+@click.group(cls=Group)
 def target() -> None:
-    """List, show, set, test, remove, pause and resume targets, given as type:name or as an ARN."""
+    """List, show, set, test, remove, pause and resume targets.
+
+    A target is given as type:name or as an ARN.
+    """
 
 
 @target.command()
@@ -44,7 +48,7 @@ def show(context: CommandContext, which: TargetId) -> None:
     context.facts(facts | target["settings"])
     click.echo()
     columns = rule_columns(rules, without="target")
-    context.rows(rules, columns, "no rule names it, so it gets no events; add one: `bucketwire event add`")
+    context.rows(rules, columns, "no rule names it, so it gets no events; add one: `bucketwire rule add`")
 
 
 @target.command(name="set")

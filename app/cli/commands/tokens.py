@@ -4,6 +4,7 @@ import click
 
 from app.cli.client import named_path
 from app.cli.context import CommandContext, with_api
+from app.cli.groups import Group
 from app.cli_common.param_types import TARGET, split_words
 from app.config.arn import TargetId
 from app.config.settings import SCOPES
@@ -14,7 +15,7 @@ _NONE_LEFT = "no token is left: no client can use the API; create one: `bucketwi
 _NONE_YET = "no tokens yet: every program on this machine can use the API"
 
 
-@click.group()
+@click.group(cls=Group)
 def token() -> None:
     """Create, list and revoke bearer tokens of the API."""
 

@@ -64,7 +64,7 @@ def events() -> Response:
         states=_STATES,
         targets=[short_target(target["arn"]) for target in calls.targets()],
         names=sorted(AGGREGATES) + sorted(KNOWN),
-        cli=command("events", given["bucket"], given["key"]) if given["key"] and given["bucket"] else "",
+        cli=command("event", "history", given["bucket"], given["key"]) if given["key"] and given["bucket"] else "",
     )
 
 
@@ -117,7 +117,7 @@ def event(event_id: str) -> Response:
         others=[
             short_target(arn) for arn in targets if arn not in {state["target"] for state in shown["delivery_states"]}
         ],
-        cli=command("events", shown["bucket"], shown["key"]),
+        cli=command("event", "history", shown["bucket"], shown["key"]),
     )
 
 

@@ -67,8 +67,8 @@ def reconciliations() -> Response:
         may_start=visitor().may_change and bool(mirrors),
         more=next((size for size in _SIZES if size > limit), None) if len(runs) == limit else None,
         clis=[
-            command("reconciliation", "start", name, given["bucket"] or "BUCKET"),
-            command("reconcile", given["bucket"] or "BUCKET", "--target", name),
+            command("reconcile", "start", name, given["bucket"] or "BUCKET"),
+            command("reconcile", "run", given["bucket"] or "BUCKET", "--target", name),
         ],
     )
 
@@ -110,7 +110,7 @@ def run(run: str) -> Response:
         tiles=_TILES,
         kind=kind,
         after=after,
-        cli=command("reconciliation", "findings", run, *(("--kind", kind) if kind in DRIFT_KINDS else ())),
+        cli=command("reconcile", "findings", run, *(("--kind", kind) if kind in DRIFT_KINDS else ())),
     )
 
 

@@ -127,7 +127,7 @@ def _form(title: str, path: str, given: dict[str, str], wrong: Refused | None) -
         wrong=wrong,
         targets=[short_target(target["arn"]) for target in targets],
         names=_names(),
-        cli=command("event", "add", given["bucket"] or "BUCKET", arn, "--event", events, *options),
+        cli=command("rule", "add", given["bucket"] or "BUCKET", arn, "--event", events, *options),
     )
 
 

@@ -26,7 +26,7 @@ from click.testing import CliRunner
 
 from app.api.application import create_app
 from app.cli import bucketwire
-from app.cli.commands.reconciliations import reconciliation
+from app.cli.commands.reconciliations import reconcile
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox import tables
@@ -56,12 +56,12 @@ with database.reading() as connection:
 metrics = client.get("/metrics").text
 page = client.get(f"/console/reconciliations/{run}").text
 listed = client.get("/console/reconciliations").text
-command = [CliRunner().invoke(bucketwire, ["reconciliation", *words]) for words in (["ls"], ["ls", "--json"])]
+command = [CliRunner().invoke(bucketwire, ["reconcile", *words]) for words in (["ls"], ["ls", "--json"])]
 facts = {"drift": float(re.search(r"bucketwire_reconcile_drift\\{.*\\} (.*)", metrics)[1])}
 kinds = described["Finding"]["properties"]["kind"]["enum"]
 for kind in drift.DRIFT_KINDS:
     found = client.get(f"/v1/reconciliations/{run}/findings?kind={kind}").json["findings"]
-    asked = CliRunner().invoke(bucketwire, ["reconciliation", "findings", run, "--kind", kind, "--json"])
+    asked = CliRunner().invoke(bucketwire, ["reconcile", "findings", run, "--kind", kind, "--json"])
     facts[kind] = {
         "api": shown[kind],
         "described": kind in kinds and kind in described["Reconciliation"]["properties"],

@@ -54,7 +54,7 @@ def applied(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Applie
 
 
 def holds(cli: Cli) -> tuple[list[str], list[tuple[str, str, str]]]:
-    rules = cli("event", "ls", "--json").json
+    rules = cli("rule", "ls", "--json").json
     targets = [f"{target['type']}:{target['name']}" for target in cli("target", "ls", "--json").json]
     return targets, sorted((rule["bucket"], rule["suffix"], rule["target"]) for rule in rules)
 
@@ -86,7 +86,7 @@ def test_a_declared_target_is_whole_and_one_that_is_not_declared_stays_until_pru
     applied()
     cli("target", "set", "redis:cache", "db=4")
     cli("target", "set", "webhook:extra", "endpoint=http://127.0.0.1:9/")
-    cli("event", "add", "photos", "arn:minio:sqs::extra:webhook")
+    cli("rule", "add", "photos", "arn:minio:sqs::extra:webhook")
 
     applied_again = applied()
     assert "- db=4" in applied_again.out
@@ -179,7 +179,7 @@ def test_filters_are_declared_and_their_order_changes_nothing(applied: Applied, 
     plan = applied(FILTERED, "--dry-run").out
     assert "photos s3:ObjectCreated:* regex [0-9]+[.]jpg metadata x-amz-meta-color=blue" in plan
     assert applied(FILTERED).code == 0
-    filtered, bare = cli("event", "ls", "--json").json
+    filtered, bare = cli("rule", "ls", "--json").json
     assert (filtered["min_size"], filtered["max_size"], filtered["tags"]) == (
         1024,
         1 << 20,

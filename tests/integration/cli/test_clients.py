@@ -70,7 +70,7 @@ def client(
 def with_audit(client: Cli) -> TargetId:
     """Set a webhook that gets every event."""
     client("target", "set", "webhook:audit", "endpoint=http://127.0.0.1:9/")
-    client("event", "add", "*", AUDIT, "--event", "*")
+    client("rule", "add", "*", AUDIT, "--event", "*")
     return TargetId("webhook", "audit")
 
 
@@ -96,8 +96,8 @@ def test_targets_and_rules_are_set_shown_and_removed(client: Cli, folder: Path) 
     assert "password" not in changed, "a secret that is not given stays"
     assert client("target", "ls", "--json").json[0]["arn"] == ARN
 
-    number = client("event", "add", "photos", ARN, "--event", "put", "--json").json["number"]
-    assert client("event", "ls", "photos", "--json").json[0]["events"] == ["s3:ObjectCreated:*"]
+    number = client("rule", "add", "photos", ARN, "--event", "put", "--json").json["number"]
+    assert client("rule", "ls", "photos", "--json").json[0]["events"] == ["s3:ObjectCreated:*"]
     assert client("target", "show", "redis:cache", "--json").json["rules"][0]["number"] == number
     assert "paused redis:cache" in client("target", "pause", "redis:cache", "--reason", "moving").out
     assert client("status", "--json").json[0]["state"] == "paused"
@@ -106,7 +106,7 @@ def test_targets_and_rules_are_set_shown_and_removed(client: Cli, folder: Path) 
     refused = client("target", "rm", "redis:cache")
     assert refused.code == 1
     assert "1 rule(s) name it" in refused.err
-    assert "removed 1 rule" in client("event", "rm", "photos", ARN).out
+    assert "removed 1 rule" in client("rule", "rm", "photos", ARN).out
     assert client("config", "reset", "notify_redis:cache").code == 0
     assert client("target", "ls", "--json").json == []
     assert not (folder / "bucketwire.db").exists(), "nothing was made here"
@@ -139,10 +139,10 @@ def test_a_file_is_applied_and_refused_in_the_words_of_the_service(client: Cli, 
 def test_rules_are_removed_in_one_operation_and_keys_set_by_one(client: Cli) -> None:
     with_audit(client)
     for word in ("put", "delete", "get"):
-        client("event", "add", "photos", AUDIT, "--event", word)
-    removed = client("event", "rm", "photos", AUDIT, "--json").json["removed"]
+        client("rule", "add", "photos", AUDIT, "--event", word)
+    removed = client("rule", "rm", "photos", AUDIT, "--json").json["removed"]
     assert len(removed) == 3
-    assert [rule["bucket"] for rule in client("event", "ls", "--json").json] == ["*"]
+    assert [rule["bucket"] for rule in client("rule", "ls", "--json").json] == ["*"]
     entries = client("audit", "--action", "rule.remove", "--limit", "3", "--json").json
     assert len({entry["operation"] for entry in entries}) == 1
 
@@ -269,27 +269,27 @@ def test_retried_events_are_tried_and_given_up(client: Cli, outbox: Database) ->
 
 def test_reconciliations_are_started_cancelled_and_shown(client: Cli, outbox: Database) -> None:
     client("target", "set", "redis:rows", "address=127.0.0.1:9", "key=rows")
-    bucket = f"images-{len(client('reconciliation', 'ls', '--json').json)}"
-    begun = client("reconciliation", "start", "redis:rows", bucket, "--json").json
+    bucket = f"images-{len(client('reconcile', 'ls', '--json').json)}"
+    begun = client("reconcile", "start", "redis:rows", bucket, "--json").json
     assert (begun["state"], begun["repair"]) == ("waiting", False)
-    assert "is waiting already" in client("reconciliation", "start", "redis:rows", bucket).err
-    assert "only a reconciliation that found drift" in client("reconciliation", "repair", begun["run"]).err
+    assert "is waiting already" in client("reconcile", "start", "redis:rows", bucket).err
+    assert "only a reconciliation that found drift" in client("reconcile", "repair", begun["run"]).err
     runs = Reconciliations(outbox)
     runs.begin(TargetId("redis", "rows"), bucket, lease=60_000, run=begun["run"])
     runs.end(begun["run"], "drift", {"missing": 2})
     store_findings(outbox, begun["run"], [{"kind": "missing", "key": "a"}, {"kind": "stale", "key": "b"}])
-    assert [one["key"] for one in client("reconciliation", "findings", begun["run"], "--json").json] == ["a", "b"]
-    stale = client("reconciliation", "findings", begun["run"], "--kind", "stale", "--json").json
+    assert [one["key"] for one in client("reconcile", "findings", begun["run"], "--json").json] == ["a", "b"]
+    stale = client("reconcile", "findings", begun["run"], "--kind", "stale", "--json").json
     assert [one["key"] for one in stale] == ["b"]
-    assert "waits: no Spark worker is there" in client("reconciliation", "repair", begun["run"]).out
-    [waiting, *_] = client("reconciliation", "ls", "--json").json
-    assert client("reconciliation", "cancel", waiting["run"]).code == 0
-    approved = client("reconciliation", "repair", begun["run"], "--json").json
+    assert "waits: no Spark worker is there" in client("reconcile", "repair", begun["run"]).out
+    [waiting, *_] = client("reconcile", "ls", "--json").json
+    assert client("reconcile", "cancel", waiting["run"]).code == 0
+    approved = client("reconcile", "repair", begun["run"], "--json").json
     assert approved["repair"] is True
-    assert client("reconciliation", "cancel", approved["run"], "--json").json["state"] == "cancelled"
+    assert client("reconcile", "cancel", approved["run"], "--json").json["state"] == "cancelled"
     for word in ("repair", "cancel", "findings"):
-        assert "there is no reconciliation ../x" in client("reconciliation", word, "../x").err
-        assert client("reconciliation", word, "none").code == 1
+        assert "there is no reconciliation ../x" in client("reconcile", word, "../x").err
+        assert client("reconcile", word, "none").code == 1
 
 
 def test_tokens_are_created_listed_and_revoked(client: Cli) -> None:
@@ -308,10 +308,10 @@ def test_the_name_of_a_token_or_run_leads_nowhere_else(client: Cli) -> None:
     for name in ("../targets/webhook/audit?force=true", "../targets/webhook/audit", "..", ".", "", "a/b"):
         assert "there is no token" in client("token", "revoke", name).err
         for word in ("repair", "cancel", "findings"):
-            assert "there is no reconciliation" in client("reconciliation", word, name).err
-    rule = client("event", "ls", "--json").json[0]["number"]
+            assert "there is no reconciliation" in client("reconcile", word, name).err
+    rule = client("rule", "ls", "--json").json[0]["number"]
     assert client("token", "revoke", f"../rules/{rule}").code == 1
-    assert [len(client(*words, "--json").json) for words in (("target", "ls"), ("event", "ls"))] == [1, 1]
+    assert [len(client(*words, "--json").json) for words in (("target", "ls"), ("rule", "ls"))] == [1, 1]
 
 
 def test_a_command_prints_what_the_api_answers_whichever_way_it_asks(
@@ -325,20 +325,20 @@ def test_a_command_prints_what_the_api_answers_whichever_way_it_asks(
     Log(service[1]).append([[event("retried")]])
     Courier(service[1], target, ScriptedTarget(lambda _: Failed("500 broken", retry_after=60))).run()
     there("replay", "--target", "webhook:audit", "--all")
-    run = there("reconciliation", "start", "redis:rows", "same", "--json").json["run"]
+    run = there("reconcile", "start", "redis:rows", "same", "--json").json["run"]
     letter = there("dead-letter", "ls", "--json").json[0]["id"]
     for words in (
         ("target", "ls"),
         ("target", "show", "webhook:audit"),
-        ("event", "ls"),
-        ("events", "one", "bad"),
-        ("events", "one", "bad", "--attempts"),
+        ("rule", "ls"),
+        ("event", "history", "one", "bad"),
+        ("event", "history", "one", "bad", "--attempts"),
         ("dead-letter", "ls"),
         ("dead-letter", "ls", "--limit", "1", "--bucket", "one", "--reason", "large", "--since", "1h"),
         ("dead-letter", "show", str(letter)),
         ("retry", "ls"),
         ("replay", "--list"),
-        ("reconciliation", "ls"),
+        ("reconcile", "ls"),
         ("audit", "--action", "target", "--limit", "3"),
         ("config", "get"),
         ("config", "get", "api"),
@@ -349,7 +349,7 @@ def test_a_command_prints_what_the_api_answers_whichever_way_it_asks(
         assert elsewhere, words
         assert elsewhere == without_ages(there(*words, "--json", *HERE).json), words
         assert there(*words).out == there(*words, *HERE).out, words
-    there("reconciliation", "cancel", run)
+    there("reconcile", "cancel", run)
     told, told_here = (there("status", "--json", *place).json for place in ((), HERE))
     assert without_ages(told) == without_ages(told_here)
 

@@ -108,7 +108,7 @@ def test_batches_of_a_real_minio_are_read_to_the_last_record(left: Left) -> None
 def test_undelivered_events_are_recorded_once_in_their_order_and_nothing_blocks(
     targets: Cli, queue: Path, database: Database
 ) -> None:
-    targets("event", "add", "hooked", "arn:minio:sqs::down:webhook", "--event", "put")
+    targets("rule", "add", "hooked", "arn:minio:sqs::down:webhook", "--event", "put")
     before = targets("import", "minio", "--queue-dir", str(queue), "--dry-run", "--json")
     assert before.json["events"] == 2 * len(KEYS)
     assert keys(database) == []
@@ -124,7 +124,7 @@ def test_undelivered_events_are_recorded_once_in_their_order_and_nothing_blocks(
     assert "S2" in told["10:cut.event.snappy"]
     assert keys(database) == KEYS
 
-    targets("event", "add", "batched", "arn:minio:sqs::batches:kafka", "--event", "put")
+    targets("rule", "add", "batched", "arn:minio:sqs::batches:kafka", "--event", "put")
     again = targets("import", "minio", "--queue-dir", str(queue), "--remove", "--json").json
     assert (again["recorded"], again["repeated"], again["not_named_by_rules"]) == (20, 20, 0)
     assert sorted(keys(database)) == sorted(KEYS * 2)
@@ -140,7 +140,7 @@ def test_a_queue_that_would_overflow_is_refused_before_anything_is_recorded(
     targets: Cli, queue: Path, database: Database
 ) -> None:
     targets("target", "set", HOOK, "queue_limit=19")
-    targets("event", "add", "hooked", "arn:minio:sqs::down:webhook", "--event", "put")
+    targets("rule", "add", "hooked", "arn:minio:sqs::down:webhook", "--event", "put")
     refused = targets("import", "minio", "--queue-dir", str(queue))
     assert refused.code == 1
     assert "webhook:down would have 20 undelivered events, and its queue_limit is 19" in refused.err
@@ -159,12 +159,12 @@ def test_the_rules_of_every_bucket_are_copied_and_again_change_nothing(
 
     cli("target", "set", HOOK, "endpoint=http://127.0.0.1:9/")
     assert [rule["bucket"] for rule in cli(*words, "--skip-unknown", "--dry-run", "--json").json["added"]] == ["hooked"]
-    assert cli("event", "ls", "--json").json == []
+    assert cli("rule", "ls", "--json").json == []
 
     cli("target", "set", BATCHES, "brokers=127.0.0.1:9", "topic=events")
     assert "2 rules added, 0 rules already present" in cli(*words).out
     assert "0 rules added, 2 rules already present" in cli(*words).out
-    rules = cli("event", "ls", "--json").json
+    rules = cli("rule", "ls", "--json").json
     assert [(rule["bucket"], rule["target"], rule["events"], rule["suffix"], rule["rule_id"]) for rule in rules] == [
         ("batched", "arn:minio:sqs::batches:kafka", ["s3:ObjectCreated:*"], ".txt", "one"),
         ("hooked", "arn:minio:sqs::down:webhook", ["s3:ObjectCreated:*"], ".txt", "one"),
@@ -209,7 +209,7 @@ def test_a_server_that_cannot_be_asked_is_told_without_its_secret(cli: Cli, monk
 
 
 def test_one_event_of_two_queues_is_one_event(targets: Cli, left: Left, tmp_path: Path, database: Database) -> None:
-    targets("event", "add", "*", "arn:minio:sqs::down:webhook", "--event", "put")
+    targets("rule", "add", "*", "arn:minio:sqs::down:webhook", "--event", "put")
     folder = tmp_path / "minio-webhook-down"
     folder.mkdir()
     [first, *_] = (left.folder / "minio-webhook-down").glob("*.event")

@@ -79,7 +79,7 @@ def test_a_declaration_may_be_as_large_as_a_body_of_events(cli: Cli, tmp_path: P
     assert cli("apply", "-f", str(path), "--dry-run").out.count("+ rule:") == 1500
 
 
-@pytest.mark.parametrize("command", ["status", "target ls", "event ls", "dead-letter ls"])
+@pytest.mark.parametrize("command", ["status", "target ls", "rule ls", "dead-letter ls"])
 def test_what_shows_something_loads_only_what_it_needs(cli: Cli, folder: Path, command: str) -> None:
     assert cli(*SET).code == 0
     argv = [sys.executable, "-c", LOADED, ",".join(SLOW), *command.split()]

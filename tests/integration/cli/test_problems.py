@@ -19,7 +19,7 @@ from tests.integration.cli.conftest import Cli
 from tests.support.service_processes import BUCKETWIRE
 
 # These become another program, which in this process would be the end of the tests.
-JOBS = {name for name, module in COMMANDS.items() if module == "app.cli.commands.reconcile"}
+JOBS = {name for name, command in COMMANDS.items() if command.module == "spark"}
 
 
 def test_a_service_that_was_never_set_up_says_how_to(bare: Cli, folder: Path) -> None:
@@ -95,7 +95,7 @@ def test_every_bad_setting_is_named(bare: Cli, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_wrong_usage_has_an_exit_code_of_its_own(bare: Cli) -> None:
-    for words in (["nosuch"], ["status", "--nosuch"], ["worker", "--only", "some"], ["events", "bucket"]):
+    for words in (["nosuch"], ["status", "--nosuch"], ["worker", "--only", "some"], ["event", "history", "bucket"]):
         assert bare(*words).code == 2
     assert "'webhok' is neither a target type" in bare("worker", "--targets", "webhok").err
     assert bare("worker", "--only", "drain", "--targets", "redis").code == 2
@@ -137,9 +137,9 @@ def test_every_command_explains_itself(bare: Cli, command: str) -> None:
     assert sentence.endswith("."), sentence
 
 
-@pytest.mark.parametrize("command", sorted(JOBS))
+@pytest.mark.parametrize("command", [*sorted(JOBS), "reconcile run"])
 def test_a_command_that_becomes_another_program_is_explained_by_that_one(command: str) -> None:
-    shown = subprocess.run([BUCKETWIRE, command, "--help"], capture_output=True, text=True, check=True)
+    shown = subprocess.run([BUCKETWIRE, *command.split(), "--help"], capture_output=True, text=True, check=True)
     assert shown.stdout.startswith(f"Usage: bucketwire {command} [OPTIONS]")
 
 
@@ -148,11 +148,11 @@ def test_what_is_not_utf_8_is_refused_by_the_name_of_its_argument(cli: Cli, tmp_
     for argument, words in {
         "KEY=VALUE": ("target", "set", "webhook:audit", "comment=\udcff"),
         "--reason": ("target", "pause", "webhook:audit", "--reason", "\udcff"),
-        "--prefix": ("event", "add", "b", "webhook:audit", "--event", "*", "--prefix", "\udcff"),
+        "--prefix": ("rule", "add", "b", "webhook:audit", "--event", "*", "--prefix", "\udcff"),
         "--bucket": ("dead-letter", "ls", "--bucket", "\udcff"),
-        "KEY": ("events", "b", "\udcff"),
+        "KEY": ("event", "history", "b", "\udcff"),
         "NAME": ("token", "revoke", "\udcff"),
-        "RUN": ("reconciliation", "cancel", "\udcff"),
+        "RUN": ("reconcile", "cancel", "\udcff"),
     }.items():
         refused = cli(*words)
         assert (refused.code, "is not text; write it as UTF-8" in refused.err) == (2, True), words

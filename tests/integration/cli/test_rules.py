@@ -1,4 +1,4 @@
-"""`bucketwire event …` in mc's words."""
+"""`bucketwire rule …` in mc's words."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def cli(cli: Cli) -> Cli:
 
 
 def rules(cli: Cli, *words: str) -> list[tuple[str, list[str]]]:
-    return [(rule["bucket"], rule["events"]) for rule in cli("event", "ls", *words, "--json").json]
+    return [(rule["bucket"], rule["events"]) for rule in cli("rule", "ls", *words, "--json").json]
 
 
 def test_without_a_choice_a_rule_asks_for_what_mc_asks_for(cli: Cli) -> None:
-    assert cli("event", "add", "images", ARN).code == 0
+    assert cli("rule", "add", "images", ARN).code == 0
     assert rules(cli) == [("images", ["s3:ObjectCreated:*", "s3:ObjectRemoved:*", "s3:ObjectAccessed:*"])]
 
 
@@ -39,23 +39,23 @@ def test_without_a_choice_a_rule_asks_for_what_mc_asks_for(cli: Cli) -> None:
     ],
 )
 def test_words_of_mc_and_names_stand_for_events(cli: Cli, word: str, names: list[str]) -> None:
-    assert cli("event", "add", "images", ARN, "--event", word).code == 0
+    assert cli("rule", "add", "images", ARN, "--event", word).code == 0
     assert rules(cli) == [("images", names)]
 
 
 def test_every_bucket_and_every_event_can_be_asked_for(cli: Cli) -> None:
-    added = cli("event", "add", "*", ARN, "--event", "*")
+    added = cli("rule", "add", "*", ARN, "--event", "*")
     assert "redis:cache gets every event of every bucket" in added.out
     assert rules(cli, "*") == [("*", ["*"])]
 
 
 def test_the_same_rule_twice_is_one_rule_and_another_filter_another(cli: Cli) -> None:
     numbers = [
-        cli("event", "add", "images", ARN, "--prefix", prefix, "--suffix", ".jpg", "--json").json["number"]
+        cli("rule", "add", "images", ARN, "--prefix", prefix, "--suffix", ".jpg", "--json").json["number"]
         for prefix in ("a/", "a/", "b/")
     ]
     assert numbers[0] == numbers[1] != numbers[2]
-    assert "a/" in cli("event", "ls").out
+    assert "a/" in cli("rule", "ls").out
 
 
 FILTERS = (
@@ -65,22 +65,22 @@ FILTERS = (
 
 
 def test_a_rule_has_further_filters_and_shows_them(cli: Cli) -> None:
-    added = cli("event", "add", "images", ARN, *FILTERS)
+    added = cli("rule", "add", "images", ARN, *FILTERS)
     assert "with regex in/[0-9]+ with metadata color=blue with metadata a=b=c with tag team=x with size>=1MiB" in (
         added.out
     )
-    assert "filters" in cli("event", "ls").out
-    assert "tag team=x" in cli("event", "ls").out
+    assert "filters" in cli("rule", "ls").out
+    assert "tag team=x" in cli("rule", "ls").out
     assert "size<=2000000" in cli("target", "show", "redis:cache").out
-    [rule] = cli("event", "ls", "--json").json
+    [rule] = cli("rule", "ls", "--json").json
     assert {name: rule[name] for name in ("regex", "metadata", "tags", "min_size", "max_size")} == {
         "regex": "in/[0-9]+", "metadata": {"color": "blue", "a": "b=c"}, "tags": {"team": "x"},
         "min_size": 1 << 20, "max_size": 2_000_000,
     }  # fmt: skip
-    assert cli("event", "add", "images", ARN, *FILTERS, "--json").json["number"] == rule["number"]
-    assert cli("event", "rm", "--id", str(rule["number"])).code == 0
-    cli("event", "add", "images", ARN)
-    assert "filters" not in cli("event", "ls").out
+    assert cli("rule", "add", "images", ARN, *FILTERS, "--json").json["number"] == rule["number"]
+    assert cli("rule", "rm", "--id", str(rule["number"])).code == 0
+    cli("rule", "add", "images", ARN)
+    assert "filters" not in cli("rule", "ls").out
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_rule_has_further_filters_and_shows_them(cli: Cli) -> None:
     ],
 )
 def test_a_rule_that_cannot_be_is_refused_with_the_way_out(cli: Cli, words: list[str], said: str) -> None:
-    refused = cli("event", "add", *words)
+    refused = cli("rule", "add", *words)
     assert refused.code == 1
     assert said in refused.err
     assert rules(cli) == []
@@ -106,12 +106,12 @@ def test_a_rule_that_cannot_be_is_refused_with_the_way_out(cli: Cli, words: list
     "words", [["--tag", "team"], ["--metadata", "=x"], ["--min-size", "big"], ["--tag", "a=1", "--tag", "a=2"]]
 )
 def test_a_filter_that_is_no_pair_or_size_is_wrong_usage(cli: Cli, words: list[str]) -> None:
-    assert cli("event", "add", "images", ARN, *words).code == 2
+    assert cli("rule", "add", "images", ARN, *words).code == 2
     assert rules(cli) == []
 
 
 def test_what_is_no_arn_is_wrong_usage(cli: Cli) -> None:
-    refused = cli("event", "add", "images", "redis-cache")
+    refused = cli("rule", "add", "images", "redis-cache")
     assert refused.code == 2
     assert "write type:name" in refused.err
 
@@ -119,7 +119,7 @@ def test_what_is_no_arn_is_wrong_usage(cli: Cli) -> None:
 def test_rules_are_listed_by_bucket_and_target(cli: Cli) -> None:
     cli("target", "set", "redis:second", "address=127.0.0.1:6379", "key=more")
     for bucket, target in (("images", ARN), ("images", "redis:second"), ("videos", ARN)):
-        cli("event", "add", bucket, target, "--event", "put")
+        cli("rule", "add", bucket, target, "--event", "put")
 
     assert [bucket for bucket, _ in rules(cli)] == ["images", "images", "videos"]
     assert len(rules(cli, "images")) == 2
@@ -129,27 +129,27 @@ def test_rules_are_listed_by_bucket_and_target(cli: Cli) -> None:
 
 def test_a_rule_goes_by_its_arn_by_its_number_or_with_all_of_its_bucket(cli: Cli) -> None:
     numbers = [
-        cli("event", "add", bucket, ARN, "--event", word, "--json").json["number"]
+        cli("rule", "add", bucket, ARN, "--event", word, "--json").json["number"]
         for bucket in ("images", "videos")
         for word in ("put", "delete", "get")
     ]
-    assert cli("event", "rm", "--id", str(numbers[0])).code == 0
-    assert cli("event", "rm", "images", ARN, "--event", "delete").code == 0
+    assert cli("rule", "rm", "--id", str(numbers[0])).code == 0
+    assert cli("rule", "rm", "images", ARN, "--event", "delete").code == 0
     assert rules(cli, "images") == [("images", ["s3:ObjectAccessed:*"])]
-    assert cli("event", "rm", "images", ARN, "--json").json == {"removed": [numbers[2]]}
-    assert cli("event", "rm", "videos", "--force").code == 0
+    assert cli("rule", "rm", "images", ARN, "--json").json == {"removed": [numbers[2]]}
+    assert cli("rule", "rm", "videos", "--force").code == 0
     assert rules(cli) == []
 
 
 def test_nothing_goes_by_accident(cli: Cli) -> None:
-    cli("event", "add", "images", ARN)
-    all_of_it = cli("event", "rm", "images")
+    cli("rule", "add", "images", ARN)
+    all_of_it = cli("rule", "rm", "images")
     assert (all_of_it.code, "--force" in all_of_it.err) == (2, True)
-    assert cli("event", "rm").code == 2
-    assert cli("event", "rm", "images", "--id", "1").code == 2
-    assert cli("event", "rm", "images", "redis:typo").code == 1
-    assert cli("event", "rm", "--id", "99").code == 1
-    assert cli("event", "rm", "images", ARN, "--suffix", ".png").code == 1
+    assert cli("rule", "rm").code == 2
+    assert cli("rule", "rm", "images", "--id", "1").code == 2
+    assert cli("rule", "rm", "images", "redis:typo").code == 1
+    assert cli("rule", "rm", "--id", "99").code == 1
+    assert cli("rule", "rm", "images", ARN, "--suffix", ".png").code == 1
     assert len(rules(cli)) == 1
 
 
@@ -167,21 +167,30 @@ def test_the_lines_of_mc_work_with_its_names_and_its_alias(cli: Cli) -> None:
     assert rules(cli) == [("*", ["s3:ObjectRemoved:*"])]
 
 
-@pytest.mark.parametrize("action", ["add", "list", "remove"])
-def test_the_old_words_of_mc_are_not_taken_for_a_bucket(cli: Cli, action: str) -> None:
-    refused = cli("events", action, "myminio/images", ARN, "--suffix", ".jpg")
-    assert refused.code == 2
-    assert f"`bucketwire event {action} …`" in refused.err
-    assert cli("events", action, "myminio/images").code == 2
-    assert f"no events of {action}/key" in cli("events", "--history", action, "key").out
-    assert f"no events of {action}/key" in cli("events", action, "key", "--history").out
+def test_the_words_that_mc_had_until_2018_work_too(cli: Cli) -> None:
+    assert cli("events", "add", "myminio/images", ARN, "--suffix", ".jpg").code == 0
+    assert len(cli("events", "list", "myminio/images", "--json").json) == 1
+    assert cli("events", "remove", "myminio/images", "--force").code == 0
+    assert "add" not in cli("event", "--help").out.split("Commands:")[1]
+
+
+def test_a_key_is_tried_and_nothing_is_recorded(cli: Cli) -> None:
+    assert cli("rule", "add", "images", ARN, "--prefix", "in/", "--min-size", "1KiB").code == 0
+    tried = ("rule", "match", "bw/images", "in/cat.jpg", "--size", "2KiB")
+    shown = cli(*tried)
+    assert "in/" in shown.out
+    assert "goes to redis:cache (running)" in shown.out
+    assert [target["target"] for target in cli(*tried, "--json").json["targets"]] == [ARN]
+    for words in (("other/cat.jpg",), ("in/cat.jpg", "--size", "1"), ("in/cat.jpg", "--event", "s3:Scanner:BigPrefix")):
+        assert cli("rule", "match", "images", *words).out == "no rule matches it\n"
+    assert cli("event", "history", "images", "in/cat.jpg", "--json").json == []
 
 
 def test_more_rules_of_a_bucket_than_one_request_removes_are_removed(cli: Cli, database: Database) -> None:
-    assert cli("event", "add", "b", ARN, "--event", "*").code == 0
+    assert cli("rule", "add", "b", ARN, "--event", "*").code == 0
     with database.writing() as connection:
         row = dict(connection.execute(sa.select(tables.rules)).mappings().one())
         del row["id"]
         connection.execute(tables.rules.insert(), [row | {"prefix": str(number)} for number in range(MAX_REMOVED)])
-    assert cli("event", "rm", "b", "--force").out == f"removed {MAX_REMOVED + 1} rules\n"
-    assert cli("event", "ls", "--json").json == []
+    assert cli("rule", "rm", "b", "--force").out == f"removed {MAX_REMOVED + 1} rules\n"
+    assert cli("rule", "ls", "--json").json == []

@@ -53,13 +53,13 @@ def test_the_history_of_an_object_says_where_each_event_stands(cli: Cli, databas
     deliver(database, target, [event("bad\x1b[2J"), event("other")], rejecting="bad\x1b[2J")
     Log(database).append([[event("other", name=DELETE)]])
 
-    first, second = cli("events", "images", "other", "--json").json
+    first, second = cli("event", "history", "images", "other", "--json").json
     assert [event["delivery_states"][0]["state"] for event in (first, second)] == ["settled", "pending"]
     assert second["record"]["eventName"] == DELETE
-    shown = cli("events", "images", "bad\x1b[2J").out
+    shown = cli("event", "history", "images", "bad\x1b[2J").out
     assert "webhook:audit dead (it is too large)" in shown
     assert "\x1b[2J" not in cli("dead-letter", "ls").out
-    assert "no events of images/none" in cli("events", "images", "none").out
+    assert "no events of images/none" in cli("event", "history", "images", "none").out
 
 
 @pytest.mark.parametrize("command", ["replay", "purge"])

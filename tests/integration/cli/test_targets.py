@@ -91,8 +91,8 @@ def test_a_name_in_another_case_is_pointed_out(cli: Cli) -> None:
     assert cli("config", "set", "notify_kafka:PRIMARY", "brokers=h:9092", "topic=t").code == 0
     for words in (
         ["target", "show", "kafka:primary"],
-        ["event", "add", "images", "arn:minio:sqs::primary:kafka"],
-        ["event", "ls", "images", "kafka:primary"],
+        ["rule", "add", "images", "arn:minio:sqs::primary:kafka"],
+        ["rule", "ls", "images", "kafka:primary"],
         ["replay", "--target", "kafka:primary", "--all"],
     ):
         refused = cli(*words)
@@ -171,12 +171,12 @@ def test_a_target_pauses_and_resumes(cli: Cli) -> None:
 
 def test_a_target_that_rules_name_or_that_has_events_is_removed_by_force_only(cli: Cli, database: Database) -> None:
     cli(*SET)
-    cli("event", "add", "*", "redis:cache", "--event", "*")
+    cli("rule", "add", "*", "redis:cache", "--event", "*")
     refused = cli("target", "rm", "redis:cache")
     assert (refused.code, "1 rule(s) name it" in refused.err) == (1, True)
     assert cli("target", "rm", "redis:cache", "--force").code == 0
     assert cli("target", "ls", "--json").json == []
-    assert cli("event", "ls", "--json").json == []
+    assert cli("rule", "ls", "--json").json == []
 
 
 def test_a_target_of_the_environment_is_changed_there_and_nowhere_else(cli: Cli, database: Database) -> None:
@@ -263,10 +263,10 @@ def test_an_unknown_target_or_type_is_named(cli: Cli) -> None:
 
 def test_removing_a_target_with_waiting_events_says_how_many(cli: Cli, database: Database) -> None:
     cli(*SET)
-    number = cli("event", "add", "*", "redis:cache", "--event", "*", "--json").json["number"]
+    number = cli("rule", "add", "*", "redis:cache", "--event", "*", "--json").json["number"]
     [target] = [stored.target for stored in registry(database).targets()]
     deliver(database, target, [event("bad"), event("good")], rejecting="bad")
-    cli("event", "rm", "--id", str(number))
+    cli("rule", "rm", "--id", str(number))
     assert "1 dead letter(s) belong to it" in cli("target", "rm", "redis:cache").err
 
 
@@ -320,7 +320,7 @@ def test_a_command_on_the_database_is_in_the_audit_log_by_user_and_name(cli: Cli
 
 def test_what_came_of_opening_a_target_is_listed(cli: Cli, database: Database) -> None:
     cli(*SET)
-    cli("event", "add", "*", "redis:cache")
+    cli("rule", "add", "*", "redis:cache")
     [row] = cli("target", "ls", "--json").json
     assert (row["state"], row["opening"]["state"], row["opening"]["reason"]) == ("running", "due", "")
     stored = registry(database).target(TargetId("redis", "cache"))

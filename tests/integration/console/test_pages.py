@@ -734,10 +734,10 @@ def test_the_drift_of_a_mirror_over_time_and_its_commands(local: Browser, databa
     assert re.search(r"images → redis:mirror ≠?drift 5 7", page.text), page.text
     labels = [given.get("aria-label") for given in page.all("svg")]
     assert "Differences: 0, 5, 7" in labels
-    assert "bucketwire reconciliation start redis:mirror BUCKET" in page.text
+    assert "bucketwire reconcile start redis:mirror BUCKET" in page.text
     shown = local.get(f"reconciliations/{run}")
-    assert f"bucketwire reconciliation repair {run}" in shown.text
-    assert f"bucketwire reconciliation findings {run}" in shown.text
+    assert f"bucketwire reconcile repair {run}" in shown.text
+    assert f"bucketwire reconcile findings {run}" in shown.text
 
 
 def test_a_running_reconciliation_shows_how_far_it_is(local: Browser, database: Database) -> None:

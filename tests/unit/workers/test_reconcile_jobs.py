@@ -9,6 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import click
 import orjson
 import psutil
 import pytest
@@ -18,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from app import telemetry
 from app.cli import bucketwire
-from app.cli.commands import reconcile as reconcile_command
+from app.cli.commands import spark as spark_command
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.engine.database import now_ms
@@ -109,22 +110,31 @@ def test_the_wake_up_of_a_waiting_run_is_repeated_at_intervals(tmp_path: Path, m
     database.close()
 
 
+def job_context(words: list[str]) -> click.Context:
+    """Parse the arguments of a job's process."""
+    command: click.Command = spark_commands
+    while isinstance(command, click.Group):
+        name, *words = words
+        command = command.commands[name]
+    return command.make_context(name, words)
+
+
 def test_no_bucket_name_is_parsed_as_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[list[str]]()
-    monkeypatch.setattr(reconcile_command, "exec_process", seen.append)
+    monkeypatch.setattr(spark_command, "exec_process", seen.append)
     for name in (*BUCKETS, "images"):
         arguments = reconcile_jobs.job_arguments(WaitingRun("r" * 32, TargetId("redis", "x"), name, 1, first=False))
         bucketwire.main(args=arguments, standalone_mode=False)
-        [_, command, *words] = seen[-1]  # the arguments of the job's process
-        context = spark_commands.commands[command].make_context(command, words)
+        [_, *words] = seen[-1]  # the arguments of the job's process
+        context = job_context(words)
         assert context.params["bucket"] == name
         assert (context.params["repair"], context.params["scheduled"]) == (False, "r" * 32)
         scan = WaitingRun("r" * 32, TargetId("redis", "x"), name, 1, first=False, job="scan")
         bucketwire.main(args=reconcile_jobs.job_arguments(scan), standalone_mode=False)
-        [_, command, *words] = seen[-1]
-        context = spark_commands.commands[command].make_context(command, words)
-        assert (command, context.params["bucket"], context.params["scheduled"]) == ("scan", name, "r" * 32)
-    bucketwire.main(args=["reconcile", "--help"], standalone_mode=False)
+        [_, *words] = seen[-1]
+        context = job_context(words)
+        assert (words[0], context.params["bucket"], context.params["scheduled"]) == ("scan", name, "r" * 32)
+    bucketwire.main(args=["reconcile", "run", "--help"], standalone_mode=False)
     assert seen[-1][-1] == "--help", "the job prints its own help"
 
 

@@ -1,4 +1,4 @@
-"""`bucketwire reconcile|backfill|scan|tables`: they become Spark jobs, which app never imports."""
+"""`bucketwire backfill|scan|tables`, and `reconcile run`: they become Spark jobs, which app never imports."""
 
 from collections.abc import Callable
 
@@ -19,22 +19,23 @@ class _Job(click.Command):
     """Pass every argument unchanged: click would remove the `--` after which a name may begin with a hyphen."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take every argument as it is."""
         ctx.params["arguments"], ctx.args = tuple(args), []
         return []
 
 
 @_job("BUCKET --target TYPE:NAME …")
-def reconcile(arguments: tuple[str, ...]) -> None:
+def run(arguments: tuple[str, ...]) -> None:
     """Compare a target's contents with a bucket's listing; --repair corrects the drift.
 
     Needs the extra `spark` (pip install 'bucketwire[spark]') and Java 17; --help shows every option.
     """
-    exec_process([JOBS, "reconcile", *arguments])
+    exec_process([JOBS, "reconcile", "run", *arguments])
 
 
 @_job("BUCKET --target TYPE:NAME …")
 def backfill(arguments: tuple[str, ...]) -> None:
-    """Send a target an event for every existing object of a bucket; run again, it continues where it stopped.
+    """Send a target an event for every existing object of a bucket. Run again, it continues where it stopped.
 
     Needs the extra `spark` (pip install 'bucketwire[spark]') and Java 17; --help shows every option.
     """
@@ -43,7 +44,7 @@ def backfill(arguments: tuple[str, ...]) -> None:
 
 @_job("BUCKET …")
 def scan(arguments: tuple[str, ...]) -> None:
-    """Send events for objects with many or large versions and folders with many subfolders, as MinIO's scanner does.
+    """Send events for objects with many or large versions and for large folders. MinIO's scanner sends the same.
 
     Needs the extra `spark` (pip install 'bucketwire[spark]') and Java 17; --help shows every option.
     """
@@ -52,7 +53,7 @@ def scan(arguments: tuple[str, ...]) -> None:
 
 @_job("[--maintain]")
 def tables(arguments: tuple[str, ...]) -> None:
-    """Add new events to Iceberg tables: a journal of all events, and an inventory of all objects and versions.
+    """Add new events to Iceberg tables. They are a journal of all events, and an inventory of all objects and versions.
 
     Needs the extra `spark` (pip install 'bucketwire[spark]') and Java 17; --help shows every option.
     """

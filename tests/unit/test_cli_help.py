@@ -1,0 +1,85 @@
+"""What `--help` says, and what it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from app.cli import COMMANDS, SECTIONS, bucketwire
+from app.cli.groups import Group, summary
+
+SLOW = ("sqlalchemy", "flask", "requests", "orjson", "msgspec", "rich", "difflib", "pyspark", "celery", "alembic")
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield every command by its path, groups too."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield " ".join([*path, name]), command
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
+
+
+EVERY = dict(commands(bucketwire))
+GROUPS = [name for name, command in EVERY.items() if isinstance(command, click.Group)]
+
+
+def imported(*words: str) -> set[str]:
+    """Return the modules that a command line imports."""
+    code = (
+        "import sys; from app.cli import main\n"
+        f"try: main({list(words)})\n"
+        "finally: print(*sys.modules, sep='\\n', file=sys.stderr)"
+    )
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr.split())
+
+
+def test_help_imports_no_command_and_no_library_that_is_slow() -> None:
+    modules = imported("--help")
+    assert "app.cli" in modules
+    assert [name for name in modules if name.startswith("app.cli.commands.") or name.partition(".")[0] in SLOW] == []
+
+
+def test_every_section_is_in_the_help_with_each_command_and_its_first_words() -> None:
+    shown = CliRunner().invoke(bucketwire, ["--help"], terminal_width=200).output
+    assert list(SECTIONS) == ["Rules", "Targets and sources", "Events and failures", "Mirrors", "Service"]
+    assert all(f"\n{title}:\n" in shown for title in SECTIONS)
+    for name, lazy in COMMANDS.items():
+        assert lazy.summary in shown
+        assert summary(EVERY[name]).startswith(lazy.summary.removesuffix("."))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("group", ["", *GROUPS])
+def test_no_line_of_a_list_of_commands_is_cut(group: str, width: int) -> None:
+    shown = CliRunner().invoke(bucketwire, [*group.split(), "--help"], terminal_width=width).output
+    assert "..." not in shown.partition("Commands:")[2].replace("KEY=VALUE ...", "")
+    assert max(map(len, shown.splitlines())) <= width
+    assert all(isinstance(command, Group) for command in EVERY.values() if isinstance(command, click.Group))
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("statsu", "status"),
+        ("rules", "rule"),
+        ("dead", "dead-letter"),
+        ("rule ad", "add"),
+        ("event histroy", "history"),
+    ],
+)
+def test_the_command_that_was_probably_meant_is_named(typed: str, meant: str) -> None:
+    refused = CliRunner().invoke(bucketwire, typed.split())
+    assert refused.exit_code == 2
+    assert f"Did you mean '{meant}'?" in refused.output
+
+
+def test_nothing_is_proposed_for_what_is_like_no_command() -> None:
+    assert "Did you mean" not in CliRunner().invoke(bucketwire, ["xyzzy"]).output
