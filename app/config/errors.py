@@ -1,6 +1,5 @@
 """Problems with settings and other user input: the key, the value, what is wrong and what to do."""
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -50,6 +49,8 @@ class BadSettings(ValueError):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the known word that is most similar to this one, or an empty text if none is similar."""
+    import difflib  # noqa: PLC0415 - only for a mistake
+
     folded = {candidate.casefold(): candidate for candidate in known}
     matches = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
     return folded[matches[0]] if matches else ""

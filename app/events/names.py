@@ -4,7 +4,6 @@ Names are matched exactly and case-sensitively (as MinIO: §1.1). An event with 
 for `EVERY` matches it.
 """
 
-import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -198,6 +197,8 @@ def nearest(name: str) -> str | None:
     """Return the name or aggregate that was probably meant, or None. `s3:` may be missing, the case may be wrong."""
     if name == "s3:*":
         return EVERY
+    import difflib  # noqa: PLC0415 - only for a mistake
+
     # Truncated, because the comparison takes quadratic time and the text is not trusted.
     folded = name[:64].casefold()
     folded = folded if folded.startswith("s3:") else f"s3:{folded}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from app.cli import COMMANDS, SECTIONS, bucketwire
 from app.cli.groups import Group, summary
+from tests.support.builders import migrated
 
 SLOW = ("sqlalchemy", "flask", "requests", "orjson", "msgspec", "rich", "difflib", "pyspark", "celery", "alembic")
 
@@ -45,6 +47,19 @@ def test_help_imports_no_command_and_no_library_that_is_slow() -> None:
     modules = imported("--help")
     assert "app.cli" in modules
     assert [name for name in modules if name.startswith("app.cli.commands.") or name.partition(".")[0] in SLOW] == []
+
+
+@pytest.mark.parametrize("group", ["reconcile", "rule", "dead-letter", "target", "token", "retry"])
+def test_help_of_a_group_does_not_open_the_outbox(group: str) -> None:
+    assert imported(group, "--help") & {"sqlalchemy", "flask", "requests", "rich", "difflib", "celery"} == set()
+
+
+def test_status_imports_nothing_that_only_other_commands_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUCKETWIRE_DATA_DIR", str(tmp_path))
+    migrated(f"sqlite:///{tmp_path}/bucketwire.db").close()
+    modules = imported("status")
+    assert "app.api.in_process" in modules
+    assert modules & {"requests", "rich", "celery", "alembic", "pyspark", "app.console"} == set()
 
 
 def test_every_section_is_in_the_help_with_each_command_and_its_first_words() -> None:

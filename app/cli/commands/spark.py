@@ -4,8 +4,6 @@ from collections.abc import Callable
 
 import click
 
-from app.cli.commands.processes import exec_process
-
 JOBS = "spark_jobs"  # the only link from app to the jobs: a module name that Python runs
 
 
@@ -24,13 +22,19 @@ class _Job(click.Command):
         return []
 
 
+def _exec_job(*arguments: str) -> None:
+    from app.cli.commands import processes  # noqa: PLC0415 - slow, and `reconcile ls` does not need it
+
+    processes.exec_process([JOBS, *arguments])
+
+
 @_job("BUCKET --target TYPE:NAME …")
 def run(arguments: tuple[str, ...]) -> None:
     """Compare a target's contents with a bucket's listing; --repair corrects the drift.
 
     Needs the extra `spark` (pip install 'bucketwire[spark]') and Java 17; --help shows every option.
     """
-    exec_process([JOBS, "reconcile", "run", *arguments])
+    _exec_job("reconcile", "run", *arguments)
 
 
 @_job("BUCKET --target TYPE:NAME …")
@@ -39,7 +43,7 @@ def backfill(arguments: tuple[str, ...]) -> None:
 
     Needs the extra `spark` (pip install 'bucketwire[spark]') and Java 17; --help shows every option.
     """
-    exec_process([JOBS, "backfill", *arguments])
+    _exec_job("backfill", *arguments)
 
 
 @_job("BUCKET …")
@@ -48,7 +52,7 @@ def scan(arguments: tuple[str, ...]) -> None:
 
     Needs the extra `spark` (pip install 'bucketwire[spark]') and Java 17; --help shows every option.
     """
-    exec_process([JOBS, "scan", *arguments])
+    _exec_job("scan", *arguments)
 
 
 @_job("[--maintain]")
@@ -57,4 +61,4 @@ def tables(arguments: tuple[str, ...]) -> None:
 
     Needs the extra `spark` (pip install 'bucketwire[spark]') and Java 17; --help shows every option.
     """
-    exec_process([JOBS, "tables", *arguments])
+    _exec_job("tables", *arguments)

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from app import telemetry
 from app.cli import bucketwire
-from app.cli.commands import spark as spark_command
+from app.cli.commands import processes
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.engine.database import now_ms
@@ -121,7 +121,7 @@ def job_context(words: list[str]) -> click.Context:
 
 def test_no_bucket_name_is_parsed_as_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[list[str]]()
-    monkeypatch.setattr(spark_command, "exec_process", seen.append)
+    monkeypatch.setattr(processes, "exec_process", seen.append)
     for name in (*BUCKETS, "images"):
         arguments = reconcile_jobs.job_arguments(WaitingRun("r" * 32, TargetId("redis", "x"), name, 1, first=False))
         bucketwire.main(args=arguments, standalone_mode=False)
