@@ -236,7 +236,9 @@ class Registry:
                 if lost is None:
                     lost = _uses(connection, stored.row_id)
                     if lost and not force:
-                        raise TargetInUse(f"{target} is in use: {', '.join(lost)}; remove it with force to lose them")
+                        raise TargetInUse(
+                            f"{target} is in use: {', '.join(lost)}; --force (`force=true`) removes it with them"
+                        )
                 if not events.has_more(connection, stored.row_id, REMOVAL.batch_events):
                     cursors.remove(connection, stored.row_id)
                     for table in (tables.rules, tables.redeliveries, tables.replays, tables.notices):
@@ -329,19 +331,24 @@ class Registry:
             return [stored.row_id for stored in gone]
 
     def replace_rules(self, bucket: str, rules: Sequence[Rule]) -> None:
-        """Replace a bucket's rules in one transaction. Raises `BadRules`, `UnknownTarget`; then nothing has changed."""
+        """Replace a bucket's rules in one transaction; a rule that it has already keeps its number.
+
+        Raises `BadRules`, `UnknownTarget`; then nothing has changed.
+        """
         check(rules)
         check_expressions(rules)
         with self._database.writing() as connection:
             log_head.change_routing(connection)
-            rows = [rule_to_row(connection, rule) for rule in rules]
-            before = [stored.rule for stored in read_rules(connection, bucket)]
-            connection.execute(tables.rules.delete().where(tables.rules.c.bucket == bucket))
+            rows = {rule: rule_to_row(connection, rule) for rule in rules}
+            before = read_rules(connection, bucket)
+            gone = [stored for stored in before if stored.rule not in rows]
+            for stored in before:
+                rows.pop(stored.rule, None)
+            connection.execute(tables.rules.delete().where(tables.rules.c.id.in_([stored.row_id for stored in gone])))
             if rows:
-                connection.execute(tables.rules.insert(), rows)
-            kept = set(before) & set(rules)
-            _record_rules(connection, "rule.remove", [rule for rule in before if rule not in kept])
-            _record_rules(connection, "rule.add", [rule for rule in rules if rule not in kept])
+                connection.execute(tables.rules.insert(), list(rows.values()))
+            _record_rules(connection, "rule.remove", [stored.rule for stored in gone])
+            _record_rules(connection, "rule.add", list(rows))
 
 
 def open_registry(database: Database, settings: Settings) -> Registry:

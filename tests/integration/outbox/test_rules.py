@@ -63,6 +63,17 @@ def test_a_rule_comes_back_as_it_was_stored_with_its_filters_in_their_order(data
         assert set(stored.scalars()) == {"prefix"}, "the version before knows no other name and would fail"
 
 
+def test_a_rule_that_the_new_ones_repeat_keeps_its_number(database: Database) -> None:
+    target = add_target(database, bucket="other")
+    first, second, third = (Rule(bucket="images", events=("*",), target=target, prefix=prefix) for prefix in "abc")
+    stored = registry(database)
+    stored.replace_rules("images", [first, second])
+    [before, _] = stored.rules("images")
+    stored.replace_rules("images", [third, first])
+    assert stored.rules("images")[0] == before
+    assert [one.rule for one in stored.rules("images")] == [first, third]
+
+
 def test_an_event_is_recorded_for_the_targets_whose_filters_it_passes(database: Database) -> None:
     large, all_of_them = add_target(database, "large", bucket="other"), add_target(database, "all", bucket="images")
     registry(database).add_rule(
