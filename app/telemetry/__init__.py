@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
+from app.extras import install_command
 from app.telemetry.switch import Signals, signals
 from app.telemetry.tracing import NO_SPAN, Span, Tracing, Value
 
@@ -112,9 +113,7 @@ def _started(role: str, found: Signals) -> "Exports | None":
     try:
         return _load()(role, found)
     except ImportError as error:
-        _warn_once(
-            f"the variables OTEL_… have no effect: {error.name} is not installed: pip install 'bucketwire[otel]'"
-        )
+        _warn_once(f"the variables OTEL_… have no effect: {error.name} is not installed: {install_command('otel')}")
     except Exception as error:  # noqa: BLE001 - such as a variable that the SDK refuses
         _warn_once(f"OpenTelemetry cannot be started, and nothing is exported: {error}")
     return None

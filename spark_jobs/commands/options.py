@@ -14,6 +14,7 @@ from app.cli_common.errors import CommandError
 from app.cli_common.param_types import TARGET, TIME
 from app.config.errors import BadValue
 from app.config.fields.field_types import Duration, FieldType, Size
+from app.extras import install_command
 from spark_jobs import connectors
 from spark_jobs.repair_limits import RepairLimits
 
@@ -170,7 +171,7 @@ def spark_imports() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise CommandError(f"{error.name} is not installed; install it with: pip install 'bucketwire[spark]'") from None
+        raise CommandError(f"{error.name} is not installed; install it with: {install_command('spark')}") from None
 
 
 @contextmanager

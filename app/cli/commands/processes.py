@@ -4,6 +4,7 @@ Each command replaces itself by its program (gunicorn, celery), so that signals 
 """
 
 import os
+import re
 import runpy
 import shutil
 import sys
@@ -21,6 +22,7 @@ from app.cli_common.output import printable
 from app.cli_common.param_types import parse_served_targets
 from app.config.networks import is_loopback
 from app.config.settings import Settings
+from app.extras import install_command
 from app.outbox.engine.database import DatabaseUnavailable
 from app.private_folder import create_files_for_this_user_only
 from app.supervisor import fork_server
@@ -63,6 +65,13 @@ def api(workers: int | None, threads: int | None) -> None:
     exec_process([program, *options, *rest])
 
 
+def _check_worker_name(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+    """Return the name. Celery takes `@` as the start of the host, and `%` as a format."""
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}", name):
+        raise click.BadParameter("is not up to 64 letters, digits, or any of . _ + -", context, parameter)
+    return name
+
+
 @click.command()
 @click.option("--targets", metavar="TARGETS", help="Serve only these, such as kafka,webhook:audit. [default: all]")
 @click.option(
@@ -73,8 +82,12 @@ def api(workers: int | None, threads: int | None) -> None:
 @click.option(
     "--concurrency", type=click.IntRange(1, 256), help="Processes that deliver. [default: the number of processors]"
 )
+@click.option(
+    "--name", callback=_check_worker_name, metavar="NAME",
+    help="The worker's name in Flower and in logs, if two on a host serve the same. [default: what it serves]",
+)  # fmt: skip
 @click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
-def worker(targets: str | None, only: str | None, concurrency: int | None, log_level: str) -> None:
+def worker(targets: str | None, only: str | None, concurrency: int | None, name: str | None, log_level: str) -> None:
     """Run a worker: it drains the event log, delivers to targets, or both; or it pulls events, or reconciles."""
     settings = _load_settings()
     delivers = only not in ("drain", "sources", "spark")
@@ -95,7 +108,7 @@ def worker(targets: str | None, only: str | None, concurrency: int | None, log_l
                 raise CommandError(problem) from None
             say(settings.log_format, f"the worker's metrics are not exported: {problem}", "WARNING")
     argv = [*celery(settings), "worker", "--loglevel", log_level, "--without-gossip", "--without-mingle", "--events"]
-    argv += ["--hostname", f"{worker_name(only, targets)}@%h"]
+    argv += ["--hostname", f"{name or worker_name(only, targets)}@%h"]
     if only == "drain":
         argv += ["--queues", SERVICE_QUEUE, "--pool", "solo"]
     elif only == "sources":
@@ -181,7 +194,7 @@ def _load_settings() -> Settings:
 def check_spark() -> None:
     """Raise `CommandError` if Spark or Java is missing."""
     if find_spec("pyspark") is None:
-        raise CommandError("Spark is not installed; install it: pip install 'bucketwire[spark]'")
+        raise CommandError(f"Spark is not installed; install it: {install_command('spark')}")
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java", path=f"{home}/bin" if home else None) is None:
         raise CommandError(

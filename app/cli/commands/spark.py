@@ -32,7 +32,7 @@ def _exec_job(*arguments: str) -> None:
 def run(arguments: tuple[str, ...]) -> None:
     """Compare a target's contents with a bucket's listing; --repair corrects the drift.
 
-    Needs the extra `spark` (pip install 'bucketwire[spark]') and Java 17; --help shows every option.
+    Needs the extra `spark` of the installation, and Java 17 or newer; --help shows every option.
     """
     _exec_job("reconcile", "run", *arguments)
 
@@ -41,7 +41,7 @@ def run(arguments: tuple[str, ...]) -> None:
 def backfill(arguments: tuple[str, ...]) -> None:
     """Send a target an event for every existing object of a bucket. Run again, it continues where it stopped.
 
-    Needs the extra `spark` (pip install 'bucketwire[spark]') and Java 17; --help shows every option.
+    Needs the extra `spark` of the installation, and Java 17 or newer; --help shows every option.
     """
     _exec_job("backfill", *arguments)
 
@@ -50,7 +50,7 @@ def backfill(arguments: tuple[str, ...]) -> None:
 def scan(arguments: tuple[str, ...]) -> None:
     """Send events for objects with many or large versions and for large folders. MinIO's scanner sends the same.
 
-    Needs the extra `spark` (pip install 'bucketwire[spark]') and Java 17; --help shows every option.
+    Needs the extra `spark` of the installation, and Java 17 or newer; --help shows every option.
     """
     _exec_job("scan", *arguments)
 
@@ -59,6 +59,6 @@ def scan(arguments: tuple[str, ...]) -> None:
 def tables(arguments: tuple[str, ...]) -> None:
     """Add new events to Iceberg tables. They are a journal of all events, and an inventory of all objects and versions.
 
-    Needs the extra `spark` (pip install 'bucketwire[spark]') and Java 17; --help shows every option.
+    Needs the extra `spark` of the installation, and Java 17 or newer; --help shows every option.
     """
     _exec_job("tables", *arguments)

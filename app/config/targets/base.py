@@ -72,7 +72,9 @@ class TargetSettings(Declared):
         Number(1, 1_000_000), default="20", about="attempts of an event before it becomes a dead letter"
     )
     retry_base: float = setting(
-        Duration(0.001), default="1s", about="back-off before the second attempt; it doubles with each attempt"
+        Duration(0.001),
+        default="1s",
+        about="longest back-off before the second attempt; it is random, and its limit doubles with each attempt",
     )
     retry_max_delay: float = setting(Duration(0.001), default="5m", about="longest back-off between two attempts")
     max_age: float = setting(

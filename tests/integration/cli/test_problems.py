@@ -13,6 +13,7 @@ from cryptography.fernet import Fernet
 
 from app.api.application import create_app
 from app.cli import COMMANDS
+from app.cli.commands import processes
 from app.config.settings import Settings
 from tests import services
 from tests.integration.cli.conftest import Cli
@@ -100,6 +101,15 @@ def test_wrong_usage_has_an_exit_code_of_its_own(bare: Cli) -> None:
     assert "'webhok' is neither a target type" in bare("worker", "--targets", "webhok").err
     assert bare("worker", "--only", "drain", "--targets", "redis").code == 2
     assert bare("flower", "--listen", "5555").code == 2
+
+
+def test_a_worker_has_the_name_that_it_is_given(bare: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[list[str]]()
+    monkeypatch.setattr(processes, "exec_process", lambda argv, _environment: started.append(argv))
+    assert bare("worker", "--targets", "webhook", "--name", "webhooks-2").code == 0
+    assert started[0][started[0].index("--hostname") + 1] == "webhooks-2@%h"
+    for name in ("two@hosts", "a%b", "", "-x"):
+        assert "is not up to 64 letters" in bare("worker", "--name", name).err
 
 
 def test_flower_is_not_opened_to_the_network_without_a_password(bare: Cli) -> None:
