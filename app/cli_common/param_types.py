@@ -1,6 +1,5 @@
 """Parameter types of the command line: targets, times, lists."""
 
-import re
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -9,11 +8,11 @@ import click
 
 from app.config.arn import TargetId, parse_target
 from app.config.errors import BadValue
-from app.config.fields.field_types import Duration, Size
+from app.config.fields.field_types import Size
+from app.config.fields.times import parse_time
 from app.config.sources.source_id import SourceId, parse_source
 from app.config.targets.registry import TYPES
 
-_PERIOD = Duration()
 _LAST = 253_402_300_799_999  # ms: the end of the year 9999
 _SIZE = Size(0, 2**53)
 
@@ -62,21 +61,16 @@ class BucketParam(click.ParamType):  # type: ignore[type-arg]  # generic only in
 
 
 class TimeParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
-    """A time: ISO 8601, or how long ago, such as `2h` or `7d`. Milliseconds since 1970."""
+    """A time, as the API takes it: RFC 3339, milliseconds since 1970, or how long ago. Milliseconds since 1970."""
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse the time; an ISO time without a zone is UTC."""
-        if isinstance(value, int):
-            return value
+        """Parse the time."""
         try:
             return parse_time(value, time.time())
-        except ValueError:
-            self.fail(
-                f"{value!r} is not a time; write how long ago (30m, 2h, 7d) or a time such as 2026-11-21T14:00:00Z",
-                param, ctx,
-            )  # fmt: skip
+        except BadValue as error:
+            self.fail(f"{value!r} {error.problem}; {error.hint}", param, ctx)
 
 
 class PairParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
@@ -115,14 +109,6 @@ SIZE = SizeParam()
 SOURCE = SourceParam()
 TARGET = TargetParam()
 TIME = TimeParam()
-
-
-def parse_time(text: str, now: float) -> int:
-    """Parse a time, or how long ago it was, to milliseconds since 1970. Raises `ValueError`."""
-    if re.fullmatch(r"([0-9.]+[a-zµμ]+)+", text):
-        return int((now - _PERIOD.parse(text)) * 1000)
-    parsed = datetime.fromisoformat(text)
-    return int((parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def iso(at: int) -> str | None:

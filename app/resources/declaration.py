@@ -5,6 +5,7 @@ A `Resource` is what the API answers: its members have the types of the JSON, it
 a query string, of a body, or of both. The routes, their description and SQL read the same one.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,7 @@ from msgspec import Meta, Struct, StructMeta
 
 from app.config.arn import TargetId, parse_arn, parse_target
 from app.config.errors import BadValue
+from app.config.fields import times
 from app.config.targets.registry import TYPES
 
 MAX_TEXT_CHARACTERS = 4096  # an object's key has at most as many bytes
@@ -64,8 +66,8 @@ def format_time(at: int) -> str | None:
     """Format milliseconds since 1970 as RFC 3339 in UTC, in the years 1 to 9999; null for no time."""
     if not at:
         return None
-    time = _EPOCH + timedelta(milliseconds=min(max(at, _FIRST), _LAST))
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    moment = _EPOCH + timedelta(milliseconds=min(max(at, _FIRST), _LAST))
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def short_target(row: Row) -> str:
@@ -275,28 +277,11 @@ def parse_flag(field: str, value: object) -> bool:
 
 
 def parse_time(field: str, value: object) -> int:
-    """Parse RFC 3339, or milliseconds since 1970, to milliseconds since 1970. Raises `BadMember`.
-
-    A time is in the years 1 to 9999, so that `format_time` can write it.
-    """
-    at = _milliseconds(value)
-    if at is None or not _FIRST <= at <= _LAST:
-        raise BadMember(field, "is not a time", "write it as 2026-11-21T00:33:56Z, or in milliseconds since 1970")
-    return at
-
-
-def _milliseconds(value: object) -> int | None:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if not isinstance(value, str):
-        return None
+    """Parse a time to milliseconds since 1970. Raises `BadMember`."""
     try:
-        if value.isascii() and value.isdigit():
-            return int(value)  # raises ValueError for more digits than Python converts
-        time = datetime.fromisoformat(value)
-    except ValueError:
-        return None
-    return (time.replace(tzinfo=time.tzinfo or UTC) - _EPOCH) // _MILLISECOND
+        return times.parse_time(value, time.time())
+    except BadValue as error:
+        raise BadMember(field, error.problem, error.hint) from None
 
 
 def parse_target_name(field: str, value: object) -> TargetId:
@@ -311,7 +296,7 @@ def parse_target_name(field: str, value: object) -> TargetId:
 
 TEXT = Member(parse_text, {"type": "string", "maxLength": MAX_TEXT_CHARACTERS, "pattern": "^[^\\u0000]*$"})
 TEXT_OR_EMPTY = replace(TEXT, takes_blank=True)
-TIME = Member(parse_time, {"type": "string", "format": "date-time"}, hint="RFC 3339, or ms since 1970")
+TIME = Member(parse_time, {"type": "string", "format": "date-time"}, hint=times.TIME_HINT)
 FLAG = Member(parse_flag, {"type": "boolean"})
 TARGET = Member(parse_target_name, {
     "type": "string",

@@ -1,0 +1,44 @@
+"""Times of filters, as commands, the API and the console take them: RFC 3339, milliseconds, or how long ago."""
+
+from datetime import UTC, datetime, timedelta
+
+from app.config.errors import BadValue
+from app.config.fields.field_types import Duration
+
+TIME_HINT = "RFC 3339, ms since 1970, or how long ago, such as 2h or 7d"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_FIRST = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
+_LAST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
+_DATE_DIGITS = 8  # of a date such as 20261121: as many milliseconds are a time on the first day of 1970
+_AGO = Duration()
+
+
+def parse_time(value: object, now: float) -> int:
+    """Parse a time to milliseconds since 1970; `now`, in seconds since 1970, is where `2h` ago begins.
+
+    A time without a zone is UTC. It is in the years 1 to 9999, so that it can be written again. Raises `BadValue`.
+    """
+    at = _milliseconds(value, now)
+    if at is None or not _FIRST <= at <= _LAST:
+        raise BadValue(
+            "is not a time", "write it as 2026-11-21T00:33:56Z, in ms since 1970, or how long ago, such as 2h"
+        )
+    return at
+
+
+def _milliseconds(value: object, now: float) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        return None
+    try:
+        if value.isascii() and value.isdigit() and len(value) != _DATE_DIGITS:
+            return int(value)  # raises ValueError for more digits than Python converts
+        time = datetime.fromisoformat(value)
+    except ValueError:
+        try:
+            return int((now - _AGO.parse(value)) * 1000)
+        except BadValue:
+            return None
+    return (time.replace(tzinfo=time.tzinfo or UTC) - _EPOCH) // _MILLISECOND
