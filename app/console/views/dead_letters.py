@@ -131,6 +131,8 @@ def _options(given: dict[str, str]) -> list[str]:
 
 
 def _command(verb: str, chosen: dict[str, Any], given: dict[str, str]) -> str:
+    if "ids" in chosen:  # what is ticked, whatever the filter is
+        given = {"target": given["target"]}
     everything = ["--all"] if chosen.get("all") else []
     return command("dead-letter", verb, *map(str, chosen.get("ids", ())), *_options(given), *everything)
 

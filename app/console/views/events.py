@@ -105,6 +105,7 @@ def event(event_id: str) -> Response:
                 **state,
                 **targets.get(state["target"], {"state": ""}),
                 "delivery": state["state"],
+                "again": _send_again_command(shown, state) if visitor().may_change else "",
                 "note": explain(state, targets.get(state["target"]), newer),
                 "steps": steps(state),
                 "ended": has_ended(state),
@@ -146,16 +147,35 @@ def _send_again(shown: dict[str, Any], state: dict[str, Any] | None, target: str
         return "The dead letter is delivered again." if again else "It is no dead letter any more."
     if state["state"] == "pending":
         return "It is not delivered yet, so there is nothing to replay."
+    replay = calls.change("POST", "/v1/replays", _replay(shown, target))
+    return f"Replay {replay['id']} delivers it to {target} again."
+
+
+def _replay(shown: dict[str, Any], target: str) -> dict[str, str]:
+    """Return the selection of a replay that delivers a settled event again."""
     received = datetime.fromisoformat(shown["received_at"])
-    selection = {
+    return {
         "target": target,
         "since": _written(received),
         "before": _written(received + timedelta(milliseconds=1)),
         "bucket": shown["bucket"],
         "prefix": shown["key"],
     }
-    replay = calls.change("POST", "/v1/replays", selection)
-    return f"Replay {replay['id']} delivers it to {target} again."
+
+
+def _send_again_command(shown: dict[str, Any], state: dict[str, Any]) -> str:
+    """Return the command that does what `_send_again` does, "" if there is nothing to do."""
+    target = short_target(state["target"])
+    match state["state"]:
+        case "parked":
+            return command("retry", "now", shown["id"], "--target", target)
+        case "dead":
+            letter = _dead_letter(shown, target)
+            return command("dead-letter", "replay", str(letter)) if letter else ""
+        case "settled":
+            options = _replay(shown, target).items()
+            return command("replay", *(word for name, text in options for word in (f"--{name}", text)))
+    return ""
 
 
 def _dead_letter(shown: dict[str, Any], target: str) -> int | None:

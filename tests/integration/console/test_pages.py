@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import re
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +12,10 @@ from urllib.parse import parse_qs, urljoin, urlsplit
 
 import orjson
 import pytest
+from click.testing import CliRunner
 
 from app.api.listen.gunicorn_worker import SocketHandedOver
+from app.cli import bucketwire
 from app.config.arn import TargetId
 from app.config.errors import BadSettings
 from app.config.targets.registry import TYPES
@@ -514,6 +518,28 @@ def test_dead_letters_are_grouped_selected_and_replayed(local: Browser, database
     assert ("403 forbidden" in left.text, "400 bad" in left.text) == (False, True)
     local.post("dead-letters/replay", "dead-letters", scope="matching")
     assert "No dead letters" in local.get("dead-letters").text
+
+
+def test_the_command_of_an_event_does_what_its_button_does(
+    local: Browser, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(of: Event) -> list[str]:
+        written = html.unescape(local.get(f"events/{of.id}").response.get_data(as_text=True))
+        [command] = re.findall(r"bucketwire ((?:dead-letter replay|replay|retry now) [^<]+)<", written)
+        return shlex.split(command)
+
+    monkeypatch.setenv("BUCKETWIRE_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("BUCKETWIRE_DATABASE_URL", database.url.render_as_string(hide_password=False))
+    target = add_target(database, "audit")
+    refused, good = event("in/a"), event("good")
+    Log(database).append([[refused, event("in/a.jpg"), good, event("good.jpg")]])
+    run(database, target, lambda given: DELIVERED if given.key.startswith("good") else Rejected("403 forbidden"))
+    again = CliRunner().invoke(bucketwire, shown(refused))
+    assert again.output == "1 dead letter queued for delivery again\n"
+    assert "in/a.jpg" in local.get("dead-letters").text
+    assert {"--since", "--before", "--prefix"} <= set(shown(good))
+    begun = CliRunner().invoke(bucketwire, [*shown(good), "--json"])
+    assert (begun.exit_code, orjson.loads(begun.output)["prefix"]) == (0, "good")
 
 
 def test_a_replay_of_dead_letters_is_previewed(local: Browser, database: Database) -> None:
