@@ -5,7 +5,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from app.cli_common.completion import complete_target
 from app.config.arn import TargetId, parse_target
 from app.config.errors import BadValue
 from app.config.fields.field_types import Size
@@ -30,6 +32,10 @@ class TargetParam(click.ParamType):  # type: ignore[type-arg]  # generic only in
             return parse_target(value)
         except BadValue as error:
             self.fail(f"{value!r} {error.problem}; {error.hint}", param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002 - click's signature
+        """Return the service's targets that begin so."""
+        return complete_target(incomplete)
 
 
 class SourceParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click

@@ -19,3 +19,5 @@ def completion(shell: str) -> None:
     # click's own source() runs bash to check its version; only the script is needed.
     complete = _KINDS[shell](click.get_current_context().find_root().command, {}, "bucketwire", "_BUCKETWIRE_COMPLETE")
     click.echo(complete.source_template % complete.source_vars())
+    if shell == "bash":  # which otherwise takes the colons of `type:name` and of ARNs for ends of words
+        click.echo("COMP_WORDBREAKS=${COMP_WORDBREAKS//:}")

@@ -10,6 +10,7 @@ from app.cli.client import target_path
 from app.cli.commands.rules import plain_names
 from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
+from app.cli_common.completion import complete_events
 from app.cli_common.errors import CommandError
 from app.cli_common.output import bar, count_noun
 from app.cli_common.param_types import TARGET, TIME, iso
@@ -27,7 +28,12 @@ _INTERVAL_SECONDS = 0.25  # between two queries of the progress
 @click.option("--bucket", default="", help="Only events of this bucket.")
 @click.option("--prefix", default="", help="Only events of objects whose key has this prefix.")
 @click.option(
-    "--event", "--events", "event_words", default="", help="put, delete, get, …, or event names, comma-separated."
+    "--event",
+    "--events",
+    "event_words",
+    default="",
+    shell_complete=complete_events,
+    help="put, delete, get, …, or event names, comma-separated.",
 )
 @click.option("--all", "everything", is_flag=True, help="Every retained event.")
 @click.option("--list", "listing", is_flag=True, help="List the replays instead.")

@@ -8,6 +8,7 @@ import click
 from app.cli.client import Client, target_path
 from app.cli.context import CommandContext, with_api
 from app.cli.groups import McGroup
+from app.cli_common.completion import complete_event, complete_events
 from app.cli_common.errors import CommandError
 from app.cli_common.output import Columns, count_noun
 from app.cli_common.param_types import BUCKET, PAIR, SIZE, TARGET, split_words
@@ -35,7 +36,15 @@ def rule() -> None:
 @rule.command()
 @click.argument("bucket", type=BUCKET)
 @click.argument("target", metavar="ARN", type=TARGET)
-@click.option("--event", "--events", "event_words", default=_DEFAULT, show_default=True, help=_EVENTS_HELP)
+@click.option(
+    "--event",
+    "--events",
+    "event_words",
+    default=_DEFAULT,
+    show_default=True,
+    help=_EVENTS_HELP,
+    shell_complete=complete_events,
+)
 @click.option("--prefix", default="", help="Only objects whose key has this prefix.")
 @click.option("--suffix", default="", help="Only objects whose key has this suffix.")
 @click.option("--regex", default="", help="Only objects whose whole key matches this regular expression (RE2).")
@@ -81,7 +90,9 @@ def ls(context: CommandContext, bucket: str | None, target: TargetId | None) -> 
 @click.argument("bucket", type=BUCKET, required=False)
 @click.argument("target", metavar="[ARN]", type=TARGET, required=False)
 @click.option("--id", "number", type=int, help="Remove the rule with this number instead.")
-@click.option("--event", "--events", "event_words", help="Only a rule for exactly these events.")
+@click.option(
+    "--event", "--events", "event_words", shell_complete=complete_events, help="Only a rule for exactly these events."
+)
 @click.option("--prefix", help="Only a rule with this prefix.")
 @click.option("--suffix", help="Only a rule with this suffix.")
 @click.option("--force", is_flag=True, help="Remove all rules of BUCKET.")
@@ -119,7 +130,13 @@ def rm(
 @rule.command(name="match")
 @click.argument("bucket", type=BUCKET)
 @click.argument("key")
-@click.option("--event", default="s3:ObjectCreated:Put", show_default=True, help="The event's name.")
+@click.option(
+    "--event",
+    default="s3:ObjectCreated:Put",
+    shell_complete=complete_event,
+    show_default=True,
+    help="The event's name.",
+)
 @click.option("--metadata", metavar="NAME=VALUE", type=PAIR, multiple=True, help="The object has this metadata.")
 @click.option("--tag", "tags", metavar="NAME=VALUE", type=PAIR, multiple=True, help="The object has this tag.")
 @click.option("--size", metavar="SIZE", type=SIZE, help="The object's size, such as 1MiB.")

@@ -5,6 +5,7 @@ import click
 from app.cli.client import named_path
 from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
+from app.cli_common.completion import complete_scopes
 from app.cli_common.param_types import TARGET, split_words
 from app.config.arn import TargetId
 from app.config.settings import SCOPES
@@ -23,7 +24,7 @@ def token() -> None:
 @token.command()
 @click.argument("name")
 @click.option(
-    "--scope", "scope_options", multiple=True, default=["ingest"], show_default=True,
+    "--scope", "scope_options", multiple=True, shell_complete=complete_scopes, default=["ingest"], show_default=True,
     help=f"One of {', '.join(SCOPES)}; several comma-separated, or by repeating the option.",
 )  # fmt: skip
 @click.option("--bucket", "buckets", multiple=True, help="Limit it to events of this bucket. Can be repeated.")

@@ -7,6 +7,7 @@ import click
 import orjson
 
 from app.cli.commands.rules import names
+from app.cli_common.completion import complete_events
 from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.output import printable
 from app.cli_common.param_types import TIME, iso
@@ -22,7 +23,13 @@ _NO_TARGET = TargetId("webhook", "watch")  # a rule needs a target; only its fil
 
 @click.command()
 @click.argument("bucket", default=EVERY_BUCKET)
-@click.option("--event", "event_words", default=EVERY, help="put, delete, get, …, or event names, comma-separated.")
+@click.option(
+    "--event",
+    "event_words",
+    default=EVERY,
+    shell_complete=complete_events,
+    help="put, delete, get, …, or event names, comma-separated.",
+)
 @click.option("--prefix", default="", help="Only objects whose key has this prefix.")
 @click.option("--suffix", default="", help="Only objects whose key has this suffix.")
 @click.option(
