@@ -11,6 +11,8 @@ _MAX_NAME_WIDTH = 20  # of a command, beside which its summary stands
 class Group(click.Group):
     """A group whose help has each command's whole first sentence, and that says which command was probably meant."""
 
+    group_class = type  # of the groups in it: its own
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands with their summaries."""
         rows = [
