@@ -128,7 +128,7 @@ def schemas_of(settings: TargetSettings) -> Iterator[str]:
         if settings.payload == "cloudevents":
             yield "CloudEventBatch" if several else "CloudEvent"
         else:
-            yield "GuideEnvelope" if settings.body_shape == "guide" else "Envelope"
+            yield {"guide": "GuideEnvelope", "s3": "RecordEnvelope"}.get(settings.body_shape, "Envelope")
             if several:
                 yield "RecordsEnvelope"
 

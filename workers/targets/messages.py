@@ -9,7 +9,7 @@ from app.events.model import Event
 from app.events.trace import fields
 from workers.targets import cloudevents
 from workers.targets.cloudevents import Binding
-from workers.targets.payloads import log
+from workers.targets.payloads import log, s3_notification
 
 Write = Callable[[Event], str]
 
@@ -38,7 +38,7 @@ def message_format(settings: MessageSettings, binding: Binding = NO_HEADERS) -> 
     if settings.payload == "cloudevents":
         fixed = cloudevents.structured_headers(binding)
         return MessageFormat(cloudevents.structured, cloudevents.STRUCTURED, lambda _: fixed)
-    body = shaped(log, settings.body_shape)
+    body = s3_notification if settings.body_shape == "s3" else shaped(log, settings.body_shape)
     if settings.payload == "minio":
         return MessageFormat(body, cloudevents.DATA)
     return MessageFormat(body, cloudevents.DATA, partial(cloudevents.binary_headers, binding=binding))

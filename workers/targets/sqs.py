@@ -36,14 +36,13 @@ from urllib3.exceptions import HTTPError
 from app.config.targets.sqs import SqsSettings
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
-from workers.targets import cloudevents, tls
+from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
 from workers.targets.endpoint import Endpoint
 from workers.targets.http_errors import describe_http_error, retry_after
 from workers.targets.http_pool import HttpPool, http_endpoint, http_pool
-from workers.targets.messages import MessageFormat, message_format
-from workers.targets.payloads import s3_notification
+from workers.targets.messages import message_format
 from workers.targets.request_threads import MAX_THREADS, RequestThreads
 from workers.targets.socket_deadline import Deadline
 
@@ -85,7 +84,7 @@ class SqsTarget:
 
     def __init__(self, settings: SqsSettings) -> None:
         self._settings = settings
-        self._format = _format(settings)
+        self._format = message_format(settings)
         self._http: HttpPool | None = None
         self._stamp: object = None
         self._threads = RequestThreads("sqs")
@@ -240,12 +239,6 @@ class SqsTarget:
         except (BotoCoreError, RuntimeError) as error:  # the role's have to be renewed, and cannot be
             raise TargetUnavailable(f"{self._where}: instance_role: {error}") from error
         return dict(request.headers.items())
-
-
-def _format(settings: SqsSettings) -> MessageFormat:
-    if settings.payload == "minio" and settings.body_shape == "s3":
-        return MessageFormat(s3_notification, cloudevents.DATA)
-    return message_format(settings)
 
 
 def _credentials(settings: SqsSettings) -> Any:
