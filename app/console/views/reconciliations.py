@@ -39,9 +39,8 @@ def reconciliations() -> Response:
         try:
             body = {"target": given["target"], "bucket": given["bucket"], "repair": bool(given["repair"])}
             run = calls.change("POST", "/v1/reconciliations", body)
-            return done(
-                f"The run {run['run']} waits: {run['note'] or 'for its turn at a Spark worker'}.", "reconciliations"
-            )
+            waits = f": {run['note']}" if run["note"] else " for its turn at a Spark worker"
+            return done(f"The run {run['run']} waits{waits}.", "reconciliations")
         except Refused as refused:
             if refused.status not in (400, 404, 409):
                 raise
