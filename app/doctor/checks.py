@@ -53,7 +53,17 @@ Check = Callable[[Service], Iterator[Finding]]
 # What else a problem explains: these checks would only find its consequences.
 _FOLLOWS: Mapping[str, Collection[str]] = MappingProxyType(
     {
-        "database": ("encoding", "drain", "queues", "schedule", "unscheduled", "targets", "delays", "counters"),
+        "database": (
+            "encoding",
+            "drain",
+            "queues",
+            "schedule",
+            "unscheduled",
+            "targets",
+            "sources",
+            "delays",
+            "counters",
+        ),
         "broker": ("drain", "queues", "schedule", "delays"),
         "drain": ("queues", "schedule", "delays"),
     }
