@@ -212,6 +212,11 @@ class Ceph(Sender):
         )
         client.close()
 
+    def restart_gateway(self) -> None:
+        """Stop the gateway and start it again; the cluster, which holds the queues of its topics, goes on."""
+        super().stop()
+        self.start()
+
     def stop(self) -> None:
         super().stop()
         for daemon in reversed(self._daemons):
