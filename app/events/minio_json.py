@@ -9,10 +9,11 @@ from urllib.parse import quote_plus
 
 import orjson
 
+YEAR_10000 = 253_402_300_800_000  # ms since 1970: the first time that cannot be written
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})")
-_YEAR_10000 = 253_402_300_800_000
 _HEX = "0123456789abcdefABCDEF"
 _BYTES = {f"{high}{low}".encode(): bytes.fromhex(high + low) for high in _HEX for low in _HEX}
 _NO_ZERO = re.compile(rb"[^0]")
@@ -156,7 +157,7 @@ def milliseconds(moment: str) -> int | None:
         result = (datetime.fromisoformat(parsed) - _EPOCH) // _MILLISECOND
     except ValueError:
         return None
-    return result if 0 <= result < _YEAR_10000 else None
+    return result if 0 <= result < YEAR_10000 else None
 
 
 def timestamp(moment: int) -> str:
