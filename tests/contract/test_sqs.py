@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -189,6 +190,29 @@ def test_a_machine_without_a_role_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     target = SqsTarget(target_settings.load("sqs", values))  # type: ignore[arg-type]  # it is of this type
     with pytest.raises(TargetUnavailable, match="this machine has no role"):
         target.open()
+
+
+def test_a_role_that_cannot_be_taken_is_unavailable(
+    receiver: services.Receiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A pod whose token is missing or refused costs its events no attempts, as any target that is down."""
+    receiver.set(status=403, body="<ErrorResponse><Error><Code>AccessDenied</Code></Error></ErrorResponse>")
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/events")
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", receiver.url)
+    token = tmp_path / "token"
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token))
+    values = {"queue_url": "https://sqs.eu-central-1.amazonaws.com/1/q", "instance_role": "on", "timeout": "1s"}
+    target = SqsTarget(target_settings.load("sqs", values))  # type: ignore[arg-type]  # it is of this type
+    with pytest.raises(TargetUnavailable, match=r"instance_role: .*No such file"):
+        target.open()
+    token.write_text("a-token-of-the-pod")
+    with pytest.raises(TargetUnavailable, match=r"instance_role: .*AccessDenied"):
+        target.open()
+    receiver.set(delay=30)
+    with pytest.raises(TargetUnavailable, match=r"instance_role: .*timeout"):
+        target.open()
+    assert len(receiver.requests()) == 2
 
 
 def test_the_region_is_that_of_the_queue() -> None:

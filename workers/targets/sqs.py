@@ -27,8 +27,9 @@ from typing import Any, NamedTuple
 import orjson
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
+from botocore.config import Config
 from botocore.credentials import Credentials
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import BotoCoreError, ClientError
 from botocore.session import get_session
 from urllib3 import Timeout
 from urllib3.exceptions import HTTPError
@@ -58,6 +59,8 @@ _ABOUT_MESSAGES = re.compile(r"InvalidMessageContents|MessageTooLong|BatchReques
 _ABOUT_ONE = re.compile(r"InvalidParameter|InvalidRequest|ValidationError")  # in an entry; of a request it may be ours
 _THROTTLED = re.compile(r"Throttl|OverLimit|TooManyRequests|RequestLimit|ServiceUnavailable")
 _ROLES = ("assume-role-with-web-identity", "container-role", "iam-role")  # botocore's names, in the order of the SDKs
+# What obtaining a role's credentials may raise, such as the refusal of STS, or a token that cannot be read.
+_ROLE_ERRORS = (BotoCoreError, ClientError, OSError, RuntimeError, ValueError)
 # XML cannot have these, and SQS checks for XML's characters; the other ones are escaped in JSON anyway.
 _NOT_IN_XML = re.compile("[\ufffe\uffff\ud800-\udfff]")
 _NOT_IN_ATTRIBUTES = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
@@ -236,7 +239,7 @@ class SqsTarget:
         try:
             frozen = self._credentials.get_frozen_credentials()  # others may be renewed meanwhile by another thread
             SigV4Auth(frozen, "sqs", chosen.signed_region).add_auth(request)
-        except (BotoCoreError, RuntimeError) as error:  # the role's have to be renewed, and cannot be
+        except _ROLE_ERRORS as error:  # the role's have to be renewed, and cannot be
             raise TargetUnavailable(f"{self._where}: instance_role: {error}") from error
         return dict(request.headers.items())
 
@@ -248,11 +251,16 @@ def _credentials(settings: SqsSettings) -> Any:
     """
     if not settings.instance_role:
         return Credentials(settings.access_key, settings.secret_key, settings.session_token or None)
-    resolver = get_session().get_component("credential_provider")
+    session = get_session()
+    seconds = settings.timeout  # else STS has minutes to answer
+    session.set_default_client_config(
+        Config(connect_timeout=seconds, read_timeout=seconds, retries={"total_max_attempts": 1})
+    )
+    resolver = session.get_component("credential_provider")
     for name in _ROLES:
         try:
             found = resolver.get_provider(name).load()
-        except BotoCoreError as error:
+        except _ROLE_ERRORS as error:
             raise TargetUnavailable(f"instance_role: {error}") from error
         if found is not None:
             return found
