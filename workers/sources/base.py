@@ -43,7 +43,7 @@ class Source(Protocol):
         """
 
     def commit(self, messages: Sequence[Message]) -> None:
-        """Tell the queue that these messages, the oldest of those that were pulled, are recorded.
+        """Tell the queue that these messages, the oldest of those that were pulled, are recorded; there may be none.
 
         Raises `SourceUnavailable` if the queue may not know; then it may send them again.
         """

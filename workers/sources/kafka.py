@@ -81,7 +81,10 @@ class KafkaSource:
         return messages
 
     def commit(self, messages: Sequence[Message]) -> None:
-        """Show the position to Kafka's tools, once a second at most; whether that is possible does not matter."""
+        """Show the position to Kafka's tools, once a second at most; whether that is possible does not matter.
+
+        What is not shown yet is with a later call, also one without messages.
+        """
         for message in messages:
             self._taken[TopicPartition(self._settings.topic, int(message.share))] = int(message.position)
         if self._taken and time.monotonic() >= self._committed_at + _COMMIT_SECONDS:

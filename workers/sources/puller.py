@@ -193,8 +193,7 @@ class _Reading:
 
     def next(self, done: Sequence[Message]) -> list[ReadMessage]:
         """Commit the messages that are recorded, pull the next, and read them."""
-        if done:
-            self._source.commit(done)
+        self._source.commit(done)
         messages = self._source.pull(self._settings.batch_size, policy.PULL_SECONDS)
         if time.monotonic() >= self._measured_at + policy.REPORT_SECONDS:
             self._measured_at = time.monotonic()
