@@ -1,4 +1,4 @@
-"""What is Kafka's own as a source: the group that shows the position."""
+"""What is Kafka's own as a source: the group that shows the position, and headers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from kafka import KafkaProducer
 
 from app.outbox.engine.database import Database
 from tests.contract.source_probes.kafka import Topic
 from tests.services import until
 from tests.support.builders import migrated
-from tests.support.pulled_events import Sources, messages, numbered, running, wait_for
+from tests.support.pulled_events import Sources, messages, numbered, recorded, running, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +53,27 @@ def test_the_group_shows_the_position_of_a_topic_in_which_nothing_happens_any_mo
     with running(url):
         wait_for(database, events)
         until(lambda: shown(topic, topic.target.topic) == len(events), what="the position of the last message")
+
+
+class Latin(str):
+    """A header's name as clients write it that do not look at its bytes."""
+
+    __slots__ = ()
+
+    def encode(self, *_: object) -> bytes:
+        return super().encode("latin-1")
+
+
+@pytest.mark.promise
+def test_a_header_whose_name_is_no_text_stops_nothing(topic: Topic, database: Database) -> None:
+    events = numbered(3)
+    bodies = messages(events)
+    with closing(KafkaProducer(bootstrap_servers=topic.server.brokers)) as producer:
+        for body, headers in ((bodies[0], []), (bodies[1], [(Latin("é"), b"x")]), (bodies[2], [])):
+            producer.send(topic.target.topic, body, headers=headers, partition=0)
+        producer.flush(30)
+    url = database.url.render_as_string(hide_password=False)
+    Sources(database).put("kafka", topic.values())
+    with running(url):
+        wait_for(database, events)
+    assert recorded(database) == [one.id for one in events]

@@ -32,7 +32,10 @@ PRIVATE = {
     "billiard": {"workers/celery.py": {"_parent_pid"}},
     "boto3": {"spark_jobs/listings/s3_listing.py": {"_session"}},
     "gunicorn": {"app/api/listen/gunicorn_worker.py": {"_cap_keepalive"}},  # and the whole class of the worker
-    "kafka-python": {"workers/targets/kafka/target.py": {"_metadata", "_sender"}},
+    "kafka-python": {
+        "workers/sources/kafka.py": {"_buffer", "_read_msg"},
+        "workers/targets/kafka/target.py": {"_metadata", "_sender"},
+    },
     "kombu": {"app/broker.py": {"_size"}},
     "nats-py": {"workers/targets/nats/connection.py": {"_server_info"}},
     "opentelemetry-exporter-otlp-proto-http": {"app/telemetry/otlp/exports.py": {"_log_exporter"}},

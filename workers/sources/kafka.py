@@ -16,6 +16,7 @@ from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError
+from kafka.record.default_records import DefaultRecordBatch
 from kafka.structs import OffsetAndMetadata
 
 from app.config.sources.kafka import KafkaSourceSettings
@@ -181,6 +182,31 @@ class KafkaSource:
         if isinstance(error, KafkaTimeoutError) and last_error is None:
             return f"{self._where}: no answer within {self._settings.timeout:g} s"
         return f"{self._where}: {describe_error(error, last_error, sasl=self._settings.sasl)}"
+
+
+class _AnyText(bytearray):
+    """Bytes of a batch, of which some that should be UTF-8 are not."""
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        return _AnyText(found) if isinstance(place, slice) else found
+
+    def decode(self, *_: Any) -> str:
+        """Return the text, with U+FFFD for what is none."""
+        return super().decode(errors="replace")
+
+
+def _read_record(batch: Any) -> Any:
+    """Read the next record. The library refuses one with a header whose name is no UTF-8, and never gets beyond it."""
+    try:
+        return _read_strictly(batch)
+    except UnicodeDecodeError:
+        batch._buffer = _AnyText(batch._buffer)
+        return _read_strictly(batch)
+
+
+_read_strictly = DefaultRecordBatch._read_msg
+DefaultRecordBatch._read_msg = _read_record
 
 
 def _message(partition: TopicPartition, record: Any) -> Message:
