@@ -67,7 +67,9 @@ class SourceLeases:
         self._set(lease, leased_until=at_least(_S.leased_until, now + self._lease_ms))
 
     def report(self, lease: SourceLease, now: int, lag: int | None) -> None:
-        """Note that the queue has answered, whether it had messages or not. Raises `LeaseLost`."""
+        """Note that the queue has answered, with messages or without. Raises `LeaseLost`, as `check_positions`."""
+        with self._database.reading() as connection:
+            check_positions(connection, lease)
         self._set(lease, pulled_at=now, lag=lag, failures=0, error="", error_at=0)
 
     def wait(self, lease: SourceLease, now: int, reason: str) -> None:
@@ -110,22 +112,21 @@ def fence(connection: sa.Connection, lease: SourceLease, **values: Any) -> None:
         raise LeaseLost(f"source {lease.stored.source}")
 
 
-def store_positions(connection: sa.Connection, lease: SourceLease, positions: Mapping[str, str]) -> None:
-    """Move shares to other positions. The source has to be locked.
+def check_positions(connection: sa.Connection, lease: SourceLease) -> None:
+    """Raise `LeaseLost` if a share is not where the lease has left it, also one in which nothing happens.
 
-    Raises `LeaseLost` if a share is not where the lease has left it: the outbox may be an older state of itself, whose
-    events are still to be recorded.
+    The outbox may be an older state of itself, whose events are still to be recorded.
     """
+    if read_positions(connection, lease.stored.row_id) != lease.positions:
+        raise LeaseLost(f"the positions of source {lease.stored.source} are not those that were recorded last")
+
+
+def store_positions(connection: sa.Connection, lease: SourceLease, positions: Mapping[str, str]) -> None:
+    """Move shares to other positions. The source has to be locked. Raises `LeaseLost`, as `check_positions`."""
     if not positions:
         return
+    check_positions(connection, lease)
     p, row_id = tables.source_positions.c, lease.stored.row_id
-    stored = connection.execute(
-        sa.select(p.share, p.position).where(p.source_id == row_id, p.share.in_(list(positions)))
-    )
-    if {row.share: row.position for row in stored} != {
-        share: lease.positions[share] for share in positions if share in lease.positions
-    }:
-        raise LeaseLost(f"the positions of source {lease.stored.source} are not those that were recorded last")
     new = [share for share in positions if share not in lease.positions]
     moved = [share for share in positions if share in lease.positions]
     if new:

@@ -166,6 +166,20 @@ def test_an_older_state_of_the_outbox_is_noticed_before_anything_is_skipped(outb
     assert sorted(recorded(outbox.database)) == sorted(one.id for one in events)
 
 
+def test_an_older_state_is_noticed_whatever_share_has_messages(outbox: Outbox) -> None:
+    """What was lost of a quiet share is pulled again, too, and not only when its next message comes."""
+    lease, events = outbox.lease(), numbered(3)
+    outbox.record(lease, [*reads(events[:1]), *reads(events[1:2], "1")])
+    outbox.leases.report(lease, outbox.clock(), 0)
+    p = tables.source_positions
+    with outbox.database.writing() as connection:
+        connection.execute(p.update().values(position="0").where(p.c.share == "0"))
+    with pytest.raises(LeaseLost, match="positions"):
+        outbox.record(lease, reads(events[2:], "1", first=1))
+    with pytest.raises(LeaseLost, match="positions"):
+        outbox.leases.report(lease, outbox.clock(), 0)
+
+
 def test_what_is_pulled_again_is_recorded_once(outbox: Outbox) -> None:
     lease, events = outbox.lease(), numbered(4)
     outbox.record(lease, reads(events[:3]))
