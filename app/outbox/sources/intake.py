@@ -4,13 +4,14 @@ A message counts as taken only by this commit, so nothing is lost whatever proce
 in the log already.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import orjson
 import sqlalchemy as sa
 
 from app.events.messages import ReadMessage
+from app.events.parsing import HEADERS
 from app.outbox import tables
 from app.outbox.delivery.leases import at_least
 from app.outbox.delivery.reasons import clean_reason
@@ -22,6 +23,7 @@ from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.recorder import check_writable
 from app.outbox.sources.leases import SourceLease, fence, store_positions
 
+_MAX_HEADERS_BYTES = 60_000  # MySQL's TEXT has 65,535
 _S = tables.sources.c
 
 
@@ -119,12 +121,19 @@ def _keep(
     rows = [
         {
             "source_id": source_id, "share": read.message.share, "position": read.message.position, "at": now,
-            "sent_at": read.message.sent_at, "headers": orjson.dumps(dict(read.message.headers)).decode(),
+            "sent_at": read.message.sent_at, "headers": _headers_text(read.message.headers),
             "reason": clean_reason(read.problem), "size": len(read.message.body), "body": read.message.body,
         }
         for read in rejected
     ]  # fmt: skip
     connection.execute(tables.rejected_messages.insert(), rows)
+
+
+def _headers_text(headers: Mapping[str, str]) -> str:
+    """Return headers as JSON; of those that are too long only what reading the message needs, if that is not."""
+    needed = {name: headers[name] for name in HEADERS if name in headers}
+    texts = (orjson.dumps(dict(kept)) for kept in (headers, needed, {}))
+    return next(text for text in texts if len(text) <= _MAX_HEADERS_BYTES).decode()
 
 
 def _sum(first: Receipt, second: Receipt) -> Receipt:

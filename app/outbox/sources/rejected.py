@@ -18,6 +18,7 @@ from app.outbox.sources.errors import StillRejected, UnknownMessage
 from app.outbox.sources.stored import StoredSource
 
 _R = tables.rejected_messages.c
+_LAST = 2**63 - 1  # the greatest number that the table can have
 _FACTS = (_R.id, _R.share, _R.position, _R.at, _R.reason, _R.size)
 
 
@@ -95,7 +96,7 @@ def read_kept(connection: sa.Connection) -> dict[int, int]:
 
 def _message(connection: sa.Connection, stored: StoredSource, number: int) -> Message:
     query = sa.select(_R.body, _R.share, _R.position, _R.headers, _R.sent_at)
-    row = connection.execute(query.where(_R.id == number, _R.source_id == stored.row_id)).first()
+    row = connection.execute(query.where(_R.id == min(number, _LAST), _R.source_id == stored.row_id)).first()
     if row is None:
         raise UnknownMessage(number)
     return Message(bytes(row.body), row.share, row.position, None, orjson.loads(row.headers), row.sent_at)

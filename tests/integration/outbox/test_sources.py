@@ -235,6 +235,18 @@ def test_the_shelf_is_bounded_by_number_and_by_bytes(outbox: Outbox) -> None:
     assert outbox.sources.stored(outbox.source).rejected == 2
 
 
+@pytest.mark.parametrize("name", ["x-other", "traceparent"])
+def test_long_headers_of_a_rejected_message_stop_nothing(outbox: Outbox, name: str) -> None:
+    headers = {"content-type": "application/x-ndjson", name: "é" * 70_000}
+    outbox.record(outbox.lease(), [read_message(Message(b"?", "0", "1", headers=headers), Limits(), None)])
+    rejected, stored = outbox.sources.rejected, outbox.sources.stored(outbox.source)
+    [kept] = rejected.page(stored, limit=9)
+    needed = {"content-type": "application/x-ndjson"} if name == "x-other" else {}
+    assert rejected.message(stored, kept.number).headers == needed
+    with pytest.raises(UnknownMessage):
+        rejected.message(stored, 10**30)
+
+
 def test_a_rejected_message_is_read_back_retried_and_deleted(outbox: Outbox) -> None:
     rejected, lease, [event] = outbox.sources.rejected, outbox.lease(), numbered(1)
     outbox.record(lease, [bad(1, b"\x00\xff"), bad(2, b"[1]"), bad(3)])
