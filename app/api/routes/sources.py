@@ -135,7 +135,7 @@ def pause(type_name: str, name: str, body: SourcePause) -> Source:
 @needs(ADMIN)
 @answers(Source, "the source", body=Nothing, path=_PATH)
 def resume(type_name: str, name: str, body: Nothing) -> Source:  # noqa: ARG001 - nothing else is accepted
-    """End a source's pause, and try at once to pull from it."""
+    """End a source's pause, forget the notice of what was lost, and try at once to pull from it."""
     source = _source_of(type_name, name)
     services().sources.resume(source)
     return _one(source)

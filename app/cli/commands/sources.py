@@ -87,7 +87,7 @@ def pause(context: CommandContext, which: SourceId, reason: str) -> None:
 @click.argument("which", metavar="SOURCE", type=SOURCE)
 @with_api
 def resume(context: CommandContext, which: SourceId) -> None:
-    """Resume a paused source, or try a failing one at once."""
+    """Resume a paused source, try a failing one at once, or forget the notice of messages that were lost."""
     context.done(f"resumed {which}", **context.api.change("POST", f"{source_path(which)}/resume"))
 
 

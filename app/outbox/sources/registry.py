@@ -18,6 +18,7 @@ from app.outbox.sources.errors import SourceInUse
 from app.outbox.sources.stored import StoredSource, find_source, read_positions, read_sources
 
 _REVOKED = {"lease_token": "", "leased_until": 0}
+_NO_NOTICE: dict[str, Any] = {"notice": "", "notice_at": 0}
 _AS_NEW: dict[str, Any] = {"failures": 0, "resume_at": 0, "error": "", "error_at": 0, "lag": None}
 
 
@@ -77,6 +78,7 @@ class SourceRegistry:
             if any(before.get(name) != stored.get(name) for name in declaration.names_queue):
                 positions = tables.source_positions
                 connection.execute(positions.delete().where(positions.c.source_id == known.id))
+                connection.execute(tables.sources.update().where(s.id == known.id).values(_NO_NOTICE))
             audit.record(connection, "source.change", _resource(source), details)
 
     def remove(self, source: SourceId, *, force: bool = False) -> int:
@@ -102,8 +104,8 @@ class SourceRegistry:
         self._update(source, "pause", paused=True, reason=clean_reason(reason))
 
     def resume(self, source: SourceId) -> None:
-        """End a pause, and try again at once. Raises `UnknownSource`."""
-        self._update(source, "resume", paused=False, reason="", **_AS_NEW)
+        """End a pause, forget what was lost, and try again at once. Raises `UnknownSource`."""
+        self._update(source, "resume", paused=False, reason="", **_AS_NEW, **_NO_NOTICE)
 
     def _update(self, source: SourceId, action: str, **values: Any) -> None:
         s = tables.sources.c

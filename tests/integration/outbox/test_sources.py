@@ -290,6 +290,23 @@ def test_failures_are_counted_until_messages_are_pulled(outbox: Outbox) -> None:
     assert [one.source for one in outbox.leases.free(outbox.clock())] == [outbox.source]
 
 
+def test_a_notice_of_lost_messages_ends_with_the_next_resume_or_another_queue(outbox: Outbox) -> None:
+    def lose() -> None:
+        lease = outbox.lease()
+        outbox.leases.begin(lease, outbox.clock(), {"0": str(len(outbox.positions) + 1)}, "5 messages were removed")
+        outbox.leases.release(lease)
+        assert outbox.sources.stored(outbox.source).notice == "5 messages were removed"
+
+    lose()
+    outbox.sources.put("kafka", {**VALUES, "batch_size": "10"})
+    assert outbox.sources.stored(outbox.source).notice
+    outbox.sources.registry.resume(outbox.source)
+    assert (outbox.sources.stored(outbox.source).notice, outbox.positions) == ("", {"0": "1"})
+    lose()
+    outbox.sources.put("kafka", {**VALUES, "topic": "other"})
+    assert (outbox.sources.stored(outbox.source).notice, outbox.positions) == ("", {})
+
+
 def test_secrets_are_sealed_and_shown_to_the_worker_only(outbox: Outbox) -> None:
     login = {"sasl": "on", "sasl_username": "u", "sasl_password": "hush-hush"}
     source = outbox.sources.put("kafka", {**VALUES, **login}, "sealed")
