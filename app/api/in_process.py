@@ -33,8 +33,10 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "rules": "rules",
         "settings": "service_settings",
         "sources": "sources",
+        "status": "status",
         "targets": "targets",
         "tokens": "tokens",
+        "workers": "status",
     }
 )
 _NO_LOG = logging.NullHandler()  # what the API would log, a command reports, or its user need not know

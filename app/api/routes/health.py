@@ -54,6 +54,8 @@ def readyz() -> tuple[Readiness, int]:
 
 def readiness() -> tuple[bool, dict[str, Check]]:
     """Return whether every check is ok, and the checks; a hanging database costs two seconds at most."""
+    if _PROBE not in current_app.extensions:  # a command's app
+        install(current_app, services().database)
     result = current_app.extensions[_PROBE].get()
     checks = make_checks(result.value, result.error, schema_version.head(), now_ms())
     feeder = services().feeder

@@ -189,6 +189,10 @@ def _call(api: Callable[[], Client], tool: Tool, given: Any) -> dict[str, Any]:
                 answer[name] = {"refused": refusal.status, "reason": "; ".join(refusal.sentences)}
     except (CommandError, InvalidArgument) as error:
         return _content(str(error), is_error=True)
+    except Exception as error:  # noqa: BLE001 - as of a command; but an agent does not start this one again
+        from app.cli.errors import describe_exception  # noqa: PLC0415 - loads SQLAlchemy, which --url does not need
+
+        return _content(describe_exception(error), is_error=True)
     text = orjson.dumps(answer).decode()
     if (size := len(text.encode())) > _MAX_ANSWER_BYTES:
         return _content(f"the answer has {size} bytes of {_MAX_ANSWER_BYTES}; ask with a smaller limit", is_error=True)
