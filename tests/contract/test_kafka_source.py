@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import NewPartitions
 from kafka import KafkaProducer
 
+from app.config.sources.source_id import SourceId
 from app.outbox.engine.database import Database
+from tests.contract.probes.kafka import PARTITIONS
 from tests.contract.source_probes.kafka import Topic
 from tests.services import until
 from tests.support.builders import migrated
@@ -77,3 +80,48 @@ def test_a_header_whose_name_is_no_text_stops_nothing(topic: Topic, database: Da
     with running(url):
         wait_for(database, events)
     assert recorded(database) == [one.id for one in events]
+
+
+def test_a_partition_that_is_added_is_read_from_its_beginning(topic: Topic, database: Database) -> None:
+    sources, events = Sources(database), numbered(4)
+    source = sources.put("kafka", {**topic.values(), "start": "latest"})
+    topic.send(messages(events[:1]))
+    with running(database.url.render_as_string(hide_password=False)):
+        until(lambda: len(positions(sources, source)) == PARTITIONS, what="the positions at which it begins")
+        topic.send(messages(events[1:3]))
+        wait_for(database, events[1:3])
+        admin = topic.target.admin()
+        admin.create_partitions([NewPartitions(topic.target.topic, PARTITIONS + 1)])[topic.target.topic].result(20)
+        topic.send(messages(events[3:]), PARTITIONS)
+        wait_for(database, events[3:], 60)
+    assert recorded(database) == [one.id for one in events[1:]]
+    assert sources.stored(source).notice == ""
+
+
+def test_messages_that_kafka_has_removed_are_counted_and_those_after_them_are_pulled(
+    topic: Topic, database: Database
+) -> None:
+    sources, events = Sources(database), numbered(6)
+    source = sources.put("kafka", topic.values())
+    url = database.url.render_as_string(hide_password=False)
+    topic.send(messages(events[:2]))
+    with running(url):
+        wait_for(database, events[:2])
+    topic.send(messages(events[2:5]))
+    admin = topic.target.admin()
+    [removed] = admin.delete_records([TopicPartition(topic.target.topic, 0, 4)]).values()
+    removed.result(20)
+    with running(url):
+        wait_for(database, events[4:5])
+        assert sources.stored(source).notice == "2 messages of partition 0 were removed before they were pulled"
+        admin.delete_topics([topic.target.topic])[topic.target.topic].result(20)
+        until(lambda: sources.state(source) == "failing", 60, what="a failing source")
+        topic.target.create_topic(topic.target.topic, PARTITIONS)
+        topic.send(messages(events[5:]))
+        wait_for(database, events[5:], 60)
+    assert "the topic was made again" in sources.stored(source).notice
+    assert recorded(database) == [one.id for one in [*events[:2], *events[4:]]]
+
+
+def positions(sources: Sources, source: SourceId) -> dict[str, str]:
+    return sources.registry.positions(sources.stored(source))

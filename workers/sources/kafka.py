@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError, KafkaTimeoutError
+from kafka.errors import KafkaError, KafkaTimeoutError, UnknownTopicOrPartitionError
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.structs import OffsetAndMetadata
 
@@ -144,8 +144,11 @@ class KafkaSource:
 
     def _bounds(self) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]]:
         milliseconds = round(self._settings.timeout * 1000)
-        ends = self._consumer.end_offsets(self._partitions, timeout_ms=milliseconds)
-        return self._consumer.beginning_offsets(self._partitions, timeout_ms=milliseconds), ends
+        try:
+            ends = self._consumer.end_offsets(self._partitions, timeout_ms=milliseconds)
+            return self._consumer.beginning_offsets(self._partitions, timeout_ms=milliseconds), ends
+        except KeyError as error:  # the library expects that each has one
+            raise UnknownTopicOrPartitionError(f"{error} is not there") from error
 
     def _begin(
         self, positions: Mapping[str, str], oldest: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]

@@ -39,6 +39,8 @@ class Client(KafkaNetClient):  # type: ignore[misc]  # kafka-python ships no typ
         self.last_error: BaseException | None = None
         net = NetworkSelector(**config)
         self._connections = _Connections(net, self._note, **config)
+        # The library drops this option on its way, and brokers would create a topic again that somebody has deleted.
+        self._connections.cluster.config["allow_auto_create_topics"] = config.get("allow_auto_create_topics", True)
         super().__init__(net, self._connections)
 
     def begin(self) -> None:
