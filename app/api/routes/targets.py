@@ -126,10 +126,11 @@ def _described(target: TargetId | None = None) -> list[Target]:
 
 
 def _brief() -> list[Target]:
+    stored = services().registry.targets()  # before, so that no request holds a connection and waits for another
     with services().database.reading() as connection:
         service = sync_events(services().settings.sync_events, read_api_settings(connection))
-        targets = with_failing(connection, services().registry.targets())
-    return [_resource(stored, service) for stored in targets if may_see(stored.target)]
+        targets = with_failing(connection, stored)
+    return [_resource(one, service) for one in targets if may_see(one.target)]
 
 
 def _resource(

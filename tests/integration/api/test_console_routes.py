@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
+from app.api.application import create_app
+from app.config.settings import Settings
 from app.outbox.delivery import heartbeats
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
@@ -42,6 +48,32 @@ def test_a_brief_list_of_targets_has_everything_but_counters(plain: Api, plain_l
     assert brief == [{name: value for name, value in one.items() if name not in counted} for one in whole]
     assert [(one["name"], one["state"]) for one in brief] == [("a", "paused"), ("b", "paused")]
     problem(plain.client.get("/v1/targets", params={"brief": "maybe"}), 400, "bad-value")
+
+
+def test_no_list_takes_a_second_connection_while_it_holds_one(log: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of many requests at once would hold its first one and wait for another, until the pool gives up."""
+    add_target(log)
+    holders, twice, reading = list[int](), set[str](), Database.reading
+
+    @contextmanager
+    def counted(database: Database) -> Iterator[sa.Connection]:
+        if (thread := threading.get_ident()) in holders:
+            twice.add(path)
+        holders.append(thread)
+        try:
+            with reading(database) as connection:
+                yield connection
+        finally:
+            holders.remove(thread)
+
+    environ = {"BUCKETWIRE_DATABASE_URL": url_of(log), "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0"}
+    app = create_app(Settings.from_environ(environ))
+    client = app.test_client()
+    monkeypatch.setattr(Database, "reading", counted)
+    for path in ("targets", "targets?brief=true", "rules", "workers", "reconciliations", "replays", "sources"):
+        assert client.get(f"/v1/{path}").status_code == 200
+    app.extensions["bucketwire"].database.close()
+    assert not twice
 
 
 def test_workers_are_known_by_their_heartbeats(plain: Api, plain_log: Database) -> None:
