@@ -51,19 +51,21 @@ Check = Callable[[Service], Iterator[Finding]]
 
 
 # What else a problem explains: these checks would only find its consequences.
+_OF_DATABASE = (
+    "encoding",
+    "drain",
+    "queues",
+    "schedule",
+    "unscheduled",
+    "targets",
+    "sources",
+    "delays",
+    "counters",
+)
 _FOLLOWS: Mapping[str, Collection[str]] = MappingProxyType(
     {
-        "database": (
-            "encoding",
-            "drain",
-            "queues",
-            "schedule",
-            "unscheduled",
-            "targets",
-            "sources",
-            "delays",
-            "counters",
-        ),
+        "settings": ("database", "broker", *_OF_DATABASE),
+        "database": _OF_DATABASE,
         "broker": ("drain", "queues", "schedule", "delays"),
         "drain": ("queues", "schedule", "delays"),
     }

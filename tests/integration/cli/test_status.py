@@ -186,6 +186,12 @@ def test_a_database_that_is_away_is_one_problem(
     assert bare("doctor").out.splitlines()[-1] == "1 problem"
 
 
+def test_a_setting_that_is_unusable_is_one_problem(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUCKETWIRE_RETENTION", "soon")
+    findings = cli("doctor", "--json").json["findings"]
+    assert [(one["grade"], one["subject"]) for one in findings] == [("problem", "settings")]
+
+
 @pytest.mark.usefixtures("working")
 def test_the_doctor_finds_a_queue_that_no_worker_serves(cli: Cli, database: Database, target: TargetId) -> None:
     with database.writing() as connection:
