@@ -42,9 +42,10 @@ def position_of(database: Database, event_id: str, bucket: str = "") -> int | No
 
 
 def log_state(database: Database) -> tuple[LogHead, LogState]:
-    """Return the log's head, and its epoch."""
+    """Return the log's head, and its end and epoch, which are of one moment: those of the head are the same."""
     with database.reading() as connection:
-        return log_head.read(connection), log_head.read_state(connection)
+        head, state = log_head.read(connection), log_head.read_state(connection)
+    return head._replace(last_seq=state.last_seq), state
 
 
 def ids_between(database: Database, partitions: int, after: int, last: int) -> list[tuple[int, str]]:

@@ -18,6 +18,7 @@ from app.outbox.delivery.leases import LeaseLost, Leases
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.log.log_reader import log_state
 from app.rules.model import Rule
 from tests.support.builders import add_target, event, registry
 from tests.support.older_state import older_state
@@ -181,3 +182,24 @@ def assert_all_arrive(courier: Courier, events: Sequence[Event]) -> None:
     courier.run(now=now_ms() + 2 * courier.lease_ms)
     assert [one.id for one in courier.scripted.got] == [one.id for one in events]
     assert_counters_balance(courier.database)
+
+
+def test_the_end_of_the_log_is_not_that_of_another_epoch(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failover between two statements must not let a reader pass what the older state records next."""
+    Log(database).append([[event("kept")]])
+    read, failed_over = log_head.read, False
+
+    def then_fail_over(connection: sa.Connection) -> log_head.LogHead:
+        nonlocal failed_over
+        head = read(connection)
+        if not failed_over:
+            failed_over = True
+            head = head._replace(last_seq=head.last_seq + 5)  # of the server that is lost
+            with database.writing() as writer:
+                log_head.begin_epoch(writer, "failover")
+        return head
+
+    monkeypatch.setattr(log_head, "read", then_fail_over)
+    head, state = log_state(database)
+    with database.reading() as connection:
+        assert (head.last_seq, state) == (read(connection).last_seq, log_head.read_state(connection))
