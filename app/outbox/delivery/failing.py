@@ -1,9 +1,10 @@
 """Find the targets of which every attempt since their last success has failed.
 
-A settlement with failed attempts and no delivered event (`transitions.settlement_store`) adds to its cursors how many
-failed in a row, with the mark that the target has at that moment: its delivered events and its revision, added up. Both
-only grow: so a success, new settings and a resume make what was counted before void, without writing it, and no clock
-is compared. Refusals as unavailable are no attempts (`StoredTarget.state` is then `unavailable`).
+A settlement with failed attempts and no confirmed event (`transitions.settlement_store`) adds to its cursors how many
+failed in a row, with the mark that the target has at that moment: the times of its last confirmations and its revision,
+added up. Each success, new settings and a resume make it another one, so what was counted before is void, without
+writing it; marks are compared with each other, and no time with a clock. Refusals as unavailable are no attempts
+(`StoredTarget.state` is then `unavailable`), and an event that needs no sending is no success.
 """
 
 from collections.abc import Sequence
@@ -62,9 +63,12 @@ def _last_reason(connection: sa.Connection, target_id: int) -> str:
 
 
 def _mark() -> sa.ColumnElement[int]:
-    """Build what the mark of the target of an enclosing query is made of."""
+    """Build what the mark of the target of an enclosing query is made of.
+
+    Not of the delivered events: a mirror counts those among them that change nothing, which are not sent.
+    """
     all_of_it = tables.cursors.alias("all_of_it")
-    delivered = sa.select(sa.func.sum(all_of_it.c.delivered)).where(
+    confirmed = sa.select(sa.func.sum(all_of_it.c.delivered_at)).where(
         all_of_it.c.target_id == _T.id, all_of_it.c.replay_id == WHOLE_LOG
     )
-    return sa.func.coalesce(delivered.scalar_subquery(), 0) + _T.revision
+    return sa.func.coalesce(confirmed.scalar_subquery(), 0) + _T.revision

@@ -15,6 +15,7 @@ from app.outbox.log.append import Log
 from app.outbox.targets import StoredTarget
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
+from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 from workers.delivery.retry import RetrySchedule
 
@@ -77,6 +78,22 @@ def test_failures_of_one_batch_count_and_a_success_among_them_ends_the_count(dat
     mixed = ScriptedTarget(lambda one: DELIVERED if one.key == "b4" else Rejected("no"))
     Courier(database, target, mixed).run()
     assert stored(database, target).state == "running"
+
+
+def test_an_event_that_is_not_sent_because_it_changes_nothing_is_no_success(database: Database) -> None:
+    mirror = add_target(database, "rows")
+    refusing = Courier(database, mirror, ScriptedTarget(lambda _: FAILS), policy=Policy.MIRROR, schedule=LATER)
+    for number in range(6):
+        Log(database).append([[event(f"k{number}"), event("other", name="s3:ObjectAccessed:Get")]])
+        refusing.run()
+    failing = stored(database, mirror)
+    assert (failing.state, failing.failing and failing.failing.attempts) == ("failing", 6)
+    Log(database).append([[event("other", name="s3:ObjectAccessed:Get")]])
+    refusing.run()
+    assert stored(database, mirror).state == "failing"
+    Log(database).append([[event("k")]])
+    Courier(database, mirror, policy=Policy.MIRROR, schedule=LATER).run()
+    assert stored(database, mirror).state == "running"
 
 
 @pytest.mark.parametrize("again", ["set", "resumed"])

@@ -128,9 +128,8 @@ class Settlement:
 
     @property
     def only_fails(self) -> bool:
-        """Whether attempts have failed, and no event was delivered."""
-        changes = self.progress.values()
-        return any(one.failed for one in changes) and not any(one.delivered for one in changes)
+        """Whether attempts have failed, and the target confirmed no event."""
+        return not self.delivered_at and any(one.failed for one in self.progress.values())
 
     @property
     def objects(self) -> set[ObjectHash]:
