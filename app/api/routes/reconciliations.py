@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -54,7 +55,8 @@ _RUN = {"run": "the run's name"}
 def ls(query: RunsQuery) -> Reconciliations:
     """List the last runs of reconciliations, backfills and scheduled scans, newest first."""
     listed = Runs(services().database).list(limit=query.limit)
-    return Reconciliations(reconciliations=[_resource(run) for run in listed])
+    has_worker = cache(_has_spark_worker)  # of each run that waits it would be asked again
+    return Reconciliations(reconciliations=[_resource(run, has_worker) for run in listed])
 
 
 @routes.get("/v1/reconciliations/<run>")
@@ -167,7 +169,7 @@ def _one(operation: Callable[[str], runs.Reconciliation], run: str) -> Reconcili
     return _resource(operation(parse_text("run", run)))
 
 
-def _resource(run: runs.Reconciliation) -> Reconciliation:
+def _resource(run: runs.Reconciliation, has_worker: Callable[[], bool] = _has_spark_worker) -> Reconciliation:
     numbers: dict[str, Any] = dict(run.counts)
     progress = run.progress
     return Reconciliation(
@@ -181,7 +183,7 @@ def _resource(run: runs.Reconciliation) -> Reconciliation:
         finished_at=format_time(run.finished_at),
         report=run.report,
         problem=run.problem,
-        note=_NO_WORKER if run.state == runs.WAITING and not _has_spark_worker() else "",
+        note=_NO_WORKER if run.state == runs.WAITING and not has_worker() else "",
         progress=RunProgress(
             stage=progress.stage, keys=progress.keys, rate=progress.rate, remaining=progress.remaining
         ) if progress else None,

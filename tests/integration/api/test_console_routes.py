@@ -76,6 +76,29 @@ def test_no_list_takes_a_second_connection_while_it_holds_one(log: Database, mon
     assert not twice
 
 
+def test_a_list_of_runs_asks_once_whether_a_spark_worker_is_there(
+    log: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = add_target(log, "rows", type_name="redis", values={"address": "127.0.0.1:9", "key": "rows"})
+    asked, has_worker = list[int](), heartbeats.has_spark_worker
+
+    def counted(connection: sa.Connection, now: int) -> bool:
+        asked.append(now)
+        return has_worker(connection, now)
+
+    environ = {"BUCKETWIRE_DATABASE_URL": url_of(log), "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0"}
+    app = create_app(Settings.from_environ(environ))
+    client = app.test_client()
+    for bucket in ("images", "films"):
+        body = {"target": str(target), "bucket": bucket}
+        assert client.post("/v1/reconciliations", json=body).status_code == 201
+    monkeypatch.setattr(heartbeats, "has_spark_worker", counted)
+    listed = client.get("/v1/reconciliations").get_json()["reconciliations"]
+    app.extensions["bucketwire"].database.close()
+    assert [bool(run["note"]) for run in listed] == [True, True]
+    assert len(asked) == 1
+
+
 def test_workers_are_known_by_their_heartbeats(plain: Api, plain_log: Database) -> None:
     served, other = add_target(plain_log, "served"), add_target(plain_log, "other")
     found = plain.client.get("/v1/workers").json()
