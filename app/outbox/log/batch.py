@@ -46,13 +46,15 @@ def key_hash(bucket: str, key: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-@lru_cache(maxsize=1024)
-def targets_text(ids: Targets, discarded: Targets = ()) -> str:
+@lru_cache(maxsize=1024)  # most events of a request have the same, and there may be thousands of targets
+def targets_text(matched: Targets, taken: Targets) -> str:
     """Format target ids as the log stores them: `,3,17,`, so that a search for `,3,` finds 3 and never 13.
 
-    Targets for which the event was discarded follow as negative numbers: it does not go to them.
+    Those of the matched targets that are not taken, because their queues are full, follow as negative numbers: the
+    event does not go to them.
     """
-    listed = ",".join(map(str, (*ids, *(-target for target in discarded))))
+    kept = frozenset(taken)
+    listed = ",".join(map(str, (*taken, *(-target for target in matched if target not in kept))))
     return f",{listed}," if listed else ""
 
 
@@ -115,16 +117,16 @@ class Batch:
             matched = self._targets[event.id]
             taken = self._take_room(matched) if self._room else matched
             counts[matched, taken] = counts.get((matched, taken), 0) + 1
-            discarded = () if taken == matched else tuple([target for target in matched if target not in taken])
-            due.add((taken, self._add_row(event, targets_text(taken, discarded))))
+            due.add((taken, self._add_row(event, targets_text(matched, taken))))
         for taken, partition in due:
             for target in taken:
                 receipt.due.setdefault(self._routing.ids[target], set()).add(partition)
         for (matched, taken), number in counts.items():
+            kept = frozenset(taken)
             for target in matched:
                 arn = self._routing.ids[target]
                 receipt.matched[arn] = receipt.matched.get(arn, 0) + number
-                if target in taken:
+                if target in kept:
                     self.recorded[target] = self.recorded.get(target, 0) + number
                 else:
                     self.discarded[target] = self.discarded.get(target, 0) + number
