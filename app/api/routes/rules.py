@@ -11,6 +11,7 @@ from app.api.description import answers
 from app.api.errors import ApiProblem
 from app.api.services import services
 from app.config.errors import BadSettings
+from app.outbox.delivery.failing import with_failing
 from app.outbox.rules import StoredRule, matching_rules, rule_resource
 from app.outbox.targets import UnknownTarget
 from app.resources import rule as resources
@@ -67,7 +68,9 @@ def match(body: MatchedEvent) -> Match:
     metadata, tags and size are compared with those of the body, as if the event carried them and nothing else.
     """
     registry = services().registry
-    states = {stored.target: stored.state for stored in registry.targets() if stored.enabled}
+    enabled = [stored for stored in registry.targets() if stored.enabled]
+    with services().database.reading() as connection:
+        states = {stored.target: stored.state for stored in with_failing(connection, enabled)}
     matched = matching_rules(registry.rules(), body.bucket, body.event, body.key, _record(body))
     targets = dict.fromkeys(stored.rule.target for stored in matched if stored.rule.target in states)
     region = services().settings.region

@@ -152,6 +152,7 @@ def test_a_failing_target_is_a_problem_and_shown_as_failing(cli: Cli, database: 
     assert (grade, second) == ("problem", "warning")
     assert text.startswith("failing: all 5 attempts since its last success failed; ")
     assert [one["state"] for one in cli("status", "--json").json] == ["failing"]
+    assert [one["state"] for one in cli("rule", "match", "images", "a", "--json").json["targets"]] == ["failing"]
 
 
 @pytest.mark.usefixtures("working")
