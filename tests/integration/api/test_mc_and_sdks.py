@@ -66,7 +66,7 @@ def test_mc_manages_rules_as_it_does_at_minio(ready: S3) -> None:
 def test_mc_admin_manages_targets_as_it_does_at_minio(ready: S3) -> None:
     said = [ask_mc(ready, command) for command in ADMIN.splitlines()]
     sections, keys, applied, shown, info, _, _, _ = said
-    assert sections.count("publish bucket notifications to") == 10
+    assert sections.count("publish bucket notifications to") == 11
     assert "endpoint*" in keys
     assert applied == "Successfully applied new settings.\n"
     assert 'comment="makes thumbnails"' in shown
