@@ -43,7 +43,7 @@ def test_make_starts_the_tests_without_a_shell() -> None:
 
 def test_the_processes_of_a_run_take_over_what_one_has_compiled() -> None:
     shown = subprocess.run(
-        ["make", "--eval=show: ; @echo $$PYTHONDONTWRITEBYTECODE", "show"],
+        ["make", "--no-print-directory", "--eval=show: ; @echo $$PYTHONDONTWRITEBYTECODE", "show"],
         cwd=ROOT, check=True, capture_output=True, text=True, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
     ).stdout  # fmt: skip
     assert shown == "\n"
