@@ -1,6 +1,6 @@
 """Load, check, merge, redact and format settings, by the name of the target type or by their declaration."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import overload
 
 from app.config.arn import TargetId
@@ -27,9 +27,11 @@ __all__ = [
     "parse_line",
     "parse_lines",
     "redacted",
+    "replaced_keys",
     "texts",
     "to_line",
     "warnings",
+    "with_kept_secrets",
 ]
 
 
@@ -101,6 +103,28 @@ def merged(type_name: str | type[Declared], stored: Mapping[str, str], changes: 
         else:
             result[name] = fields.fields_of(cls)[name].restored(text, stored[name]) if name in stored else text
     return result
+
+
+def replaced_keys(type_name: str | type[Declared], changes: Mapping[str, object]) -> list[str]:
+    """Return the keys whose stored texts `merged` does not need for these changes.
+
+    They need not be readable: they may have been sealed with a key that is lost. Raises `BadSettings`.
+    """
+    without_null = {key: "" if value is None else value for key, value in changes.items()}
+    return [name for name, text in texts(type_name, without_null).items() if REDACTED not in text]
+
+
+def with_kept_secrets(
+    type_name: str | type[Declared], read_stored: Callable[[], Mapping[str, str]], settings: Mapping[str, object]
+) -> Mapping[str, object]:
+    """Return new settings, with the stored secrets for those that were sent as `*redacted*`.
+
+    The stored texts are read only if that is needed. Raises `BadSettings`.
+    """
+    given = texts(type_name, settings)
+    if not any(REDACTED in text for text in given.values()):
+        return settings
+    return {name: text for name, text in merged(type_name, read_stored(), settings).items() if name in given}
 
 
 def redacted(type_name: str | type[Declared], values: Mapping[str, str]) -> dict[str, str]:

@@ -5,8 +5,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from app.config.arn import TargetId
-from app.config.errors import REDACTED, BadSettings, Problem
-from app.config.target_settings import merged, texts
+from app.config.errors import BadSettings, Problem
+from app.config.target_settings import merged, replaced_keys
 from app.manifest.document import Manifest
 from app.manifest.plan import Plan, apply, make_plan
 from app.outbox.registry import ReadOnlyTarget, Registry
@@ -61,7 +61,5 @@ def _changed_target(registry: Registry, target: TargetId, values: Mapping[str, o
     else:
         if stored.origin == "environment" and stored.enabled:
             raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; change the variables")
-        # What is set anew need not be readable: it may have been sealed with a key that is lost.
-        given = texts(target.type, {key: "" if value is None else value for key, value in values.items()})
-        before = registry.texts(stored, without=[name for name, text in given.items() if REDACTED not in text])
+        before = registry.texts(stored, without=replaced_keys(target.type, values))
     return merged(target.type, before, values)

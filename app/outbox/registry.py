@@ -143,7 +143,7 @@ class Registry:
             known = connection.execute(
                 sa.select(t.id, t.origin, t.settings).where(t.type == target.type, t.name == target.name)
             ).one_or_none()
-            before = {} if known is None else self._texts_before(target, orjson.loads(known.settings))
+            before = {} if known is None else self._sealer.unseal_to_compare(target.type, orjson.loads(known.settings))
             details = {"origin": origin, "settings": changed_lines(target.type, before, stored)}
             if known is None:
                 new = {"enabled": True, "queue_limit": NO_LIMIT, "created_at": now_ms()} | columns
@@ -159,12 +159,6 @@ class Registry:
             columns |= {"opening_due_at": 0, "opening_tries": 0}
             connection.execute(tables.targets.update().where(t.id == known.id).values(**columns))
             audit.record(connection, "target.change", _resource(target), details)
-
-    def _texts_before(self, target: TargetId, sealed: Mapping[str, str]) -> Mapping[str, str]:
-        try:
-            return self._sealer.unseal_all(target.type, sealed)
-        except BadSettings:  # sealed with a key that is not known any more: every secret counts as changed
-            return sealed
 
     def reseal(self) -> int:
         """Seal the secrets of every target and source with the newest key, and return the number of targets.

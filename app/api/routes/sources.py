@@ -14,7 +14,7 @@ from app.api.services import services
 from app.config.errors import REDACTED
 from app.config.sources.registry import SOURCE_TYPES, source_type
 from app.config.sources.source_id import SourceId
-from app.config.target_settings import BadSettings, merged, redacted, texts
+from app.config.target_settings import BadSettings, merged, redacted, replaced_keys, with_kept_secrets
 from app.events.frontends import S3_FRONTENDS
 from app.outbox.engine.clock import database_now
 from app.outbox.log.batch import QueueFull
@@ -78,16 +78,13 @@ def put(type_name: str, name: str) -> tuple[Source, int]:
     sent as `*redacted*` is kept. A worker takes the source up within seconds; its positions are kept,
     unless it is another queue than before.
     """
-    source, settings, status = _source_of(type_name, name), json_object(request), 200
+    source, status = _source_of(type_name, name), 200
+    settings: Mapping[str, object] = json_object(request)
     try:
         stored = services().sources.source(source)
+        settings = with_kept_secrets(source_type(source.type), lambda: services().sources.texts(stored), settings)
     except UnknownSource:
         status = 201
-    else:
-        given = texts(source_type(source.type), settings)
-        if any(REDACTED in text for text in given.values()):
-            whole = merged(source_type(source.type), services().sources.texts(stored), settings)
-            settings = {key: text for key, text in whole.items() if key in given}
     services().sources.put(source, settings)
     return _one(source), status
 
@@ -103,7 +100,8 @@ def change(type_name: str, name: str) -> tuple[Source, int]:
     source, changes, status = _source_of(type_name, name), json_object(request), 200
     before: Mapping[str, str] = {}
     try:
-        before = services().sources.texts(services().sources.source(source))
+        stored = services().sources.source(source)
+        before = services().sources.texts(stored, without=replaced_keys(source_type(source.type), changes))
     except UnknownSource:
         status = 201
     services().sources.put(source, merged(source_type(source.type), before, changes))

@@ -1,7 +1,6 @@
 """List, change and pause targets."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from flask import Blueprint, request
 from msgspec import UNSET, UnsetType
@@ -16,7 +15,7 @@ from app.config.api_settings import SyncEvents, is_sync, sync_events
 from app.config.arn import TargetId
 from app.config.errors import BadSettings, BadValue
 from app.config.fields.fields import fields_of, references
-from app.config.target_settings import REDACTED, load, merged, redacted, texts
+from app.config.target_settings import REDACTED, load, redacted, texts, with_kept_secrets
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import settings_type
 from app.outbox.delivery.counters import TargetCounters, read_status
@@ -62,12 +61,13 @@ def put(type_name: str, name: str) -> tuple[Target, int]:
     sent as `*redacted*` is kept. A changed target takes effect within a second, and a worker opens it within seconds:
     `opening` is then `opened`, or `failed` with the reason.
     """
-    target = target_of(type_name, name)
-    settings, status = json_object(request), 200
+    target, status = target_of(type_name, name), 200
+    settings: Mapping[str, object] = json_object(request)
     before: Mapping[str, str] = {}
     try:
         stored = services().registry.target(target)
-        before, settings = _texts_before(stored), _with_kept_secrets(stored, settings)
+        before = _texts_before(stored)
+        settings = with_kept_secrets(target.type, lambda: services().registry.texts(stored), settings)
     except UnknownTarget:
         status = 201
     if is_limited():
@@ -210,12 +210,3 @@ def _texts_before(stored: StoredTarget) -> Mapping[str, str]:
         return services().registry.texts(stored)
     except BadSettings:  # sealed with a lost key: they can be set again, and nothing of them is kept
         return {}
-
-
-def _with_kept_secrets(stored: StoredTarget, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the new settings, with the stored secrets for those that were sent as `*redacted*`."""
-    kind = stored.target.type
-    if not any(REDACTED in text for text in texts(kind, settings).values()):
-        return settings
-    whole = merged(kind, services().registry.texts(stored), settings)
-    return {name: text for name, text in whole.items() if name in texts(kind, settings)}

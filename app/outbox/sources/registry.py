@@ -1,6 +1,6 @@
 """Store and change sources. A change revokes the lease, so that no worker goes on with the settings before it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import orjson
@@ -10,7 +10,7 @@ from app.config.secrets import Sealer
 from app.config.sources.base import SourceSettings
 from app.config.sources.registry import source_type
 from app.config.sources.source_id import SourceId
-from app.config.target_settings import BadSettings, changed_lines, load, texts
+from app.config.target_settings import changed_lines, load, texts
 from app.outbox import audit, tables
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database, now_ms
@@ -48,9 +48,10 @@ class SourceRegistry:
         """Return a source's settings with unsealed secrets. Raises `BadSettings`."""
         return load(source_type(stored.source.type), self.texts(stored), lenient=True)
 
-    def texts(self, stored: StoredSource) -> dict[str, str]:
-        """Return a source's settings as texts with unsealed secrets. Raises `BadSettings`."""
-        return self._sealer.unseal_all(stored.source, stored.values)
+    def texts(self, stored: StoredSource, *, without: Collection[str] = ()) -> dict[str, str]:
+        """Return a source's settings as texts with unsealed secrets, `without` some keys. Raises `BadSettings`."""
+        sealed = {key: text for key, text in stored.values.items() if key not in without}
+        return self._sealer.unseal_all(stored.source, sealed)
 
     def put(self, source: SourceId, values: Mapping[str, object]) -> None:
         """Create a source or replace its settings. Raises `BadSettings`; then nothing has changed.
@@ -66,7 +67,7 @@ class SourceRegistry:
             known = connection.execute(
                 sa.select(s.id, s.settings).where(s.type == source.type, s.name == source.name).with_for_update()
             ).first()
-            before = {} if known is None else self._texts_before(source, orjson.loads(known.settings))
+            before = {} if known is None else self._sealer.unseal_to_compare(source, orjson.loads(known.settings))
             details = {"settings": changed_lines(declaration, before, stored)}
             if known is None:
                 new = {"type": source.type, "name": source.name, "created_at": now_ms()}
@@ -115,12 +116,6 @@ class SourceRegistry:
             connection.execute(tables.sources.update().where(s.id == row_id).values(**change))
             details = {"reason": values["reason"]} if values["reason"] else {}
             audit.record(connection, f"source.{action}", _resource(source), details)
-
-    def _texts_before(self, source: SourceId, sealed: Mapping[str, str]) -> Mapping[str, str]:
-        try:
-            return self._sealer.unseal_all(source, sealed)
-        except BadSettings:  # sealed with a key that is not known any more: every secret counts as changed
-            return sealed
 
 
 def _resource(source: SourceId) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cryptography.fernet import Fernet
 
 from app.api.routes.metrics import source_metrics
 from app.config.sources.source_id import SourceId
@@ -67,6 +68,19 @@ def test_settings_that_cannot_be_are_refused(cli: Cli, which: str, pairs: list[s
     assert refused.code in (1, 2)
     assert said in refused.err
     assert cli("source", "ls", "--json").json == []
+
+
+def test_a_secret_that_was_sealed_with_a_lost_key_is_set_again_and_the_other_settings_stay(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUCKETWIRE_SECRET_KEYS", Fernet.generate_key().decode())
+    cli(*SET, f"sasl_password={SECRET}")
+    monkeypatch.setenv("BUCKETWIRE_SECRET_KEYS", Fernet.generate_key().decode())
+    refused = cli("source", "set", "kafka:minio", "topic=others")
+    assert (refused.code, "sasl_password" in refused.err) == (1, True)
+    assert cli("source", "set", "kafka:minio", "sasl_password=new").code == 0
+    shown = cli("source", "show", "kafka:minio", "--json").json
+    assert (shown["settings"]["topic"], shown["settings"]["sasl_username"]) == ("events", "u")
 
 
 def test_a_source_is_paused_resumed_and_removed(cli: Cli) -> None:
