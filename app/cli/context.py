@@ -88,8 +88,11 @@ def with_api(function: Callable[..., R]) -> Callable[..., R]:
 
 def _check_text(click_context: click.Context, parameter: click.Parameter, value: object) -> None:
     """Raise `click.BadParameter` for an argument that is not text: the system hands over any bytes."""
-    try:
-        for text in value if isinstance(value, tuple) else (value,):
-            _ = isinstance(text, str) and text.encode()
-    except UnicodeEncodeError:
-        raise click.BadParameter("is not text; write it as UTF-8", click_context, parameter) from None
+    if isinstance(value, tuple):  # of several, of which each may be a name with its value
+        for part in value:
+            _check_text(click_context, parameter, part)
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise click.BadParameter("is not text; write it as UTF-8", click_context, parameter) from None

@@ -159,6 +159,7 @@ def test_what_is_not_utf_8_is_refused_by_the_name_of_its_argument(cli: Cli, tmp_
         "KEY=VALUE": ("target", "set", "webhook:audit", "comment=\udcff"),
         "--reason": ("target", "pause", "webhook:audit", "--reason", "\udcff"),
         "--prefix": ("rule", "add", "b", "webhook:audit", "--event", "*", "--prefix", "\udcff"),
+        "--metadata": ("rule", "add", "b", "webhook:audit", "--event", "*", "--metadata", "a=\udcff"),
         "--bucket": ("dead-letter", "ls", "--bucket", "\udcff"),
         "KEY": ("event", "history", "b", "\udcff"),
         "NAME": ("token", "revoke", "\udcff"),
