@@ -80,9 +80,12 @@ class TimeParam(click.ParamType):  # type: ignore[type-arg]  # generic only in n
 
 
 class PairParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
-    """A name with its value: NAME=VALUE."""
+    """A name with its value: NAME=VALUE, or what else `form` calls them."""
 
     name = "pair"
+
+    def __init__(self, form: str = "NAME=VALUE") -> None:
+        self._form = form
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
         """Return name and value; the value may contain `=`."""
@@ -90,7 +93,7 @@ class PairParam(click.ParamType):  # type: ignore[type-arg]  # generic only in n
             return value
         name, equals, text = str(value).partition("=")
         if not name or not equals:
-            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
+            self.fail(f"{value!r} is not {self._form}", param, ctx)
         return name, text
 
 
@@ -111,6 +114,7 @@ class SizeParam(click.ParamType):  # type: ignore[type-arg]  # generic only in n
 
 BUCKET = BucketParam()
 PAIR = PairParam()
+KEY_VALUE = PairParam("KEY=VALUE")
 SIZE = SizeParam()
 SOURCE = SourceParam()
 TARGET = TargetParam()

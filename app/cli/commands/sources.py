@@ -10,8 +10,8 @@ from app.cli.client import source_path
 from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
 from app.cli_common.context import ServiceContext, pass_context
-from app.cli_common.output import count_noun, printable
-from app.cli_common.param_types import SOURCE
+from app.cli_common.output import count_noun
+from app.cli_common.param_types import KEY_VALUE, SOURCE
 from app.config.sources.source_id import SourceId
 from app.resources.source import RejectedMessage, Source
 
@@ -45,23 +45,16 @@ def show(context: CommandContext, which: SourceId) -> None:
         return
     facts: dict[str, Any] = {"source": str(which), **{name: shown[name] for name in _FACTS}, **shown["counters"]}
     positions = {f"position {share}": position for share, position in shown["positions"].items()}
-    for name, value in (facts | shown["settings"] | positions).items():
-        click.echo(f"{name:>20}  {printable('' if value is None else str(value))}")
+    context.facts(facts | shown["settings"] | positions)
 
 
 @source.command(name="set")
 @click.argument("which", metavar="SOURCE", type=SOURCE)
-@click.argument("pairs", metavar="KEY=VALUE...", nargs=-1, required=True)
+@click.argument("pairs", metavar="KEY=VALUE...", type=KEY_VALUE, nargs=-1, required=True)
 @with_api
-def set_(context: CommandContext, which: SourceId, pairs: tuple[str, ...]) -> None:
+def set_(context: CommandContext, which: SourceId, pairs: tuple[tuple[str, str], ...]) -> None:
     """Create or change a source; keys that are left out keep their values, an empty value resets to the default."""
-    values: dict[str, str] = {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator:
-            raise click.UsageError(f"{pair!r} is not KEY=VALUE")
-        values[key] = value
-    answer = context.api.change("PATCH", source_path(which), values)
+    answer = context.api.change("PATCH", source_path(which), dict(pairs))
     context.done(f"set {which}; a worker takes it up within seconds", **answer)
 
 

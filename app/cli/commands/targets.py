@@ -10,7 +10,7 @@ from app.cli.commands.rules import rule_columns
 from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
 from app.cli_common.context import ServiceContext, pass_context
-from app.cli_common.param_types import TARGET
+from app.cli_common.param_types import KEY_VALUE, TARGET
 from app.config.arn import TargetId
 from app.resources.target import Target
 
@@ -53,18 +53,12 @@ def show(context: CommandContext, which: TargetId) -> None:
 
 @target.command(name="set")
 @click.argument("which", metavar="TARGET", type=TARGET)
-@click.argument("pairs", metavar="KEY=VALUE...", nargs=-1, required=True)
+@click.argument("pairs", metavar="KEY=VALUE...", type=KEY_VALUE, nargs=-1, required=True)
 @click.option("--dry-run", is_flag=True, help="Check, show what would change, and change nothing.")
 @with_api
-def set_(context: CommandContext, which: TargetId, pairs: tuple[str, ...], dry_run: bool) -> None:
+def set_(context: CommandContext, which: TargetId, pairs: tuple[tuple[str, str], ...], dry_run: bool) -> None:
     """Create or change a target; keys that are left out keep their values, an empty value resets to the default."""
-    values: dict[str, str] = {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator:
-            raise click.UsageError(f"{pair!r} is not KEY=VALUE")
-        values[key] = value
-    set_keys(context, {which: {"enable": "on"} | values}, dry_run=dry_run, lenient=False)
+    set_keys(context, {which: {"enable": "on"} | dict(pairs)}, dry_run=dry_run, lenient=False)
 
 
 @target.command()
