@@ -136,7 +136,7 @@ def test_an_open_page_says_that_nothing_answers_and_goes_on_when_something_does(
                 look.page.set_viewport_size({"width": width, "height": 800})
                 for theme in ("light", "dark"):
                     look.page.emulate_media(color_scheme=theme)
-                    look.shoot(f"silence-{'target' if look is looking else 'tail'}-{theme}-{width}", whole=False)
+                    look.shoot(f"no-answer-{'target' if look is looking else 'tail'}-{theme}-{width}", whole=False)
         finally:
             whole.api.start()
         for each in (page, tail):

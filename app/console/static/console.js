@@ -156,18 +156,18 @@
   let answered = Date.now();
   function hear() {
     answered = Date.now();
-    document.getElementById("silence")?.remove();
+    document.getElementById("no-answer")?.remove();
     document.body.classList.remove("stale");
   }
   function missAnswer() {
-    if (document.getElementById("silence")) return;
-    const silence = document.createElement("p");
-    silence.id = "silence";
-    silence.className = "notice bad";
-    silence.setAttribute("role", "alert");
+    if (document.getElementById("no-answer")) return;
+    const message = document.createElement("p");
+    message.id = "no-answer";
+    message.className = "notice bad";
+    message.setAttribute("role", "alert");
     const since = new Date(answered).toISOString().slice(11, 19);
-    silence.textContent = `No answer since ${since} UTC. What this page shows may be old; it asks again every few seconds.`;
-    document.getElementById("main").prepend(silence);
+    message.textContent = `No answer since ${since} UTC. What this page shows may be old; it asks again every few seconds.`;
+    document.getElementById("main").prepend(message);
     document.body.classList.add("stale");
   }
   document.addEventListener("htmx:afterRequest", (event) => {
@@ -176,7 +176,7 @@
     else if (!status || status >= 500) missAnswer(); // the others are answers, such as that a target was removed
   });
   document.addEventListener("bucketwire:answer", hear); // of what another script asks
-  document.addEventListener("bucketwire:silence", missAnswer);
+  document.addEventListener("bucketwire:no-answer", missAnswer);
 
   document.addEventListener("htmx:afterSettle", () => prepare(document.getElementById("live") || document));
 

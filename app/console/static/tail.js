@@ -143,7 +143,7 @@
 
     function lose() {
       if (state !== LOST) change(LOST);
-      document.dispatchEvent(new Event("bucketwire:silence"));
+      document.dispatchEvent(new Event("bucketwire:no-answer"));
     }
 
     // A stream stays open, and says nothing, while the database is away.
