@@ -48,10 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """The shell's own settings must not reach a test; `tests.provision` has read BUCKETWIRE_CACHE by now.
 
+    Nor its width: with COLUMNS commands wrap their lines in a pipe too.
+
     All files of tests and servers are in memory where there is room, since nothing here outlives the machine anyway:
     a SIGKILL leaves them as it leaves files on a disk, but nobody waits for the disk.
     """
-    for name in [name for name in os.environ if name.startswith(("BUCKETWIRE_", "MINIO_"))]:
+    for name in [name for name in os.environ if name.startswith(("BUCKETWIRE_", "MINIO_", "COLUMNS"))]:
         del os.environ[name]
     room = os.access(_MEMORY, os.W_OK) and min(disk_usage(_MEMORY).free, psutil.virtual_memory().available // 2)
     if "TMPDIR" not in os.environ and room > _ROOM:
