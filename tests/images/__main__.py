@@ -37,7 +37,7 @@ SETTINGS = {
 }
 PARTS = {
     "api": SERVICE, "beat": SERVICE, "worker --only drain": SERVICE, "worker --only targets": SERVICE,
-    "flower": SERVICE, "worker --only spark": SPARK,
+    "worker --only sources": SERVICE, "flower": SERVICE, "worker --only spark": SPARK,
 }  # fmt: skip
 MOMENTS = (0.0, 0.1, 0.3, 1.0, 4.0)  # seconds after the start
 ENDED = {0, 143}  # by itself, or by SIGTERM where there was nothing to end yet

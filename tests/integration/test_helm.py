@@ -51,7 +51,7 @@ MOST: dict[str, Any] = {
         "defaults": {"spark.kubernetes.container.image": "executor:1", "spark.driver.port": "9999"},
         "existingSecret": "buckets", "reports": {"existingClaim": "reports"},
     },
-    "flower": {"enabled": True},
+    "sources": {"enabled": True, "replicas": 2}, "flower": {"enabled": True},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "tokenSecret": {"name": "token"}},
     "networkPolicy": {"api": [PEER], "metrics": [PEER], "flower": [PEER], "egress": [{"to": [PEER]}]},
     "serviceAccount": {"annotations": {"a": "b"}}, "podAnnotations": {"a": "b"}, "podLabels": {"c": "d"},

@@ -130,6 +130,7 @@ def values(postgres_database: str) -> Object:
         },
         "pools": {"rest": {"targets": ["kafka", "redis"], "replicas": 3, "concurrency": 8}},
         "spark": {"enabled": True, "rbac": {"create": True}},
+        "sources": {"enabled": True},
         "flower": {"enabled": True},
         "serviceMonitor": {"enabled": True, "tokenSecret": {"name": "token"}},
     }
@@ -172,7 +173,7 @@ def test_it_is_installed_upgraded_and_removed(
     assert not is_migrated(postgres_database)
     succeeds(helm(namespace, tmp_path, "install", "bw", values=values))
     assert is_migrated(postgres_database)
-    roles = {"api", "beat", "drain", "flower", "spark"}
+    roles = {"api", "beat", "drain", "sources", "flower", "spark"}
     assert set(of_the_chart(namespace, "deployments")) == {
         f"bw-bucketwire-{each}" for each in {*roles, "pool-all", "pool-rest"}
     }
@@ -208,7 +209,7 @@ def test_pod_security_admits_every_pod(namespace: KubernetesApi, values: Object,
     warned = succeeds(helm(namespace, tmp_path, "install", "bw", values=values))
     assert "PodSecurity" not in warned
     deployments = of_the_chart(namespace, "deployments")
-    assert len(deployments) == 7
+    assert len(deployments) == 8
     for name, deployment in deployments.items():
         pod = deployment["spec"]["template"] | {"metadata": {"name": name}}
         namespace.call("POST", f"{CORE}/pods?dryRun=All", pod)

@@ -38,7 +38,7 @@ def test_each_line_of_the_procfile_runs_a_command_that_there_is(name: str) -> No
 
 
 def test_the_procfile_has_every_part_and_serves_every_type_of_target() -> None:
-    assert {"release", "web", "beat", "drain", "flower"} <= PROCESSES.keys()
+    assert {"release", "web", "beat", "drain", "sources", "flower"} <= PROCESSES.keys()
     pools = [line for line in PROCESSES.values() if "--only targets" in line]
     limits = [re.search(r"--targets (\S+)", line) for line in pools]
     served = {word for limit in limits if limit for word in limit[1].split(",")}
@@ -46,14 +46,15 @@ def test_the_procfile_has_every_part_and_serves_every_type_of_target() -> None:
 
 
 def test_the_compose_file_has_every_part() -> None:
-    assert set(OWN) == {"migrate", "api", "beat", "drain", "workers", "spark", "flower"}
+    assert set(OWN) == {"migrate", "api", "beat", "drain", "workers", "sources", "spark", "flower"}
     assert set(SERVICES) - set(OWN) - set(TARGETS) == {"database", "rabbitmq", "redis"}
 
 
-def test_the_broker_is_chosen_by_a_profile_so_is_spark_and_all_else_always_runs() -> None:
+def test_the_broker_is_chosen_by_a_profile_so_are_sources_and_spark_and_all_else_always_runs() -> None:
     assert {name: service.get("profiles") for name, service in SERVICES.items() if service.get("profiles")} == {
         "rabbitmq": ["rabbitmq"],
         "redis": ["redis"],
+        "sources": ["sources"],
         "spark": ["spark"],
         **{name: [name] for name in TARGETS},
     }
@@ -68,7 +69,7 @@ def test_whatever_others_wait_for_can_say_that_it_is_healthy() -> None:
         for other, need in service.get("depends_on", {}).items():
             if need["condition"] == "service_healthy":
                 assert SERVICES[other]["healthcheck"]["test"], other
-    assert all(OWN[name]["healthcheck"]["test"] for name in ("api", "drain", "workers", "flower"))
+    assert all(OWN[name]["healthcheck"]["test"] for name in ("api", "drain", "workers", "sources", "flower"))
 
 
 def test_the_environment_of_every_part_is_one_that_it_accepts() -> None:
