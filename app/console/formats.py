@@ -127,11 +127,11 @@ def relative(seconds: float) -> str:
     return f"in {duration(-seconds)}" if seconds < 0 else f"{duration(seconds)} ago"
 
 
-def state(word: str) -> Markup:
-    """Write a state: its word, and a sign and a colour for its kind."""
+def state(word: str, count: int | None = None) -> Markup:
+    """Write a state: its word, after how many are in it if that is given, and a sign and a colour for its kind."""
     kind, sign = _STATES.get(word, ("off", "·"))
     return Markup('<span class="state {}"><span class="sign" aria-hidden="true">{}</span>{}</span>').format(
-        kind, sign, word
+        kind, sign, word if count is None else f"{number(count)} {word}"
     )
 
 

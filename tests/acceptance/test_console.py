@@ -100,11 +100,17 @@ def test_an_outage_is_seen_mended_and_repaired(browser: Browser, whole: System, 
         expect(page.locator(".equation .dead dd")).to_have_text("2")
         expect(page.locator("#errors")).to_be_visible()
         page.locator("#c-dead").click()
-        expect(page.locator("td.reason").first).to_contain_text("no such column")
+        expect(page.locator("tbody .reason").first).to_contain_text("no such column")
         # It is mended; the dead letters are replayed and arrive.
         receiver.set()
         receiver.forget()
+        page.get_by_role("link", name=re.compile("no such column")).click()
+        expect(page.get_by_label("all that match")).to_be_checked()
+        page.set_viewport_size({"width": 1280, "height": 300})
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        expect(page.get_by_role("button", name="Replay", exact=True)).to_be_in_viewport()
         page.get_by_label("Select all on this page").check()
+        expect(page.get_by_label("the selected")).to_be_checked()
         expect(page.locator(".selected-count")).to_have_text("(2)")
         page.get_by_role("button", name="Replay", exact=True).click()
         expect(page.get_by_role("status").first).to_contain_text("2 dead letters are delivered again")
@@ -187,13 +193,14 @@ def test_new_events_are_followed_and_frozen(browser: Browser, whole: System) -> 
         expect(rows.first).to_contain_text("<script>")
         expect(rows.first).to_contain_text("\\u202e")
         expect(status).to_contain_text("1 new event.")
+        expect(rows.first).to_contain_text("no target")  # what became of it, without loading the page again
         assert page.locator("#events-found script").count() == 0
         assert page.title() != "pwned"
         # Frozen by the keyboard: what comes meanwhile waits.
         page.locator("#freeze").focus()
         page.keyboard.press("Enter")
         whole.post(body(*(event(f"many/{number}", bucket=bucket) for number in range(260))))
-        expect(status).to_contain_text("Frozen. 260 new events wait.")
+        expect(status).to_contain_text("Frozen, 260 new.")
         assert rows.count() == 2
         look.shoot("events-frozen", whole=False)
         page.keyboard.press("Enter")

@@ -56,9 +56,12 @@
       };
       whole.addEventListener("change", () => {
         for (const box of boxes) box.checked = whole.checked;
+      });
+      // Who ticks a box means the ticked ones.
+      form.addEventListener("change", (event) => {
+        if (event.target.type === "checkbox") form.querySelector("input[name=scope][value=selected]").checked = true;
         show();
       });
-      form.addEventListener("change", show);
       show();
     }
   }

@@ -10,6 +10,8 @@
   const PATIENCE = 3000; // ms in which a stream that has ended may be there again before it is worth a word
   const CHECK = 5000; // ms between two questions whether the server and its database answer
   const PATIENT = 10000; // ms until such a question counts as not answered
+  const LOOK = 2000; // ms until it is asked what became of the events, and twice as long each time that nothing did
+  const MOST_LOOK = 30000; // ms
   const RECENT = 60000; // ms; an event of longer ago is no place to resume at
 
   const FOLLOWING = "Following.";
@@ -68,6 +70,8 @@
     where.set("key", key);
     object.append(folder, dim("/"), link(`${events}?${where}`, visible(key, MOST_KEY)));
     const made = document.createElement("tr");
+    made.dataset.id = id;
+    made.dataset.moving = "1";
     made.append(
       cell("td", "fix", time),
       cell("td", "fix", link(`${events}/${encodeURIComponent(id)}`, visible(name, 60))),
@@ -81,7 +85,7 @@
     const body = document.getElementById("events-found");
     const button = document.getElementById("freeze");
     const status = document.getElementById("tail-status");
-    const { stream, events, key, prefix } = tail.dataset;
+    const { stream, events, search, key, prefix } = tail.dataset;
     const shown = new Set([...body.rows].map((each) => each.dataset.id));
     let source = null;
     let last = { id: tail.dataset.after, at: Date.now() };
@@ -91,13 +95,15 @@
     let dropped = 0; // of those that wait, because there are too many
     let fresh = 0; // since the text was changed
     let gap = "";
+    let pause = LOOK;
+    let looked = 0; // when it was asked what became of the events
 
     function say() {
       const counted = waiting.length + dropped;
-      const held = counted ? ` ${counted} new ${counted === 1 ? "event waits" : "events wait"}.` : "";
+      const held = counted ? `Frozen, ${counted} new.` : "Frozen.";
       const arrived = fresh ? ` ${fresh} new ${fresh === 1 ? "event" : "events"}.` : "";
       status.setAttribute("aria-live", fresh > FAST ? "off" : "polite");
-      const text = `${frozen ? "Frozen." : state}${frozen ? held : arrived}${gap}`;
+      const text = `${frozen ? held : `${state}${arrived}`}${gap}`;
       if (status.textContent !== text) status.textContent = text;
       fresh = 0;
     }
@@ -115,8 +121,32 @@
       const made = document.createDocumentFragment();
       for (const each of waiting.reverse()) made.append(row(events, each));
       body.prepend(made);
+      pause = LOOK;
       while (body.rows.length > MOST_ROWS) body.rows[body.rows.length - 1].remove();
       [waiting, dropped] = [[], 0];
+    }
+
+    // What became of the events: the page of the search says so of the newest ones.
+    async function look() {
+      const moving = [...body.rows].filter((each) => each.dataset.moving);
+      if (frozen || document.hidden || !moving.length || Date.now() - looked < pause) return;
+      looked = Date.now();
+      pause = Math.min(2 * pause, MOST_LOOK);
+      try {
+        const answer = await fetch(search, { signal: AbortSignal.timeout(PATIENT) });
+        if (!answer.ok || answer.redirected) return;
+        const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+        const found = new Map([...page.querySelectorAll("#events-found tr")].map((each) => [each.dataset.id, each]));
+        for (const each of moving) {
+          const newer = found.get(each.dataset.id);
+          if (!newer || frozen || isUsed()) continue;
+          if (newer.cells[3].textContent !== each.cells[3].textContent) pause = LOOK;
+          if (!newer.dataset.moving) delete each.dataset.moving;
+          each.cells[3].replaceWith(document.adoptNode(newer.cells[3]));
+        }
+      } catch {
+        // Whether anything answers is what `check` finds out.
+      }
     }
 
     function take(message) {
@@ -212,6 +242,7 @@
     addEventListener("pagehide", () => source.close());
     setInterval(flush, FLUSH);
     setInterval(say, SAY);
+    setInterval(look, LOOK / 2);
     setInterval(check, CHECK);
     connect();
   }

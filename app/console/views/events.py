@@ -18,6 +18,8 @@ _STATES = ("pending", "parked", "dead", "settled")
 _FILTERS = ("bucket", "prefix", "key", "events", "target", "state", "since", "before")
 _FOLLOWED = ("bucket", "prefix", "key", "events", "target")  # what can be known of an event when it is recorded
 _PAGE = 50
+# What needs somebody comes first.
+_URGENCY = ("dead", "discarded", "parked", "pending", "settled")
 _HISTORY = 200  # events of the object that an event's page looks at
 
 
@@ -112,7 +114,7 @@ def event(event_id: str) -> Response:
                 "by": newer[-1]["id"] if newer and is_superseded(state, targets.get(state["target"])) else "",
                 "test": trial(shown, state, targets.get(state["target"])) if shown["bucket"] == TEST_BUCKET else [],
             }
-            for state in shown["delivery_states"]
+            for state in sorted(shown["delivery_states"], key=_urgency)
         ],
         moving=any(state["state"] in ("pending", "parked") for state in shown["delivery_states"]),
         others=[
@@ -120,6 +122,10 @@ def event(event_id: str) -> Response:
         ],
         cli=command("event", "history", shown["bucket"], shown["key"]),
     )
+
+
+def _urgency(state: dict[str, Any]) -> int:
+    return _URGENCY.index(state["state"])
 
 
 @page("/events/<event_id>/replay", "POST")

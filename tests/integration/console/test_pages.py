@@ -520,6 +520,35 @@ def test_dead_letters_are_grouped_selected_and_replayed(local: Browser, database
     assert "No dead letters" in local.get("dead-letters").text
 
 
+def test_a_reason_that_is_chosen_means_all_that_have_it(local: Browser, database: Database) -> None:
+    target = add_target(database, "audit")
+    Log(database).append([[event("a"), event("b")]])
+    run(database, target, lambda _: Rejected("400 bad"))
+
+    def checked(path: str) -> list[str]:
+        return [given["value"] for given in local.get(path).all("input") if "checked" in given]
+
+    [reason] = [given["href"] for given in local.get("dead-letters?bucket=images").all("a") if "400" in given["href"]]
+    query = parse_qs(urlsplit(reason).query)
+    assert query == {"target": ["webhook:audit"], "bucket": ["images"], "reason": ["400 bad"]}
+    assert checked(reason.removeprefix("./")) == ["matching"]
+    assert checked("dead-letters") == checked("dead-letters?target=webhook:audit") == ["selected"]
+
+
+def test_an_events_page_begins_with_what_needs_somebody(local: Browser, database: Database) -> None:
+    good, bad, late, gone = (add_target(database, name) for name in ("a-good", "b-good", "late", "rejects"))
+    Log(database).append([[(one := event("a"))]])
+    for target, outcome in ((good, DELIVERED), (bad, DELIVERED), (gone, Rejected("400 bad"))):
+        run(database, target, lambda _, outcome=outcome: outcome)  # type: ignore[misc]
+    registry(database).pause(late, "lunch")
+    page = local.get(f"events/{one.id}")
+    names = re.findall(r"webhook:[a-z-]+", page.text)
+    assert list(dict.fromkeys(names)) == ["webhook:rejects", "webhook:late", "webhook:a-good", "webhook:b-good"]
+    assert [given.get("class") for given in page.all("details")][:2] == ["card delivery"] * 2
+    assert not [given for given in page.all("details") if given.get("class") == "card delivery" and "open" in given]
+    assert "✕1 dead …1 pending ✓2 settled" in local.get("events").text
+
+
 def test_the_command_of_an_event_does_what_its_button_does(
     local: Browser, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -603,7 +632,7 @@ def test_retries_are_tried_now_and_given_up(busy: Browser) -> None:
     busy.post("retries/now", "retries", scope="selected", ids=box)
     page = busy.get("retries")
     assert page.values("ids") == [box]
-    assert re.search(r"500 broken 1 now", page.text)
+    assert re.search(r"500 broken webhook:audit\S* now1 attempt so far", page.text)
     busy.post("retries/give-up", "retries", scope="matching", target="webhook:audit")
     assert len(busy.get("dead-letters").values("ids")) == 2
 
