@@ -22,6 +22,7 @@ from app.outbox import audit, log_head, tables
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.policies import REMOVAL
 from app.outbox.delivery.reasons import clean_reason
+from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.markers import NO_LIMIT
@@ -85,8 +86,6 @@ class Registry:
 
     def some(self, targets: Collection[TargetId]) -> list[StoredTarget]:
         """Return those of the targets that exist."""
-        from app.outbox.log.append import chunks  # noqa: PLC0415 - slow, and few commands need it
-
         t, names = tables.targets.c, defaultdict[str, list[str]](list)
         for target in targets:
             names[target.type].append(target.name)

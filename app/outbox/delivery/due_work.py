@@ -14,8 +14,8 @@ from app.outbox.delivery.isolation import TargetIsolation
 from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead
 from app.outbox.delivery.parked import first_due
 from app.outbox.delivery.rate_limits import MAX_WAIT_MS
+from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
-from app.outbox.log.append import chunks
 from app.outbox.markers import NEVER, WHOLE_LOG
 
 # Tokens that are no worker's: a partition with one of them is free, whenever its lease ends. A drain of version 0.2,

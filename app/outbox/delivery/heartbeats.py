@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
-from app.outbox.log.append import chunks
 
 DRAIN = "drain"
 SPARK = "spark"  # of any worker that runs reconciliations

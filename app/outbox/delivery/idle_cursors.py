@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from app.outbox import log_head, tables
 from app.outbox.delivery.log_ahead import WINDOW
 from app.outbox.delivery.transitions import cursors
+from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
-from app.outbox.log.append import chunks
 from app.outbox.markers import WHOLE_LOG
 
 _LAG_SEQS = 1000  # seqs that a cursor may lag behind the log before it is moved

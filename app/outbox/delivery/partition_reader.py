@@ -27,7 +27,7 @@ from app.outbox.delivery.logged_events import (
 )
 from app.outbox.delivery.newest_sequencers import fill_in_newest
 from app.outbox.delivery.parked import ObjectHash, first_due, oldest_parked
-from app.outbox.log.append import chunks
+from app.outbox.engine.chunks import chunks
 from app.outbox.log.records import first_within_budget
 from app.outbox.markers import NEVER
 from app.outbox.versions.object_versions import ObjectVersions

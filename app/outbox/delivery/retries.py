@@ -17,8 +17,8 @@ from app.outbox.delivery.log_ahead import chunked, first_of_each
 from app.outbox.delivery.logged_events import LogPosition
 from app.outbox.delivery.policies import RETRIES
 from app.outbox.delivery.transitions import events as transitions
+from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
-from app.outbox.log.append import chunks
 from app.outbox.markers import NEVER, WHOLE_LOG
 from app.resources.declaration import set_members
 from app.resources.retry import RetryFilter

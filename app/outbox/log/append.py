@@ -4,11 +4,10 @@ The transaction locks the head row first. From then on it is the only writer, so
 recorded ids) is exact until the commit. On PostgreSQL a small append is tried in one round trip first (`pg_append`).
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import TypeVar
 
 import sqlalchemy as sa
 
@@ -17,6 +16,7 @@ from app.events.model import Event
 from app.events.stored_size import is_larger
 from app.outbox import audit, log_head, tables
 from app.outbox.buckets import Remembered
+from app.outbox.engine.chunks import chunks
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.copy_insert import insert
 from app.outbox.engine.database import Database
@@ -25,9 +25,6 @@ from app.outbox.log import pg_append
 from app.outbox.log.batch import Batch, QueueFull, Receipt
 from app.outbox.log.routing import Matches, Routing, load_routing
 from app.outbox.policies import APPEND
-
-_Value = TypeVar("_Value")
-_CHUNK = 1000  # values of one IN (…): far below every database's limit
 
 # Built once: building a statement takes about as long as running it in the database.
 _SELECT_RECORDED = sa.select(tables.targets.c.id, tables.targets.c.recorded)
@@ -306,9 +303,3 @@ def _counting(touched: tuple[int, ...]) -> sa.Update:
     }
     sums = {name: t[name] + value for name, value in added.items()}
     return tables.targets.update().where(t.id.in_(touched)).values(sums)
-
-
-def chunks(values: Sequence[_Value], most: int = _CHUNK) -> Iterator[Sequence[_Value]]:
-    """Yield slices of at most so many values; without a number short enough for one IN (…)."""
-    for start in range(0, len(values), most):
-        yield values[start : start + most]

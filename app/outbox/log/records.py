@@ -12,7 +12,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from app.outbox import tables
-from app.outbox.log.append import chunks
+from app.outbox.engine.chunks import chunks
 from app.outbox.policies import READ
 
 _e = tables.events.c

@@ -9,8 +9,8 @@ import orjson
 import sqlalchemy as sa
 
 from app.outbox import tables
+from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
-from app.outbox.log.append import chunks
 from app.outbox.policies import RECONCILIATIONS
 
 

@@ -12,8 +12,9 @@ from app.outbox import log_head, tables
 from app.outbox.delivery.leases import replay_partitions
 from app.outbox.delivery.log_ahead import goes_to
 from app.outbox.delivery.logged_events import selected
+from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
-from app.outbox.log.append import Guard, chunks
+from app.outbox.log.append import Guard
 from app.outbox.log.batch import key_hash
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.targets import find_target

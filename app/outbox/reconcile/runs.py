@@ -10,10 +10,10 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import log_head, tables
+from app.outbox.engine.chunks import chunks
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.errors import AlreadyRunning, UnknownRun
-from app.outbox.log.append import chunks
 from app.outbox.reconcile.progress import Progress
 from app.resources.drift import drift_of
 from app.resources.reconciliation import COUNTS

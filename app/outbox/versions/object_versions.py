@@ -17,8 +17,8 @@ from app.outbox import tables
 from app.outbox.delivery.leases import Lease, fence
 from app.outbox.delivery.log_ahead import goes_to
 from app.outbox.delivery.transitions import cursors
+from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
-from app.outbox.log.append import chunks
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.policies import RETENTION
 from app.outbox.versions.rows import UPSERT, ObjectKey, key_state, rows_of, version_id, version_state

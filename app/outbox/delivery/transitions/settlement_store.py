@@ -24,8 +24,8 @@ from app.outbox.delivery.reasons import PLAIN
 from app.outbox.delivery.transitions import cursors
 from app.outbox.delivery.transitions.heads import restore_heads
 from app.outbox.delivery.transitions.settlement import NewDeadLetter, ParkedRow, Progress, Settlement
+from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import VALUE_ERRORS, Database, describe_error, refuses_value
-from app.outbox.log.append import chunks
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.versions.object_versions import ObjectVersions
 
