@@ -9,10 +9,8 @@ from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
-from app.config.arn import TargetId
 from app.config.errors import REDACTED, BadSettings, BadValue, Problem
 from app.config.fields.fields import Declared, fields_of, redact
-from app.config.targets.registry import TYPES
 
 _SEALED = "enc:"
 
@@ -52,22 +50,20 @@ class Sealer:
                 "put the old key back at the end of the list, or set this secret again",
             ) from None
 
-    def seal_all(self, target: TargetId | str | type[Declared], values: Mapping[str, str]) -> dict[str, str]:
-        """Return the texts of a target, or of settings of this declaration, as they may be stored.
+    def seal_all(self, declaration: type[Declared] | None, values: Mapping[str, str]) -> dict[str, str]:
+        """Return the texts of settings of this declaration as they may be stored; without one all of them are sealed.
 
         Everything that is redacted is sealed: secrets, URLs with a password, and unknown keys, because they may be
         misspelt secrets. So is a webhook's address. A reference to a secret is not sealed.
         """
-        type_name = target.type if isinstance(target, TargetId) else target
-        declaration = TYPES.get(type_name) if isinstance(type_name, str) else type_name
         redacted, always = _redact_all(declaration, values), _always_sealed(declaration)
         return {
             name: self.seal(text) if text != redacted[name] or name in always or text.startswith(_SEALED) else text
             for name, text in values.items()
         }
 
-    def unseal_all(self, target: object, values: Mapping[str, str]) -> dict[str, str]:
-        """Return texts with secrets unsealed. Raises `BadSettings`, which names `target` and each key that fails."""
+    def unseal_all(self, subject: object, values: Mapping[str, str]) -> dict[str, str]:
+        """Return texts with secrets unsealed. Raises `BadSettings`, which names `subject` and each key that fails."""
         unsealed = {}
         problems = []
         for name, text in values.items():
@@ -76,16 +72,16 @@ class Sealer:
             except BadValue as error:
                 problems.append(Problem(name, REDACTED, error.problem, error.hint))
         if problems:
-            raise BadSettings(problems, str(target))
+            raise BadSettings(problems, str(subject))
         return unsealed
 
-    def unseal_to_compare(self, target: object, values: Mapping[str, str]) -> Mapping[str, str]:
+    def unseal_to_compare(self, subject: object, values: Mapping[str, str]) -> Mapping[str, str]:
         """Return texts with secrets unsealed, or as they are if one was sealed with a key that is not known any more.
 
         Then every secret counts as changed.
         """
         try:
-            return self.unseal_all(target, values)
+            return self.unseal_all(subject, values)
         except BadSettings:
             return values
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
@@ -18,7 +17,9 @@ from app.config.secrets import Sealer, key_file
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings, changed_lines, load, texts
 from app.config.targets.base import TargetSettings
+from app.config.targets.registry import settings_type
 from app.outbox import audit, log_head, tables
+from app.outbox.declared_rows import SealedSettings, read_row, read_rows
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.policies import REMOVAL
 from app.outbox.delivery.reasons import clean_reason
@@ -57,12 +58,12 @@ class _OpenTransaction:
         return nullcontext(self._connection)
 
 
-class Registry:
+class Registry(SealedSettings[TargetSettings]):
     """Read and change targets and rules."""
 
     def __init__(self, database: "Database | _OpenTransaction", sealer: Sealer) -> None:
+        super().__init__(sealer, tables.targets, settings_type)
         self._database = database
-        self._sealer = sealer
 
     @contextmanager
     def at_once(self) -> Iterator["Registry"]:
@@ -79,10 +80,8 @@ class Registry:
 
     def targets(self) -> list[StoredTarget]:
         """Return every target, sorted by type and name."""
-        t = tables.targets.c
         with self._database.reading() as connection:
-            rows = connection.execute(sa.select(tables.targets).order_by(t.type, t.name))
-            return [stored_target(row) for row in rows]
+            return [stored_target(row) for row in read_rows(connection, tables.targets)]
 
     def some(self, targets: Collection[TargetId]) -> list[StoredTarget]:
         """Return those of the targets that exist."""
@@ -108,15 +107,6 @@ class Registry:
         with self._database.reading() as connection:
             return set(connection.execute(sa.select(t.id).where(t.id.in_(row_ids))).scalars())
 
-    def settings(self, stored: StoredTarget) -> TargetSettings:
-        """Return a target's settings with unsealed secrets. Raises `BadSettings`."""
-        return load(stored.target.type, self.texts(stored), lenient=True)
-
-    def texts(self, stored: StoredTarget, *, without: Collection[str] = ()) -> dict[str, str]:
-        """Return a target's settings as texts with unsealed secrets, `without` some keys. Raises `BadSettings`."""
-        sealed = {key: text for key, text in stored.values.items() if key not in without}
-        return self._sealer.unseal_all(stored.target.type, sealed)
-
     def put(self, target: TargetId, values: Mapping[str, object], *, origin: str = "stored", problem: str = "") -> None:
         """Create a target or replace its settings. Raises `BadSettings` or `ReadOnlyTarget`; then nothing has changed.
 
@@ -135,14 +125,12 @@ class Registry:
                 "rejects": settings.queue_full == "reject",
             }
         stored = {key: str(value) for key, value in values.items()} if problem else texts(target.type, values)
-        columns["settings"] = orjson.dumps(self._sealer.seal_all(target.type, stored)).decode()
+        columns["settings"] = self.seal(target.type, stored)
         with self._database.writing() as connection:
             head = log_head.change_routing(connection)
             t = tables.targets.c
-            known = connection.execute(
-                sa.select(t.id, t.origin, t.settings).where(t.type == target.type, t.name == target.name)
-            ).one_or_none()
-            before = {} if known is None else self._sealer.unseal_to_compare(target.type, orjson.loads(known.settings))
+            known = read_row(connection, tables.targets, target)
+            before = self.unseal_to_compare(known, target)
             details = {"origin": origin, "settings": changed_lines(target.type, before, stored)}
             if known is None:
                 new = {"enabled": True, "queue_limit": NO_LIMIT, "created_at": now_ms()} | columns
@@ -159,23 +147,18 @@ class Registry:
             connection.execute(tables.targets.update().where(t.id == known.id).values(**columns))
             audit.record(connection, "target.change", _resource(target), details)
 
-    def reseal(self) -> int:
-        """Seal the secrets of every target and source with the newest key, and return the number of targets.
+    def reseal(self) -> dict[str, int]:
+        """Seal the secrets of every target and source with the newest key, and return how many there are of each.
 
         Raises `BadSettings` if a secret was sealed with a key that is not known any more; then nothing has changed.
         """
-        from app.outbox.sources import registry as sources  # noqa: PLC0415 - few commands need it
+        from app.config.sources.registry import source_type  # noqa: PLC0415 - few commands need it
 
+        sources = SealedSettings(self._sealer, tables.sources, source_type)
         with self._database.writing() as connection:
-            rows = connection.execute(sa.select(tables.targets).with_for_update()).all()
-            for row in rows:
-                stored = stored_target(row)
-                sealed = self._sealer.seal_all(stored.target, self._sealer.unseal_all(stored.target, stored.values))
-                chosen = tables.targets.update().where(tables.targets.c.id == row.id)
-                connection.execute(chosen.values(settings=orjson.dumps(sealed).decode()))
-            facts = {"targets": len(rows), "sources": sources.reseal(connection, self._sealer)}
-            audit.record(connection, "secrets.reseal", "secrets:targets", facts)
-        return len(rows)
+            numbers = {"targets": self.seal_again(connection), "sources": sources.seal_again(connection)}
+            audit.record(connection, "secrets.reseal", "secrets:targets", numbers)
+        return numbers
 
     def sync_environment(self, found: Mapping[TargetId, Mapping[str, str]], problems: Mapping[TargetId, str]) -> None:
         """Store the targets that the environment configures, each in a transaction of its own.
@@ -188,7 +171,7 @@ class Registry:
             entry = stored.get(target)
             if entry and entry.origin == "environment" and entry.enabled and entry.problem == problem:
                 try:
-                    if dict(self._sealer.unseal_all(target.type, entry.values)) == dict(values):
+                    if self.texts(entry) == dict(values):
                         continue
                 except BadSettings:
                     pass  # sealed with a key that is not known any more: store the environment's secret again

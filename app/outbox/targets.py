@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId, differing_in_case
 from app.outbox import tables
+from app.outbox.declared_rows import converted, read_row
 from app.outbox.engine.database import Database
 
 # Whether a target was opened with its present settings (`app.outbox.delivery.openings`).
@@ -60,6 +60,11 @@ class StoredTarget:
     failing: Failing | None = None
 
     @property
+    def identity(self) -> TargetId:
+        """Type and name."""
+        return self.target
+
+    @property
     def state(self) -> str:
         """The target's state: `running`, `failing`, `unavailable`, `paused`, `disabled` or `broken`."""
         if self.problem:
@@ -83,33 +88,14 @@ class StoredTarget:
 
 def stored_target(row: Any) -> StoredTarget:
     """Convert a row with every column of the table of targets."""
-    return StoredTarget(
-        row_id=row.id,
-        target=TargetId(row.type, row.name),
-        values=orjson.loads(row.settings),
-        origin=row.origin,
-        problem=row.problem,
-        enabled=bool(row.enabled),
-        paused=bool(row.paused),
-        breaker=row.breaker,
-        failures=row.failures,
-        resume_at=row.resume_at,
-        reason=row.reason,
-        opening=row.opening,
-        opening_reason=row.opening_reason,
-        opening_at=row.opening_at,
-        opening_due_at=row.opening_due_at,
-        revision=row.revision,
-    )
+    return converted(row, StoredTarget, target=TargetId(row.type, row.name))
 
 
 def find_target(connection: sa.Connection, target: TargetId) -> StoredTarget:
     """Return one target. Raises `UnknownTarget`."""
-    t = tables.targets.c
-    row = connection.execute(
-        sa.select(tables.targets).where(t.type == target.type, t.name == target.name)
-    ).one_or_none()
+    row = read_row(connection, tables.targets, target)
     if row is None:
+        t = tables.targets.c
         known = connection.execute(sa.select(t.type, t.name).where(t.type == target.type))
         raise UnknownTarget(target, [TargetId(other.type, other.name) for other in known])
     return stored_target(row)

@@ -8,6 +8,7 @@ import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
+from app.config.fields.fields import Declared
 from app.config.secrets import Sealer
 from app.events.model import Event
 from app.outbox import log_head, tables
@@ -58,9 +59,9 @@ class _Sealer(Sealer):
     So a service with a key of its own can read a test's targets.
     """
 
-    def seal_all(self, target: TargetId | str, values: Mapping[str, str]) -> dict[str, str]:
+    def seal_all(self, declaration: type[Declared] | None, values: Mapping[str, str]) -> dict[str, str]:
         endpoint = {"endpoint": values["endpoint"]} if "@" not in values.get("endpoint", "@") else {}
-        return super().seal_all(target, values) | endpoint
+        return super().seal_all(declaration, values) | endpoint
 
 
 SECRET_KEY = "u9Qe0xkqDqk0yXH3p2o0hQ0XcX1m8o6v6fJm1pWcQ2A="

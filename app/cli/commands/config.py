@@ -13,7 +13,7 @@ from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
 from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.errors import CommandError
-from app.cli_common.output import Output, printable
+from app.cli_common.output import Output, count_noun, printable
 from app.config.api_settings import ABOUT, SECTION, ApiSettings, api_texts
 from app.config.arn import TargetId
 from app.config.errors import Problem, did_you_mean
@@ -174,8 +174,9 @@ def reseal(context: ServiceContext) -> None:
 
     Afterwards the other keys are no longer needed: this is the last step of a key rotation.
     """
-    count = context.registry.reseal()
-    context.done(f"encrypted the secrets of {count} targets again", targets=count)
+    numbers = context.registry.reseal()
+    targets, sources = count_noun(numbers["targets"], "target"), count_noun(numbers["sources"], "source")
+    context.done(f"encrypted the secrets of {targets} and {sources} again", **numbers)
 
 
 def set_keys(

@@ -1,9 +1,8 @@
 """Store and change sources. A change revokes the lease, so that no worker goes on with the settings before it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import orjson
 import sqlalchemy as sa
 
 from app.config.secrets import Sealer
@@ -12,6 +11,7 @@ from app.config.sources.registry import source_type
 from app.config.sources.source_id import SourceId
 from app.config.target_settings import changed_lines, load, texts
 from app.outbox import audit, tables
+from app.outbox.declared_rows import SealedSettings, read_row
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.sources.errors import SourceInUse
@@ -22,12 +22,12 @@ _NO_NOTICE: dict[str, Any] = {"notice": "", "notice_at": 0}
 _AS_NEW: dict[str, Any] = {"failures": 0, "resume_at": 0, "error": "", "error_at": 0, "lag": None}
 
 
-class SourceRegistry:
+class SourceRegistry(SealedSettings[SourceSettings]):
     """Read and change sources."""
 
     def __init__(self, database: Database, sealer: Sealer) -> None:
+        super().__init__(sealer, tables.sources, source_type)
         self._database = database
-        self._sealer = sealer
 
     def sources(self) -> list[StoredSource]:
         """Return every source, sorted by type and name."""
@@ -44,15 +44,6 @@ class SourceRegistry:
         with self._database.reading() as connection:
             return read_positions(connection, stored.row_id)
 
-    def settings(self, stored: StoredSource) -> SourceSettings:
-        """Return a source's settings with unsealed secrets. Raises `BadSettings`."""
-        return load(source_type(stored.source.type), self.texts(stored), lenient=True)
-
-    def texts(self, stored: StoredSource, *, without: Collection[str] = ()) -> dict[str, str]:
-        """Return a source's settings as texts with unsealed secrets, `without` some keys. Raises `BadSettings`."""
-        sealed = {key: text for key, text in stored.values.items() if key not in without}
-        return self._sealer.unseal_all(stored.source, sealed)
-
     def put(self, source: SourceId, values: Mapping[str, object]) -> None:
         """Create a source or replace its settings. Raises `BadSettings`; then nothing has changed.
 
@@ -60,14 +51,12 @@ class SourceRegistry:
         """
         declaration = source_type(source.type)
         settings, stored = load(declaration, values), texts(declaration, values)
-        sealed = orjson.dumps(self._sealer.seal_all(declaration, stored)).decode()
+        sealed = self.seal(source.type, stored)
         columns: dict[str, Any] = {"settings": sealed, "enabled": settings.enable, "origin": "stored"}
         s = tables.sources.c
         with self._database.writing() as connection:
-            known = connection.execute(
-                sa.select(s.id, s.settings).where(s.type == source.type, s.name == source.name).with_for_update()
-            ).first()
-            before = {} if known is None else self._sealer.unseal_to_compare(source, orjson.loads(known.settings))
+            known = read_row(connection, tables.sources, source, lock=True)
+            before = self.unseal_to_compare(known, source)
             details = {"settings": changed_lines(declaration, before, stored)}
             if known is None:
                 new = {"type": source.type, "name": source.name, "created_at": now_ms()}
@@ -120,13 +109,3 @@ class SourceRegistry:
 
 def _resource(source: SourceId) -> str:
     return f"source:{source}"
-
-
-def reseal(connection: sa.Connection, sealer: Sealer) -> int:
-    """Seal every source's secrets with the newest key, in this transaction, and return the number of sources."""
-    rows = connection.execute(sa.select(tables.sources).with_for_update()).all()
-    for row in rows:
-        plain = sealer.unseal_all(SourceId(row.type, row.name), orjson.loads(row.settings))
-        sealed = orjson.dumps(sealer.seal_all(source_type(row.type), plain)).decode()
-        connection.execute(tables.sources.update().where(tables.sources.c.id == row.id).values(settings=sealed))
-    return len(rows)

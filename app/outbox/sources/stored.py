@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 import sqlalchemy as sa
 
 from app.config.sources.source_id import SourceId
 from app.outbox import tables
+from app.outbox.declared_rows import converted, read_row, read_rows
 from app.outbox.engine.database import Database
 from app.outbox.sources.errors import UnknownSource
 
@@ -41,6 +41,11 @@ class StoredSource:
     rejected: int
     lag: int | None
 
+    @property
+    def identity(self) -> SourceId:
+        """Type and name."""
+        return self.source
+
     def state(self, now: int) -> str:
         """Return `disabled`, `paused`, `failing`, `running`, or `waiting`: no worker pulls it."""
         if not self.enabled:
@@ -71,43 +76,17 @@ class StoredSource:
 
 def stored_source(row: Any) -> StoredSource:
     """Convert a row with every column of the table of sources."""
-    return StoredSource(
-        row_id=row.id,
-        source=SourceId(row.type, row.name),
-        values=orjson.loads(row.settings),
-        origin=row.origin,
-        enabled=bool(row.enabled),
-        paused=bool(row.paused),
-        reason=row.reason,
-        created_at=row.created_at,
-        revision=row.revision,
-        lease_token=row.lease_token,
-        leased_until=row.leased_until,
-        failures=row.failures,
-        resume_at=row.resume_at,
-        error=row.error,
-        error_at=row.error_at,
-        notice=row.notice,
-        notice_at=row.notice_at,
-        pulled_at=row.pulled_at,
-        messages=row.messages,
-        recorded=row.recorded,
-        repeated=row.repeated,
-        rejected=row.rejected,
-        lag=row.lag,
-    )
+    return converted(row, StoredSource, source=SourceId(row.type, row.name))
 
 
 def read_sources(connection: sa.Connection) -> list[StoredSource]:
     """Return every source, sorted by type and name."""
-    s = tables.sources.c
-    return [stored_source(row) for row in connection.execute(sa.select(tables.sources).order_by(s.type, s.name))]
+    return [stored_source(row) for row in read_rows(connection, tables.sources)]
 
 
 def find_source(connection: sa.Connection, source: SourceId) -> StoredSource:
     """Return one source. Raises `UnknownSource`."""
-    s = tables.sources.c
-    row = connection.execute(sa.select(tables.sources).where(s.type == source.type, s.name == source.name)).first()
+    row = read_row(connection, tables.sources, source)
     if row is None:
         raise UnknownSource(source)
     return stored_source(row)

@@ -61,13 +61,17 @@ def test_secrets_are_not_sealed_again_while_a_key_is_missing(bare: Cli, monkeypa
         monkeypatch.setenv("BUCKETWIRE_SECRET_KEYS", key)
         made = bare("target", "set", f"webhook:{name}", "endpoint=https://example.com/", f"auth_token=hush-{name}")
         assert made.code == 0, made.err
+    login = ("sasl=on", "sasl_username=u", "sasl_password=hush-source")
+    made = bare("source", "set", "kafka:minio", "brokers=127.0.0.1:9", "topic=events", *login)
+    assert made.code == 0, made.err
     refused = bare("config", "reseal")
     assert refused.code == 1
     assert "webhook:one: " in refused.err
     for name in ("endpoint", "auth_token"):
         assert f"{name}: *redacted* was sealed with a key that is not among" in refused.err
     monkeypatch.setenv("BUCKETWIRE_SECRET_KEYS", f"{second},{first}")
-    assert bare("config", "reseal", "--json").json == {"targets": 2}
+    assert bare("config", "reseal", "--json").json == {"targets": 2, "sources": 1}
+    assert bare("config", "reseal").out == "encrypted the secrets of 2 targets and 1 source again\n"
     monkeypatch.setenv("BUCKETWIRE_SECRET_KEYS", second)
     assert "hush-one" in bare("config", "export", "--secrets").out
 

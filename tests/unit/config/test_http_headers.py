@@ -119,7 +119,7 @@ def test_no_value_is_shown_and_every_name_and_reference_is() -> None:
         assert redacted("webhook", {"headers": text}) == {"headers": shown}
         assert secret not in to_line(TargetId("webhook", "a"), ENDPOINT | {"headers": text})
         assert secret not in str(changed_lines("webhook", {}, {"headers": text}))
-        assert secret not in str(Sealer([KEY]).seal_all("webhook", {"headers": text}))
+        assert secret not in str(Sealer([KEY]).seal_all(WebhookSettings, {"headers": text}))
     settings = load("webhook", ENDPOINT | {"headers": f"X-Tenant: {secret}"})
     assert secret not in repr(settings)
     for wrong in (f"X-A: {secret}\x01", f"Host: {secret}", secret, f"X-A: {secret}; X-A: b", f"X-A: {secret};b"):

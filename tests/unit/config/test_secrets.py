@@ -9,6 +9,8 @@ from cryptography.fernet import Fernet
 from app.config.arn import TargetId
 from app.config.errors import REDACTED, BadSettings, BadValue
 from app.config.secrets import Sealer, key_file
+from app.config.targets.redis import RedisSettings
+from app.config.targets.registry import TYPES
 
 OLD, NEW = Fernet.generate_key().decode(), Fernet.generate_key().decode()
 CACHE = TargetId("redis", "cache")
@@ -48,10 +50,9 @@ def test_a_key_that_is_missing_is_looked_for_again_and_then_known() -> None:
 
 def test_only_what_is_not_shown_is_sealed() -> None:
     sealer = Sealer([OLD])
-    sealed = sealer.seal_all(CACHE, VALUES)
+    sealed = sealer.seal_all(RedisSettings, VALUES)
     assert {name for name, text in sealed.items() if text != VALUES[name]} == {"password"}
     assert sealer.unseal_all(CACHE, sealed) == VALUES
-    assert sealer.unseal_all("redis", sealer.seal_all("redis", VALUES)) == VALUES
 
 
 @pytest.mark.parametrize(
@@ -70,18 +71,18 @@ def test_only_what_is_not_shown_is_sealed() -> None:
 )
 def test_what_may_hold_a_secret_is_sealed(type_name: str, values: dict[str, str]) -> None:
     sealer = Sealer([OLD])
-    sealed = sealer.seal_all(type_name, values)
+    sealed = sealer.seal_all(TYPES.get(type_name), values)
     assert "hunter2" not in str(sealed)
     assert sealer.unseal_all(type_name, sealed) == values
 
 
 def test_a_reference_is_kept_as_it_is() -> None:
     values = {"password": "file:/run/secrets/redis"}
-    assert Sealer([OLD]).seal_all(CACHE, values) == values
+    assert Sealer([OLD]).seal_all(RedisSettings, values) == values
 
 
 def test_a_lost_key_is_told_with_target_key_and_way_out() -> None:
-    sealed = Sealer([OLD]).seal_all(CACHE, VALUES)
+    sealed = Sealer([OLD]).seal_all(RedisSettings, VALUES)
     with pytest.raises(BadSettings) as caught:
         Sealer([NEW]).unseal_all(CACHE, sealed)
     assert str(caught.value) == (
