@@ -83,7 +83,10 @@ def test_a_stream_has_the_events_it_asks_for_and_no_others(ready: S3) -> None:
     ):
         send(ready, *others, event("a/2.jpg", name=DELETE), event("a/3.jpg", name=PUT), event("a/4.jpg"))
         assert narrow.keys(2) == ["a/3.jpg", "a/4.jpg"]
-        assert wide.keys(7) == ["a/1.jpg", "a/1.jpg", "b/1.jpg", "a/1.JPG", "a/2.jpg", "a/3.jpg", "a/4.jpg"]
+        # As below, the making of the bucket `images` may be repeated.
+        lines = (line for line in iter(wide.__next__, None) if line["Records"][0]["s3"]["object"]["key"])
+        keys = [key_of(line) for line in islice(lines, 7)]
+        assert keys == ["a/1.jpg", "a/1.jpg", "b/1.jpg", "a/1.JPG", "a/2.jpg", "a/3.jpg", "a/4.jpg"]
 
 
 def test_making_and_removing_buckets_is_told_to_who_listens_to_all(ready: S3) -> None:
