@@ -10,6 +10,7 @@ from app.console.views import (  # noqa: F401 - each registers its pages
     dead_letters,
     doctor,
     events,
+    exports,
     openid,
     overview,
     reconciliations,

@@ -18,6 +18,7 @@ from app.config.fields.field_types import written_size
 from app.config.settings import SCOPES
 from app.console import formats
 from app.console.openid import identity
+from app.console.ranges import RANGES
 from app.console.session import LOCAL, Seals, Session, is_same_site
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -259,6 +260,7 @@ def _context() -> dict[str, Any]:
     return {
         "visitor": who,
         "link": link,
+        "ranges": RANGES,
         "asset": lambda name: f"{base()}/static/{name}?v={_digest(name)}",
         "form_token": seals().form(who.session) if who else "",
         "notice": seals().read_notice(request.args.get("notice", "")),

@@ -101,9 +101,11 @@ class DeadLetterReasons(Resource):
 
 
 class ReasonsQuery(Query):
-    """Whose dead letters to count."""
+    """Which dead letters to count."""
 
     target: Annotated[TargetId | None, TARGET] = None
+    since: Annotated[int, TIME("the last attempt was at or after this time")] = 0
+    before: Annotated[int, TIME("the last attempt was before this time")] = MAX_NUMBER
 
 
 class Replayed(Resource):

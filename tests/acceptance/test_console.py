@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
@@ -265,6 +266,12 @@ def test_the_history_of_an_object_is_found(browser: Browser, whole: System) -> N
         page = look.page
         page.goto("events")
         page.get_by_label("Bucket").fill(bucket)
+        page.get_by_role("button", name="Search").click()
+        page.get_by_role("link", name="24h", exact=True).click()
+        assert urlsplit(page.url).query == f"bucket={bucket}&since=24h"  # short enough to be kept as a link
+        with page.expect_download() as saved:
+            page.get_by_role("link", name="CSV").click()
+        assert len(saved.value.path().read_text().splitlines()) == 4
         page.get_by_label("Key, for its history").fill("a b/é.jpg")
         page.get_by_role("button", name="Search").click()
         expect(page.locator("#events-found tr")).to_have_count(2)

@@ -41,7 +41,7 @@ def reasons(query: ReasonsQuery) -> DeadLetterReasons:
     Of the newest 20,000 dead letters; `complete` says whether these are all. At most 200 reasons.
     """
     require_target(query.target)
-    return services().dead_letters.reasons(query.target, region=services().settings.region)
+    return services().dead_letters.reasons(query, region=services().settings.region)
 
 
 @routes.post("/v1/dead-letters/replay")

@@ -140,6 +140,17 @@
     nav.scrollLeft += inner.left - outer.left - (nav.clientWidth - inner.width) / 2;
   }
 
+  // Searches: the address has only what is filled in, so that it can be kept as a link.
+  function shortAddresses() {
+    for (const form of all("form.filters[method=get]")) {
+      form.addEventListener("submit", () => {
+        const blank = all("input, select", form).filter((each) => each.value === "" && !each.disabled);
+        for (const each of blank) each.disabled = true;
+        setTimeout(() => { for (const each of blank) each.disabled = false; });
+      });
+    }
+  }
+
   function prepare(within) {
     for (const hidden of all(".needs-script", within)) hidden.hidden = false;
     localTimes(within);
@@ -186,6 +197,7 @@
   document.addEventListener("DOMContentLoaded", () => {
     themeSwitch();
     prepare(document);
+    shortAddresses();
     showPlace();
     draw();
     const here = new URL(location.href);

@@ -25,7 +25,7 @@ def dead_letters() -> Response:
     found: dict[str, Any] = {"dead_letters": [], "next": None}
     try:
         found = calls.get("/v1/dead-letters", **given, after=after, limit=_PAGE)
-        reasons = calls.get("/v1/dead-letters/reasons", target=given["target"])
+        reasons = calls.get("/v1/dead-letters/reasons", **{name: given[name] for name in ("target", "since", "before")})
     except Refused as refused:
         if refused.status not in (400, 404):
             raise

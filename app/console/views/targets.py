@@ -1,8 +1,8 @@
 """A target: its curves, its counters, what fails and why; pause, resume, test, remove."""
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from flask import Response, request
@@ -12,17 +12,10 @@ from app.console import calls
 from app.console.calls import target_path
 from app.console.formats import short_target
 from app.console.pages import done, form_values, page, redirect, show, visitor
-from app.console.series import points
+from app.console.ranges import Curves, curves
+from app.console.series import Point, points
+from app.resources.declaration import BadMember
 
-# The periods of the curves: how long, the samples' step and the width of a point in seconds.
-_PERIODS = {
-    "15m": (timedelta(minutes=15), 10, 10),
-    "1h": (timedelta(hours=1), 10, 30),
-    "6h": (timedelta(hours=6), 300, 300),
-    "24h": (timedelta(hours=24), 300, 900),
-    "7d": (timedelta(days=7), 300, 7200),
-    "30d": (timedelta(days=30), 300, 28800),
-}
 _RETRIES = 100  # retried objects, of which the last reasons are counted
 _MUCH = 100  # undelivered events of a partition
 _MAX_NUMBERED_PARTITIONS = 64  # partitions; with more of them the strip has no numbers
@@ -40,23 +33,27 @@ def target(kind: str, name: str) -> Response:
     """Show a target."""
     shown = calls.get(target_path(kind, name))
     arn, events = shown["arn"], shown["events"]
-    period = next((name for name in _PERIODS if name == request.args.get("period")), "15m")
     live = bool(request.args.get("live"))  # the part that moves asks for itself, without the curves
-    length, step, width = _PERIODS["15m" if live else period]
-    since = (datetime.now(UTC) - length).isoformat(timespec="seconds")
-    [series] = calls.get("/v1/series", target=arn, step=step, width=width, since=since)["series"]
-    curve = points(series["samples"], width=width)
+    given, wrong = form_values("since", "before"), dict[str, str]()
+    curve: list[Point] = []
+    try:
+        drawn = curves(given, time.time())
+        curve = [] if live else _points(arn, drawn)
+    except BadMember as error:
+        drawn, wrong = curves({"since": "", "before": ""}, time.time()), {error.field: f"{error}: {error.hint}"}
     partitions = calls.get(f"{target_path(kind, name)}/partitions")["partitions"]
     return show(
         "target.html",
+        400 if wrong else 200,
         here="overview",
         target=shown,
         name=short_target(arn),
         path=f"targets/{kind}/{name}",
-        period=period,
+        given=given,
+        wrong=wrong,
         live=live,
-        periods=list(_PERIODS),
         points=curve,
+        drawn=drawn,
         timed=any(point.p99 is not None for point in curve),
         balanced=events["recorded"] == sum(events[each] for each in _LOSSES[1:]),
         shares=_shares(events),
@@ -70,6 +67,12 @@ def target(kind: str, name: str) -> Response:
         numbered=len(partitions) <= _MAX_NUMBERED_PARTITIONS,
         settings=[(key, text) for key, text in shown["settings"].items() if text],
     )
+
+
+def _points(arn: str, drawn: Curves) -> list[Point]:
+    query = {"since": drawn.since, "before": drawn.before, "step": drawn.step, "width": drawn.width}
+    [series] = calls.get("/v1/series", target=arn, **query)["series"]
+    return points(series["samples"], width=drawn.width)
 
 
 def level(partition: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from app.resources.dead_letter import (
     DeadLetterReason,
     DeadLetterReasons,
     FailedAttempt,
+    ReasonsQuery,
 )
 from app.resources.declaration import format_time, set_members
 
@@ -76,18 +77,20 @@ class DeadLetters:
                     return _page(connection, matching, after, region)
 
     def reasons(
-        self, target: TargetId | None, *, newest: int = MAX_COUNTED, limit: int = MAX_REASONS, region: str = ""
+        self, which: ReasonsQuery, *, newest: int = MAX_COUNTED, limit: int = MAX_REASONS, region: str = ""
     ) -> DeadLetterReasons:
-        """Count the `newest` dead letters, of one target or of all, by target and reason: up to `limit` counts."""
-        d, t = tables.dead_letters.c, tables.targets.c
+        """Count those of the `newest` dead letters, of one target or of all, by target and reason: `limit` counts."""
+        d, t, target = tables.dead_letters.c, tables.targets.c, which.target
         last = sa.select(d.target_id, d.reason, d.last_tried).order_by(d.id.desc()).limit(newest)
         if target is not None:
             named = sa.select(t.id).where(t.type == target.type, t.name == target.name)
             last = last.where(d.target_id == named.scalar_subquery())
         one = last.subquery()
-        number = sa.func.count().label("number")
+        is_within = sa.and_(one.c.last_tried >= which.since, one.c.last_tried < which.before)
+        number = sa.func.sum(sa.case((is_within, 1), else_=0)).label("number")
+        last_tried = sa.func.max(sa.case((is_within, one.c.last_tried), else_=0)).label("last_tried")
         query = (
-            sa.select(one.c.target_id, one.c.reason, number, sa.func.max(one.c.last_tried).label("last_tried"))
+            sa.select(one.c.target_id, one.c.reason, number, last_tried, sa.func.count().label("looked_at"))
             .group_by(one.c.target_id, one.c.reason)
             .order_by(number.desc(), one.c.target_id, one.c.reason)
         )
@@ -96,12 +99,13 @@ class DeadLetters:
             rows = connection.execute(query).all()
         reasons = [
             DeadLetterReason(
-                target=ids[row.target_id].arn(region), reason=row.reason, dead_letters=row.number,
+                target=ids[row.target_id].arn(region), reason=row.reason, dead_letters=int(row.number),
                 last_tried=format_time(row.last_tried),
             )
             for row in rows
+            if row.number
         ]  # fmt: skip
-        counted = sum(row.number for row in rows)
+        counted = sum(row.looked_at for row in rows)
         return DeadLetterReasons(reasons=reasons[:limit], looked_at=counted, complete=counted < newest)
 
     def replay(self, which: DeadLetterFilter) -> int:

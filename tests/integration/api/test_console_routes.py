@@ -224,6 +224,11 @@ def test_dead_letters_are_counted_by_target_and_reason(api: Api, database: Datab
     assert [each["dead_letters"] for each in of_one["reasons"]] == [3]
     listed = api.client.get("/v1/dead-letters", params={"target": "webhook:one"}).json()["dead_letters"]
     assert of_one["reasons"][0]["last_tried"] == max(letter["last_tried"] for letter in listed)
+    last = max(one["last_tried"] for one in found["reasons"])
+    newest = api.client.get("/v1/dead-letters/reasons", params={"since": last}).json()
+    assert ({one["last_tried"] for one in newest["reasons"]}, newest["looked_at"]) == ({last}, 9)
+    older = api.client.get("/v1/dead-letters/reasons", params={"before": last}).json()
+    assert sum(one["dead_letters"] for one in (*newest["reasons"], *older["reasons"])) == 9
     assert api.client.get("/v1/dead-letters/reasons", params={"target": "webhook:none"}).json()["reasons"] == []
     for query in ({"target": "x"}, {"reason": "x"}):
         problem(api.client.get("/v1/dead-letters/reasons", params=query), 400, "bad-value")

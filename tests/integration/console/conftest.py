@@ -77,6 +77,11 @@ class Page:
         return [given.get("value", "") for given in self.all("input") if given.get("name") == name]
 
     @property
+    def text_lines(self) -> list[str]:
+        """The lines of a file, with their ends."""
+        return self.response.get_data(as_text=True).splitlines(keepends=True)
+
+    @property
     def form(self) -> str:
         """What a form of this page sends back to show that it is of this session."""
         return self.values("form")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import html
 import re
 import shlex
@@ -45,7 +46,8 @@ PAGES = (
     "retries", "retries?bucket=none", "rules", "rules/new", "rules?try_bucket=images&key=a", "replays",
     "replays?step=preview&target=webhook:audit", "reconciliations", "workers", "tokens", "tokens?name=x", "audit",
     "audit?action=target", "targets/new", "targets/new?type=kafka", "targets/webhook/audit",
-    "targets/webhook/audit/edit", "targets/webhook/audit/remove", "targets/webhook/audit?period=7d", "sign-in",
+    "targets/webhook/audit/edit", "targets/webhook/audit/remove", "targets/webhook/audit?since=7d",
+    "sign-in", "events?since=1h&bucket=images", "dead-letters?since=1h",
 )  # fmt: skip
 
 TEMPLATES = Path(__file__).parents[3] / "app/console/templates"
@@ -594,6 +596,55 @@ def test_a_replay_of_dead_letters_is_previewed(local: Browser, database: Databas
     assert local.post("dead-letters/preview", "dead-letters").status == 303
     local.post("dead-letters/replay", form=some.form, scope="selected", ids=some.values("ids"))
     assert len(local.get("dead-letters").values("ids")) == 27
+
+
+@pytest.mark.parametrize("path", ["events", "dead-letters", "targets/webhook/audit"])
+def test_a_time_is_chosen_by_one_control_and_links_keep_it(busy: Browser, path: str) -> None:
+    chosen = busy.get(f"{path}?since=1h" + ("" if "targets/" in path else "&bucket=images"))
+    ranges = [given for given in chosen.all("a") if given.get("aria-current") == "true" and "since" in given["href"]]
+    assert "since=1h" in ranges[0]["href"]
+    assert set(chosen.values("since")) == {"1h"}
+    assert chosen.values("before")[0] == ""
+    links = [given["href"] for given in chosen.all("a") if re.search("export|reason=|state=", given["href"])]
+    assert links
+    for link in links:
+        query = parse_qs(urlsplit(link).query)
+        assert query.get("since") == ["1h"] or ("targets/" in path and "export" not in link), link
+    wrong = busy.get(f"{path}?since=soon")
+    assert (wrong.status, wrong.values("since")) == (400, ["soon"])
+    assert "is not a time" in wrong.text
+    assert busy.get(f"{path}?since=2026-11-21T00:00:00Z&before=2026-11-22T00:00:00Z").status == 200
+
+
+def test_what_a_page_lists_can_be_exported(busy: Browser, database: Database) -> None:
+    Log(database).append([[event('=cmd|"/c"!A1,\n', bucket="images")]])
+    for what, member, count in (("events", "events", 5), ("dead-letters", "dead_letters", 1)):
+        found = busy.get(f"export/{what}.json?bucket=images").response
+        assert found.headers["Content-Disposition"].startswith(f'attachment; filename="bucketwire-{what}-20')
+        rows = found.get_json()
+        assert (len(rows[member]), rows["next"]) == (count, None)
+        assert "record" not in rows[member][0]
+        table = list(csv.DictReader(busy.get(f"export/{what}.csv?bucket=images").text_lines))
+        assert [row["id"] for row in table] == [str(row["id"]) for row in rows[member]]
+    odd, *others = csv.DictReader(busy.get("export/events.csv?bucket=images").text_lines)
+    assert odd["key"] == '\'=cmd|"/c"!A1,\n'
+    assert "webhook:audit dead" in [row["delivery_states"].partition(";")[0] for row in others]
+    assert "400 <script>alert(1)</script>" in busy.get("export/dead-letters.csv").text_lines[1]
+    assert busy.get("export/targets/webhook/audit.csv?since=1h").status == 200
+    for path in ("events.xml", "tokens.csv", "targets/webhook/none.csv", "events.csv?since=soon"):
+        assert busy.get(f"export/{path}").status in (400, 404), path
+
+
+def test_an_export_that_is_not_whole_says_so(
+    local: Browser, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_target(database, "audit")
+    Log(database).append([[event(f"k{number}") for number in range(5)]])
+    monkeypatch.setattr("app.console.views.exports.MAX_ROWS", 3)
+    monkeypatch.setattr("app.console.views.exports._PAGE", 2)
+    found = local.get("export/events.json").response
+    assert ("-incomplete.json" in found.headers["Content-Disposition"], len(found.get_json()["events"])) == (True, 3)
+    assert found.get_json()["next"]
 
 
 def test_dead_letters_are_purged_only_after_the_word_was_typed(local: Browser, database: Database) -> None:
