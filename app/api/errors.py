@@ -19,7 +19,7 @@ from app.outbox.engine.database import DatabaseUnavailable, describe_error
 from app.outbox.engine.db_errors import is_full
 from app.outbox.errors import AlreadyRunning, BadSelection, NothingToRepair, TokenExists, TokensUnknown, UnknownRun
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
-from app.outbox.sources.errors import SourceInUse, StillRejected, UnknownMessage, UnknownSource
+from app.outbox.sources.errors import ReadOnlySource, SourceInUse, StillRejected, UnknownMessage, UnknownSource
 from app.outbox.targets import StoredTarget, UnknownTarget
 from app.resources.declaration import BadMember
 from app.rules.model import BadRules
@@ -51,6 +51,7 @@ PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
     "nothing-to-repair": (409, "The run found no drift"),
     "token-exists": (409, "A token of that name exists"),
     "read-only-target": (409, "The target is configured in the environment"),
+    "read-only-source": (409, "The source is configured in the environment"),
     "too-large": (413, "The body is too large"),
     "unknown-encoding": (415, "Unknown content encoding"),
     "not-json": (415, "The body must be JSON"),
@@ -162,6 +163,11 @@ def _(error: UnknownSource) -> ApiProblem:
 @to_problem.register
 def _(error: SourceInUse) -> ApiProblem:
     return ApiProblem("source-in-use", str(error))
+
+
+@to_problem.register
+def _(error: ReadOnlySource) -> ApiProblem:
+    return ApiProblem("read-only-source", str(error))
 
 
 @to_problem.register

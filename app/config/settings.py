@@ -21,6 +21,7 @@ from app.config.networks import is_loopback
 from app.config.secrets import parse_key
 
 _PREFIX = "BUCKETWIRE_"
+_SOURCES = "BUCKETWIRE_SOURCE_"
 # Not settings of the service: of the test set-up, of the CLI, and of a worker that the CLI starts.
 _NOT_SETTINGS = frozenset(
     {
@@ -349,6 +350,7 @@ class Settings(Declared):
             Problem(name, "", "is not a known setting", did_you_mean(name, list(variables)))
             for name in set_variables
             if name.startswith(_PREFIX) and name not in variables and name not in _NOT_SETTINGS
+            if not name.startswith(_SOURCES)  # of `app.config.formats.environment`
         ]
         values = {variables[name]: text for name, text in set_variables.items() if name in variables}
         try:

@@ -1,17 +1,21 @@
 """Load, check, merge, redact and format settings, by the name of the target type or by their declaration."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import overload
+from typing import TypeVar, overload
 
 from app.config.arn import TargetId
 from app.config.errors import REDACTED, BadSettings, Problem
 from app.config.fields import fields
 from app.config.fields.fields import D, Declared
 from app.config.formats.config_json import from_config_json
-from app.config.formats.environment import ParsedTargets, from_environ
+from app.config.formats.environment import ParsedTargets, from_environ, sources_from_environ
 from app.config.formats.notify_lines import parse_line, parse_lines, to_line
+from app.config.sources.registry import source_type
+from app.config.sources.source_id import SourceId
 from app.config.targets.base import TargetSettings, without_effect
 from app.config.targets.registry import settings_type
+
+R = TypeVar("R", TargetId, SourceId)
 
 __all__ = [
     "REDACTED",
@@ -19,15 +23,17 @@ __all__ = [
     "ParsedTargets",
     "Problem",
     "changed_lines",
+    "declaration_of",
     "from_config_json",
     "from_environ",
-    "invalid_targets",
+    "invalid_settings",
     "load",
     "merged",
     "parse_line",
     "parse_lines",
     "redacted",
     "replaced_keys",
+    "sources_from_environ",
     "texts",
     "to_line",
     "warnings",
@@ -59,13 +65,15 @@ def load(
     return fields.parse(cls, values, environ, lenient=lenient)
 
 
-def warnings(type_name: str, values: Mapping[str, str], environ: Mapping[str, str] | None = None) -> list[str]:
+def warnings(
+    type_name: str | type[Declared], values: Mapping[str, str], environ: Mapping[str, str] | None = None
+) -> list[str]:
     """Return a sentence for each setting that is accepted and has no effect; none for invalid settings."""
     try:
-        settings = load(type_name, values, environ, lenient=True)
+        settings = load(_declaration(type_name), values, environ, lenient=True)
     except BadSettings:
         return []
-    ineffective = settings.ineffective() if settings.enable else ()
+    ineffective = settings.ineffective() if getattr(settings, "enable", True) else ()
     return [*map(str, ineffective), *without_effect(texts(type_name, values))]
 
 
@@ -143,17 +151,22 @@ def changed_lines(type_name: str | type[Declared], before: Mapping[str, str], af
     return lines
 
 
-def invalid_targets(
-    targets: Mapping[TargetId, Mapping[str, object]], environ: Mapping[str, str] | None = None
-) -> dict[TargetId, BadSettings]:
-    """Return the targets whose settings are invalid, with the reason; each is checked by itself, leniently."""
+def invalid_settings(
+    settings: Mapping[R, Mapping[str, object]], environ: Mapping[str, str] | None = None
+) -> dict[R, BadSettings]:
+    """Return the targets or sources whose settings are invalid, with the reason; each is checked alone, leniently."""
     problems = {}
-    for target, values in targets.items():
+    for resource, values in settings.items():
         try:
-            load(target.type, values, environ, lenient=True)
+            load(declaration_of(resource), values, environ, lenient=True)
         except BadSettings as error:
-            problems[target] = error.about(str(target))
+            problems[resource] = error.about(str(resource))
     return problems
+
+
+def declaration_of(resource: TargetId | SourceId) -> type[Declared]:
+    """Return the settings class of a target or source. Raises `BadSettings`, which names the known types."""
+    return source_type(resource.type) if isinstance(resource, SourceId) else settings_type(resource.type)
 
 
 def _declaration(type_name: str | type[Declared]) -> type[Declared]:

@@ -1,1 +1,1 @@
-"""Declare targets and rules in one document: parse it, plan the changes and apply them."""
+"""Declare targets, sources and rules in one document: parse it, plan the changes and apply them."""

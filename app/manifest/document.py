@@ -1,8 +1,11 @@
-"""Parse the document of `bucketwire apply`: targets and rules in YAML or JSON. Every problem names its position."""
+"""Parse the document of `bucketwire apply`: targets, sources and rules in YAML or JSON.
 
-from collections.abc import Iterable, Iterator, Mapping
+Every problem names its position.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -10,25 +13,39 @@ from app.config.api_settings import ApiSettings, api_texts
 from app.config.arn import TargetId, parse_target
 from app.config.errors import BadSettings, BadValue, Problem, suggestion
 from app.config.fields.field_types import FieldType
-from app.config.fields.fields import fields_of
+from app.config.fields.fields import Declared, fields_of
+from app.config.sources.base import SourceSettings
+from app.config.sources.registry import SOURCE_TYPES, source_type
+from app.config.sources.source_id import SourceId, parse_source
+from app.config.targets.base import TargetSettings
 from app.config.targets.registry import TYPES, settings_type
 from app.events.names import AGGREGATES, EVERY, KNOWN, SHORTHANDS, shorthand
 from app.rules.filters import MEMBERS as FILTER_MEMBERS
 from app.rules.filters import Filters, parse_filters
 from app.rules.model import Rule, problems_of
 
-MEMBERS = ("targets", "rules", "api")
+Resource = TargetId | SourceId
+R = TypeVar("R", TargetId, SourceId)
+
+MEMBERS = ("targets", "sources", "rules", "api")
 RULE_MEMBERS = ("bucket", "events", "prefix", "suffix", *FILTER_MEMBERS, "target", "id")
 _TEXT = {"type": ["string", "number", "boolean", "null"]}
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The declared targets and rules. The settings are not checked against their types yet."""
+    """What is declared. The settings of targets and sources are not checked against their types yet."""
 
     targets: Mapping[TargetId, Mapping[str, object]] = field(default_factory=dict)
+    sources: Mapping[SourceId, Mapping[str, object]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     api: Mapping[str, str] = field(default_factory=dict)  # keys of MinIO's section `api`, checked
+
+    @property
+    def settings(self) -> dict[Resource, Mapping[str, object]]:
+        """The settings of targets and sources."""
+        declared: list[tuple[Resource, Mapping[str, object]]] = [*self.targets.items(), *self.sources.items()]
+        return dict(declared)
 
 
 class _Texts(yaml.BaseLoader):
@@ -59,18 +76,19 @@ def read_yaml(content: bytes) -> object:
 
 
 def parse_manifest(document: object) -> Manifest:
-    """Parse the declared targets and rules. Raises `BadSettings` with every problem of the document itself."""
+    """Parse what is declared. Raises `BadSettings` with every problem of the document itself."""
     if document is None or document == "":
         document = {}
     if not isinstance(document, Mapping):
-        raise BadSettings([Problem("the document", "", "is not a mapping", "write targets: and rules:")])
+        raise BadSettings([Problem("the document", "", "is not a mapping", "write targets:, sources: and rules:")])
     problems = list(_unknown_members("", document, MEMBERS))
-    targets = _parse_targets(document.get("targets"), problems)
+    targets = _parse_settings("targets", document.get("targets"), parse_target, settings_type, problems)
+    sources = _parse_settings("sources", document.get("sources"), parse_source, source_type, problems)
     rules = _parse_rules(document.get("rules"), problems)
     api = _parse_api(document.get("api"), problems)
     if problems:
         raise BadSettings(problems)
-    return Manifest(targets, tuple(rules), api)
+    return Manifest(targets, sources, tuple(rules), api)
 
 
 def _value_schema(kind: FieldType[Any]) -> dict[str, Any]:
@@ -82,9 +100,9 @@ def _value_schema(kind: FieldType[Any]) -> dict[str, Any]:
     return _TEXT
 
 
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema 2020-12 of the document, for editors, from the declarations of the target types."""
-    types = {
+def _settings_schema(types: Mapping[str, type[TargetSettings]] | Mapping[str, type[SourceSettings]]) -> dict[str, Any]:
+    """Return the JSON Schema of settings by type and name."""
+    patterns = {
         f"^{kind}:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,63}}$": {
             "type": "object",
             "title": cls.title,
@@ -99,8 +117,13 @@ def schema() -> dict[str, Any]:
             },
             "required": [name for name, key in fields_of(cls).items() if key.required],
         }
-        for kind, cls in TYPES.items()
+        for kind, cls in types.items()
     }
+    return {"type": ["object", "null"], "patternProperties": patterns, "additionalProperties": False}
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema 2020-12 of the document, for editors, from the declarations of the types."""
     pairs = {"type": ["object", "null"], "additionalProperties": {"type": "string"}}
     size = {"type": ["string", "integer", "null"], "examples": ["1MiB"]}
     names = {"type": "string", "examples": [EVERY, *SHORTHANDS, *sorted(AGGREGATES), *sorted(KNOWN)]}
@@ -128,7 +151,8 @@ def schema() -> dict[str, Any]:
         "type": "object",
         "additionalProperties": False,
         "properties": {
-            "targets": {"type": ["object", "null"], "patternProperties": types, "additionalProperties": False},
+            "targets": _settings_schema(TYPES),
+            "sources": _settings_schema(SOURCE_TYPES),
             "rules": {"type": ["array", "null"], "items": rule},
             "api": {
                 "type": ["object", "null"],
@@ -141,18 +165,25 @@ def schema() -> dict[str, Any]:
     }
 
 
-def _parse_targets(value: object, problems: list[Problem]) -> dict[TargetId, Mapping[str, object]]:
-    targets: dict[TargetId, Mapping[str, object]] = {}
+def _parse_settings(
+    member: str,
+    value: object,
+    parse: Callable[[str], R],
+    declaration: Callable[[str], type[Declared]],
+    problems: list[Problem],
+) -> dict[R, Mapping[str, object]]:
+    """Return the settings of targets or sources by their identities, which `parse` reads."""
+    parsed: dict[R, Mapping[str, object]] = {}
     if value in (None, ""):
-        return targets
+        return parsed
     if not isinstance(value, Mapping):
-        problems.append(Problem("targets", "", "is not a mapping", "write type:name: and its settings below"))
-        return targets
+        problems.append(Problem(member, "", "is not a mapping", "write type:name: and its settings below"))
+        return parsed
     for name, settings in value.items():
-        path = f"targets.{name}"
+        path = f"{member}.{name}"
         try:
-            target = parse_target(str(name))
-            settings_type(target.type)
+            resource = parse(str(name))
+            declaration(resource.type)
         except BadValue as error:
             problems.append(Problem(path, "", error.problem, error.hint))
             continue
@@ -161,11 +192,11 @@ def _parse_targets(value: object, problems: list[Problem]) -> dict[TargetId, Map
             continue
         if settings not in (None, "") and not isinstance(settings, Mapping):
             problems.append(Problem(path, "", "is not a mapping", "write its settings as key: value"))
-        elif target in targets:
+        elif resource in parsed:
             problems.append(Problem(path, "", "is declared twice", "also by its ARN; keep one of them"))
         else:
-            targets[target] = settings or {}
-    return targets
+            parsed[resource] = settings or {}
+    return parsed
 
 
 def _parse_api(value: object, problems: list[Problem]) -> dict[str, str]:

@@ -3,23 +3,27 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from app.config.arn import TargetId
 from app.config.errors import REDACTED, did_you_mean
-from app.config.fields.fields import fields_of
-from app.config.target_settings import BadSettings, Problem, changed_lines, load, texts, warnings
-from app.config.targets.registry import settings_type
-from app.manifest.document import Manifest, identity
+from app.config.fields.fields import Declared, fields_of
+from app.config.sources.source_id import SourceId
+from app.config.target_settings import BadSettings, Problem, changed_lines, declaration_of, load, texts, warnings
+from app.manifest.document import Manifest, Resource, identity
+from app.outbox.declared_rows import SealedSettings
 from app.outbox.registry import Registry
 from app.outbox.rules import StoredRule, describe_rule, rule_resource
+from app.outbox.sources.stored import StoredSource
+from app.outbox.targets import StoredTarget
 from app.resources import plan as resources
-from app.resources.plan import NotDeclared, PlannedTarget
+from app.resources.plan import NotDeclared, PlannedSource, PlannedTarget
 from app.rules.model import Rule
 
 
 @dataclass(frozen=True, slots=True)
-class CurrentTarget:
-    """A stored target: its settings as texts with secrets unsealed, and whether the environment owns it (`fixed`)."""
+class Current:
+    """What is stored: settings as texts with secrets unsealed, and whether the environment owns them (`fixed`)."""
 
     texts: Mapping[str, str]
     origin: str
@@ -28,9 +32,9 @@ class CurrentTarget:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A target's settings before and after, as texts with secrets unsealed. `new`: the target does not exist yet."""
+    """Settings before and after, as texts with secrets unsealed. `new`: the target or source does not exist yet."""
 
-    target: TargetId
+    resource: Resource
     new: bool
     before: Mapping[str, str]
     after: Mapping[str, str]
@@ -38,36 +42,36 @@ class Change:
     @property
     def warnings(self) -> list[str]:
         """A sentence for each setting that is accepted and has no effect."""
-        return warnings(self.target.type, self.after)
+        return warnings(declaration_of(self.resource), self.after)
 
     @property
     def lines(self) -> list[str]:
         """The lines of a diff for each key that changes: `-` before, `+` after, secrets redacted."""
-        return changed_lines(self.target.type, self.before, self.after)
+        return changed_lines(declaration_of(self.resource), self.before, self.after)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The required changes. `left_targets` and `left_rules` are not declared and kept, because prune is off."""
+    """The required changes. `left` and `left_rules` are not declared and kept, because prune is off."""
 
-    targets: tuple[Change, ...] = ()
+    settings: tuple[Change, ...] = ()  # of targets and sources
     added: tuple[Rule, ...] = ()
     removed: tuple[StoredRule, ...] = ()
-    removed_targets: tuple[TargetId, ...] = ()
-    left_targets: tuple[TargetId, ...] = ()
+    pruned: tuple[Resource, ...] = ()
+    left: tuple[Resource, ...] = ()
     left_rules: int = 0
     api: Mapping[str, str] = field(default_factory=dict)  # keys of the section `api` that change
     api_before: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """The targets that are new or change."""
-        return tuple(change for change in self.targets if change.new or change.lines)
+        """The targets and sources that are new or change."""
+        return tuple(change for change in self.settings if change.new or change.lines)
 
     @property
     def empty(self) -> bool:
         """Whether nothing has to change."""
-        return not (self.changes or self.added or self.removed or self.removed_targets or self.api)
+        return not (self.changes or self.added or self.removed or self.pruned or self.api)
 
     @property
     def api_lines(self) -> list[str]:
@@ -81,7 +85,7 @@ class Plan:
 
 def decide(
     document: Manifest,
-    stored: Mapping[TargetId, CurrentTarget],
+    stored: Mapping[Resource, Current],
     rules: Sequence[StoredRule],
     *,
     api: Mapping[str, str] = MappingProxyType({}),
@@ -89,19 +93,19 @@ def decide(
     lenient: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Plan the changes that a document requires. Raises `BadSettings` with every problem of every target and rule.
+    """Plan the changes that a document requires. Raises `BadSettings` with every problem of all that it declares.
 
-    A target is declared as a whole: a key that is left out gets its default. What is not declared is kept unless
-    `prune`; targets of the environment, the sample target and its rules are always kept, and so are keys of the section
-    `api`, whose stored texts are in `api`. With `lenient`, settings
+    A target or source is declared as a whole: a key that is left out gets its default. What is not declared is kept
+    unless `prune`; those of the environment, the sample target and its rules are always kept, and so are keys of the
+    section `api`, whose stored texts are in `api`. With `lenient`, settings
     without effect are accepted, as in MinIO.
     """
     problems: list[Problem] = []
     changes = [
-        _plan_target(target, settings, stored.get(target), problems, environ, lenient=lenient)
-        for target, settings in document.targets.items()
+        _plan_settings(resource, settings, stored.get(resource), problems, environ, lenient=lenient)
+        for resource, settings in document.settings.items()
     ]
-    known = stored.keys() | document.targets.keys()
+    known = {resource for resource in stored if isinstance(resource, TargetId)} | document.targets.keys()
     for number, rule in enumerate(document.rules):
         if rule.target not in known:
             hint = did_you_mean(str(rule.target), [str(target) for target in known]) if known else "declare it"
@@ -110,8 +114,10 @@ def decide(
         raise BadSettings(problems)
     declared = {identity(rule) for rule in document.rules}
     existing = {identity(row.rule) for row in rules}
-    named = document.targets.keys() | {rule.target for rule in document.rules}
-    undeclared = [target for target, current in stored.items() if current.origin == "stored" and target not in named]
+    named = document.settings.keys() | {rule.target for rule in document.rules}
+    undeclared = [
+        resource for resource, current in stored.items() if current.origin == "stored" and resource not in named
+    ]
     undeclared_rules = [
         row
         for row in rules
@@ -119,11 +125,11 @@ def decide(
         and (row.rule.target not in stored or stored[row.rule.target].origin != "sample")
     ]
     return Plan(
-        targets=tuple(change for change in changes if change),
+        settings=tuple(change for change in changes if change),
         added=tuple(rule for rule in document.rules if identity(rule) not in existing),
         removed=tuple(undeclared_rules) if prune else (),
-        removed_targets=tuple(undeclared) if prune else (),
-        left_targets=() if prune else tuple(undeclared),
+        pruned=tuple(undeclared) if prune else (),
+        left=() if prune else tuple(undeclared),
         left_rules=0 if prune else len(undeclared_rules),
         api={key: text for key, text in document.api.items() if text != api.get(key, "")},
         api_before=api,
@@ -131,14 +137,9 @@ def decide(
 
 
 def make_plan(registry: Registry, document: Manifest, *, prune: bool = False, lenient: bool = False) -> Plan:
-    """Plan the changes to the stored targets and rules, as `decide` does. Raises `BadSettings`."""
-    stored = {}
-    for row in registry.targets():
-        try:
-            current = registry.texts(row)
-        except BadSettings:  # sealed with a lost key, or of another version: every key has to be set again
-            current = {}
-        stored[row.target] = CurrentTarget(current, row.origin, row.origin == "environment" and row.enabled)
+    """Plan the changes to what is stored, as `decide` does. Raises `BadSettings`."""
+    stored: dict[Resource, Current] = {row.identity: _current(row, registry) for row in registry.targets()}
+    stored |= {row.identity: _current(row, registry.sources) for row in registry.sources.sources()}
     api = registry.api_settings() if document.api else {}
     return decide(document, stored, registry.rules(), api=api, prune=prune, lenient=lenient)
 
@@ -148,21 +149,28 @@ def apply(
 ) -> Plan:
     """Apply a document, all of it or nothing, and return the changes. It is idempotent.
 
-    Raises `BadSettings`, or `TargetInUse` if a target to remove has undelivered events or dead letters and `force` is
-    not given.
+    Raises `BadSettings`, and without `force` `TargetInUse` if a target to remove has undelivered events or dead
+    letters, or `SourceInUse` if a source has rejected messages.
     """
     plan = make_plan(registry, document, prune=prune, lenient=lenient)
     if plan.empty:
         return plan
     with registry.at_once() as locked:
-        # From here on no one else changes targets or rules.
+        # From here on no one else changes targets or rules. A source is locked when it is written; what pulls from it
+        # records nothing meanwhile.
         plan = make_plan(locked, document, prune=prune, lenient=lenient)
         if plan.removed:
             locked.remove_rules([row.row_id for row in plan.removed])
-        for target in plan.removed_targets:
-            locked.remove(target, force=force)
+        for resource in plan.pruned:
+            if isinstance(resource, SourceId):
+                locked.sources.remove(resource, force=force)
+            else:
+                locked.remove(resource, force=force)
         for change in plan.changes:
-            locked.put(change.target, change.after)
+            if isinstance(change.resource, SourceId):
+                locked.sources.put(change.resource, change.after)
+            else:
+                locked.put(change.resource, change.after)
         locked.add_rules(plan.added)
         if plan.api:
             locked.put_api_settings(plan.api)
@@ -174,51 +182,72 @@ def plan_resource(plan: Plan, *, dry_run: bool) -> resources.Plan:
     return resources.Plan(
         dry_run=dry_run,
         targets=[
-            PlannedTarget(target=str(change.target), new=change.new, changes=change.lines, warnings=change.warnings)
-            for change in plan.targets
+            PlannedTarget(target=str(change.resource), new=change.new, changes=change.lines, warnings=change.warnings)
+            for change in plan.settings
+            if isinstance(change.resource, TargetId)
+        ],
+        sources=[
+            PlannedSource(source=str(change.resource), new=change.new, changes=change.lines, warnings=change.warnings)
+            for change in plan.settings
+            if isinstance(change.resource, SourceId)
         ],
         rules_added=[describe_rule(rule) for rule in plan.added],
         rules_removed=[rule_resource(row) for row in plan.removed],
         api=plan.api_lines,
-        targets_removed=[str(target) for target in plan.removed_targets],
-        not_declared=NotDeclared(targets=[str(target) for target in plan.left_targets], rules=plan.left_rules),
+        targets_removed=_names(plan.pruned, TargetId),
+        sources_removed=_names(plan.pruned, SourceId),
+        not_declared=NotDeclared(
+            targets=_names(plan.left, TargetId), sources=_names(plan.left, SourceId), rules=plan.left_rules
+        ),
     )
 
 
-def _plan_target(
-    target: TargetId,
+def _names(resources_of_both: Sequence[Resource], kind: type) -> list[str]:
+    return [str(resource) for resource in resources_of_both if isinstance(resource, kind)]
+
+
+def _current(row: StoredTarget | StoredSource, registry: SealedSettings[Any]) -> Current:
+    try:
+        current = registry.texts(row)
+    except BadSettings:  # sealed with a lost key, or of another version: every key has to be set again
+        current = {}
+    return Current(current, row.origin, row.origin == "environment" and row.enabled)
+
+
+def _plan_settings(
+    resource: Resource,
     settings: Mapping[str, object],
-    stored: CurrentTarget | None,
+    stored: Current | None,
     problems: list[Problem],
     environ: Mapping[str, str] | None,
     *,
     lenient: bool,
 ) -> Change | None:
-    before = dict(stored.texts) if stored else {}
+    before, declaration = dict(stored.texts) if stored else {}, declaration_of(resource)
     try:
-        after = {"enable": "on"} | _keep_secrets(target.type, before, texts(target.type, settings))
-        load(target.type, after, environ, lenient=lenient)
+        after = {"enable": "on"} | _keep_secrets(declaration, before, texts(declaration, settings))
+        load(declaration, after, environ, lenient=lenient)
     except BadSettings as error:
         problems += [
-            Problem(f"{target}: {problem.key}", problem.value, problem.problem, problem.hint)
+            Problem(f"{resource}: {problem.key}", problem.value, problem.problem, problem.hint)
             for problem in error.problems
         ]
         return None
     if stored and stored.fixed:
         if after == {"enable": "on"} | before:
             return None
-        problems.append(
-            Problem(
-                str(target), "", "is set by MINIO_NOTIFY_… variables", "change the variables; rules may name the target"
-            )
-        )
+        variables = "BUCKETWIRE_SOURCE_…" if isinstance(resource, SourceId) else "MINIO_NOTIFY_…"
+        hint = "change the variables" + ("; rules may name the target" if isinstance(resource, TargetId) else "")
+        problems.append(Problem(str(resource), "", f"is set by {variables} variables", hint))
         return None
-    return Change(target, stored is None, {"enable": "on"} | before if stored else {}, after)
+    return Change(resource, stored is None, {"enable": "on"} | before if stored else {}, after)
 
 
-def _keep_secrets(type_name: str, before: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+def _keep_secrets(
+    declaration: type[Declared], before: Mapping[str, str], settings: Mapping[str, str]
+) -> dict[str, str]:
     """Return the texts to store: without empty ones, and with the stored secret for each `*redacted*` one."""
-    keys = fields_of(settings_type(type_name))
+    keys = fields_of(declaration)
     return {
         name: keys[name].restored(text, before[name]) if REDACTED in text and name in before else text
         for name, text in settings.items()

@@ -7,8 +7,8 @@ uses the new rules, and an append before it uses the old ones.
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
@@ -24,13 +24,16 @@ from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.policies import REMOVAL
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.chunks import chunks
-from app.outbox.engine.database import Database, inserted_id, now_ms
+from app.outbox.engine.database import Database, OpenTransaction, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.markers import NO_LIMIT
 from app.outbox.rules import StoredRule, audit_facts, read_rules, rule_to_row
 from app.outbox.service_settings import read_api_settings, write_api_settings
 from app.outbox.targets import OPENING_DUE, StoredTarget, UnknownTarget, find_target, stored_target
 from app.rules.model import Rule, check, check_expressions
+
+if TYPE_CHECKING:
+    from app.outbox.sources.registry import SourceRegistry
 
 _BEING_REMOVED = "it is being removed; if that was stopped, remove it once more"
 
@@ -43,25 +46,10 @@ class ReadOnlyTarget(Exception):
     """The target is configured in the environment and can only be changed there."""
 
 
-class _OpenTransaction:
-    """An open transaction, used in place of a database."""
-
-    def __init__(self, connection: sa.Connection) -> None:
-        self._connection = connection
-
-    def reading(self) -> Any:
-        """Return the transaction's own connection, which reads its uncommitted changes."""
-        return nullcontext(self._connection)
-
-    def writing(self) -> Any:
-        """Return the transaction itself; the end of the block does not end it."""
-        return nullcontext(self._connection)
-
-
 class Registry(SealedSettings[TargetSettings]):
     """Read and change targets and rules."""
 
-    def __init__(self, database: "Database | _OpenTransaction", sealer: Sealer) -> None:
+    def __init__(self, database: Database | OpenTransaction, sealer: Sealer) -> None:
         super().__init__(sealer, tables.targets, settings_type)
         self._database = database
 
@@ -74,7 +62,14 @@ class Registry(SealedSettings[TargetSettings]):
         """
         with self._database.writing() as connection:
             log_head.change_routing(connection)
-            yield Registry(_OpenTransaction(connection), self._sealer)
+            yield Registry(OpenTransaction(connection), self._sealer)
+
+    @property
+    def sources(self) -> "SourceRegistry":
+        """The sources; their changes too are of the transaction of `at_once`."""
+        from app.outbox.sources.registry import SourceRegistry  # noqa: PLC0415 - few commands need it
+
+        return SourceRegistry(self._database, self._sealer)
 
     # Targets
 

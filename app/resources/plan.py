@@ -1,4 +1,4 @@
-"""What a declaration of targets and rules changes."""
+"""What a declaration of targets, sources and rules changes."""
 
 from typing import Annotated
 
@@ -15,10 +15,20 @@ class PlannedTarget(Resource):
     warnings: Annotated[list[str], about("settings that have no effect")]
 
 
+class PlannedSource(Resource):
+    """What a declaration changes in a source."""
+
+    source: str
+    new: bool
+    changes: Annotated[list[str], about("`-` a setting's old value, `+` its new one")]
+    warnings: Annotated[list[str], about("settings that have no effect")]
+
+
 class NotDeclared(Resource):
     """What is configured and not declared."""
 
     targets: list[str]
+    sources: list[str]
     rules: int
 
 
@@ -27,10 +37,12 @@ class Plan(Resource):
 
     dry_run: bool
     targets: list[PlannedTarget]
+    sources: list[PlannedSource]
     rules_added: list[RuleFacts]
     rules_removed: list[Rule]
     api: Annotated[list[str], about("the changes of the section `api`")]
     targets_removed: list[str]
+    sources_removed: list[str]
     not_declared: NotDeclared
 
 
@@ -46,5 +58,10 @@ class KeysQuery(Query):
 class ApplyQuery(KeysQuery):
     """How to apply a declaration."""
 
-    prune: Annotated[bool, FLAG("remove targets and rules that are not declared")] = False
-    force: Annotated[bool, FLAG("with `prune`, also remove targets with undelivered events or dead letters")] = False
+    prune: Annotated[bool, FLAG("remove targets, sources and rules that are not declared")] = False
+    force: Annotated[
+        bool,
+        FLAG(
+            "with `prune`, also remove targets with undelivered events or dead letters, sources with rejected messages"
+        ),
+    ] = False

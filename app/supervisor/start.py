@@ -11,9 +11,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from app.config import tls
+from app.config.arn import TargetId
 from app.config.fields.addresses import HostPort
 from app.config.settings import Settings
-from app.config.target_settings import from_environ, invalid_targets, warnings
+from app.config.sources.source_id import SourceId
+from app.config.target_settings import (
+    declaration_of,
+    from_environ,
+    invalid_settings,
+    sources_from_environ,
+    warnings,
+)
 from app.events.names import EVERY
 from app.outbox.registry import Registry
 from app.rules.model import EVERY_BUCKET, Rule
@@ -116,20 +124,25 @@ def api_answers(address: HostPort, *, secure: bool) -> bool:
 
 
 def sync_environment(registry: Registry, environ: Mapping[str, str]) -> list[str]:
-    """Store the targets of the `MINIO_NOTIFY_…` variables in the outbox; return the problems of the variables.
+    """Store the targets and sources of variables in the outbox; return the problems of the variables.
 
-    The problems include settings without effect, which are accepted. An invalid target does not affect the others: it
-    is stored with its problem, and its events wait.
+    The problems include settings without effect, which are accepted. An invalid target or source does not affect the
+    others: it is stored with its problem, and its events or messages wait.
     """
     parsed = from_environ(environ)
-    problems = invalid_targets(parsed.targets, environ)
+    sources, strays = sources_from_environ(environ)
+    problems = invalid_settings(parsed.targets, environ)
     registry.sync_environment(parsed.targets, {target: str(error) for target, error in problems.items()})
+    source_problems = invalid_settings(sources, environ)
+    registry.sources.sync_environment(sources, source_problems.keys())
+    settings: list[tuple[TargetId | SourceId, Mapping[str, str]]] = [*parsed.targets.items(), *sources.items()]
     ineffective = [
-        f"{target}: {sentence}"
-        for target, values in parsed.targets.items()
-        for sentence in warnings(target.type, values, environ)
+        f"{resource}: {sentence}"
+        for resource, values in settings
+        for sentence in warnings(declaration_of(resource), values, environ)
     ]
-    return [*map(str, parsed.problems), *map(str, problems.values()), *ineffective]
+    invalid = [*problems.values(), *source_problems.values()]
+    return [*map(str, (*parsed.problems, *strays)), *map(str, invalid), *ineffective]
 
 
 def add_sample(registry: Registry, settings: Settings) -> bool:

@@ -15,10 +15,13 @@ from app.events.limits import Limits
 from app.events.messages import Message, read_message
 from app.events.model import Event
 from app.outbox import tables
+from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
+from app.outbox.sources.intake import SourceIntake
+from app.outbox.sources.leases import SourceLeases
 from app.outbox.sources.registry import SourceRegistry
 from app.outbox.sources.rejected import RejectedMessages
-from app.outbox.sources.stored import StoredSource
+from app.outbox.sources.stored import StoredSource, find_source
 from tests import services
 from tests.services import until
 from tests.support.builders import SECRET_KEY, body, event
@@ -31,6 +34,19 @@ def numbered(count: int, *, keys: int = KEYS, share: int = 0) -> list[Event]:
     """Events of some objects in turn, as they are recorded; those of one share have keys of their own."""
     made = [Message(body(event(f"{share}/{number % keys}.txt"))) for number in range(count)]
     return [one for message in made for one in read_message(message, Limits(), None).events]
+
+
+def reject(database: Database, *bodies: bytes) -> None:
+    """Have the source kafka:minio reject these messages, as a worker does."""
+    clock = DatabaseClock(database)
+    with database.reading() as connection:
+        stored = find_source(connection, SourceId("kafka", "minio"))
+    leases = SourceLeases(database, 60_000)
+    lease = leases.claim(stored, clock())
+    assert lease is not None
+    read = [read_message(Message(text, "0", str(place)), Limits(), None) for place, text in enumerate(bodies, 1)]
+    SourceIntake(database, clock, 60_000).record(lease, read, most=100, most_bytes=1 << 20)
+    leases.release(lease)
 
 
 def messages(events: Sequence[Event]) -> list[bytes]:

@@ -152,9 +152,9 @@ def _set(call: AdminCall, settings: Mapping[TargetId, Mapping[str, str]], api: M
     plan = set_keys(call.parts.registry, settings, api)
     call.parts.wakeups.request()  # new settings are tried at once, also of a target that was unavailable
     for change in plan.changes:
-        log.info("%s was set by the key %s", change.target, call.seal.key.name)
+        log.info("%s was set by the key %s", change.resource, call.seal.key.name)
         for sentence in change.warnings:
-            log.warning("%s: %s", change.target, sentence)
+            log.warning("%s: %s", change.resource, sentence)
     for key, text in plan.api.items():
         log.info("%s %s=%s was set by the key %s", SECTION, key, text, call.seal.key.name)
 

@@ -14,7 +14,7 @@ from app.api.services import services
 from app.config.errors import REDACTED
 from app.config.sources.registry import SOURCE_TYPES, source_type
 from app.config.sources.source_id import SourceId
-from app.config.target_settings import BadSettings, merged, redacted, replaced_keys, with_kept_secrets
+from app.config.target_settings import BadSettings, redacted, with_kept_secrets
 from app.events.frontends import S3_FRONTENDS
 from app.outbox.engine.clock import database_now
 from app.outbox.log.batch import QueueFull
@@ -86,25 +86,6 @@ def put(type_name: str, name: str) -> tuple[Source, int]:
     except UnknownSource:
         status = 201
     services().sources.put(source, settings)
-    return _one(source), status
-
-
-@routes.patch("/v1/sources/<type_name>/<name>")
-@needs(ADMIN)
-@answers(Source, "the changed source", content=_SETTINGS, other_answers={201: ("the new source", Source)}, path=_PATH)
-def change(type_name: str, name: str) -> tuple[Source, int]:
-    """Create a source, or change single settings.
-
-    One that is left out keeps its value, an empty one gets its default.
-    """
-    source, changes, status = _source_of(type_name, name), json_object(request), 200
-    before: Mapping[str, str] = {}
-    try:
-        stored = services().sources.source(source)
-        before = services().sources.texts(stored, without=replaced_keys(source_type(source.type), changes))
-    except UnknownSource:
-        status = 201
-    services().sources.put(source, merged(source_type(source.type), before, changes))
     return _one(source), status
 
 

@@ -1,11 +1,11 @@
-"""`bucketwire apply`: apply the targets and rules declared in a file."""
+"""`bucketwire apply`: apply the targets, sources and rules declared in a file."""
 
 from collections.abc import Mapping
 from typing import IO, Any
 
 import click
 
-from app.cli.commands.config import show_api, show_targets
+from app.cli.commands.config import planned_settings, show_api, show_settings
 from app.cli.context import CommandContext, with_api
 from app.cli_common.output import count_noun, printable
 from app.manifest.document import parse_manifest, read_yaml, schema
@@ -15,19 +15,23 @@ from app.rules.filters import parse_filters
 @click.command()
 @click.option("-f", "--file", "source", type=click.File("rb"), help="YAML or JSON file; - is standard input.")
 @click.option("--dry-run", is_flag=True, help="Check, show what would change, and change nothing.")
-@click.option("--prune", is_flag=True, help="Also remove the targets and rules that the file does not declare.")
 @click.option(
-    "--force", is_flag=True, help="With --prune: also remove targets with undelivered events or dead letters."
+    "--prune", is_flag=True, help="Also remove the targets, sources and rules that the file does not declare."
+)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="With --prune: also remove targets with undelivered events or dead letters, sources with rejected messages.",
 )
 @click.option("--schema", "show_schema", is_flag=True, help="Print the file's JSON Schema, for editors, instead.")
 @with_api
 def apply(
     context: CommandContext, source: IO[bytes] | None, dry_run: bool, prune: bool, force: bool, show_schema: bool
 ) -> None:
-    """Apply the targets and rules declared in a file, all of it or nothing. Applying it again changes nothing.
+    """Apply the targets, sources and rules declared in a file, all of it or nothing. Applied again, it changes nothing.
 
-    A target is declared as a whole: a key that is left out gets its default. Targets and rules that the file does not
-    declare are kept, unless --prune is given.
+    A target or source is declared as a whole: a key that is left out gets its default. What the file does not declare
+    is kept, unless --prune is given.
     """
     if show_schema:
         context.json(schema())
@@ -43,25 +47,25 @@ def apply(
     if context.as_json:
         context.json(plan)
         return
-    show_targets(plan)
-    for target in plan["targets_removed"]:
-        click.echo(f"{target}: removed")
+    show_settings(plan)
+    for name in (*plan["targets_removed"], *plan["sources_removed"]):
+        click.echo(f"{name}: removed")
     for sign, member in (("-", "rules_removed"), ("+", "rules_added")):
         for rule in plan[member]:
             click.echo(f"{sign} rule: {printable(format_rule(rule))}")
     show_api(plan, declared=bool(declared.api))
-    if not any(plan[name] for name in ("targets_removed", "rules_added", "rules_removed", "api")) and not any(
-        target["new"] or target["changes"] for target in plan["targets"]
+    removed_or_added = ("targets_removed", "sources_removed", "rules_added", "rules_removed", "api")
+    if not any(plan[name] for name in removed_or_added) and not any(
+        planned["new"] or planned["changes"] for _, planned in planned_settings(plan)
     ):
         click.echo("no changes: everything is as declared")
     elif dry_run:
         click.echo("nothing was changed: --dry-run")
     left = plan["not_declared"]
-    if left["targets"] or left["rules"]:
-        click.echo(
-            f"not declared and left as they are: {count_noun(len(left['targets']), 'target')}, "
-            f"{count_noun(left['rules'], 'rule')}; --prune removes them"
-        )
+    if left["targets"] or left["sources"] or left["rules"]:
+        counts = [count_noun(len(left["targets"]), "target"), count_noun(left["rules"], "rule")]
+        counts[1:1] = [count_noun(len(left["sources"]), "source")] if left["sources"] else []
+        click.echo(f"not declared and left as they are: {', '.join(counts)}; --prune removes them")
 
 
 def format_rule(rule: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import click
@@ -20,6 +21,7 @@ from app.config.errors import Problem, did_you_mean
 from app.config.fields.fields import fields_of
 from app.config.formats.api_line import is_api_line, parse_api_line, take_api_lines
 from app.config.formats.config_help import api_helps, describe_section, key_helps
+from app.config.sources.source_id import SourceId
 from app.config.target_settings import BadSettings, from_config_json, joined, parse_line, parse_lines, to_line
 from app.config.targets.registry import section_type, sections
 
@@ -181,18 +183,21 @@ def reseal(context: ServiceContext) -> None:
 
 def set_keys(
     context: CommandContext,
-    targets: Mapping[TargetId, Mapping[str, str]],
+    targets: Mapping[TargetId, Mapping[str, str]] = MappingProxyType({}),
     *,
+    sources: Mapping[SourceId, Mapping[str, str]] = MappingProxyType({}),
     api: Mapping[str, str] | None = None,
     dry_run: bool,
     lenient: bool = True,
 ) -> None:
-    """Set keys of targets, and of the section `api`, all or none, or only show the changes.
+    """Set keys of targets, sources and the section `api`, all or none, or only show the changes.
 
     Keys that are left out keep their values, empty ones get their defaults. With `lenient`, settings without effect are
     warnings, as in MinIO's forms.
     """
-    body = {"targets": {str(target): values for target, values in targets.items()}, "api": api or {}}
+    body: dict[str, Any] = {"targets": {str(target): values for target, values in targets.items()}, "api": api or {}}
+    if sources:
+        body["sources"] = {str(source): values for source, values in sources.items()}
     plan = context.api.change("PATCH", "/v1/declaration", body, dry_run=dry_run, lenient=lenient)
     if api and context.api.get(_API)["sync_events"]["origin"] == "environment":
         click.echo(f"{fields_of(ApiSettings)['sync_events'].env} is set and takes precedence", err=True)
@@ -200,7 +205,7 @@ def set_keys(
         show_warnings(plan)
         context.json(plan)
         return
-    show_targets(plan)
+    show_settings(plan)
     show_api(plan, declared=bool(api))
     if dry_run:
         click.echo("nothing was changed: --dry-run")
@@ -214,20 +219,26 @@ def remove_target(context: CommandContext, target: TargetId, *, force: bool) -> 
 
 
 def show_warnings(plan: Mapping[str, Any]) -> None:
-    """Print, on standard error, which settings of the targets have no effect."""
-    for target in plan["targets"]:
-        for sentence in target["warnings"]:
-            click.echo(f"{target['target']}: {printable(sentence)}", err=True)
+    """Print, on standard error, which settings of the targets and sources have no effect."""
+    for name, planned in planned_settings(plan):
+        for sentence in planned["warnings"]:
+            click.echo(f"{name}: {printable(sentence)}", err=True)
 
 
-def show_targets(plan: Mapping[str, Any]) -> None:
-    """Print the changes of each target, and its warnings on standard error."""
+def show_settings(plan: Mapping[str, Any]) -> None:
+    """Print the changes of each target and source, and their warnings on standard error."""
     show_warnings(plan)
-    for target in plan["targets"]:
-        state = "new" if target["new"] else "changed" if target["changes"] else "unchanged"
-        click.echo(f"{target['target']}: {state}")
-        for line in target["changes"]:
+    for name, planned in planned_settings(plan):
+        state = "new" if planned["new"] else "changed" if planned["changes"] else "unchanged"
+        click.echo(f"{name}: {state}")
+        for line in planned["changes"]:
             click.echo(f"  {printable(line)}")
+
+
+def planned_settings(plan: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return what a plan has of each target and source, with their names."""
+    targets = [(planned["target"], planned) for planned in plan["targets"]]
+    return targets + [(planned["source"], planned) for planned in plan["sources"]]
 
 
 def show_api(plan: Mapping[str, Any], *, declared: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from app.cli.client import source_path
+from app.cli.commands.config import set_keys
 from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
 from app.cli_common.context import ServiceContext, pass_context
@@ -51,11 +52,14 @@ def show(context: CommandContext, which: SourceId) -> None:
 @source.command(name="set")
 @click.argument("which", metavar="SOURCE", type=SOURCE)
 @click.argument("pairs", metavar="KEY=VALUE...", type=KEY_VALUE, nargs=-1, required=True)
+@click.option("--dry-run", is_flag=True, help="Check, show what would change, and change nothing.")
 @with_api
-def set_(context: CommandContext, which: SourceId, pairs: tuple[tuple[str, str], ...]) -> None:
-    """Create or change a source; keys that are left out keep their values, an empty value resets to the default."""
-    answer = context.api.change("PATCH", source_path(which), dict(pairs))
-    context.done(f"set {which}; a worker takes it up within seconds", **answer)
+def set_(context: CommandContext, which: SourceId, pairs: tuple[tuple[str, str], ...], dry_run: bool) -> None:
+    """Create or change a source; keys that are left out keep their values, an empty value resets to the default.
+
+    A worker takes it up within seconds.
+    """
+    set_keys(context, sources={which: dict(pairs)}, dry_run=dry_run, lenient=False)
 
 
 @source.command()

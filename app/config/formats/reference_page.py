@@ -71,15 +71,17 @@ def reference_page() -> str:
         "",
         "## Every source",
         "",
-        "`bucketwire source set <type>:<name> key=value …`, or `PUT /v1/sources/<type>/<name>`.",
+        "`bucketwire source set <type>:<name> key=value …`, `bucketwire apply`, `PUT /v1/sources/<type>/<name>`, or",
+        "variables `BUCKETWIRE_SOURCE_<TYPE>_<KEY>[_<NAME>]`, of which that of `enable` creates the source.",
         "",
     ]
     shared = fields_of(SourceSettings)
-    parts += _table([("", key) for key in shared.values()])
+    parts += _table([(f"`…_{key.env or name.upper()}[_<NAME>]`", key) for name, key in shared.items()])
     for source in SOURCE_TYPES.values():
         example = f"Example: `bucketwire source set {source.type_name}:NAME {_written(source.example)}`."
         parts += ["", f"## {source.title} as a source", "", example, ""]
-        parts += _table([("", key) for name, key in ordered_source_fields(source).items() if key != shared.get(name)])
+        own = [(variable(source, name), key) for name, key in ordered_source_fields(source).items()]
+        parts += _table([(f"`{name}[_<NAME>]`", key) for name, key in own if key != shared.get(key.name)])
     parts += ["", "## The service", ""]
     parts += _table(
         [(f"`{key.env or 'BUCKETWIRE_' + name.upper()}`", key) for name, key in fields_of(Settings).items()]

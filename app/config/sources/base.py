@@ -30,6 +30,7 @@ class SourceSettings(Declared):
     """The settings of every source. Durations are seconds."""
 
     type_name: ClassVar[str]
+    env: ClassVar[str]  # in BUCKETWIRE_SOURCE_<…>_: KAFKA
     title: ClassVar[str]
     example: ClassVar[Mapping[str, str]]  # settings that are enough to set a source
     names_queue: ClassVar[tuple[str, ...]] = ()  # settings whose change makes it another queue, without the positions
@@ -40,6 +41,7 @@ class SourceSettings(Declared):
         super().__init_subclass__()
         if type_name:
             cls.type_name, cls.title, cls.example = type_name, title, example
+            cls.env = type_name.upper()
             REGISTERED_SOURCES[type_name] = cls
 
     enable: bool = setting(Toggle(), default="on", about="whether messages are pulled; on unless set")

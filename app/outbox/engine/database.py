@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import sqlalchemy as sa
@@ -192,6 +192,21 @@ class Database:
     def close(self) -> None:
         """Close every connection that is not in use."""
         self._dispose()
+
+
+class OpenTransaction:
+    """An open transaction, used in place of a database."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._connection = connection
+
+    def reading(self) -> AbstractContextManager[sa.Connection]:
+        """Return the transaction's own connection, which reads its uncommitted changes."""
+        return nullcontext(self._connection)
+
+    def writing(self) -> AbstractContextManager[sa.Connection]:
+        """Return the transaction itself; the end of the block does not end it."""
+        return nullcontext(self._connection)
 
 
 def _open(

@@ -10,6 +10,13 @@ class UnknownSource(LookupError):
         super().__init__(f"there is no source {source}; `bucketwire source ls` shows those there are")
 
 
+class ReadOnlySource(Exception):
+    """The source is configured in the environment and can only be changed there."""
+
+    def __init__(self, source: SourceId) -> None:
+        super().__init__(f"{source} is set by BUCKETWIRE_SOURCE_… variables; change the variables")
+
+
 class SourceInUse(Exception):
     """Removing the source would lose rejected messages; the message says how many."""
 

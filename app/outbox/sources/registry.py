@@ -1,6 +1,6 @@
 """Store and change sources. A change revokes the lease, so that no worker goes on with the settings before it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -9,12 +9,12 @@ from app.config.secrets import Sealer
 from app.config.sources.base import SourceSettings
 from app.config.sources.registry import source_type
 from app.config.sources.source_id import SourceId
-from app.config.target_settings import changed_lines, load, texts
+from app.config.target_settings import BadSettings, changed_lines, load, texts
 from app.outbox import audit, tables
 from app.outbox.declared_rows import SealedSettings, read_row
 from app.outbox.delivery.reasons import clean_reason
-from app.outbox.engine.database import Database, now_ms
-from app.outbox.sources.errors import SourceInUse
+from app.outbox.engine.database import Database, OpenTransaction, now_ms
+from app.outbox.sources.errors import ReadOnlySource, SourceInUse
 from app.outbox.sources.stored import StoredSource, find_source, read_positions, read_sources
 
 _REVOKED = {"lease_token": "", "leased_until": 0}
@@ -25,7 +25,7 @@ _AS_NEW: dict[str, Any] = {"failures": 0, "resume_at": 0, "error": "", "error_at
 class SourceRegistry(SealedSettings[SourceSettings]):
     """Read and change sources."""
 
-    def __init__(self, database: Database, sealer: Sealer) -> None:
+    def __init__(self, database: Database | OpenTransaction, sealer: Sealer) -> None:
         super().__init__(sealer, tables.sources, source_type)
         self._database = database
 
@@ -44,15 +44,22 @@ class SourceRegistry(SealedSettings[SourceSettings]):
         with self._database.reading() as connection:
             return read_positions(connection, stored.row_id)
 
-    def put(self, source: SourceId, values: Mapping[str, object]) -> None:
-        """Create a source or replace its settings. Raises `BadSettings`; then nothing has changed.
+    def put(
+        self, source: SourceId, values: Mapping[str, object], *, origin: str = "stored", invalid: bool = False
+    ) -> None:
+        """Create a source or replace its settings. Raises `BadSettings` or `ReadOnlySource`; then nothing has changed.
 
-        A source of another queue than before begins as a new one.
+        A source of another queue than before begins as a new one. Settings that are `invalid` are stored unchecked; the
+        worker that reads them reports why it cannot pull.
         """
         declaration = source_type(source.type)
-        settings, stored = load(declaration, values), texts(declaration, values)
+        if invalid:
+            enabled, stored = True, {key: str(value) for key, value in values.items()}
+        else:
+            settings = load(declaration, values, lenient=origin == "environment")
+            enabled, stored = settings.enable, texts(declaration, values)
         sealed = self.seal(source.type, stored)
-        columns: dict[str, Any] = {"settings": sealed, "enabled": settings.enable, "origin": "stored"}
+        columns: dict[str, Any] = {"settings": sealed, "enabled": enabled, "origin": origin}
         s = tables.sources.c
         with self._database.writing() as connection:
             known = read_row(connection, tables.sources, source, lock=True)
@@ -63,6 +70,8 @@ class SourceRegistry(SealedSettings[SourceSettings]):
                 connection.execute(tables.sources.insert().values(new | columns))
                 audit.record(connection, "source.create", _resource(source), details)
                 return
+            if known.origin == "environment" != origin:
+                raise ReadOnlySource(source)
             columns |= _AS_NEW | _REVOKED | {"revision": s.revision + 1}
             connection.execute(tables.sources.update().where(s.id == known.id).values(**columns))
             if any(before.get(name) != stored.get(name) for name in declaration.names_queue):
@@ -71,14 +80,36 @@ class SourceRegistry(SealedSettings[SourceSettings]):
                 connection.execute(tables.sources.update().where(s.id == known.id).values(_NO_NOTICE))
             audit.record(connection, "source.change", _resource(source), details)
 
+    def sync_environment(self, found: Mapping[SourceId, Mapping[str, str]], invalid: Collection[SourceId]) -> None:
+        """Store the sources that the environment configures, each in a transaction of its own.
+
+        Sources that the environment no longer configures are disabled, not deleted: their positions stay.
+        """
+        stored = {entry.source: entry for entry in self.sources()}
+        for source, values in found.items():
+            entry = stored.get(source)
+            if entry and entry.origin == "environment" and entry.enabled:
+                try:
+                    if self.texts(entry) == dict(values):
+                        continue
+                except BadSettings:
+                    pass  # sealed with a key that is not known any more: store the environment's secret again
+            self.put(source, values, origin="environment", invalid=source in invalid)
+        for source, entry in stored.items():
+            if entry.origin == "environment" and source not in found and entry.enabled:
+                self._update(source, "disable", enabled=False, reason="the environment no longer names it")
+
     def remove(self, source: SourceId, *, force: bool = False) -> int:
         """Delete a source with its positions and rejected messages, and return how many of these there were.
 
-        Raises `UnknownSource`, and without `force` `SourceInUse` if it has rejected messages. What it recorded stays.
+        Raises `UnknownSource`, `ReadOnlySource`, and without `force` `SourceInUse` if it has rejected messages. What it
+        recorded stays.
         """
         r = tables.rejected_messages.c
         with self._database.writing() as connection:
             stored = find_source(connection, source)
+            if stored.origin == "environment" and stored.enabled:
+                raise ReadOnlySource(source)
             connection.execute(tables.sources.delete().where(tables.sources.c.id == stored.row_id))
             count = sa.select(sa.func.count()).select_from(tables.rejected_messages).where(r.source_id == stored.row_id)
             rejected = int(connection.execute(count).scalar_one())

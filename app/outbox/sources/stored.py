@@ -59,7 +59,7 @@ class StoredSource:
     def state_reason(self, now: int) -> str:
         """Return why it is in this state; empty for `running`."""
         match self.state(now):
-            case "paused":
+            case "paused" | "disabled":
                 return self.reason
             case "failing":
                 return self.error

@@ -78,7 +78,6 @@ KNOWS_MORE = {
     "GET /v1/events",
     "PUT /v1/targets/{type_name}/{name}",
     "PUT /v1/sources/{type_name}/{name}",
-    "PATCH /v1/sources/{type_name}/{name}",
     "POST /v1/sources/{type_name}/{name}/rejected/delete",
     "POST /v1/rules",
     "POST /v1/declaration",

@@ -14,6 +14,7 @@ from app.outbox.log.append import Log
 from app.supervisor.start import sync_environment
 from tests.integration.cli.conftest import Cli, Result
 from tests.support.builders import event, registry
+from tests.support.pulled_events import reject
 
 FILE = """
 targets:
@@ -111,7 +112,8 @@ def test_a_declared_target_is_whole_and_one_that_is_not_declared_stays_until_pru
         ("targets: {{redis:a: {{address: h}}, redis:a: {{}}}}", "'redis:a' is given twice"),
         ("targets: [", "line 1, column"),
         ("targets: {{redis:a: {{address: 'h:1', key: k, password: 'env:NOWHERE'}}}}", "the variable NOWHERE is empty"),
-        ("[1]", "write targets: and rules:"),
+        ("[1]", "write targets:, sources: and rules:"),
+        ("sources: {{kafca:x: {{}}}}", "sources.kafca:x: is not a known source type; did you mean kafka?"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_with_its_place_and_nothing_changes(
@@ -208,3 +210,42 @@ def test_a_filter_that_cannot_be_declared_is_named_with_its_place(
     refused = applied(FILTERED.replace(old, new))
     assert (refused.code, said in refused.err) == (1, True), refused.err
     assert holds(cli) == ([], [])
+
+
+SOURCES = """
+sources:
+  kafka:minio: {{brokers: [127.0.0.1:9092], topic: events, sasl: on, sasl_username: u, sasl_password: "{password}"}}
+"""
+
+
+def test_sources_are_declared_with_the_targets_and_pruned_like_them(
+    cli: Cli, applied: Applied, database: Database
+) -> None:
+    document = FILE + SOURCES.replace("{password}", "hush-hush-9f3")
+    planned = applied(document, "--dry-run")
+    assert ("kafka:minio: new" in planned.out, "hush-hush" in planned.out) == (True, False)
+    assert cli("source", "ls", "--json").json == []
+    assert applied(document).code == 0
+    assert "everything is as declared" in applied(FILE + SOURCES.replace("{password}", "*redacted*")).out
+
+    changed = applied(document.replace("topic: events", "topic: others"))
+    assert "- topic=events\n  + topic=others" in changed.out
+    refused = applied(document.replace("sasl: on, ", "").replace("topic: events", "topik: events"))
+    assert (refused.code, "kafka:minio: topik: is not a known setting; did you mean topic?" in refused.err) == (1, True)
+    left = applied(FILE)
+    assert "0 targets, 1 source, 0 rules; --prune removes them" in left.out
+
+    reject(database, b"{")
+    refused = applied(FILE, "--prune")
+    assert (refused.code, "kafka:minio has 1 rejected message(s)" in refused.err) == (1, True)
+    assert "kafka:minio: removed" in applied(FILE, "--prune", "--force").out
+    assert cli("source", "ls", "--json").json == []
+    assert holds(cli) == DECLARED
+
+
+def test_what_fails_in_a_file_leaves_its_sources_as_they_were(cli: Cli, applied: Applied, database: Database) -> None:
+    applied(FILE)
+    Log(database).append([[event("a.txt")]])
+    refused = applied(SOURCES.replace("{password}", "x"), "--prune")
+    assert (refused.code, "is in use" in refused.err) == (1, True)
+    assert cli("source", "ls", "--json").json == []

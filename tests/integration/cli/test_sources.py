@@ -6,42 +6,31 @@ import pytest
 from cryptography.fernet import Fernet
 
 from app.api.routes.metrics import source_metrics
-from app.config.sources.source_id import SourceId
-from app.events.limits import Limits
-from app.events.messages import Message, read_message
-from app.outbox.engine.clock import DatabaseClock, database_now
+from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.sources.intake import SourceIntake
-from app.outbox.sources.leases import SourceLeases
 from app.outbox.sources.rejected import read_kept
-from app.outbox.sources.stored import find_source, read_sources
+from app.outbox.sources.stored import read_sources
+from app.supervisor.start import sync_environment
 from tests.integration.cli.conftest import Cli
-from tests.support.pulled_events import recorded
+from tests.support.builders import registry
+from tests.support.pulled_events import recorded, reject
 
 SECRET = "hush-hush-9f3"
 SET = ("source", "set", "kafka:minio", "brokers=kafka", "topic=events", "sasl=on", "sasl_username=u")
 
 
-def reject(database: Database, *bodies: bytes) -> None:
-    """Have the source reject these messages, as a worker does."""
-    clock = DatabaseClock(database)
-    with database.reading() as connection:
-        stored = find_source(connection, SourceId("kafka", "minio"))
-    leases = SourceLeases(database, 60_000)
-    lease = leases.claim(stored, clock())
-    assert lease is not None
-    read = [read_message(Message(text, "0", str(place)), Limits(), None) for place, text in enumerate(bodies, 1)]
-    SourceIntake(database, clock, 60_000).record(lease, read, most=100, most_bytes=1 << 20)
-    leases.release(lease)
-
-
 def test_a_source_is_made_changed_and_shown_without_its_secret(cli: Cli) -> None:
-    assert "set kafka:minio" in cli(*SET, f"sasl_password={SECRET}").out
-    cli("source", "set", "kafka:minio", "topic=others", "sasl_mechanism=sha512")
+    planned = cli(*SET, f"sasl_password={SECRET}", "--dry-run").out
+    assert ("kafka:minio: new" in planned, "+ topic=events" in planned, SECRET in planned) == (True, True, False)
+    assert cli("source", "ls", "--json").json == []
+    assert "kafka:minio: new" in cli(*SET, f"sasl_password={SECRET}").out
+    changed = cli("source", "set", "kafka:minio", "topic=others", "sasl_mechanism=sha512").out
+    assert "- topic=events\n  + topic=others" in changed
+    assert "sasl_username" not in changed
     shown = cli("source", "show", "kafka:minio", "--json").json
     assert shown["settings"] == {
-        "brokers": "kafka", "topic": "others", "sasl": "on", "sasl_username": "u", "sasl_password": "*redacted*",
-        "sasl_mechanism": "sha512",
+        "enable": "on", "brokers": "kafka", "topic": "others", "sasl": "on", "sasl_username": "u",
+        "sasl_password": "*redacted*", "sasl_mechanism": "sha512",
     }  # fmt: skip
     assert (shown["state"], shown["positions"]) == ("waiting", {})
     for words in (["source", "show", "kafka:minio"], ["source", "ls"]):
@@ -144,3 +133,31 @@ def test_rejected_messages_are_listed_shown_retried_and_deleted(cli: Cli, databa
     assert cli("source", "rejected", "rm", "kafka:minio").code == 2
     assert cli("source", "rejected", "rm", "kafka:minio", "--all", "--json").json == {"deleted": 2}
     assert cli("source", "rejected", "show", "kafka:minio", first).code == 1
+
+
+def test_a_source_of_the_environment_is_changed_only_there_and_disabled_when_it_is_gone(
+    cli: Cli, database: Database
+) -> None:
+    environ = {
+        "BUCKETWIRE_SOURCE_KAFKA_ENABLE_env": "on", "BUCKETWIRE_SOURCE_KAFKA_BROKERS_env": "kafka",
+        "BUCKETWIRE_SOURCE_KAFKA_TOPIC_env": "events", "BUCKETWIRE_SOURCE_KAFKA_TLS_CA_env": "/x",
+    }  # fmt: skip
+    [ineffective] = sync_environment(registry(database), environ)
+    assert ineffective.startswith("kafka:env: tls_ca: has no effect without TLS")
+    stored = cli("source", "show", "kafka:env", "--json").json
+    assert (stored["origin"], stored["settings"]["topic"]) == ("environment", "events")
+    for words in (
+        ["set", "kafka:env", "topic=other"], ["set", "kafka:env", "topic=other", "--dry-run"], ["rm", "kafka:env"],
+    ):  # fmt: skip
+        refused = cli("source", *words)
+        assert (refused.code, "change the variables" in refused.err) == (1, True)
+    sync_environment(registry(database), environ)
+    assert [entry["action"] for entry in cli("audit", "--json").json] == ["source.create"]
+
+    [problem] = sync_environment(registry(database), environ | {"BUCKETWIRE_SOURCE_KAFKA_BROKERS_env": ""})
+    assert problem.startswith("kafka:env: brokers: is required")
+    [stray] = sync_environment(registry(database), {"BUCKETWIRE_SOURCE_KAFFKA_ENABLE": "on"})
+    assert "is of an unknown source type; did you mean KAFKA?" in stray
+    gone = cli("source", "show", "kafka:env", "--json").json
+    assert (gone["state"], gone["reason"]) == ("disabled", "the environment no longer names it")
+    assert cli("source", "rm", "kafka:env").code == 0

@@ -1,7 +1,7 @@
 import json
 
 from app.config.arn import TargetId
-from app.config.target_settings import from_config_json, invalid_targets, load
+from app.config.target_settings import from_config_json, invalid_settings, load
 from app.config.targets.postgresql import PostgresSettings
 
 # As in the guides of 2016 and 2017.
@@ -21,7 +21,7 @@ OLD = json.loads("""
 def test_the_old_file_gives_todays_targets() -> None:
     found = from_config_json(OLD)
     assert found.problems == []
-    assert invalid_targets(found.targets) == {}
+    assert invalid_settings(found.targets) == {}
     assert list(map(str, found.targets)) == ["redis:1", "postgresql:1", "webhook:1", "webhook:2", "webhook:3"]
     webhook = found.targets[TargetId("webhook", "1")]
     assert webhook == {"enable": "on", "endpoint": "http://localhost:3000/", "queue_dir": "", "queue_limit": "0"}
@@ -50,7 +50,7 @@ def test_what_is_left_out_is_named() -> None:
         "elasticsearch": {"1": {"enable": True, "url": "http://h:9200", "index": "i"}},
     }
     found = from_config_json({"region": "us-east-1", "notify": types})
-    assert invalid_targets(found.targets) == {}
+    assert invalid_settings(found.targets) == {}
     assert [note.split(":", 2)[:2] for note in found.notes[1:]] == [
         ["mqtt", "1"], ["nats", "1"], ["redis", "1"], ["elasticsearch", "1"],
     ]  # fmt: skip
@@ -75,7 +75,7 @@ def test_nested_and_camel_case_members_find_their_keys() -> None:
 
 def test_what_is_no_key_today_breaks_its_target_only() -> None:
     found = from_config_json({"webhook": {"a": {"enable": True, "endpoint": "http://h", "stream": {"clientID": "x"}}}})
-    problem = str(invalid_targets(found.targets)[TargetId("webhook", "a")])
+    problem = str(invalid_settings(found.targets)[TargetId("webhook", "a")])
     assert problem.startswith("webhook:a: stream.clientID: is not a known setting")
 
 

@@ -1,6 +1,6 @@
 from app.config.arn import TargetId
 from app.config.formats.environment import variable
-from app.config.target_settings import from_environ, invalid_targets, load
+from app.config.target_settings import from_environ, invalid_settings, load
 from app.config.targets.redis import RedisSettings
 
 N = "MINIO_NOTIFY_"
@@ -84,7 +84,7 @@ def test_an_unknown_key_breaks_its_own_target_only() -> None:
     found = from_environ(environ)
     assert found.problems == []
     assert found.targets[redis("A_B")] == {"enable": "on", "adress": "h"}
-    problems = invalid_targets(found.targets)
+    problems = invalid_settings(found.targets)
     assert set(problems) == {redis("A_B"), TargetId("webhook", "_"), TargetId("postgresql", "_")}
     assert "adress: is not a known setting; did you mean address?" in str(problems[redis("A_B")])
     assert "endpont: is not a known setting; did you mean endpoint?" in str(problems[TargetId("webhook", "_")])

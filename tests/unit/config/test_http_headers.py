@@ -146,7 +146,7 @@ def test_a_value_that_comes_back_as_it_was_shown_is_kept_and_another_is_changed(
 
     def changed(sent: object) -> str:
         result = merged("webhook", stored, {"headers": sent})
-        kept = _keep_secrets("webhook", stored, ENDPOINT | texts("webhook", {"headers": sent}))
+        kept = _keep_secrets(WebhookSettings, stored, ENDPOINT | texts("webhook", {"headers": sent}))
         assert kept == result
         return result["headers"]
 

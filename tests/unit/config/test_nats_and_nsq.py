@@ -11,7 +11,7 @@ from app.config.target_settings import (
     BadSettings,
     from_config_json,
     from_environ,
-    invalid_targets,
+    invalid_settings,
     load,
     parse_line,
     warnings,
@@ -175,7 +175,7 @@ def test_the_old_file_gives_todays_targets() -> None:
     }  # fmt: skip
     found = from_config_json({"nats": {"1": nats}, "nsq": {"1": nsq | {"tls": {"enable": True, "skipVerify": True}}}})
     assert found.problems == []
-    assert invalid_targets(found.targets) == {}
+    assert invalid_settings(found.targets) == {}
     made = load(NatsSettings, found.targets[TargetId("nats", "1")])
     assert (made.streaming, made.streaming_cluster_id, made.streaming_async) == (True, "test-cluster", True)
     assert (made.streaming_max_pub_acks_in_flight, made.tls, made.uses_tls) == (10, True, True)

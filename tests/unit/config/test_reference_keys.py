@@ -153,7 +153,7 @@ def test_every_spelling_of_on_makes_a_target(text: str) -> None:
 def test_a_broken_target_is_told_of_and_no_other_suffers(way: Way) -> None:
     good = TargetId("webhook", "good")
     found = {TargetId(name, "bad"): way(name, {}) for name in TABLES} | {good: way("webhook", {"endpoint": "http://h"})}
-    problems = target_settings.invalid_targets(found)
+    problems = target_settings.invalid_settings(found)
     assert problems.keys() == found.keys() - {good}
     for target, error in problems.items():
         assert str(target) in str(error)

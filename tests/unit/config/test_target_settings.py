@@ -9,7 +9,16 @@ from app.config.errors import REDACTED
 from app.config.fields.addresses import HostPort, SchemedHost
 from app.config.fields.fields import fields_of
 from app.config.formats.reference_page import PAGE, reference_page
-from app.config.target_settings import BadSettings, invalid_targets, load, merged, parse_line, redacted, texts, warnings
+from app.config.target_settings import (
+    BadSettings,
+    invalid_settings,
+    load,
+    merged,
+    parse_line,
+    redacted,
+    texts,
+    warnings,
+)
 from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.redis import RedisSettings
 from app.config.targets.registry import TYPES
@@ -214,7 +223,7 @@ def test_what_has_no_effect_is_refused_except_in_minios_own_forms_which_warn(typ
     with pytest.raises(BadSettings) as refused:
         load(type_name, values)
     assert str(refused.value).startswith(sentence)
-    assert invalid_targets({TargetId(type_name, "a"): values}) == {}
+    assert invalid_settings({TargetId(type_name, "a"): values}) == {}
     [warning] = warnings(type_name, values)
     assert warning.startswith(sentence)
     assert warnings(type_name, values | {"enable": "off"}) == []
@@ -306,7 +315,7 @@ def test_an_unknown_type_is_refused_with_the_nearest() -> None:
 
 def test_broken_targets_are_told_one_by_one() -> None:
     good, bad = TargetId("redis", "good"), TargetId("redis", "bad")
-    found = invalid_targets({good: REDIS, bad: {"key": "x"}})
+    found = invalid_settings({good: REDIS, bad: {"key": "x"}})
     assert list(found) == [bad]
     assert str(found[bad]).startswith("redis:bad: address: is required")
 
