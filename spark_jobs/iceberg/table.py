@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from spark_jobs.iceberg.catalog import CATALOG, NAMESPACE, AlreadyUpdating
 
 Columns = Sequence[tuple[str, str]]  # name and type
-_POSITION, _READ_AT = "bucketwire.position", "bucketwire.read-at"
+_POSITION, _READ_AT, _EPOCH = "bucketwire.position", "bucketwire.read-at", "bucketwire.epoch"
 _SESSION = "spark.sql.iceberg.snapshot-property."  # for commits of SQL statements
 _OPTION = "snapshot-property."  # for those of a DataFrame
 _CONFLICT = re.compile(r"CommitFailedException|Found (new )?conflicting|missing data files")
@@ -40,15 +40,18 @@ class LostPosition(Exception):
 class Mark:
     """What a commit says: every event up to `position` of the log, as it was at `read_at`, is in the table.
 
-    `read_at` is milliseconds since 1970 by the outbox database's clock.
+    `read_at` is milliseconds since 1970 by the outbox database's clock. `epoch` is the log's, to which the position
+    belongs; "" in commits of a version that did not keep it.
     """
 
     position: int
     read_at: int
+    epoch: str = ""
 
     def properties(self, prefix: str) -> Mapping[str, str]:
         """Return the mark as properties of a commit."""
-        return {f"{prefix}{_POSITION}": str(self.position), f"{prefix}{_READ_AT}": str(self.read_at)}
+        values = {_POSITION: str(self.position), _READ_AT: str(self.read_at), _EPOCH: self.epoch}
+        return {f"{prefix}{name}": value for name, value in values.items()}
 
 
 BEGINNING = Mark(0, 0)
@@ -105,7 +108,8 @@ class IcebergTable:
         while snapshot is not None:
             summary = snapshot.summary()
             if summary.containsKey(_POSITION):
-                return Mark(int(summary.get(_POSITION)), int(summary.get(_READ_AT))), int(current.snapshotId())
+                epoch = str(summary.getOrDefault(_EPOCH, ""))
+                return Mark(int(summary.get(_POSITION)), int(summary.get(_READ_AT)), epoch), int(current.snapshotId())
             parent = snapshot.parentId()
             snapshot = None if parent is None else table.snapshot(parent)
         raise LostPosition(

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.log.log_reader import first_seq, log_end
+from app.outbox.log.log_reader import first_seq, ids_between, log_end, log_state
 from spark_jobs.iceberg.table import BEGINNING, IcebergTable, Mark
 from spark_jobs.jobs.recorded_events import recorded_between
 from spark_jobs.jobs.tables_inventory import (
@@ -40,7 +40,7 @@ _MAX_POSITIONS = 5_000_000  # positions of one commit: a run over a long log tha
 
 
 class LogMovedBack(Exception):
-    """The tables have read more of the log than there is."""
+    """The tables have read events that the log does not have: it is an older state of itself, or another log."""
 
 
 class Tables:
@@ -80,16 +80,16 @@ def update(tables: Tables, database: Database, retention: int) -> UpdateResult:
     while True:
         mark, snapshot = tables.journal.state()
         if mark.position > end.position:
-            raise LogMovedBack(
-                f"the tables have read up to position {mark.position} of a log that ends at {end.position}: the outbox "
-                "was restored or replaced; name a new folder in BUCKETWIRE_TABLES_WAREHOUSE"
-            )
+            raise LogMovedBack(_moved_back(mark.position, f"that ends at {end.position}"))
+        is_other_epoch = mark != BEGINNING and mark.epoch != end.epoch
+        if is_other_epoch and mark.epoch:
+            _check_newest_event(tables, database, mark, end.read_at - retention)
         if mark.position < end.position:
             if gap := describe_gap(mark, _end(database).read_at, retention):
                 tables.journal.set_property(f"{GAP}{mark.position}", gap)
                 gaps.append(gap)
             events += _read_log(tables, database, mark, snapshot, end)
-        elif mark != BEGINNING and not 0 <= end.read_at - mark.read_at < retention // _REMARK:
+        elif is_other_epoch or (mark != BEGINNING and not 0 <= end.read_at - mark.read_at < retention // _REMARK):
             # Nothing was recorded, so nothing can have left the log: the mark must not look old to a later run.
             tables.journal.set_mark(end, snapshot)
         keys += _fold_journal(tables)
@@ -125,7 +125,36 @@ def _end(database: Database) -> Mark:
     """Return the log's end. Its time is read first: every later event is received after it."""
     with database.reading() as connection:
         now = database_now(connection)
-    return Mark(log_end(database).last_seq, now)
+    _, state = log_state(database)
+    return Mark(state.last_seq, now, state.epoch)
+
+
+def _check_newest_event(tables: Tables, database: Database, mark: Mark, kept_since: int) -> None:
+    """Raise `LogMovedBack` unless the log has the journal's newest event at the position where it was read.
+
+    The event may be missing if it was received before `kept_since` (ms): then it may have left the log.
+    """
+    rows = tables.journal.frame().where(F.col("log_position").between(mark.position - _MAX_POSITIONS, mark.position))
+    newest = (
+        rows.orderBy(F.desc("log_position"))
+        .select("log_position", "event_id", F.unix_millis("recorded_at").alias("received_at"))
+        .first()
+    )
+    if newest is None:
+        return
+    position = newest.log_position
+    at_position = ids_between(database, log_end(database).partitions, position - 1, position)
+    has_left = not at_position and newest.received_at < kept_since
+    if not has_left and at_position != [(position, newest.event_id)]:
+        raise LogMovedBack(_moved_back(position, "that does not have the event which they read there"))
+
+
+def _moved_back(position: int, log: str) -> str:
+    return (
+        f"the tables have read up to position {position} of a log {log}: the outbox was restored, has failed over or "
+        "was replaced, and lost events; name a new folder in BUCKETWIRE_TABLES_WAREHOUSE, then run "
+        "`bucketwire backfill` for what the log no longer has"
+    )
 
 
 def _read_log(tables: Tables, database: Database, mark: Mark, snapshot: int | None, end: Mark) -> int:
@@ -135,7 +164,7 @@ def _read_log(tables: Tables, database: Database, mark: Mark, snapshot: int | No
     after = max(mark.position, first_seq(database, partitions) - 1) if mark == BEGINNING else mark.position
     until = min(after + _MAX_POSITIONS, end.position)
     recorded = recorded_between(tables.spark, database, partitions, after, until)
-    tables.journal.add(journal(recorded), mark.position, snapshot, Mark(until, end.read_at))
+    tables.journal.add(journal(recorded), mark.position, snapshot, Mark(until, end.read_at, end.epoch))
     return tables.journal.added_rows()
 
 

@@ -3,17 +3,24 @@
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
+from app.events.model import Event
+from app.outbox import log_head
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.log.log_reader import log_state
+from app.outbox.tables import events as events_table
+from spark_jobs.iceberg.catalog import Warehouse
 from spark_jobs.iceberg.table import LostPosition, Mark
 from spark_jobs.jobs import tables as job_of_tables
 from spark_jobs.jobs.tables import Tables, describe_gap, update
 from spark_jobs.jobs.tables_journal import JOURNAL
+from tests import services
 from tests.spark.conftest import Job
 from tests.spark.tables.conftest import environment
-from tests.support.builders import migrated
-from tests.support.table_events import HOUR, WEEK, T, journal_ids, made
+from tests.support.builders import add_target, migrated
+from tests.support.table_events import HOUR, WEEK, T, journal_ids, made, opened
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine each commit takes seconds
 
@@ -79,6 +86,77 @@ def test_a_log_that_ends_before_the_tables_is_not_read(tables: Tables, outbox: D
     with pytest.raises(job_of_tables.LogMovedBack, match="BUCKETWIRE_TABLES_WAREHOUSE"):
         update(tables, other, WEEK)
     other.close()
+
+
+def restored(path: Path, events: list[Event]) -> Database:
+    """The log after a restore of an older state, with events from before and since, in an epoch of its own."""
+    database = migrated(f"sqlite:///{path}")
+    add_target(database)
+    Log(database).append([events])
+    return database
+
+
+def test_a_log_that_has_lost_events_and_grown_again_is_not_read(
+    session: SparkSession, outbox: Database, tmp_path: Path
+) -> None:
+    """It is longer than what the tables have read: the positions of the lost events have others."""
+    events = [made(f"k{n}", number=n) for n in range(6)]
+    Log(outbox).append([events[:3]])
+    with services.iceberg_rest() as server:
+        tables = opened(session, Warehouse("", rest=f"http://{services.LOOPBACK}:{server.port}"))
+        update(tables, outbox, WEEK)
+        older = restored(tmp_path / "older.db", [*events[:2], *events[3:]])
+        with pytest.raises(job_of_tables.LogMovedBack, match="position 3 of a log that does not have"):
+            update(tables, older, WEEK)
+        assert journal_ids(tables) == [one.id for one in events[:3]]
+        older.close()
+
+
+def test_a_log_of_another_epoch_that_has_lost_nothing_is_read_on(
+    tables: Tables, outbox: Database, tmp_path: Path
+) -> None:
+    events = [made(f"k{n}", number=n) for n in range(4)]
+    Log(outbox).append([events[:2]])
+    update(tables, outbox, WEEK)
+    same = restored(tmp_path / "same.db", events[:2])
+    assert update(tables, same, WEEK).events == 0
+    adopted = tables.journal.mark().epoch
+    assert adopted == log_state(same)[1].epoch != log_state(outbox)[1].epoch
+    with outbox.writing() as connection:
+        log_head.begin_epoch(connection, "by a test")
+    Log(outbox).append([events[2:]])
+    assert update(tables, outbox, WEEK).events == 2
+    assert journal_ids(tables) == [one.id for one in events]
+    same.close()
+
+
+def test_a_table_without_an_epoch_gets_it_at_the_next_run(
+    tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Log(outbox).append([[made("k", number=1)]])
+    with monkeypatch.context() as patched:
+        patched.setattr(Mark, "properties", properties_without_epoch)
+        update(tables, outbox, WEEK)
+    assert tables.journal.mark().epoch == ""
+    assert update(tables, outbox, WEEK).events == 0
+    assert tables.journal.mark().epoch == log_state(outbox)[1].epoch
+
+
+def properties_without_epoch(mark: Mark, prefix: str) -> dict[str, str]:
+    """What a version that kept no epoch wrote."""
+    return {f"{prefix}bucketwire.position": str(mark.position), f"{prefix}bucketwire.read-at": str(mark.read_at)}
+
+
+def test_the_newest_event_may_have_left_the_log_when_the_epoch_changes(tables: Tables, outbox: Database) -> None:
+    Log(outbox).append([[made("k", number=1)]])
+    update(tables, outbox, WEEK)
+    with outbox.writing() as connection:
+        log_head.begin_epoch(connection, "by a test")
+        connection.execute(events_table.delete())
+    with pytest.raises(job_of_tables.LogMovedBack):
+        update(tables, outbox, WEEK)
+    Log(outbox).append([[made("k", number=2)]])
+    assert update(tables, outbox, -1).events == 1  # it was received before what the log keeps
 
 
 def test_a_table_without_a_position_is_not_filled_from_the_start(tables: Tables, outbox: Database) -> None:
