@@ -18,7 +18,8 @@ class Message:
 
     `share` is the part of the queue that has an order of its own, and `position` the one up to which it is taken with
     this message. Both are empty if the queue itself remembers what was taken; then `tag` identifies the message there.
-    `sent_at` is its own time (ms since 1970), 0 if it has none.
+    `sent_at` is its own time (ms since 1970), 0 if it has none. `is_gap` means that there is no message up to
+    `position`, but what only the queue itself writes.
     """
 
     body: bytes
@@ -27,6 +28,7 @@ class Message:
     tag: object = None
     headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     sent_at: int = 0
+    is_gap: bool = False
 
 
 @dataclass(frozen=True, slots=True)

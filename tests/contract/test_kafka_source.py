@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions
 from kafka import KafkaProducer
 
@@ -121,6 +121,28 @@ def test_messages_that_kafka_has_removed_are_counted_and_those_after_them_are_pu
         wait_for(database, events[5:], 60)
     assert "the topic was made again" in sources.stored(source).notice
     assert recorded(database) == [one.id for one in [*events[:2], *events[4:]]]
+
+
+def test_markers_of_transactions_that_kafka_removes_are_no_lost_messages(topic: Topic, database: Database) -> None:
+    sources, [event] = Sources(database), numbered(1)
+    source = sources.put("kafka", topic.values())
+    producer = Producer({"bootstrap.servers": topic.server.brokers, "transactional.id": topic.target.topic})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(topic.target.topic, messages([event])[0], partition=0)
+    producer.commit_transaction(60)
+    url = database.url.render_as_string(hide_password=False)
+    with running(url):
+        wait_for(database, [event])
+        until(lambda: positions(sources, source)["0"] == "2", what="the position after the marker")
+        until(lambda: sources.stored(source).lag == 0, what="no lag")
+    admin = topic.target.admin()
+    [removed] = admin.delete_records([TopicPartition(topic.target.topic, 0, 2)]).values()
+    removed.result(20)
+    with running(url):
+        until(lambda: sources.stored(source).lag is not None and sources.state(source) == "running", what="a pull")
+        stored = sources.stored(source)
+    assert (stored.notice, stored.messages, stored.recorded) == ("", 1, 1)
 
 
 def positions(sources: Sources, source: SourceId) -> dict[str, str]:

@@ -79,7 +79,20 @@ class KafkaSource:
         messages = [_message(partition, record) for partition, some in records.items() for record in some]
         for partition, some in records.items():
             self._next[partition] = some[-1].offset + 1
-        return messages
+        return messages + self._gaps()
+
+    def _gaps(self) -> list[Message]:
+        """Move past what is no message: markers of transactions, and what compaction has removed.
+
+        Otherwise Kafka's retention of these would look like that of messages which nobody has pulled.
+        """
+        gaps = []
+        for partition in self._partitions:
+            position = self._consumer.position(partition, timeout_ms=0)
+            if position is not None and position > self._next[partition]:
+                self._next[partition] = position
+                gaps.append(Message(b"", str(partition.partition), str(position), is_gap=True))
+        return gaps
 
     def commit(self, messages: Sequence[Message]) -> None:
         """Show the position to Kafka's tools, once a second at most; whether that is possible does not matter.

@@ -35,9 +35,13 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class QueueFull:
-    """The whole request was rejected: these targets have `queue_full=reject` and a full queue."""
+    """The whole request was rejected: these targets have `queue_full=reject` and a full queue.
+
+    Those `too_small` would have no room for its events if their queues were empty.
+    """
 
     targets: tuple[TargetId, ...]
+    too_small: tuple[TargetId, ...] = field(default=(), compare=False)
 
 
 def key_hash(bucket: str, key: str) -> int:
@@ -107,8 +111,8 @@ class Batch:
             if event.id not in self._known:
                 new.setdefault(event.id, event)
         full = self._full_queues(new)
-        if full:
-            return QueueFull(full)
+        if full is not None:
+            return full
         receipt = Receipt(len(new), len(events) - len(new), requested - len(events))
         self._known.update(new)
         counts: dict[tuple[Targets, Targets], int] = {}
@@ -141,15 +145,16 @@ class Batch:
                 self._room[target] -= 1
         return taken
 
-    def _full_queues(self, event_ids: Iterable[str]) -> tuple[TargetId, ...]:
-        """Return the targets that reject requests and have no room for these events."""
-        rejecting = self._routing.rejecting
+    def _full_queues(self, event_ids: Iterable[str]) -> QueueFull | None:
+        """Return the targets that reject requests and have no room for these events; None if there are none."""
+        rejecting, limits = self._routing.rejecting, self._routing.limits
         if not rejecting:
-            return ()
+            return None
         wanted = Counter(target for event_id in event_ids for target in self._targets[event_id] if target in rejecting)
-        return tuple(
-            self._routing.ids[target] for target, count in wanted.items() if count > self._room.get(target, count)
-        )
+        full = {target: count for target, count in wanted.items() if count > self._room.get(target, count)}
+        too_small = [target for target, count in full.items() if count > limits.get(target, count)]
+        ids = self._routing.ids
+        return QueueFull(tuple(ids[one] for one in full), tuple(ids[one] for one in too_small)) if full else None
 
     def _add_row(self, event: Event, targets: str) -> int:
         """Add an event's row, and return its partition."""

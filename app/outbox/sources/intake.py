@@ -28,7 +28,19 @@ _S = tables.sources.c
 
 
 class TargetFull(Exception):
-    """Nothing was recorded: a target with `queue_full=reject` has no room. The message names it."""
+    """Nothing was recorded: a target with `queue_full=reject` has no room. The message names it.
+
+    `never` is set if it would have none with an empty queue either.
+    """
+
+    def __init__(self, full: QueueFull) -> None:
+        self.never = bool(full.too_small)
+        named = ", ".join(map(str, full.too_small or full.targets))
+        super().__init__(
+            f"it has more events than the queue_limit of {named}, which is set to reject"
+            if self.never
+            else f"the queue of {named} is full and set to reject"
+        )
 
 
 class ShelfFull(Exception):
@@ -48,28 +60,42 @@ class SourceIntake:
         """Record messages in order, in one commit, and return what became of their events.
 
         A commit that the database refuses, or for which there is no room, is tried in halves, so that one message
-        holds up no other; the one that the database refuses alone is rejected. `most` rejected messages are kept, with
-        `most_bytes`. Raises `TargetFull`, `ShelfFull`, `LeaseLost`, or `DatabaseUnavailable`; then some of the first
-        messages may be recorded, as `lease.positions` says, and the others have to be pulled again.
+        holds up no other; one that the database refuses alone, or that has more events than a target ever takes, is
+        rejected. `most` rejected messages are kept, with `most_bytes`; one that the database refuses even so is kept
+        without its body. Raises `TargetFull`, `ShelfFull`, `LeaseLost`, or `DatabaseUnavailable`; then some of the
+        first messages may be recorded, as `lease.positions` says, and the others have to be pulled again.
         """
         try:
             return self._commit(lease, messages, most, most_bytes)
-        except (TargetFull, ShelfFull):
+        except (TargetFull, ShelfFull) as error:
             if len(messages) == 1:
-                raise
+                if not getattr(error, "never", False):
+                    raise
+                return self._commit(lease, [replace(messages[0], events=(), problem=str(error))], most, most_bytes)
         except Exception as error:
             if not may_be_a_value(error):
                 raise
             check_writable(self._database)
             if len(messages) == 1:
-                if messages[0].problem:
-                    raise ShelfFull(f"a rejected message cannot be stored: {describe_error(error)}") from error
-                refused = f"the outbox database refuses it: {describe_error(error)}"
-                return self._commit(lease, [replace(messages[0], events=(), problem=refused)], most, most_bytes)
+                return self._reject(lease, messages[0], describe_error(error), most, most_bytes)
         middle = len(messages) // 2
         first = self.record(lease, messages[:middle], most=most, most_bytes=most_bytes)
         second = self.record(lease, messages[middle:], most=most, most_bytes=most_bytes)
         return _sum(first, second)
+
+    def _reject(self, lease: SourceLease, read: ReadMessage, refusal: str, most: int, most_bytes: int) -> Receipt:
+        """Keep a message that the database refuses: as it is, or else without what may be too large for it."""
+        if not read.problem:
+            refused = replace(read, events=(), problem=f"the outbox database refuses it: {refusal}")
+            return self.record(lease, [refused], most=most, most_bytes=most_bytes)
+        if not read.message.body:
+            raise ShelfFull(f"a rejected message cannot be stored: {refusal}")
+        size = len(read.message.body)
+        problem = (
+            f"{read.problem}; its body of {size:,} bytes is not kept, because the database refuses that too: {refusal}"
+        )
+        bare = ReadMessage(replace(read.message, body=b"", headers={}), problem=problem)
+        return self.record(lease, [bare], most=most, most_bytes=most_bytes)
 
     def _commit(self, lease: SourceLease, messages: Sequence[ReadMessage], most: int, most_bytes: int) -> Receipt:
         now = self._clock()
@@ -81,7 +107,7 @@ class SourceIntake:
                 connection,
                 lease,
                 leased_until=at_least(_S.leased_until, now + self._lease_ms),
-                messages=_S.messages + len(messages),
+                messages=_S.messages + sum(not read.message.is_gap for read in messages),
                 recorded=_S.recorded + receipt.recorded,
                 repeated=_S.repeated + receipt.repeated,
                 rejected=_S.rejected + len(rejected),
@@ -97,7 +123,7 @@ class SourceIntake:
         if events:
             receipt = self._log.append_beside(events, beside)
             if isinstance(receipt, QueueFull):
-                raise TargetFull(f"the queue of {', '.join(map(str, receipt.targets))} is full and set to reject")
+                raise TargetFull(receipt)
         else:
             receipt = Receipt()
             with self._database.writing() as connection:

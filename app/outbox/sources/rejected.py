@@ -70,7 +70,10 @@ class RejectedMessages:
 
         Raises `UnknownMessage`, `StillRejected`, and what `Log.append` raises.
         """
-        read = read_message(self.message(stored, number), limits, sender)
+        message = self.message(stored, number)
+        if not message.body:
+            raise StillRejected("the database has refused its body; the queue may still have it at its position")
+        read = read_message(message, limits, sender)
         if read.problem:
             raise StillRejected(read.problem)
 

@@ -12,6 +12,8 @@ from app.outbox.declared_rows import converted, read_row, read_rows
 from app.outbox.engine.database import Database
 from app.outbox.sources.errors import UnknownSource
 
+_UNSERVED_MS = 30_000  # after a failed source is due again, before it counts as one that no worker tries
+
 
 @dataclass(frozen=True, slots=True)
 class StoredSource:
@@ -52,9 +54,10 @@ class StoredSource:
             return "disabled"
         if self.paused:
             return "paused"
-        if self.error:
+        is_leased = self.leased_until > now
+        if self.error and (is_leased or now < max(self.error_at, self.resume_at) + _UNSERVED_MS):
             return "failing"
-        return "running" if self.leased_until > now else "waiting"
+        return "running" if is_leased else "waiting"
 
     def state_reason(self, now: int) -> str:
         """Return why it is in this state; empty for `running`."""
@@ -64,7 +67,8 @@ class StoredSource:
             case "failing":
                 return self.error
             case "waiting":
-                return "no worker pulls it; is a `bucketwire worker --only sources` running?"
+                before = f"; before that: {self.error}" if self.error else ""
+                return f"no worker pulls it; is a `bucketwire worker --only sources` running?{before}"
             case _:
                 return ""
 

@@ -225,6 +225,56 @@ def test_a_target_without_room_takes_what_fits_and_refuses_the_rest(outbox: Outb
     assert outbox.positions == {"0": "3"}
 
 
+def test_a_message_with_more_events_than_a_target_ever_takes_is_rejected(outbox: Outbox) -> None:
+    """To wait for room would stop the source for ever, and no command could skip the message."""
+    target = add_target(outbox.database, queue_limit="3", queue_full="reject")
+    lease, events = outbox.lease(), numbered(5)
+    large = ReadMessage(Message(b"[]", "0", "1"), tuple(events[:4]))
+    outbox.record(lease, [large, *reads(events[4:], first=1)])
+    assert recorded(outbox.database) == [events[4].id]
+    [kept] = outbox.sources.rejected.page(outbox.sources.stored(outbox.source), limit=9)
+    assert kept.reason == f"it has more events than the queue_limit of {target}, which is set to reject"
+    assert outbox.positions == {"0": "2"}
+    with pytest.raises(TargetFull, match="is full"):
+        outbox.record(lease, [ReadMessage(Message(b"[]", "0", "3"), tuple(numbered(3, share=1)))])
+
+
+def test_a_message_that_the_database_refuses_whole_is_kept_without_its_body(outbox: Outbox) -> None:
+    refuse_poison(outbox.database, "rejected_messages", "size", 1000)
+    lease, events = outbox.lease(), numbered(1)
+    outbox.record(lease, [bad(1, b"x" * 1000), bad(2), *reads(events, first=2)])
+    stored = outbox.sources.stored(outbox.source)
+    kept, whole = outbox.sources.rejected.page(stored, limit=9)
+    assert (kept.size, kept.position, whole.size) == (0, "1", 1)
+    assert "its body of 1,000 bytes is not kept" in kept.reason
+    assert "it is refused" in kept.reason
+    assert (recorded(outbox.database), outbox.positions) == ([events[0].id], {"0": "3"})
+    with pytest.raises(StillRejected, match="refused its body"):
+        outbox.sources.rejected.retry(stored, kept.number, Limits(), None)
+    assert outbox.sources.rejected.delete(stored, [kept.number]) == 1
+
+
+def test_what_is_no_message_counts_as_none(outbox: Outbox) -> None:
+    lease = outbox.lease()
+    outbox.record(lease, [*reads(numbered(1)), read_message(Message(b"", "0", "4", is_gap=True), Limits(), None)])
+    assert (outbox.positions, outbox.sources.stored(outbox.source).messages) == ({"0": "4"}, 1)
+
+
+def test_a_failing_source_that_no_worker_tries_again_waits_for_one(outbox: Outbox) -> None:
+    now = outbox.clock()
+    outbox.leases.fail(outbox.lease(), now, "no answer", now)
+    stored = outbox.sources.stored(outbox.source)
+    assert stored.state(now + 1000) == "failing"
+    assert stored.state(now + LEASE_MS) == "waiting"
+    assert "no worker pulls it" in stored.state_reason(now + LEASE_MS)
+    assert "before that: no answer" in stored.state_reason(now + LEASE_MS)
+    lease = outbox.lease()
+    outbox.leases.wait(lease, outbox.clock(), "no room")
+    assert outbox.sources.state(outbox.source) == "failing"
+    outbox.leases.release(lease)
+    assert outbox.sources.stored(outbox.source).state(outbox.clock() + LEASE_MS) == "waiting"
+
+
 def test_the_shelf_is_bounded_by_number_and_by_bytes(outbox: Outbox) -> None:
     lease, events = outbox.lease(), numbered(2)
     with pytest.raises(ShelfFull, match="rejected_limit=2"):
