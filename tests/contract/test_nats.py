@@ -17,6 +17,7 @@ from tests.contract.probes import fixtures
 from tests.contract.probes.base import attempt, one_outcome, unavailable
 from tests.contract.probes.nats import SUBJECT, Core
 from tests.contract.probes.nats_servers import Configured, assert_cloud_event, at
+from tests.contract.probes.nats_wire import Wire
 from tests.services.messaging import http_json
 from tests.support import nats_identities, sample_events
 from tests.support.doc_consumers import consumers, following
@@ -372,3 +373,19 @@ def test_a_subject_that_the_user_may_not_publish_to_fails_its_event_alone(window
     assert [type(outcome) for outcome in outcomes] == [Delivered, Failed, NotAttempted, Delivered, Failed, Delivered]
     assert isinstance(outcomes[1], Failed)
     assert "the user may not publish to 'm.No'" in outcomes[1].reason
+
+
+@pytest.mark.promise
+@WINDOWS
+def test_an_objects_later_event_does_not_overtake_one_whose_subject_is_refused(window: int) -> None:
+    login = (
+        'authorization { users: [ { user: alice, password: s3cret, permissions: { publish: "m.ObjectRemoved" } } ] }\n'
+    )
+    made = [sample_events.put("a"), sample_events.delete("a"), sample_events.delete("b")]
+    with Configured(login=login).start() as server, closing(Wire(server)) as wire:
+        wire.subscribe("m.>")
+        with at(server).opened(subject="m.{kind}") as target:
+            outcomes = list(target.deliver(made, window))
+        wire.flush()
+        assert [received.body for received in wire.received] == [payloads.log(made[2])]
+    assert [type(outcome) for outcome in outcomes] == [Failed, NotAttempted, Delivered]

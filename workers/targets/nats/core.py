@@ -1,6 +1,6 @@
 """Publish with core NATS: messages, and a PING whose answer shows that the server has read them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from nats.errors import Error as NatsError
 
@@ -39,7 +39,7 @@ class Core:
     async def deliver(self, batch: Batch, window: int) -> None:
         """Publish portion by portion."""
         try:
-            for portion in _portions(self._messages(batch), window):
+            for portion in self._portions(batch, window):
                 chosen = set(batch.begin([index for index, _ in portion]))
                 await self._publish(batch, [message for message in portion if message[0] in chosen])
         except TargetUnavailable as error:
@@ -71,20 +71,28 @@ class Core:
             except BadValue as error:
                 batch.settle(index, Rejected(error.problem))
 
+    def _portions(self, batch: Batch, window: int) -> Iterator[list[tuple[int, Message]]]:
+        """Yield what is sent before an answer; an object's events there have one subject.
+
+        Of two subjects the server may refuse the first, and the object's later event would overtake the earlier one.
+        """
+        varies = self._connection.settings.subject.fixed is None
+        portion: list[tuple[int, Message]] = []
+        subjects: dict[str, str] = {}
+        size = 0
+        for index, message in self._messages(batch):
+            path = batch.events[index].path if varies else ""
+            is_full = len(portion) == window or size + message.size > BATCH_BYTES
+            if portion and (is_full or subjects.get(path, message.subject) != message.subject):
+                yield portion
+                portion, subjects, size = [], {}, 0
+            portion.append((index, message))
+            subjects[path] = message.subject
+            size += message.size
+        yield portion
+
     def _message(self, event: Event) -> Message:
         subject, body = self._connection.settings.subject.of(event), self._format.body(event).encode()
         if (event.trace or self._format.headers) and self._connection.has_headers:
             return headed(subject, body, self._format.all_headers(event))
         return Message(subject, body)
-
-
-def _portions(messages: Iterable[tuple[int, Message]], window: int) -> Iterator[list[tuple[int, Message]]]:
-    portion: list[tuple[int, Message]] = []
-    size = 0
-    for index, message in messages:
-        if portion and (len(portion) == window or size + message.size > BATCH_BYTES):
-            yield portion
-            portion, size = [], 0
-        portion.append((index, message))
-        size += message.size
-    yield portion
