@@ -56,9 +56,10 @@ def nanoseconds(moment: object) -> int | None:
 
 def sequencer_of(record: Mapping[str, Any]) -> str:
     """Return the record's sequencer, "" without one. Raises `BadRecord` if it is no text, or too long."""
-    s3 = record.get("s3")
-    thing = s3.get("object") if isinstance(s3, dict) else None
-    sequencer = thing.get("sequencer") if isinstance(thing, dict) else None
+    try:
+        sequencer = record["s3"]["object"]["sequencer"]
+    except (KeyError, TypeError):
+        return ""
     if sequencer is None:
         return ""
     if type(sequencer) is not str or len(sequencer) > MAX_SEQUENCER_CHARACTERS or "\0" in sequencer:

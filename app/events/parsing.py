@@ -17,7 +17,7 @@ from app.events.frontends import (
     format_location,
     items,
 )
-from app.events.frontends.detect import REFUSED
+from app.events.frontends.detect import REFUSED, Context, context_of
 from app.events.frontends.envelopes import form_message
 from app.events.limits import Allowance, Limits
 from app.events.model import Event
@@ -80,7 +80,7 @@ def parse(
     """
     parsed = Parsed()
     allowance = Allowance(limits)
-    for index, (line, item) in enumerate(_items(body, headers, allowance, sender)):
+    for index, (line, item) in enumerate(_items(body, headers, context_of(allowance, sender))):
         allowance.take_record()
         first = len(parsed.events)
         try:
@@ -160,33 +160,31 @@ def _describe_problem(problem: BadRecord, index: int, line: int, item: Item) -> 
     return ".".join(filter(None, (outer, inner))), f"{at}: {problem.field} {problem.problem}."
 
 
-def _items(
-    body: bytes, headers: Mapping[str, str], allowance: Allowance, sender: Frontend | None
-) -> Iterator[tuple[int, Item]]:
+def _items(body: bytes, headers: Mapping[str, str], context: Context) -> Iterator[tuple[int, Item]]:
     """Yield the records of the body's JSON values, each with its line from 1; 0 in a body of one value."""
     begins = _NOT_BLANK.search(body)
     if begins is None:
         raise BadEvents("The body is empty; it must be JSON with at least one record.", offset=0)
-    allowance.check_text(body)
+    context.allowance.check_text(body)
     if body.startswith(_FORM):
         try:
-            message = form_message(body, allowance)
+            message = form_message(body, context.allowance)
         except BadRecord as problem:
             yield 0, (REFUSED, problem, None)
             return
-        for item in items(message, allowance, sender, (None, "Message")):
+        for item in items(message, context, (None, "Message")):
             yield 0, item
         return
     long_numbers = minio_json.holds_long_numbers(body)
     # Check for undeclared lines first: finding out that a long body is not one value costs more.
     if _content_type(headers) in _LINES or _looks_like_lines(body, begins.start()):
-        yield from _lines(body, allowance, sender, long_numbers)
+        yield from _lines(body, context, long_numbers)
         return
     try:
         value = minio_json.load(body, long_numbers=long_numbers)
     except minio_json.BadJson as problem:
         raise BadEvents(f"The body is not JSON: at byte {problem.offset}, {problem}.", offset=problem.offset) from None
-    for item in items(value, allowance, sender):
+    for item in items(value, context):
         yield 0, item
 
 
@@ -209,9 +207,7 @@ def _looks_like_lines(body: bytes, begins: int) -> bool:
     return True
 
 
-def _lines(
-    body: bytes, allowance: Allowance, sender: Frontend | None, long_numbers: bool
-) -> Iterator[tuple[int, Item]]:
+def _lines(body: bytes, context: Context, long_numbers: bool) -> Iterator[tuple[int, Item]]:
     """Parse line by line, so that only one line's objects exist at a time; skip runs of blank lines at once."""
     number, start = 1, 0
     while start < len(body):
@@ -230,7 +226,7 @@ def _lines(
             said = f"is not JSON: at byte {offset} of the body, {problem}"
             yield number, (REFUSED, BadRecord("it", said, offset), None)
         else:
-            for item in items(value, allowance, sender):
+            for item in items(value, context):
                 yield number, item
             del value
         number, start = number + 1, ends + 1

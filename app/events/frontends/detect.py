@@ -23,24 +23,25 @@ _SHAPES = (
 )
 
 
-def items(
-    value: Any, allowance: Allowance, sender: Frontend | None = None, location: Location = None
-) -> Iterator[Item]:
-    """Yield every record in the value, in order, with its frontend, which normalises it and may raise `BadRecord`.
-
-    Records of S3's form are those of `sender`, if the caller knows it. An unknown value becomes an item whose frontend
-    raises, so that it does not affect its neighbours. The items are produced one at a time. Raises `BadEvents` only if
-    the `allowance` is exceeded.
-    """
-    recognizer = recognize if sender is None else _recognizer(sender)
-    yield from _values(value, _Context(allowance, recognizer), location, _MAX_NESTING)
-
-
-class _Context(NamedTuple):
-    """What is the same for all values of a body."""
+class Context(NamedTuple):
+    """What is the same for all values of a body: what is left of its limits, and how a record's sender is found."""
 
     allowance: Allowance
     recognize: Recognizer
+
+
+def context_of(allowance: Allowance, sender: Frontend | None) -> Context:
+    """Return the context of a body, whose records of S3's form are those of `sender` if the caller knows it."""
+    return Context(allowance, recognize if sender is None else _recognizer(sender))
+
+
+def items(value: Any, context: Context, location: Location = None) -> Iterator[Item]:
+    """Yield every record in the value, in order, with its frontend, which normalises it and may raise `BadRecord`.
+
+    An unknown value becomes an item whose frontend raises, so that it does not affect its neighbours. The items are
+    produced one at a time. Raises `BadEvents` only if the allowance is exceeded.
+    """
+    return _values(value, context, location, _MAX_NESTING)
 
 
 def _recognizer(sender: Frontend) -> Recognizer:
@@ -51,7 +52,7 @@ def _relayed(record: dict[str, Any]) -> Frontend:
     return RELAYED[recognize(record).name]
 
 
-def _values(value: Any, context: _Context, location: Location, levels_left: int) -> Iterator[Item]:
+def _values(value: Any, context: Context, location: Location, levels_left: int) -> Iterator[Item]:
     if isinstance(value, list):
         context.allowance.check_records(len(value))
         for index, each in enumerate(value):
@@ -80,14 +81,14 @@ def format_location(location: Location) -> str:
     return text
 
 
-def _element(value: Any, context: _Context, location: Location, levels_left: int) -> Iterator[Item]:
+def _element(value: Any, context: Context, location: Location, levels_left: int) -> Iterator[Item]:
     if isinstance(value, list):
         yield _refused(BadRecord("it", f"is an array in an array; it must be {_SHAPES}"), location)
     else:
         yield from _values(value, context, location, levels_left)
 
 
-def _records(found: Any, context: _Context, location: Location, levels_left: int) -> Iterator[Item]:
+def _records(found: Any, context: Context, location: Location, levels_left: int) -> Iterator[Item]:
     if not isinstance(found, list):
         yield _refused(BadRecord("it", f"is {excerpt(found)}; it must be an array of records"), location)
         return
@@ -103,7 +104,7 @@ def _records(found: Any, context: _Context, location: Location, levels_left: int
             yield from _passed_on(record, context, (location, index), levels_left)
 
 
-def _passed_on(record: dict[str, Any], context: _Context, location: Location, levels_left: int) -> Iterator[Item]:
+def _passed_on(record: dict[str, Any], context: Context, location: Location, levels_left: int) -> Iterator[Item]:
     try:
         carried = envelopes.passed_on(record, context.allowance)
     except BadRecord as problem:
@@ -115,7 +116,7 @@ def _passed_on(record: dict[str, Any], context: _Context, location: Location, le
         yield from _inner(carried, context, location, levels_left)
 
 
-def _message(value: dict[str, Any], context: _Context, location: Location, levels_left: int) -> Iterator[Item]:
+def _message(value: dict[str, Any], context: Context, location: Location, levels_left: int) -> Iterator[Item]:
     kind = envelopes.sns_type(value)
     carried: tuple[str, Any] | None = None
     trace = ""
@@ -150,7 +151,7 @@ def _message(value: dict[str, Any], context: _Context, location: Location, level
     yield sender, value, location
 
 
-def _inner(carried: tuple[str, Any], context: _Context, location: Location, levels_left: int) -> Iterator[Item]:
+def _inner(carried: tuple[str, Any], context: Context, location: Location, levels_left: int) -> Iterator[Item]:
     member, value = carried
     if levels_left:
         yield from _values(value, context, (location, member), levels_left - 1)
