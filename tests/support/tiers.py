@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.statement_cover import COVER, FOLDER
+
 USUAL, ALL = 2, 3
 _MARKERS = {"heavy", "sender"}
 
@@ -91,6 +93,16 @@ def _ways(name: str, parameters: Parameters) -> bool:
     return name.startswith(OF_THE_CONNECTION) or (way in CONFIRMED_ALIKE and name.startswith(OF_THE_CONFIRMATION))
 
 
+def _behaviour(module: str) -> Callable[[str, Parameters], bool]:
+    """What a test shows of the product it shows on PostgreSQL: on MySQL and MariaDB the statements are what counts."""
+
+    def moves(name: str, parameters: Parameters) -> bool:
+        url = parameters.get("outbox_url", parameters.get("empty_url"))
+        return url in _SECOND_DATABASES and name.partition("[")[0] not in COVER[module]
+
+    return moves
+
+
 # By module: whether the test of that name and these parameters is in tier 3 alone.
 RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
     "tests/contract/test_hanging_server.py": _ways,
@@ -98,6 +110,7 @@ RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
     "tests/contract/test_target_test.py": _ways,
     "tests/integration/outbox/test_frontend_order.py": _senders,
     "tests/integration/outbox/test_interleavings.py": _explorer,
+    **{f"{FOLDER}/{module}.py": _behaviour(module) for module in COVER},
 }
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.contract.probes.registry import PROBES
 from tests.support import tiers
+from tests.support.statement_cover import COVER, FOLDER
 
 TOP = Path(__file__).parents[2]
 
@@ -56,3 +57,13 @@ def test_the_words_of_the_rules_are_beginnings_of_tests() -> None:
     names = {each.rpartition("::")[2] for each in functions(collected())}
     words = tiers.OF_THE_CONNECTION + tiers.OF_THE_CONFIRMATION + tiers.OF_THE_MESSAGE
     assert [word for word in words if not any(name.startswith(word) for name in names)] == []
+
+
+def test_the_cover_of_the_statements_names_tests() -> None:
+    names = functions(collected())
+    assert [
+        f"{module}.py::{test}"
+        for module, tests in COVER.items()
+        for test in tests
+        if f"{FOLDER}/{module}.py::{test}" not in names
+    ] == []

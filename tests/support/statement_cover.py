@@ -1,0 +1,103 @@
+"""Which tests of the outbox `make test` runs on MySQL and MariaDB too.
+
+Of the modules here these few: together with the modules that are not here they execute every statement that any test of
+the outbox executes there. test_statement_cover.py proves it and says what is missing. A module that is not here runs
+whole on all four databases, as one does that is new: those of locks, leases, times, texts, limits, errors and costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+FOLDER = "tests/integration/outbox"
+COVER: Mapping[str, tuple[str, ...]] = {
+    "test_attempts": (
+        "test_a_removed_target_leaves_the_record",
+        "test_a_replays_range_counts_for_the_events_that_it_selects",
+        "test_an_event_in_a_range_that_was_delivered_is_found_and_no_other",
+        "test_the_rows_of_a_target_are_bounded_and_failures_outlast_deliveries_and_outages",
+    ),
+    "test_audit": (
+        "test_entries_are_filtered_paged_and_removed_when_they_are_old",
+        "test_no_value_can_refuse_the_change_that_it_describes",
+        "test_tokens_replays_and_dead_letters_are_recorded",
+    ),
+    "test_drain": (),
+    "test_event_wait": ("test_due_retries_are_worked_off_under_one_lease",),
+    "test_failing": ("test_an_event_that_is_not_sent_because_it_changes_nothing_is_no_success",),
+    "test_future_times": (
+        "test_a_breaker_lets_a_probe_pass_and_a_target_is_opened",
+        "test_a_queue_is_probed_and_its_silence_is_noticed",
+        "test_a_run_that_is_gone_is_replaced_and_the_schedule_goes_on",
+        "test_an_event_that_was_tried_in_the_future_is_due",
+        "test_the_drain_brings_them_back",
+    ),
+    "test_idle_targets": ("test_of_many_targets_that_are_far_behind_all_are_found_in_the_end",),
+    "test_late_requests": (),
+    "test_mirror": (
+        "test_access_and_tagging_leave_a_row_alone",
+        "test_what_a_batch_reads_does_not_grow_with_the_events_of_its_key",
+    ),
+    "test_notices": (
+        "test_a_removed_target_leaves_nothing_to_be_mistaken_for_its_successors",
+        "test_drift_is_reported_with_its_counts_whichever_run_ends_last",
+        "test_its_bucket_is_none_of_the_buckets",
+        "test_two_that_notice_the_same_record_it_once",
+    ),
+    "test_object_versions": (
+        "test_a_search_for_unused_rows_stops_in_time_and_the_next_one_goes_on",
+        "test_events_behind_a_parked_one_are_known",
+        "test_the_restored_row_is_the_purged_events_own_record",
+    ),
+    "test_older_state": (
+        "test_a_claim_that_finds_the_log_shorter_begins_a_new_epoch",
+        "test_the_end_of_the_log_is_not_that_of_another_epoch",
+    ),
+    "test_parked": (
+        "test_a_reason_with_any_characters_is_stored_and_wedges_nothing",
+        "test_a_run_of_the_repair_reads_so_many_rows_and_the_next_goes_on_where_it_ended",
+        "test_a_value_that_the_database_refuses_costs_its_own_reason_only",
+        "test_objects_without_a_head_are_found_and_mended_once_and_others_left_alone",
+    ),
+    "test_parked_properties": (),
+    "test_partitions": (
+        "test_a_rejected_event_dies_at_once_and_is_delivered_when_it_is_replayed",
+        "test_whatever_a_target_answers_nothing_is_lost_and_every_object_stays_in_order",
+    ),
+    "test_rate_limits": (
+        "test_failing_objects_leave_tokens_to_the_others",
+        "test_the_api_wakes_no_worker_of_a_target_without_tokens",
+        "test_what_was_not_needed_is_given_back",
+    ),
+    "test_reconciliations": (
+        "test_a_run_that_the_version_before_has_ended_keeps_its_numbers",
+        "test_creations_alone_can_count_as_being_on_their_way",
+        "test_the_end_of_the_log_at_a_moment_is_found",
+        "test_the_newest_sequencer_of_a_key_is_found",
+        "test_what_is_on_its_way_is_known_by_key",
+    ),
+    "test_record_budget": ("test_a_history_has_pages_of_bytes",),
+    "test_refusals": (
+        "test_a_retry_that_is_refused_beside_one_that_is_superseded_is_parked_again",
+        "test_gone_for_everything_pauses_the_target",
+        "test_many_refused_objects_in_every_partition_hold_up_nobody",
+    ),
+    "test_removal": ("test_what_a_stopped_removal_has_left_parked_is_still_due",),
+    "test_replays": (
+        "test_a_replay_that_fails_keeps_no_live_event_from_the_target",
+        "test_the_counters_balance_at_each_step_of_a_replay",
+    ),
+    "test_retention": (
+        "test_a_dead_letter_of_which_nothing_newer_is_known_is_delivered",
+        "test_a_purge_that_leaves_old_events_is_continued_by_drains_until_none_are_left",
+        "test_an_event_that_came_late_is_not_written_when_what_supersedes_it_is_older_by_receipt",
+        "test_each_target_keeps_the_newest_event_that_it_knows_of",
+        "test_what_lies_beneath_forgotten_versions_is_not_guessed_from_a_dead_letter",
+    ),
+    "test_run_requests": (
+        "test_a_cancelled_run_does_not_begin_and_one_that_runs_is_told_and_keeps_its_state",
+        "test_a_requested_run_waits_as_a_scheduled_one_does_and_repairs_as_requested",
+        "test_findings_are_bounded_read_in_pages_and_go_with_their_run",
+    ),
+    "test_series": ("test_samples_are_merged_by_the_database_as_here",),
+}
