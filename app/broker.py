@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from amqp.exceptions import MessageNacked
+from amqp.exceptions import MessageNacked, NotFound
 from kombu import Connection, Producer, Queue
 from kombu.common import maybe_declare
 from kombu.exceptions import OperationalError
@@ -188,14 +188,15 @@ class Broker:
         """Return how many messages wait in a queue; None if nobody has declared it, or the broker refuses it."""
         return self._connected(lambda: self._length(queue))
 
-    def refused(self, queues: Iterable[str]) -> dict[str, str]:
+    def refused(self, queues: Iterable[str], *, create: bool = True) -> dict[str, str]:
         """Declare queues; return those that the broker refuses, so that no worker can serve them, and its reasons.
 
-        Redis refuses none.
+        Without `create`, those that do not exist are left alone. Redis refuses none.
         """
         if not is_rabbitmq(self._url):
             return {}
-        return self._connected(lambda: self._refused({name: declared_queue(self._url, name) for name in queues}))
+        declared = {name: declared_queue(self._url, name) for name in queues}
+        return self._connected(lambda: self._refused(declared, create=create))
 
     def publish(
         self,
@@ -250,9 +251,20 @@ class Broker:
             self._channel = None  # RabbitMQ has closed it
             return None
 
-    def _refused(self, queues: Mapping[str, Queue]) -> dict[str, str]:
-        self._declarations.usable(self._connection, queues.values())
+    def _refused(self, queues: Mapping[str, Queue], *, create: bool) -> dict[str, str]:
+        asked = [queue for name, queue in queues.items() if create or self._exists(name)]
+        self._declarations.usable(self._connection, asked)
         return {name: reason for name, reason in self._declarations.refused.items() if name in queues}
+
+    def _exists(self, queue: str) -> bool:
+        """Return whether a queue exists, also if it is one that RabbitMQ does not let us use."""
+        channel = self._channel = self._channel or self._connection.channel()
+        try:
+            waiting(channel, queue)
+        except self._connection.channel_errors as error:
+            self._channel = None  # RabbitMQ has closed it
+            return not isinstance(error, NotFound)
+        return True
 
     def _publish(
         self, name: str, task: str, arguments: tuple[object, ...], time_limit: int | None, *, declare: bool

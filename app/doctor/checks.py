@@ -171,7 +171,7 @@ def _refused_queues(service: Service, queues: Iterable[heartbeats.Queue]) -> dic
     One answer to a probe speaks for all queues that a worker serves, so the heartbeats do not show this.
     """
     with closing(Broker(service.settings.broker_url)) as broker, suppress(BrokerUnavailable):
-        return broker.refused([queue_name(queue.target) for queue in queues])
+        return broker.refused([queue_name(queue.target) for queue in queues], create=False)
     return {}
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
+from amqp.exceptions import NotFound
 from kombu import Connection, Queue
 
 from app.api.routes import health
@@ -228,7 +229,8 @@ def test_the_doctor_finds_a_queue_that_the_broker_refuses(
         assert "PRECONDITION_FAILED" in text
         other.delete()
         assert "problem" not in dict(grades_of(cli, target))
-        other.delete()
+        with pytest.raises(NotFound):  # a look creates no queue
+            other.queue_declare(passive=True)
 
 
 @pytest.mark.usefixtures("working")
