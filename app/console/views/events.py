@@ -153,6 +153,10 @@ def _send_again(shown: dict[str, Any], state: dict[str, Any] | None, target: str
         return "The dead letter is delivered again." if again else "It is no dead letter any more."
     if state["state"] == "pending":
         return "It is not delivered yet, so there is nothing to replay."
+    if state["state"] == "discarded":
+        raise Refused(
+            409, {"detail": f"it was discarded when it was recorded, and never goes there: {state['reason']}"}
+        )
     replay = calls.change("POST", "/v1/replays", _replay(shown, target))
     return f"Replay {replay['id']} delivers it to {target} again."
 

@@ -25,6 +25,7 @@ from app.events.model import Event
 from app.outbox import search as searching
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import Leases, new_token
+from app.outbox.delivery.replays import Replays
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.progress import Progress
@@ -315,6 +316,9 @@ def test_an_event_that_was_discarded_says_so_and_why(local: Browser, database: D
     assert sentence in page.text
     assert "Deliver again" not in page.text
     assert "✕discarded webhook:audit" in local.get("events").text
+    again = local.post(f"events/{lost.id}/replay", "rules", target="webhook:audit")
+    assert "it was discarded" in local.get(f"events/{lost.id}?{urlsplit(again.location).query}").text
+    assert Replays(database).list() == []
 
 
 def test_a_key_is_tried_on_the_rules(local: Browser, database: Database) -> None:
