@@ -63,7 +63,12 @@ def stream(path: str, **query: str) -> Response:
 
 def target_path(type_name: str, name: str) -> str:
     """Return the path of a target's routes."""
-    return f"/v1/targets/{type_name}/{name}"  # as the server decodes it
+    return resource_path("targets", type_name, name)
+
+
+def resource_path(room: str, type_name: str, name: str) -> str:
+    """Return the path of the routes of a target or, in the room `sources`, a source."""
+    return f"/v1/{room}/{type_name}/{name}"  # as the server decodes it
 
 
 def _respond(method: str, path: str, query: str, body: bytes | None) -> Response:

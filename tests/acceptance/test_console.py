@@ -18,6 +18,7 @@ from tests.services import Answer, until
 from tests.services.openid import openid_provider
 from tests.support.builders import event
 from tests.support.console_browser import PATIENCE, Visit, chromium
+from tests.support.pulled_events import reject
 from tests.support.service_processes import System, system
 
 ADMIN, READ, INGEST = (f"{scope}-{uuid4().hex}" for scope in ("admin", "read", "ingest"))
@@ -315,6 +316,8 @@ def busy(whole: System) -> Iterator[str]:
         until(lambda: _settled(whole, target), 60, what="14 events settled and two parked")
         whole.ask("POST", "/v1/replays", json={"target": f"webhook:{target}", "bucket": target, "prefix": "photos/"})
         until(lambda: whole.target("webhook:billing")["state"] == "unavailable", 60)
+        whole.ask("PUT", "/v1/sources/kafka/minio", json={"brokers": "kafka.example.com:9092", "topic": "events"})
+        reject(whole.database, b'{"Records": "' + b"\xe2\x80\xae" + b'<script>alert(1)</script>"}', b"\xff")
         yield target
 
 
@@ -344,6 +347,12 @@ def pages(whole: System, target: str) -> dict[str, str]:
         "retries": "retries",
         "rules": f"rules?try_bucket={target}&key=a",
         "rule-edit": f"rules/{rules[0]['number']}/edit",
+        "sources": "sources",
+        "source": "sources/kafka/minio",
+        "source-message": "sources/kafka/minio/rejected/1",
+        "source-types": "sources/new",
+        "source-edit": "sources/kafka/minio/edit",
+        "source-remove": "sources/kafka/minio/remove",
         "replays": f"replays?step=preview&target=webhook:{target}&bucket={target}",
         "reconciliations": "reconciliations",
         "workers": "workers",

@@ -21,6 +21,7 @@ _FEW, _LONG, _SHORT = 15, 20, 5
 _WIDTH = 20  # seconds
 _ATTENTION = ("problem", "warning")  # grades of findings that need somebody, the gravest first
 _WORKERS = ("broker", "drain", "workers")  # subjects of findings that the page of the workers is about
+_SOURCE = "source "  # begins the subject of a finding about one
 _RANK = {"broken": 0, "unavailable": 1, "failing": 2, "paused": 3, "running": 4, "disabled": 5}
 
 
@@ -63,6 +64,8 @@ def _page_of(subject: str) -> str:
     """Return the page about what a finding is about."""
     if subject in _WORKERS:
         return "workers"
+    if subject.startswith(_SOURCE):
+        return f"sources/{subject.removeprefix(_SOURCE).replace(':', '/', 1)}"
     try:
         target = parse_target(subject)
     except BadValue:

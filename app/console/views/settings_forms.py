@@ -1,0 +1,194 @@
+"""The forms of targets and sources, made from the declarations of their settings, with these formats' own checks."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from flask import Response, request
+
+from app.api.refused import Refused
+from app.config.errors import REDACTED
+from app.config.fields.field_types import Switch, Toggle
+from app.config.fields.fields import Declared, Field, fields_of
+from app.config.fields.secret_refs import is_secret_ref
+from app.config.sources.base import SourceSettings, ordered_source_fields
+from app.config.sources.registry import SOURCE_TYPES
+from app.config.targets.base import TargetSettings, ordered_fields
+from app.config.targets.registry import TYPES
+from app.console import calls
+from app.console.calls import resource_path
+from app.console.formats import command
+from app.console.pages import done, page, show
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One setting in a form. `choices` are the values of a list; a secret has no `value`, only whether it `is_set`."""
+
+    name: str
+    about: str
+    kind: str
+    value: str
+    default: str
+    choices: tuple[str, ...]
+    required: bool
+    secret: bool
+    is_set: bool
+    common: bool  # a setting of every type
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is declared by settings: targets or sources. `begins` and `changes` say when settings take effect."""
+
+    noun: str
+    types: Mapping[str, Any]
+    shared: type[Declared]
+    ordered: Callable[[Any], Mapping[str, Field]]
+    list_path: str
+    here: str
+    question: str
+    more: str
+    name_help: str
+    begins: str
+    changes: str
+    example: tuple[str, ...]  # a command
+
+
+ROOMS: Mapping[str, Room] = MappingProxyType(
+    {
+        "targets": Room(
+            noun="target", types=TYPES, shared=TargetSettings, ordered=ordered_fields, list_path="", here="overview",
+            question="Which kind of system is to receive events?", more="Queue, retries and speed",
+            name_help="Letters, digits, _ - or . It is part of the ARN and cannot be changed.",
+            begins="A rule decides which events it gets.", changes="its new settings are in use within a second",
+            example=("target", "set", "webhook:audit", "endpoint=https://example.com/events"),
+        ),
+        "sources": Room(
+            noun="source", types=SOURCE_TYPES, shared=SourceSettings, ordered=ordered_source_fields,
+            list_path="sources", here="sources", question="Which kind of queue are events to be pulled from?",
+            more="Batches and rejected messages", name_help="Letters, digits, _ - or . It cannot be changed.",
+            begins="A worker pulls from it within seconds.",
+            changes="a worker takes its new settings up within seconds",
+            example=("source", "set", "kafka:minio", "brokers=kafka.example.com:9092", "topic=events"),
+        ),
+    }
+)  # fmt: skip
+
+
+@page("/<any(targets, sources):room>/new", "GET", "POST")
+def new(room: str) -> Response:
+    """Choose a type, then create a target or source of it."""
+    kind, of = request.values.get("type", ""), ROOMS[room]
+    if kind not in of.types:
+        types = [(name, cls.title) for name, cls in of.types.items()]
+        return show("settings_types.html", here=of.here, types=types, room=room, of=of)
+    name, wrong = request.form.get("target_name", "").strip(), None
+    settings = _settings(room, kind, {}) if request.method == "POST" else {}
+    if request.method == "POST":
+        try:
+            _refuse_existing(room, kind, name)
+            calls.change("PUT", resource_path(room, kind, name), settings)
+            return done(f"{kind}:{name} is created. {of.begins}", f"{room}/{kind}/{name}")
+        except Refused as refused:
+            if refused.status not in (400, 404, 409):
+                raise
+            wrong = refused
+    return _form(room, kind, name, settings, wrong, existing=False)
+
+
+@page("/<any(targets, sources):room>/<kind>/<name>/edit", "GET", "POST")
+def edit(room: str, kind: str, name: str) -> Response:
+    """Change the settings of a target or source; a secret whose field is left empty is kept."""
+    stored: dict[str, str] = calls.get(resource_path(room, kind, name))["settings"]
+    settings, wrong = stored, None
+    if request.method == "POST":
+        settings = _settings(room, kind, stored)
+        try:
+            calls.change("PUT", resource_path(room, kind, name), settings)
+            return done(f"{kind}:{name} is changed; {ROOMS[room].changes}.", f"{room}/{kind}/{name}")
+        except Refused as refused:
+            if refused.status not in (400, 409):
+                raise
+            wrong = refused
+    return _form(room, kind, name, settings, wrong, existing=True)
+
+
+def _refuse_existing(room: str, kind: str, name: str) -> None:
+    """Raise `Refused` if there is one of that name: creating it would replace its settings."""
+    noun = ROOMS[room].noun
+    if not name or "/" in name:
+        raise Refused(400, {"detail": f"give the {noun} a name", "field": "target_name"})
+    try:
+        calls.get(resource_path(room, kind, name))
+    except Refused as refused:
+        if refused.status != 404:
+            raise
+        return
+    raise Refused(409, {"detail": f"there is a {noun} {kind}:{name} already; edit it instead", "field": "target_name"})
+
+
+def _settings(room: str, kind: str, stored: Mapping[str, str]) -> dict[str, str]:
+    """Return what the form sets: an empty field has its default, an empty secret is kept unless it is cleared."""
+    settings = {}
+    for name, key in fields_of(ROOMS[room].types[kind]).items():
+        text = request.form.get(f"s.{name}", "").strip()
+        if key.secret and not text and stored.get(name) and not request.form.get(f"clear.{name}"):
+            text = stored[name]  # `*redacted*`, which means the stored one, or a reference to it
+        if text:
+            settings[name] = text
+    return settings
+
+
+def _form(
+    room: str, kind: str, name: str, settings: Mapping[str, str], wrong: Refused | None, *, existing: bool
+) -> Response:
+    of = ROOMS[room]
+    texts = {key: fields_of(of.types[kind])[key].shown(text) for key, text in settings.items()}
+    shown = [f"{key}={text}" for key, text in texts.items() if REDACTED not in text]
+    words = (of.noun, "set", f"{kind}:{name or 'NAME'}", *shown)
+    return show(
+        "settings_form.html",
+        wrong.status if wrong else 200,
+        here=of.here,
+        room=room,
+        of=of,
+        kind=kind,
+        kind_title=of.types[kind].title,
+        name=name,
+        path=f"{room}/{kind}/{name}" if existing else "",
+        inputs=inputs(of, kind, settings),
+        existing=existing,
+        wrong=wrong,
+        cli=command(*words),
+    )
+
+
+def inputs(of: Room, kind: str, settings: Mapping[str, Any]) -> list[Input]:
+    """Return the inputs of a type's form with these settings, in the order in which people read them."""
+    common, ordered = fields_of(of.shared), of.ordered(of.types[kind])
+    return [_input(key, str(settings.get(name, "")), name in common) for name, key in ordered.items()]
+
+
+def _input(key: Field, value: str, common: bool) -> Input:
+    hidden = key.secret and bool(value) and not is_secret_ref(value)
+    return Input(
+        name=key.name,
+        about=key.about.replace("`", ""),
+        kind=key.kind.label.replace("`", ""),
+        value="" if hidden else value,
+        default=key.default or "",
+        choices=_choices(key),
+        required=key.required,
+        secret=key.secret,
+        is_set=value == REDACTED,
+        common=common and key.name != "enable",
+    )
+
+
+def _choices(key: Field) -> tuple[str, ...]:
+    if isinstance(key.kind, Toggle | Switch):
+        return ("on", "off")
+    words: tuple[str, ...] = getattr(key.kind, "words", ())
+    return words

@@ -1,0 +1,137 @@
+"""Sources: what events are pulled from, whether it works, and the messages that have no valid events."""
+
+from typing import Any
+
+from flask import Response, request
+
+from app.api.refused import Refused
+from app.console import calls
+from app.console.calls import resource_path
+from app.console.formats import number, pretty_json
+from app.console.pages import done, form_values, page, show
+
+_PAGE = 50  # rejected messages
+_MAX_BODY_CHARACTERS = 100_000  # of a rejected message on its page
+_RANK = {"failing": 0, "waiting": 1, "paused": 2, "running": 3, "disabled": 4}
+
+
+@page("/sources")
+def sources() -> Response:
+    """List the sources, those with problems first."""
+    listed = calls.get("/v1/sources")["sources"]
+    listed.sort(key=lambda source: (_RANK.get(source["state"], 9), source["type"], source["name"]))
+    return show("sources.html", here="sources", sources=listed)
+
+
+@page("/sources/<kind>/<name>")
+def source(kind: str, name: str) -> Response:
+    """Show a source and its rejected messages."""
+    shown, after = calls.get(_path(kind, name)), request.args.get("after", "")
+    rejected: dict[str, Any] = {"rejected": [], "next": None}
+    if shown["rejected_messages"]:
+        rejected = calls.get(f"{_path(kind, name)}/rejected", limit=_PAGE, after=after)
+    return show(
+        "source.html",
+        here="sources",
+        source=shown,
+        name=f"{kind}:{name}",
+        path=f"sources/{kind}/{name}",
+        rejected=rejected,
+        after=after,
+        settings=[(key, text) for key, text in shown["settings"].items() if text],
+    )
+
+
+@page("/sources/<kind>/<name>/pause", "POST")
+def pause(kind: str, name: str) -> Response:
+    """Pause a source."""
+    reason = form_values("reason")["reason"] or "paused in the console"
+    calls.change("POST", f"{_path(kind, name)}/pause", {"reason": reason})
+    return done(f"{kind}:{name} is paused; its messages wait in the queue.", f"sources/{kind}/{name}")
+
+
+@page("/sources/<kind>/<name>/resume", "POST")
+def resume(kind: str, name: str) -> Response:
+    """Resume a source, or try a failing one at once."""
+    calls.change("POST", f"{_path(kind, name)}/resume")
+    return done(f"{kind}:{name} is tried at once.", f"sources/{kind}/{name}")
+
+
+@page("/sources/<kind>/<name>/remove", "GET", "POST")
+def remove(kind: str, name: str) -> Response:
+    """Remove a source, after its name was typed."""
+    shown, typed, problem = calls.get(_path(kind, name)), form_values("typed")["typed"], ""
+    if request.method == "POST":
+        try:
+            if typed == f"{kind}:{name}":
+                calls.change("DELETE", _path(kind, name), force="true")
+                return done(f"{kind}:{name} is removed; what it recorded stays.", "sources")
+            problem = f"type {kind}:{name} to remove it"
+        except Refused as refused:
+            problem = str(refused)
+    return show(
+        "source_remove.html",
+        400 if problem else 200,
+        here="sources",
+        source=shown,
+        name=f"{kind}:{name}",
+        path=f"sources/{kind}/{name}",
+        problem=problem,
+        typed=typed,
+    )
+
+
+@page("/sources/<kind>/<name>/rejected/<int:message>")
+def rejected_message(kind: str, name: str, message: int) -> Response:
+    """Show a rejected message as it was pulled."""
+    found = calls.get(f"{_path(kind, name)}/rejected/{message}")
+    text = found["body"]
+    return show(
+        "source_message.html",
+        here="sources",
+        name=f"{kind}:{name}",
+        path=f"sources/{kind}/{name}",
+        message=found,
+        headers=pretty_json(found["headers"]) if found["headers"] else "",
+        body=(found["base64"] if text is None else text)[:_MAX_BODY_CHARACTERS],
+        cut=len(found["base64"] if text is None else text) > _MAX_BODY_CHARACTERS,
+    )
+
+
+@page("/sources/<kind>/<name>/retry", "POST")
+def retry(kind: str, name: str) -> Response:
+    """Record the events of the ticked messages; the first one that still has none ends it."""
+    back, ids = f"sources/{kind}/{name}", _ticked()
+    if not ids:
+        return done("Nothing was selected.", back, bad=True)
+    recorded = repeated = 0
+    for message in ids:
+        try:
+            answer = calls.change("POST", f"{_path(kind, name)}/rejected/{message}/retry")
+        except Refused as refused:
+            return done(f"Message {message}: {refused}. Recorded before it: {_events(recorded)}.", back, bad=True)
+        recorded, repeated = recorded + answer["recorded"], repeated + answer["repeated"]
+    known = f"; {_events(repeated)} were in the log already" if repeated else ""
+    return done(f"Recorded: {_events(recorded)}{known}.", back)
+
+
+@page("/sources/<kind>/<name>/delete", "POST")
+def delete(kind: str, name: str) -> Response:
+    """Delete the ticked messages permanently."""
+    back, ids = f"sources/{kind}/{name}", _ticked()
+    if not ids:
+        return done("Nothing was selected.", back, bad=True)
+    deleted = calls.change("POST", f"{_path(kind, name)}/rejected/delete", {"ids": ids})["deleted"]
+    return done(f"{number(deleted)} {'message is' if deleted == 1 else 'messages are'} deleted.", back)
+
+
+def _ticked() -> list[int]:
+    return [int(text) for text in request.form.getlist("ids") if text.isascii() and text.isdigit() and len(text) < 19]
+
+
+def _events(count: int) -> str:
+    return f"{number(count)} {'event' if count == 1 else 'events'}"
+
+
+def _path(kind: str, name: str) -> str:
+    return resource_path("sources", kind, name)

@@ -1,0 +1,94 @@
+"""The pages of sources: what is pulled, what fails, and the messages that were rejected."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.config.sources.source_id import SourceId
+from app.outbox.engine.database import Database
+from tests.integration.console.conftest import Browser
+from tests.support.builders import add_target, registry
+from tests.support.pulled_events import recorded, reject
+
+HERE = "sources/kafka/minio"
+PAGES = (
+    "sources",
+    HERE,
+    f"{HERE}/edit",
+    f"{HERE}/remove",
+    f"{HERE}/rejected/1",
+    "sources/new",
+    "sources/new?type=kafka",
+)
+HOSTILE = b"{<script>alert(1)</script>\r\n\xe2\x80\xae"
+
+
+@pytest.fixture
+def pulled(local: Browser, database: Database) -> Browser:
+    """A console over a source with two rejected messages, of which one is not text."""
+    registry(database).sources.put(SourceId("kafka", "minio"), {"brokers": "kafka", "topic": "events"})
+    reject(database, HOSTILE, b"\xff\x00")
+    add_target(database)
+    return local
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_is_whole_and_a_message_is_text_on_it(pulled: Browser, path: str) -> None:
+    page = pulled.get(path)
+    assert page.status == 200, page.text
+    assert len(page.all("h1")) == 1
+    assert all(given.get("src") for given in page.all("script"))
+    assert [given["href"] for given in page.all("a") if given.get("aria-current")] == [
+        given["href"] for given in page.all("a") if given["href"].endswith("sources")
+    ][:1]
+    for link in {given["href"] for given in page.all("a") if "sources/" in given["href"]}:
+        assert pulled.get(link.lstrip("./")).status == 200, link
+
+
+def test_the_list_and_the_page_say_what_is_wrong_and_what_to_do(pulled: Browser) -> None:
+    listed = pulled.get("sources").text
+    assert "kafka:minio" in listed
+    assert "waiting" in listed
+    assert "bucketwire worker --only sources" in listed
+    page = pulled.get(HERE)
+    assert "No worker pulls from it" in page.text
+    assert "Rejected, kept 2" in page.text
+    assert {given["value"] for given in page.all("input") if given.get("name") == "ids"} == {"1", "2"}
+    assert any(given["href"].endswith(HERE) for given in pulled.get("").all("a")), "the overview leads to it"
+
+
+def test_a_source_is_added_edited_paused_resumed_and_removed(local: Browser) -> None:
+    assert "No source" in local.get("sources").text
+    add = {"type": "kafka", "target_name": "minio", "s.brokers": "kafka"}
+    wrong = local.post("sources/new", "sources/new?type=kafka", **add)
+    assert (wrong.status, "is required" in wrong.text) == (400, True)
+    made = local.post("sources/new", "sources/new?type=kafka", **add, **{"s.topic": "events", "s.sasl_password": ""})
+    assert made.location.partition("?")[0].endswith(HERE)
+    again = local.post("sources/new", "sources/new?type=kafka", **add, **{"s.topic": "events"})
+    assert (again.status, "there is a source kafka:minio already" in again.text) == (409, True)
+    local.post(f"{HERE}/edit", **{"s.brokers": "kafka", "s.topic": "others"})
+    assert "others" in local.get(HERE).text
+    local.post(f"{HERE}/pause", HERE)
+    assert "paused in the console" in local.get(HERE).text
+    local.post(f"{HERE}/resume", HERE)
+    assert "paused" not in local.get(HERE).text
+    assert local.post(f"{HERE}/remove", typed="kafka:other").status == 400
+    assert local.get(HERE).status == 200
+    local.post(f"{HERE}/remove", typed="kafka:minio")
+    assert local.get(HERE).status == 404
+
+
+def test_rejected_messages_are_read_tried_again_and_deleted(pulled: Browser, database: Database) -> None:
+    reject(database, b"[")
+    read = pulled.get(f"{HERE}/rejected/2")
+    assert ("is not text; in base64" in read.text, "/wA=" in read.text) == (True, True)
+    shown = pulled.get(f"{HERE}/rejected/1")
+    assert "{<script>alert(1)</script>\\u000d\\u000a\\u202e" in shown.text
+    tried = pulled.post(f"{HERE}/retry", HERE, ids="1")
+    assert "Message 1" in pulled.get(tried.location.removeprefix("../../")).text
+    assert recorded(database) == []
+    assert (
+        "Nothing was selected" in pulled.get(pulled.post(f"{HERE}/delete", HERE).location.removeprefix("../../")).text
+    )
+    pulled.post(f"{HERE}/delete", HERE, ids=["1", "2"])
+    assert [given["value"] for given in pulled.get(HERE).all("input") if given.get("name") == "ids"] == ["3"]
