@@ -1,0 +1,87 @@
+"""`bucketwire source test`: what a queue answers is told step by step, and no message is taken."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from app.config.sources.registry import source_type
+from app.config.target_settings import load
+from app.events.limits import Limits
+from tests.contract.source_probes.base import SourceProbe
+from tests.contract.source_probes.registry import SOURCE_PROBES
+from tests.support.builders import SECRET_KEY, migrated
+from tests.support.pulled_events import Sources, messages, numbered
+from tests.support.service_processes import BUCKETWIRE
+from workers.source_test import run_source_test
+from workers.target_test import Step
+
+
+@pytest.fixture(scope="module", params=sorted(SOURCE_PROBES))
+def served(request: pytest.FixtureRequest) -> Iterator[SourceProbe]:
+    """Every type of queue in turn."""
+    with contextlib.closing(SOURCE_PROBES[request.param]()) as probe:
+        yield probe
+
+
+@pytest.fixture
+def probe(served: SourceProbe) -> SourceProbe:
+    """Every type of queue in turn, running and empty."""
+    served.renew()
+    return served
+
+
+def steps_of(probe: SourceProbe) -> list[Step]:
+    settings = load(source_type(probe.type), dict(probe.values()))
+    return list(run_source_test(settings, {}, Limits()))
+
+
+def test_the_first_message_is_read_and_not_taken(probe: SourceProbe) -> None:
+    assert [(step.step, step.ok) for step in steps_of(probe)] == [("open", True), ("lag", True), ("read", True)]
+    events = numbered(3)
+    probe.send(messages(events))
+    for _ in range(2):
+        steps = steps_of(probe)
+        assert all(step.ok for step in steps), steps
+        assert steps[-1].message == f"1 event(s), the first in {events[0].bucket}"
+
+
+def test_a_message_without_valid_events_and_a_queue_that_is_away_fail_a_step(probe: SourceProbe) -> None:
+    probe.send([b"{"])
+    steps = steps_of(probe)
+    assert [(step.step, step.ok) for step in steps][-1] == ("read", False)
+    assert "not JSON" in steps[-1].message
+    probe.server.stop()
+    try:
+        [step] = steps_of(probe)
+    finally:
+        probe.server.start()
+    assert (step.step, step.ok, bool(step.message)) == ("open", False, True)
+
+
+def test_the_command_tells_each_step_and_its_exit_code_whether_all_are_ok(probe: SourceProbe, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/outbox.db"
+    with contextlib.closing(migrated(url, partitions=4)) as database:
+        source = Sources(database).put(probe.type, probe.values())
+    probe.send(messages(numbered(1)))
+
+    def tested(*words: str) -> subprocess.CompletedProcess[str]:
+        environ = {"BUCKETWIRE_DATABASE_URL": url, "BUCKETWIRE_SECRET_KEYS": SECRET_KEY, "PATH": os.environ["PATH"]}
+        environ |= {"BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0"}
+        command = [str(BUCKETWIRE), "source", "test", *words]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+    done = tested(str(source), "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = orjson.loads(done.stdout)
+    assert (result["source"], result["ok"], [step["step"] for step in result["steps"]]) == (
+        str(source), True, ["open", "lag", "read"],
+    )  # fmt: skip
+    unknown = tested(f"{source}-other")
+    assert (unknown.returncode, "there is no source" in unknown.stdout) == (1, True)
