@@ -28,6 +28,8 @@ _ELASTIC = {  # they use one Elasticsearch and one Kafka
 # To start a Spark session takes longer than most tests of it: two processes have one each.
 _OF_SERVICES = {f"tests/spark/test_{name}.py" for name in ("backfill", "own_api", "reconcile")}
 _WITHOUT_A_SESSION = {f"tests/spark/test_{name}.py" for name in ("cluster", "nightly")}
+# Half of the time of these is waiting for servers that hang, start or lose their leases.
+_WAITING = ("tests/spark", "tests/acceptance", "tests/contract")
 # Where nothing is known yet: the folders in which the longest are.
 _FIRST = ("tests/spark", "tests/acceptance", "tests/contract", "tests/integration/outbox", "tests/integration")
 
@@ -50,8 +52,13 @@ def group(nodeid: str) -> str:
     return file
 
 
+def suits(name: str, process: int) -> bool:
+    """Every other process begins with groups that wait, the others with those that compute: no core is idle."""
+    return name.startswith(_WAITING) == (process % 2 == 0)
+
+
 class Distribution(LoadScopeScheduling):
-    """Gives out the groups, the longest first."""
+    """Gives out the groups that suit a process, the longest first, and then the others."""
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
         super().__init__(config, log)
@@ -61,8 +68,9 @@ class Distribution(LoadScopeScheduling):
         return group(nodeid)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        longest = max(self.workqueue, key=self._weight)
-        self.workqueue.move_to_end(longest, last=False)
+        process = int(node.gateway.id.removeprefix("gw"))
+        first = max(self.workqueue, key=lambda name: (suits(name, process), *self._weight(name)))
+        self.workqueue.move_to_end(first, last=False)
         super()._assign_work_unit(node)
 
     def _weight(self, name: str) -> tuple[float, int, int]:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from tests.support import distribution
 
@@ -18,6 +23,40 @@ def test_two_processes_at_most_start_a_spark_session() -> None:
     with_a_session = {path.name for path in modules if SESSION.search(path.read_text())}
     assert {groups[name] for name in with_a_session} == {"tests/spark/services", "tests/spark/frames"}
     assert {name for name, group in groups.items() if group.endswith(".py")} == groups.keys() - with_a_session
+
+
+class Worker:
+    """A process of pytest-xdist that is given tests and never runs one."""
+
+    shutting_down = False
+
+    def __init__(self, number: int, collection: Sequence[str]) -> None:
+        self.gateway = SimpleNamespace(id=f"gw{number}")
+        self.collection = collection
+        self.groups: list[str] = []
+
+    def send_runtest_some(self, indices: Sequence[int]) -> None:
+        self.groups += [distribution.group(self.collection[index]) for index in indices]
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def test_a_process_that_waits_and_one_that_computes_run_beside_each_other_to_the_end(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collection = [f"tests/{room}/test_{letter}.py::test_it" for room in ("contract", "unit") for letter in "abcd"]
+    monkeypatch.setattr(pytestconfig.option, "tx", ["2*popen"])
+    scheduler = distribution.Distribution(pytestconfig, None)
+    workers: list[Any] = [Worker(number, collection) for number in range(2)]
+    for worker in workers:
+        scheduler.add_node(worker)
+        scheduler.add_node_collection(worker, collection)
+    scheduler.schedule()
+    while scheduler.workqueue:
+        for worker in workers:
+            scheduler.mark_test_complete(worker, collection.index(f"{worker.groups[-1]}::test_it"))
+    assert [{group.split("/")[1] for group in worker.groups} for worker in workers] == [{"contract"}, {"unit"}]
 
 
 def test_every_file_that_is_named_is_there() -> None:
