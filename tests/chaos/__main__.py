@@ -12,17 +12,19 @@ Ends with 1 where something was lost, made up, out of order or otherwise not as 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
 from random import Random
 
 from tests.chaos.operations import Operator
-from tests.chaos.plan import PARTS, QUEUE, draw, parts_of, single_faults
+from tests.chaos.plan import PARTS, QUEUE, SOURCE, draw, parts_of, single_faults
 from tests.chaos.rounds import HEADINGS, Chaos, Row
 from tests.chaos.verification import Verification
 from tests.support.fault_injection import BROKERS, OUTBOXES, make_targets, serving
 from tests.support.ledger import Ledger
+from tests.support.pulled_traffic import Topic, pulled_from
 from tests.support.service_processes import System, stop_all, system
 from tests.support.traffic import Poster, Traffic
 
@@ -46,7 +48,7 @@ def make_idle_targets(whole: System, count: int) -> None:
 
 def run(outbox: str, broker: str, given: argparse.Namespace) -> bool:
     """Do it over one set-up, and print a row for each round; whether all were sound."""
-    plan = draw(given.seed, given.rounds, parts_of(outbox, broker), given.only)
+    plan = draw(given.seed, given.rounds, parts_of(outbox, broker, source=given.source), given.only)
     rng, began, sound = Random(given.seed), time.monotonic(), True
     write(f"outbox {outbox}, broker {broker}, seed {given.seed}, lease {given.lease} s\n{HEADINGS}")
     with (
@@ -58,10 +60,14 @@ def run(outbox: str, broker: str, given: argparse.Namespace) -> bool:
             lease_ttl=f"{given.lease}s",
             lease_max_work=f"{given.lease * 5 / 6:.1f}s",
         ) as whole,
+        pulled_from(whole, servers) if given.source else contextlib.nullcontext() as topic,
     ):
         make_targets(whole, servers)
         make_idle_targets(whole, given.idle)
-        flow = Traffic(whole, [Poster(number, Random(rng.random()), given.large) for number in range(POSTERS)])
+        posters = [Poster(number, Random(rng.random()), given.large) for number in range(POSTERS)]
+        if topic is not None:
+            posters.append(Topic(POSTERS, Random(rng.random()), brokers=topic))
+        flow = Traffic(whole, posters)
         ledger = Ledger()
         operator = Operator(whole, servers, ledger, given.lease)
         operator.make_targets()
@@ -69,12 +75,13 @@ def run(outbox: str, broker: str, given: argparse.Namespace) -> bool:
         with flow.running():
             for number, each in enumerate(plan):
                 share = given.events * (number + 1) // len(plan) - given.events * number // len(plan)
-                row = chaos.carry_out(each, share // POSTERS, given.lease)
+                row = chaos.carry_out(each, share // len(posters), given.lease)
                 write(str(row))
                 sound = sound and row.sound
                 if row.problem:
                     break
-        stop_all(whole.roles)  # by now each has written what it still had in hand
+        pullers = [servers.source_worker] if servers.source_worker else []
+        stop_all([*whole.roles, *pullers])  # by now each has written what it still had in hand
         row = Row("service stopped", "", figures=chaos.verification.look())
         write(str(row))
     faults = sum(len(each.faults) for each in plan[: number + 1])
@@ -93,6 +100,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rounds", type=int, default=51, help="of each set-up (default %(default)s: every single fault, and 17 pairs)")
     add("--seed", default="1", help="of what happens when (default %(default)s)")
     add("--idle", type=int, default=0, help="further targets that no rule names, such as 300 (default %(default)s)")
+    add("--source", action="store_true", help="a fifth sender writes to Kafka, from which a worker pulls")
     add("--large", type=int, default=0, help="MiB of one event in each poster's rounds, such as 16 (default: none)")
     add(
         "--lease",
@@ -102,11 +110,14 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--outbox", choices=OUTBOXES, default="postgresql", help="(default %(default)s)")
     add("--broker", choices=BROKERS, default="redis", help="(default %(default)s)")
-    singles = [" ".join(fault) for fault in single_faults((*PARTS, QUEUE))]
+    singles = [" ".join(fault) for fault in single_faults((*PARTS, *SOURCE, QUEUE))]
     add("--only", action="append", default=[], choices=singles, help="this single fault, and others so given")
     names = ", ".join(f"{outbox} with {broker}" for outbox, broker in SET_UPS)
     add("--all", action="store_true", help=f"one after the other: {names}")
-    return parser.parse_args(given)
+    parsed = parser.parse_args(given)
+    if not parsed.source and any(each.endswith(SOURCE) for each in parsed.only):
+        parser.error("faults of a source's worker and of Kafka need --source")
+    return parsed
 
 
 def main() -> int:

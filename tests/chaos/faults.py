@@ -102,6 +102,8 @@ def _servers(whole: System, servers: Servers, worker: Role) -> dict[str, Server 
         "Redis target": servers.redis,
         "PostgreSQL target": servers.postgres,
         "webhook target": servers.receiver,
+        "source's worker": servers.source_worker,
+        "Kafka": servers.kafka,
     }
 
 

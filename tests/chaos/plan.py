@@ -17,6 +17,7 @@ KILL, STOP = "kill", "stop"
 HANG, DRIP, DELAY = "hang", "drip", "delay"
 NETWORK = (HANG, DRIP, DELAY)
 REFUSE = "refuse"
+SOURCE = ("source's worker", "Kafka")  # where events also come by a source
 QUEUE = "target's queue"  # which RabbitMQ has with other properties than the service declares
 WORKER = ("worker", "worker's parent", "worker's child")
 API = ("API", "API's child")
@@ -90,10 +91,10 @@ def single_faults(parts: Sequence[str] = PARTS) -> list[tuple[str, str]]:
     ]
 
 
-def parts_of(outbox: str, broker: str) -> tuple[str, ...]:
+def parts_of(outbox: str, broker: str, *, source: bool = False) -> tuple[str, ...]:
     """What there is to hurt: SQLite has no server, and only RabbitMQ's queues have properties."""
-    parts = (part for part in PARTS if not (outbox == "sqlite" and part == "database"))
-    return (*parts, QUEUE) if broker == "rabbitmq" else tuple(parts)
+    parts = [part for part in PARTS if not (outbox == "sqlite" and part == "database")]
+    return (*parts, *(SOURCE if source else ()), *((QUEUE,) if broker == "rabbitmq" else ()))
 
 
 def _cycled(rng: Random, items: Sequence[T]) -> Iterator[T]:

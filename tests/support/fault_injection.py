@@ -32,6 +32,8 @@ class Servers:
     redis: services.Redis
     postgres: services.Postgres
     receiver: services.Receiver
+    kafka: services.Kafka | None = None  # these two where events also come by a source
+    source_worker: services.Server | None = None
     proxies: dict[str, Proxy] = field(default_factory=dict)  # before a target, by its part's name
 
     def port(self, part: str, server: services.Server) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.__main__ import arguments
 from tests.chaos.faults import Effect, started_again, timeline
 from tests.chaos.plan import (
     DELAY,
@@ -18,6 +19,7 @@ from tests.chaos.plan import (
     OPERATIONS,
     QUEUE,
     REFUSE,
+    SOURCE,
     STOP,
     WORKER,
     Fault,
@@ -189,6 +191,16 @@ def test_sqlite_has_no_server_to_hurt_and_redis_refuses_no_queue() -> None:
     assert "database" in parts_of("mariadb", "redis")
     plan = draw("1", 99, parts_of("sqlite", "redis"))
     assert not any(fault.part in {"database", QUEUE} for each in plan for fault in each.faults)
+
+
+def test_a_source_adds_its_worker_and_its_queue_to_what_is_hurt(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = draw("1", 51, parts_of("postgresql", "redis", source=True))
+    assert {fault.part for each in plan for fault in each.faults} >= set(SOURCE)
+    only = ["--only", "kill Kafka"]
+    assert arguments(["--source", *only]).only == ["kill Kafka"]
+    with pytest.raises(SystemExit):
+        arguments(only)
+    assert "need --source" in capsys.readouterr().err
 
 
 def test_a_timeline_begins_each_fault_before_it_ends_and_marks_the_last() -> None:
