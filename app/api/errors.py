@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import sqlalchemy as sa
-from flask import Flask, Response
+from flask import Flask, Response, has_request_context, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from app.config.errors import BadValue
@@ -254,6 +254,8 @@ def database_unavailable(error: Exception) -> ApiProblem:
         return ApiProblem(
             "database-unavailable", "its tables are missing or of another version: run `bucketwire migrate`"
         )
+    if has_request_context() and request.method in ("GET", "HEAD"):  # it changes nothing
+        return ApiProblem("database-unavailable", "nothing could be read; try again")
     return ApiProblem("database-unavailable", "the outcome of the request is unknown; retrying is safe")
 
 

@@ -70,6 +70,11 @@ def visible(text: object, most: int = 0) -> Markup:
     return Markup('<bdi class="key">{}</bdi>').format(Markup("").join(parts))
 
 
+def sentence(text: object, most: int = 0) -> Markup:
+    """Write a text of unknown origin, such as a remote's answer, as a sentence: with one full stop at its end."""
+    return visible(str(text).rstrip(". "), most) + Markup(".")
+
+
 def number(value: float | None) -> str:
     """Write a number with thousands apart; a dash for none."""
     if value is None:

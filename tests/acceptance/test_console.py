@@ -25,6 +25,25 @@ ADMIN, READ, INGEST = (f"{scope}-{uuid4().hex}" for scope in ("admin", "read", "
 TOKENS: Any = f"ops:admin:{ADMIN},viewer:read:{READ},minio:ingest:{INGEST}"
 HOSTILE = "<script>document.title='pwned'</script>\"'\u202egpj\n" + "W" * 700 + "🎉é" * 30
 
+# What is written on each canvas since it was cleared, and how many points are drawn.
+RECORD_TEXTS = """
+window.drawn = [];
+const plain = CanvasRenderingContext2D.prototype;
+const {clearRect, fillText} = plain;
+plain.clearRect = function (...place) {
+  this.record ??= (window.drawn.push({}), window.drawn.at(-1));
+  this.record.texts = [];
+  clearRect.apply(this, place);
+};
+plain.fillText = function (text, ...place) {
+  this.record?.texts.push(String(text));
+  fillText.call(this, text, ...place);
+};
+window.points = 0;
+const {arc} = Path2D.prototype;
+Path2D.prototype.arc = function (...place) { window.points += 1; arc.apply(this, place); };
+"""
+
 expect.set_options(timeout=PATIENCE)
 pytestmark = pytest.mark.timeout(900)  # a browser on a busy machine looks at forty pages, each three times
 
@@ -443,6 +462,7 @@ def test_a_person_signs_in_at_a_provider_of_another_site(browser: Browser) -> No
 def test_the_theme_is_kept_and_curves_are_drawn(browser: Browser, whole: System, busy: str) -> None:
     with visit(browser, whole, color_scheme="light") as look:
         page = look.page
+        page.add_init_script(RECORD_TEXTS)
         ground = "getComputedStyle(document.documentElement).backgroundColor"
         light = page.evaluate(ground)
         page.get_by_role("button", name="Switch between").click()
@@ -450,7 +470,23 @@ def test_the_theme_is_kept_and_curves_are_drawn(browser: Browser, whole: System,
         page.goto(f"targets/webhook/{busy}")
         assert page.evaluate(ground) != light
         until(lambda: page.reload() and page.locator(".chart canvas").count() >= 3, 120, what="three samples to draw")
+        page.locator(".charts").scroll_into_view_if_needed()
         look.shoot("curves-dark")
+        drawn = page.evaluate("window.drawn")
+        for chart in drawn:
+            ticks = [text for text in chart["texts"] if re.fullmatch(r"[\d:. kM-]+", text)]
+            assert len(ticks) == len(set(ticks)), ticks
+        places = [box for each in page.locator(".charts figure").all() if (box := each.bounding_box())]
+        assert places[-1]["y"] == places[-2]["y"] or places[-1]["width"] > 1.5 * places[0]["width"], "none is alone"
+        expect(page.locator(".u-legend").first).to_contain_text(re.compile(r"Delivered/s:?\s*[\d.]+/s"))
+        # A value without neighbours is a point.
+        page.evaluate(
+            "document.querySelectorAll('#series tbody tr').forEach((row, number) => "
+            "{ row.cells[6].textContent = number === 1 ? '7' : ''; })"
+        )
+        page.evaluate("window.points = 0")
+        page.get_by_role("button", name="Switch between").click()
+        page.wait_for_function("window.points > 0")
         assert "Asia/Calcutta" in str(page.locator("time").first.get_attribute("title")) or "Asia/Kolkata" in str(
             page.locator("time").first.get_attribute("title")
         )

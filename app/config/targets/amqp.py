@@ -86,6 +86,7 @@ class AmqpSettings(
     TlsSettings,
     type_name="amqp",
     title="AMQP",
+    servers="RabbitMQ, LavinMQ",
     example={"url": "amqp://rabbitmq", "exchange": "bucketevents", "exchange_type": "fanout"},
 ):
     """AMQP 0-9-1 (reference §4.3). Without an exchange, events go to the queue named by `routing_key`."""

@@ -23,12 +23,19 @@ class TargetSettings(Declared):
     section: ClassVar[str]  # of `notify_…` text: notify_postgres
     env: ClassVar[str]  # in MINIO_NOTIFY_<…>_: POSTGRES
     title: ClassVar[str]
+    servers: ClassVar[str]  # whose names people look for, besides the title: RabbitMQ
     example: ClassVar[Mapping[str, str]]  # settings that are enough to set a target
     # Members of config.json that are left out now, by their squashed names, with the reason.
     obsolete: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def __init_subclass__(
-        cls, *, type_name: str = "", short: str = "", title: str = "", example: Mapping[str, str] = MappingProxyType({})
+        cls,
+        *,
+        type_name: str = "",
+        short: str = "",
+        title: str = "",
+        servers: str = "",
+        example: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init_subclass__()
         if type_name:
@@ -36,6 +43,7 @@ class TargetSettings(Declared):
             cls.section = f"notify_{short or type_name}"
             cls.env = (short or type_name).upper()
             cls.title = title or type_name
+            cls.servers = servers
             cls.example = example
             REGISTERED_TYPES[type_name] = cls
             for name in sorted(REGISTERED_TYPES):

@@ -78,6 +78,7 @@ class ElasticsearchSettings(
     TlsSettings,
     type_name="elasticsearch",
     title="Elasticsearch",
+    servers="OpenSearch",
     example={"url": "http://elasticsearch:9200", "index": "bucketobjects"},
 ):
     """Elasticsearch 7 and later; with `opensearch`, also OpenSearch (reference §4.8)."""

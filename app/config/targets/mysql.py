@@ -59,6 +59,7 @@ class MysqlSettings(
     NamespaceSettings,
     type_name="mysql",
     title="MySQL",
+    servers="MariaDB",
     example={"dsn_string": "me:secret@tcp(mysql)/events", "table": "bucketobjects"},
 ):
     """MySQL and MariaDB (reference §4.11). The keys of before 2020 (`host`, `port`, …) replace the DSN."""

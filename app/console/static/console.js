@@ -68,6 +68,7 @@
 
   // Curves: drawn from the table beside them, which is what there is without a script.
   const charts = [];
+  const whole = [...Array(13).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
   function draw() {
     for (const chart of charts.splice(0)) chart.destroy();
     if (typeof uPlot === "undefined") return;
@@ -87,9 +88,18 @@
       ];
       const axis = { stroke: ink("--dim"), grid: { stroke: ink("--line"), width: 1 }, ticks: { stroke: ink("--line"), width: 1 }, font: "11px system-ui, sans-serif" };
       const short = (value) => Math.abs(value) >= 1e6 ? `${value / 1e6}M` : Math.abs(value) >= 1e4 ? `${value / 1e3}k` : String(value);
-      // ISO's date where a day or more is shown, else the time; UTC, as everywhere.
-      const days = data[0].at(-1) - data[0][0] > 90000;
-      const moment = (at) => new Date(at * 1000).toISOString().slice(days ? 5 : 11, days ? 10 : 16);
+      // UTC, as everywhere, and as fine as the ticks are: the date, date and time, or the time, with seconds.
+      const days = data[0].at(-1) - data[0][0] > 86400;
+      const moment = (at, step) => {
+        const text = new Date(at * 1000).toISOString().replace("T", " ");
+        if (step >= 86400) return text.slice(5, 10);
+        return text.slice(days ? 5 : 11, step < 60 ? 19 : 16);
+      };
+      // A value without neighbours is no line, so it is drawn as a point.
+      const alone = (values) => values.flatMap((value, index) =>
+        value !== null && (values[index - 1] ?? null) === null && (values[index + 1] ?? null) === null ? [index] : []);
+      const isolated = data.slice(1).map(alone);
+      const last = (index) => data[index].findLast((value) => value !== null) ?? null;
       place.replaceChildren();
       charts.push(new uPlot({
         width: place.clientWidth,
@@ -97,17 +107,21 @@
         tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
         cursor: { sync: { key: "target" }, drag: { x: false, y: false } },
         scales: { y: { range: (_chart, _least, most) => [0, most > 0 ? most * 1.1 : 1] } },
-        axes: [{ ...axis, space: 64, values: (_chart, ticks) => ticks.map(moment), label: "UTC", labelSize: 14, labelFont: "10px system-ui, sans-serif" }, { ...axis, size: 52, values: (_chart, ticks) => ticks.map((tick) => short(tick)) }],
+        axes: [{ ...axis, space: days ? 96 : 72, values: (_chart, ticks, _axis, _space, step) => ticks.map((tick) => moment(tick, step)), label: "UTC", labelSize: 14, labelFont: "10px system-ui, sans-serif" }, { ...axis, size: 52, ...(place.dataset.whole ? { incrs: whole } : {}), values: (_chart, ticks) => ticks.map((tick) => short(tick)) }],
         series: [
-          { label: "UTC", value: (_chart, at) => (at === null ? "" : new Date(at * 1000).toISOString().slice(0, 16).replace("T", " ")) },
+          { label: "UTC", value: (_chart, at) => new Date((at ?? data[0].at(-1)) * 1000).toISOString().slice(0, 19).replace("T", " ") },
           ...columns.map((column, index) => ({
             label: heads[column],
             stroke: colours[index],
             width: 1.5,
             dash: [[], [6, 3], [2, 3], [8, 3, 2, 3]][index],
             fill: columns.length === 1 ? ink("--curve-ground") : undefined,
-            points: { show: false },
-            value: (_chart, value) => (value === null ? "–" : `${value}${place.dataset.unit}`),
+            points: { show: true, size: 5, fill: colours[index], filter: (_chart, at) => isolated[at - 1] },
+            // Where the pointer is, else the newest one.
+            value: (_chart, value, at, where) => {
+              const shown = where === null || where === undefined ? last(at) : value;
+              return shown === null ? "–" : `${shown}${place.dataset.unit}`;
+            },
           })),
         ],
       }, data, place));
@@ -138,6 +152,14 @@
     if (!here || nav.scrollWidth <= nav.clientWidth) return;
     const [inner, outer] = [here.getBoundingClientRect(), nav.getBoundingClientRect()];
     nav.scrollLeft += inner.left - outer.left - (nav.clientWidth - inner.width) / 2;
+  }
+
+  // In a narrow window the filters are folded, unless one of them is wrong or in use.
+  function foldFilters() {
+    const narrow = matchMedia("(max-width: 860px)").matches;
+    for (const fold of all("details.fold")) {
+      if (!fold.querySelector("[aria-invalid], :focus")) fold.open = !narrow;
+    }
   }
 
   // Searches: the address has only what is filled in, so that it can be kept as a link.
@@ -198,6 +220,7 @@
     themeSwitch();
     prepare(document);
     shortAddresses();
+    foldFilters();
     showPlace();
     draw();
     const here = new URL(location.href);
@@ -209,6 +232,7 @@
     addEventListener("resize", () => {
       if (width !== innerWidth) {
         draw();
+        foldFilters();
         showPlace();
       }
       width = innerWidth;

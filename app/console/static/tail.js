@@ -204,7 +204,7 @@
       source.addEventListener("message", take);
       source.addEventListener("gap", (message) => {
         const { Dropped: missed } = JSON.parse(message.data);
-        gap = ` Up to ${missed.atMost} events were missed, because this browser was too slow.`;
+        gap = ` Up to ${missed.atMost} ${missed.atMost === 1 ? "event was" : "events were"} missed, because this browser was too slow.`;
       });
       source.addEventListener("error", () => {
         if (source.readyState === EventSource.CLOSED) {

@@ -44,6 +44,7 @@ def overview() -> Response:
         targets=targets,
         curves=curves,
         minutes=minutes,
+        width=_WIDTH,
         findings=[one | {"path": _page_of(one["subject"])} for one in sorted(found, key=_severity)],
         waiting=events.get("pending", 0) + events.get("parked", 0),
         states=sorted(Counter(target["state"] for target in targets).items(), key=lambda pair: _RANK.get(pair[0], 9)),

@@ -82,7 +82,7 @@ def new(room: str) -> Response:
     """Choose a type, then create a target or source of it."""
     kind, of = request.values.get("type", ""), ROOMS[room]
     if kind not in of.types:
-        types = [(name, cls.title) for name, cls in of.types.items()]
+        types = [(name, cls.title, getattr(cls, "servers", "")) for name, cls in of.types.items()]
         return show("settings_types.html", here=of.here, types=types, room=room, of=of)
     name, wrong = request.form.get("target_name", "").strip(), None
     settings = _settings(room, kind, {}) if request.method == "POST" else {}

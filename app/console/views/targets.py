@@ -35,10 +35,12 @@ def target(kind: str, name: str) -> Response:
     arn, events = shown["arn"], shown["events"]
     live = bool(request.args.get("live"))  # the part that moves asks for itself, without the curves
     given, wrong = form_values("since", "before"), dict[str, str]()
-    curve: list[Point] = []
+    recent = _points(arn, curves({"since": "", "before": ""}, time.time()))
+    curve = recent
     try:
         drawn = curves(given, time.time())
-        curve = [] if live else _points(arn, drawn)
+        if not live and any(given.values()):
+            curve = _points(arn, drawn)
     except BadMember as error:
         drawn, wrong = curves({"since": "", "before": ""}, time.time()), {error.field: f"{error}: {error.hint}"}
     partitions = calls.get(f"{target_path(kind, name)}/partitions")["partitions"]
@@ -53,6 +55,7 @@ def target(kind: str, name: str) -> Response:
         wrong=wrong,
         live=live,
         points=curve,
+        newest=recent[-1] if recent else None,
         drawn=drawn,
         timed=any(point.p99 is not None for point in curve),
         balanced=events["recorded"] == sum(events[each] for each in _LOSSES[1:]),

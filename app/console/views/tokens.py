@@ -13,13 +13,15 @@ from app.events.frontends import S3_FRONTENDS
 @page("/tokens", "GET", "POST")
 def tokens() -> Response:
     """List the tokens; create one and show it, once."""
-    given = form_values("name", "frontend")
+    given = form_values("name", "frontend", "buckets", "targets")
+    buckets, targets = (given[kind].replace(",", " ").split() for kind in ("buckets", "targets"))
     name, frontend = given["name"], given["frontend"]
     scopes = [scope for scope in request.form.getlist("scopes") if scope in SCOPES]
     made, wrong = None, None
     if request.method == "POST":
         try:
-            made = calls.change("POST", "/v1/tokens", {"name": name, "scopes": scopes, "frontend": frontend})
+            limits = {"buckets": buckets, "targets": targets}
+            made = calls.change("POST", "/v1/tokens", {"name": name, "scopes": scopes, "frontend": frontend, **limits})
         except Refused as refused:
             if refused.status not in (400, 409):
                 raise
@@ -37,6 +39,8 @@ def tokens() -> Response:
         all_scopes=SCOPES,
         frontend="" if made else frontend,
         frontends=sorted(S3_FRONTENDS),
+        buckets="" if made else given["buckets"],
+        targets="" if made else given["targets"],
         own=_own(),
         cli=command(
             "token",
@@ -45,6 +49,8 @@ def tokens() -> Response:
             "--scope",
             ",".join(scopes or ["read"]),
             *(("--frontend", frontend) if frontend else ()),
+            *(word for bucket in buckets for word in ("--bucket", bucket)),
+            *(word for target in targets for word in ("--target", target)),
         ),
     )
 

@@ -352,6 +352,8 @@ def test_a_targets_page_balances_its_counters_and_groups_its_errors(busy: Browse
         "bucketwire target pause webhook:audit", "bucketwire target rm webhook:audit",
     ):  # fmt: skip
         assert fact in re.sub(r"[=+]", "", page.text), fact
+    busy.post("targets/webhook/audit/pause", "targets/webhook/audit", reason="the disk is full..")
+    assert "the disk is full. Its events wait" in busy.get("targets/webhook/audit").text
     paused = busy.get("targets/webhook/paused")
     assert "for <b>lunch</b>" in paused.text
     assert busy.post("targets/webhook/paused/resume", "targets/webhook/paused").status == 303
@@ -724,6 +726,12 @@ def test_a_target_is_added_and_edited_by_its_declaration(local: Browser, databas
     assert (bad.status, "is not a duration" in bad.text, bad.values("s.timeout")) == (400, True, ["soon"])
 
 
+def test_the_types_of_targets_name_the_servers_that_people_look_for(local: Browser) -> None:
+    page = local.get("targets/new")
+    for server in ("AMQP, RabbitMQ", "MySQL, MariaDB", "Elasticsearch, OpenSearch"):
+        assert server in page.text
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_every_type_has_a_form_with_a_help_for_each_setting(local: Browser, kind: str) -> None:
     page = local.get(f"targets/new?type={kind}")
@@ -772,6 +780,17 @@ def test_a_token_says_which_frontend_sends_with_it(browse: Opened, database: Dat
     assert admin.post("tokens", name="other", scopes="ingest", frontend="nobody").status == 400
 
 
+def test_a_token_is_limited_by_its_form(browse: Opened, database: Database) -> None:
+    admin = browse(api_tokens=TOKENS)
+    admin.sign_in(ADMIN)
+    page = admin.post("tokens", name="team", scopes="read", buckets="images, docs", targets="webhook:audit")
+    assert "create team --scope read --bucket images --bucket docs --target webhook:audit" in page.text
+    [stored] = Tokens(database).list()
+    assert (stored.buckets, stored.targets) == (("docs", "images"), ("webhook:audit",))
+    wrong = admin.post("tokens", name="other", scopes="read", targets="nonsense")
+    assert (wrong.status, wrong.values("targets")) == (400, ["nonsense"])
+
+
 def test_the_first_token_ends_the_time_without_sign_in(local: Browser, database: Database) -> None:
     page = local.post("tokens", name="first", scopes="admin")
     assert page.status == 200, page.text
@@ -789,6 +808,7 @@ def test_without_a_database_there_is_a_page_that_says_so(local: Browser, databas
     page = local.get("")
     assert page.status == 503
     assert "The outbox database is unavailable" in page.text
+    assert "outcome of the request" not in page.text
 
 
 def test_a_replay_is_previewed_begun_and_cancelled(busy: Browser) -> None:
