@@ -7,8 +7,9 @@ for, and removes no others. The places of a removed target are freed in the same
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,6 +17,8 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.delivery.counters import cursor_sums, oldest_undelivered
 from app.outbox.delivery_times import Histogram, decode, encode, take_reports
+from app.outbox.engine import copy_insert
+from app.outbox.engine.chunks import chunks
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 
@@ -41,6 +44,7 @@ COARSE = Resolution(300, 90 * 288)
 RESOLUTIONS: Mapping[int, Resolution] = {FINE.step: FINE, COARSE.step: COARSE}
 
 _TOTALS = ("recorded", "delivered", "superseded", "failed", "dead_lettered", "discarded")
+_NUMBERS = attrgetter(*_TOTALS, "backlog", "oldest_age")  # in the order of the table's columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +85,10 @@ def take_sample(database: Database, *, seconds: float = 0.2) -> bool:
     try:
         with database.writing() as connection:
             times = take_reports(connection)
-            samples = [replace(one, times=times.get(one.target_id, Counter())) for one in samples]
+            samples = [replace(one, times=times[one.target_id]) if one.target_id in times else one for one in samples]
             _clear(connection, FINE, at, but=at)
             _insert(connection, FINE, at, samples)
-            begin = COARSE.begin(at)
-            before = {sample.target_id: sample for sample in _at(connection, COARSE, begin)}
-            _clear(connection, COARSE, begin)
-            _insert(connection, COARSE, begin, [merged(before.get(one.target_id), one, begin) for one in samples])
+            _merge(connection, COARSE, at, samples)
     except sa.exc.IntegrityError:  # another process has stored a sample of this step
         return False
     return True
@@ -121,7 +122,8 @@ def read_series(
 def newest_samples(connection: sa.Connection, now: int) -> list[Sample]:
     """Return the newest fine sample of every target; none if the last step had none."""
     begin = FINE.begin(now)
-    return list(_at(connection, FINE, begin)) or list(_at(connection, FINE, begin - FINE.step * 1000))
+    rows = _at(connection, FINE, begin) or _at(connection, FINE, begin - FINE.step * 1000)
+    return [_sample(row) for row in rows]
 
 
 def pause_before(connection: sa.Connection, sample: Sample) -> int:
@@ -196,12 +198,28 @@ def _measure(connection: sa.Connection, at: int, now: int, seconds: float) -> li
     return sorted(samples, key=lambda sample: sample.target_id)
 
 
-def _at(connection: sa.Connection, resolution: Resolution, at: int) -> Iterable[Sample]:
+def _at(connection: sa.Connection, resolution: Resolution, at: int) -> Sequence[Any]:
+    """Return the rows of the samples that begin at this time."""
     s = tables.series.c
-    rows = connection.execute(
-        sa.select(tables.series).where(s.step == resolution.step, s.slot == resolution.slot(at), s.at == at)
-    )
-    return [_sample(row) for row in rows]
+    here = sa.select(tables.series).where(s.step == resolution.step, s.slot == resolution.slot(at), s.at == at)
+    return connection.execute(here).all()
+
+
+def _merge(connection: sa.Connection, resolution: Resolution, at: int, samples: Sequence[Sample]) -> None:
+    """Merge samples into those of the step that they belong to; of idle targets there is nothing to change."""
+    begin, s = resolution.begin(at), tables.series.c
+    _clear(connection, resolution, begin, but=begin)
+    before = {row.target_id: row for row in _at(connection, resolution, begin)}
+    changed = [
+        merged(None if row is None else _sample(row), one, begin)
+        for one in samples
+        if (row := before.get(one.target_id)) is None or one.times or _NUMBERS(row) != _NUMBERS(one)
+    ]
+    replaced = before.keys() & {one.target_id for one in changed} | before.keys() - {one.target_id for one in samples}
+    place = (s.step == resolution.step, s.slot == resolution.slot(begin))
+    for target_ids in chunks(sorted(replaced)):
+        connection.execute(tables.series.delete().where(*place, s.target_id.in_(target_ids)))
+    _insert(connection, resolution, begin, changed)
 
 
 def _clear(connection: sa.Connection, resolution: Resolution, at: int, *, but: int = -1) -> None:
@@ -213,13 +231,14 @@ def _clear(connection: sa.Connection, resolution: Resolution, at: int, *, but: i
 
 
 def _insert(connection: sa.Connection, resolution: Resolution, at: int, samples: Sequence[Sample]) -> None:
-    place = {"step": resolution.step, "slot": resolution.slot(at)}
-    rows = [
-        place | {name: getattr(sample, name) for name in Sample.__slots__} | {"times": encode(sample.times)}
-        for sample in samples
-    ]
-    if rows:
-        connection.execute(tables.series.insert(), rows)
+    place = resolution.step, resolution.slot(at)
+    rows = [(*place, one.target_id, one.at, *_NUMBERS(one), encode(one.times)) for one in samples]
+    unmeasured = [one.oldest_age is None for one in samples]
+    copy_insert.insert(connection, tables.series, [row for row, skip in zip(rows, unmeasured, strict=True) if not skip])
+    if any(unmeasured):
+        names = tables.series.columns.keys()
+        some = [dict(zip(names, row, strict=True)) for row, skip in zip(rows, unmeasured, strict=True) if skip]
+        connection.execute(tables.series.insert(), some)
 
 
 def _sample(row: Any) -> Sample:

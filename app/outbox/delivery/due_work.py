@@ -246,6 +246,7 @@ def _behind_or_leased() -> sa.Select[Any]:
     Cursors of targets that are unavailable, paused or disabled are not behind: nothing can be delivered there.
     """
     c, t, now = tables.cursors.c, tables.targets.c, sa.bindparam("now", type_=sa.BigInteger)
+    near = sa.bindparam("near", type_=sa.BigInteger)
     is_available = sa.and_(
         t.enabled, sa.not_(t.paused), t.problem == "", sa.or_(t.breaker == "closed", t.resume_at <= now)
     )
@@ -254,9 +255,10 @@ def _behind_or_leased() -> sa.Select[Any]:
         sa.select(c.target_id, position.label("position"))
         .add_columns(sa.func.min(sa.case((c.leased_until >= now, c.leased_until + 1))).label("expiry"))
         .join_from(tables.cursors, tables.targets, c.target_id == t.id)
-        .where(c.replay_id == WHOLE_LOG)
+        # All others are left out before they are joined and grouped: those of idle targets are nearly all.
+        .where(c.replay_id == WHOLE_LOG, sa.or_(c.position < near, c.leased_until >= now))
         .group_by(c.target_id)
-        .having(sa.or_(position < sa.bindparam("near", type_=sa.BigInteger), sa.func.max(c.leased_until) >= now))
+        .having(sa.or_(position < near, sa.func.max(c.leased_until) >= now))
     )
 
 

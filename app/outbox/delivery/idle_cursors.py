@@ -41,6 +41,7 @@ class IdleCursors:
         # Cursors before an event of their own target, which it waits for: to look again would find the same event.
         self._waiting: set[tuple[int, _Place]] = set()
         self._forgotten = 0.0  # when `_waiting` was emptied, by time.monotonic()
+        self._idle: log_head.LogState | None = None  # the log when no cursor lagged so far behind that it had to move
 
     def advance(self, log: log_head.LogState, now: int) -> bool:
         """Move cursors that lag behind the log and are not leased up to the next event of their target.
@@ -48,13 +49,16 @@ class IdleCursors:
         Each step scans one window of the log, once for all targets, the cursors that are farthest behind first. A run
         ends after about half a second; the next one continues. Returns whether a cursor was moved.
         """
+        if log == self._idle:
+            return False  # no event was recorded since, and cursors do not move back
         ends = time.monotonic() + _RUN_SECONDS
         if time.monotonic() - self._forgotten > _FORGET_INTERVAL_SECONDS:
             self._waiting.clear()
             self._forgotten = time.monotonic()
         with self._database.reading() as connection:
             partitions = log_head.read(connection).partitions
-            lagging = self._lagging(connection, log.last_seq, now)
+            lagging, all_near = self._lagging(connection, log.last_seq, now)
+        self._idle = log if all_near else None
         moved = False
         while lagging and time.monotonic() < ends:
             after = min(place.position for place in lagging)
@@ -82,11 +86,16 @@ class IdleCursors:
                         lagging.setdefault(_Place(place.partition, seq), []).extend(target_ids)
         return moved
 
-    def _lagging(self, connection: sa.Connection, head: int, now: int) -> dict[_Place, list[int]]:
-        """Return the targets whose free cursors lag, by the places of the cursors."""
+    def _lagging(self, connection: sa.Connection, head: int, now: int) -> tuple[dict[_Place, list[int]], bool]:
+        """Return the targets whose free cursors lag, by the places of the cursors, and whether none lags, also leased.
+
+        A leased one may be released where it stands, with more than a window of the log before it.
+        """
         c = tables.cursors.c
         free = sa.and_(c.replay_id == WHOLE_LOG, c.leased_until < now)
-        count = connection.execute(sa.select(sa.func.count()).where(free, c.position < head - _LAG_SEQS)).scalar_one()
+        counts = sa.select(sa.func.count(sa.case((free, 1))), sa.func.min(c.position))
+        behind_log = counts.where(c.replay_id == WHOLE_LOG, c.position < head - _LAG_SEQS)
+        count, first = connection.execute(behind_log).one()
         behind = _LAG_SEQS if count <= _MANY else _MANY_LAG_SEQS
         lagging: dict[_Place, list[int]] = {}
         if count:
@@ -95,7 +104,7 @@ class IdleCursors:
                 place = _Place(partition, position)
                 if (target_id, place) not in self._waiting:
                     lagging.setdefault(place, []).append(target_id)
-        return lagging
+        return lagging, first is None or first >= head - behind
 
 
 def _seqs_by_target(

@@ -73,6 +73,38 @@ def test_cursors_of_idle_targets_move_together(
     assert head in positions
 
 
+def test_while_nothing_is_recorded_no_cursor_is_looked_at(
+    database: Database, statements: Callable[[Callable[[], object]], int]
+) -> None:
+    add_idle_targets(database, 3)
+    leases, now = Leases(database, 10_000), now_ms()
+    record(database, idle_cursors._LAG_SEQS + 10)
+    assert leases.advance_idle(now)
+    while leases.advance_idle(now):
+        pass
+    looks = statements(lambda: Leases(database, 10_000).advance_idle(now))
+    assert statements(lambda: leases.advance_idle(now)) < looks
+    record(database, idle_cursors._LAG_SEQS + 10)
+    assert leases.advance_idle(now)
+
+
+def test_a_cursor_that_was_leased_when_it_lagged_is_moved_when_it_is_free(database: Database) -> None:
+    add_idle_targets(database, 1)
+    leases, now = Leases(database, 10_000), now_ms()
+
+    def lease(until: int) -> None:
+        leased = tables.cursors.update().where(tables.cursors.c.partition == 0)
+        with database.writing() as connection:
+            connection.execute(leased.values(leased_until=until, lease_token="w" if until else ""))
+
+    lease(now + 10_000)
+    record(database, idle_cursors._LAG_SEQS + 10)
+    while leases.advance_idle(now):
+        pass
+    lease(0)
+    assert leases.advance_idle(now)
+
+
 @pytest.mark.parametrize("kind", ["new", "far", "parked", "replay", "expired"])
 def test_work_among_idle_targets_is_found(database: Database, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(due_work, "_NEAR_SEQS", 20)

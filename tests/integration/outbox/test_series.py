@@ -80,15 +80,37 @@ def test_a_sample_has_the_counters_and_a_step_has_one(database: Database, clock:
 def test_of_two_that_sample_at_once_one_stores_its_samples(
     database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    targets = [add_target(database, f"t{number}") for number in range(3)]
+    targets = [add_target(database, f"t{number}") for number in range(10)]  # so many are copied on PostgreSQL
     monkeypatch.setattr(series, "_is_taken", lambda *_: False)  # both have looked before either has stored
     with ThreadPoolExecutor(2) as pool:
         for _ in range(5):
             stored = [pool.submit(take_sample, database) for _ in range(2)]
             assert sorted(one.result() for one in stored) == [False, True]
             clock.now += 10_000
-    assert [len(samples(database, target)) for target in targets] == [5, 5, 5]
-    assert [len(samples(database, target, series.COARSE)) for target in targets] == [1, 1, 1]
+    assert [len(samples(database, target)) for target in targets] == [5] * 10
+    assert [len(samples(database, target, series.COARSE)) for target in targets] == [1] * 10
+
+
+def test_of_idle_targets_the_five_minutes_are_written_once(
+    database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy, idle = add_target(database, "busy"), add_target(database, "idle", bucket="none")
+    written: list[tuple[Resolution, list[int]]] = []
+    insert = series._insert
+
+    def note(connection: sa.Connection, resolution: Resolution, at: int, some: list[Sample]) -> None:
+        written.append((resolution, [one.target_id for one in some]))
+        insert(connection, resolution, at, some)
+
+    monkeypatch.setattr(series, "_insert", note)
+    for number in range(3):
+        Log(database).append([[event(f"k{number}")]])
+        assert take_sample(database)
+        clock.now += 10_000
+    ids = [registry(database).target(target).row_id for target in (busy, idle)]
+    assert [some for resolution, some in written if resolution == series.COARSE] == [ids, ids[:1], ids[:1]]
+    assert [(one.recorded, one.backlog) for one in samples(database, busy, series.COARSE)] == [(3, 3)]
+    assert [(one.recorded, one.backlog) for one in samples(database, idle, series.COARSE)] == [(0, 0)]
 
 
 def test_five_minutes_have_the_last_totals_and_the_greatest_backlog(database: Database, clock: Clock) -> None:
