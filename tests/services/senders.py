@@ -58,6 +58,11 @@ class Sender(Server):
     def watch(self, bucket: str) -> None:
         """Have the events of an existing bucket sent, where that is not done for all of them."""
 
+    def restart(self) -> None:
+        """Stop it and start it again, with the same objects."""
+        self.stop()
+        self.start()
+
     def ping(self) -> None:
         accepting(self.port)
         client = self.boto3()
@@ -73,9 +78,13 @@ class SeaweedFS(Sender):
 
     name: ClassVar[str] = "seaweedfs"
     filer_port: int = field(init=False)
+    _ports: Mapping[str, int] = field(init=False)
 
     def prepare(self) -> None:
         self.filer_port = free_port()
+        ports = {name: free_port() for name in ("master.port", "volume.port")}
+        ports |= {f"{name}.port.grpc": free_port() for name in ("master", "volume", "filer", "s3")}
+        self._ports = ports | {"filer.port": self.filer_port, "s3.port": self.port}
         (self.folder / "data").mkdir()
         login = {"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}
         identity = {"name": "admin", "credentials": [login], "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
@@ -87,12 +96,9 @@ class SeaweedFS(Sender):
         )
 
     def argv(self) -> Sequence[str | Path]:
-        ports = {name: free_port() for name in ("master.port", "volume.port")}
-        ports |= {f"{name}.port.grpc": free_port() for name in ("master", "volume", "filer", "s3")}
-        ports |= {"filer.port": self.filer_port, "s3.port": self.port}
         options = [f"-dir={self.folder}/data", f"-ip={LOOPBACK}", f"-ip.bind={LOOPBACK}", "-filer", "-s3"]
         options += [f"-s3.config={self.folder}/s3.json", "-master.volumeSizeLimitMB=64", "-volume.max=600"]
-        options += [f"-{name}={port}" for name, port in ports.items()]
+        options += [f"-{name}={port}" for name, port in self._ports.items()]
         return [provision.SEAWEEDFS_FOLDER / "weed", "-logtostderr=true", "server", *options]
 
 
@@ -212,7 +218,7 @@ class Ceph(Sender):
         )
         client.close()
 
-    def restart_gateway(self) -> None:
+    def restart(self) -> None:
         """Stop the gateway and start it again; the cluster, which holds the queues of its topics, goes on."""
         super().stop()
         self.start()
@@ -222,6 +228,9 @@ class Ceph(Sender):
         for daemon in reversed(self._daemons):
             daemon.kill()  # its disk ends with it
         self._daemons.clear()
+
+
+SENDERS: Mapping[str, type[Sender]] = {"seaweedfs": SeaweedFS, "versity": Versity, "ceph": Ceph}
 
 
 def _as_over_https(request: Any, **_: Any) -> None:

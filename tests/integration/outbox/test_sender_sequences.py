@@ -1,0 +1,146 @@
+"""What real frontends sent for each operation, replayed: the mirror ends equal to what the bucket listed then.
+
+What a sender's events do not tell is declared with the operation; the mirror then ends as declared, and a repair mends
+it. SQLite is enough: what other databases are asked is the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import orjson
+import pytest
+
+from app.events.model import Effect
+from app.events.parsing import BadEvents, parse
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
+from app.outbox.reconcile.log_queries import newest_sequencers
+from spark_jobs.jobs.repair_events import repair_event
+from tests.services.senders import SENDERS
+from tests.support.builders import add_target
+from tests.support.scripted_target import Courier, assert_counters_balance
+from tests.support.sender_operations import CANNOT, LOSES, OPERATIONS, drift
+from workers.delivery.namespace_policy import Policy
+
+pytestmark = pytest.mark.promise
+FOLDER = Path(__file__).parents[2] / "fixtures" / "frontends" / "sequences"
+CAPTURED = {
+    (name, one["operation"]): one
+    for name in SENDERS
+    for line in (FOLDER / f"{name}.jsonl").read_bytes().splitlines()
+    for one in [json.loads(line)]
+}
+ON_SQLITE = pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
+CASES = pytest.mark.parametrize(("name", "operation"), [pytest.param(*case, id="-".join(case)) for case in CAPTURED])
+ORDERS = ("as they came", "backwards", "shuffled", "in another way", "in a third way")
+# An object from before its bucket had versions is known if its event was recorded before that of its first version.
+IN_ORDER = "null_versions"
+KEYLESS = '"key":""'
+Rows = dict[str, dict[str, Any]]
+
+
+class Mirrored:
+    """A target of a bucket's events, and the members `s3.object` that its rows hold, by bucket and key."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.target = add_target(database)
+        self.courier = Courier(database, self.target, policy=Policy.MIRROR)
+        self.rows: Rows = {}
+
+    def send(self, bodies: Iterable[str]) -> None:
+        """Record the bodies and deliver them, but for those without a key, which are refused."""
+        events = []
+        for body in bodies:
+            if KEYLESS in body:
+                with pytest.raises(BadEvents, match=r's3\.object\.key is ""'):
+                    parse(body.encode(), {}, now_ms=1)
+            else:
+                events += parse(body.encode(), {}, now_ms=1).events
+        Log(self.database).append([events])
+        self.courier.run()
+        for one in self.courier.scripted.got:
+            if one.effect is Effect.UPSERT:
+                self.rows[one.path] = orjson.loads(one.record)["s3"]["object"]
+            elif one.effect is Effect.REMOVE or self.rows.get(one.path, {}).get("versionId") == one.version:
+                self.rows.pop(one.path, None)
+        self.courier.scripted.got.clear()
+
+    def held(self, bucket: str) -> Rows:
+        start = f"{bucket}/"
+        return {path.removeprefix(start): row for path, row in self.rows.items() if path.startswith(start)}
+
+    def drift(self, bucket: str, listing: Rows) -> dict[str, str]:
+        rows = {key: (row.get("eTag", ""), row.get("size", 0)) for key, row in self.held(bucket).items()}
+        return drift(rows, {key: (one["etag"], one["size"]) for key, one in listing.items()})
+
+    def repair(self, bucket: str, listing: Rows, listed_at: int) -> None:
+        """What `bucketwire reconcile run --repair` posts."""
+        for key in self.drift(bucket, listing):
+            row, thing = self.held(bucket).get(key), listing.get(key)
+            finding = {"key": key, "kind": "stale", "row_sequencer": row.get("sequencer") if row else None}
+            finding |= {"modified": None, "version": None} if thing is None else thing
+            newest = newest_sequencers(self.database, bucket, [key], mirror=self.target).get(key, "")
+            self.send([json.dumps({"Records": [repair_event(finding, bucket, self.target, newest, listed_at)]})])
+
+
+@pytest.fixture
+def mirrored(database: Database) -> Mirrored:
+    return Mirrored(database)
+
+
+def in_order(bodies: list[str], order: str) -> list[str]:
+    """The bodies in some order in which they may arrive; some of them come again."""
+    rng = Random(order)
+    match order:
+        case "as they came":
+            return bodies
+        case "backwards":
+            return bodies[::-1]
+    return rng.sample([*bodies, *rng.sample(bodies, min(3, len(bodies)))], min(3, len(bodies)) + len(bodies))
+
+
+def declared(name: str, operation: str) -> Mapping[str, str]:
+    loss = LOSES.get((name, operation))
+    return loss.drift if loss else {}
+
+
+def test_every_operation_of_every_sender_was_captured() -> None:
+    possible = {(name, one.__name__) for name in SENDERS for one in OPERATIONS} - CANNOT.keys()
+    assert CAPTURED.keys() == possible
+
+
+@ON_SQLITE
+@CASES
+def test_a_mirror_ends_equal_to_the_listing(name: str, operation: str, mirrored: Mirrored) -> None:
+    one = CAPTURED[name, operation]
+    orders = ORDERS[:1] if operation == IN_ORDER else ORDERS
+    lives = {}  # each order has a bucket of its own, so that all are sent at once
+    for number, order in enumerate(orders):
+        bucket = f"{one['bucket']}-{number}"
+        lives[bucket] = in_order([body.replace(one["bucket"], bucket) for body in one["bodies"]], order)
+    for start in range(0, max(map(len, lives.values())), 3):
+        mirrored.send(body for bodies in lives.values() for body in bodies[start : start + 3])
+    ends = {order: mirrored.drift(bucket, one["listing"]) for bucket, order in zip(lives, orders, strict=True)}
+    assert ends == dict.fromkeys(orders, declared(name, operation))
+    assert_counters_balance(mirrored.database)
+
+
+@ON_SQLITE
+@CASES
+@pytest.mark.parametrize("lost", [False, True], ids=["all arrive", "half is lost"])
+def test_a_repair_mends_it_and_the_next_puts_are_newer(
+    name: str, operation: str, lost: bool, mirrored: Mirrored
+) -> None:
+    one = CAPTURED[name, operation]
+    bucket = one["bucket"]
+    mirrored.send(one["bodies"][:: 2 if lost else 1])
+    mirrored.repair(bucket, one["listing"], one["listed_at"])
+    assert mirrored.drift(bucket, one["listing"]) == {}
+    mirrored.send(one["again"]["bodies"])
+    assert mirrored.drift(bucket, one["again"]["listing"]) == {}
