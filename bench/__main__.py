@@ -7,6 +7,7 @@ from bench.report import show_aims
 
 BENCHMARKS = (
     "ingest",
+    "sources",
     "minio",
     "deliver",
     "telemetry",
@@ -24,6 +25,7 @@ BENCHMARKS = (
 )
 WITH_AIMS = (
     "ingest",
+    "sources",
     "minio_stored",
     "minio_busy",
     "end_to_end",
