@@ -1,5 +1,6 @@
 """What every page has: its session and rights, the check of forms, the security headers, links and errors."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from flask import Blueprint, Response, g, make_response, render_template, request, send_from_directory
+from flask import Blueprint, Response, current_app, g, make_response, render_template, request, send_from_directory
 
 from app.api import auth
 from app.api.errors import ApiProblem, to_problem
@@ -16,7 +17,7 @@ from app.api.refused import Refused
 from app.api.services import services
 from app.config.fields.field_types import written_size
 from app.config.settings import SCOPES
-from app.console import formats
+from app.console import calls, formats
 from app.console.openid import identity
 from app.console.ranges import RANGES
 from app.console.session import LOCAL, Seals, Session, is_same_site
@@ -27,6 +28,7 @@ routes = Blueprint("console", __name__, url_prefix="/console", template_folder="
 _STATIC = Path(__file__).with_name("static")
 _EXACT = frozenset({"key", "prefix", "suffix", "regex", "metadata", "tags"})
 _LARGEST_FORM = 1 << 20  # bytes
+_COUNTS, _COUNTS_AGE = "bucketwire.console.counts", 5.0  # seconds
 _A_YEAR = 365 * 86400  # seconds; a file's address contains its digest
 
 # Everything comes from this server and is a file: no page can run or show what somebody has put into a key.
@@ -223,7 +225,27 @@ def done(text: str, path: str, query: Mapping[str, str] | None = None, *, bad: b
 
 def show(template: str, http_status: int = 200, /, **values: Any) -> Response:
     """Return a page."""
+    values["counts"] = _counts() if http_status < 500 else {}
     return make_response(render_template(template, **values), http_status)
+
+
+def _counts() -> Mapping[str, int]:
+    """Return what is beside the names of pages: how many events need somebody; nothing where it is not shown.
+
+    It is at most some seconds old, because a service with many targets takes a while to count.
+    """
+    who: Visitor | None = g.get("visitor")
+    if who is None or who.is_limited or request.headers.get("HX-Request"):
+        return {}
+    kept: dict[str, Any] = current_app.extensions.setdefault(_COUNTS, {"at": 0.0, "counts": {}})
+    if kept["at"] + _COUNTS_AGE <= (now := time.monotonic()):
+        try:
+            events = calls.get("/v1/status")["events"]
+        except Refused:  # the page itself says what is wrong
+            return {}
+        kept.update(at=now, counts={"dead-letters": events["dead"], "retries": events["parked"]})
+    counts: Mapping[str, int] = kept["counts"]
+    return counts
 
 
 def form_values(*names: str) -> dict[str, str]:

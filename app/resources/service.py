@@ -93,12 +93,22 @@ class WorkerQueue(Resource):
     leased_partitions: int
 
 
+class DeliveringProcess(Resource):
+    """A worker process that has partitions leased, which it delivers."""
+
+    host: str
+    pid: int
+    leased_partitions: int
+    targets: Annotated[list[Arn], about("whose partitions it has leased")]
+
+
 class Workers(Resource):
-    """The heartbeats of the drain and of the workers."""
+    """The heartbeats of the drain and of the workers, and what the processes deliver now."""
 
     flower: Annotated[str | None, about("the address of Flower, of `BUCKETWIRE_FLOWER_URL`")]
     drain: Drain
     queues: list[WorkerQueue]
+    delivering: Annotated[list[DeliveringProcess], about("the worker processes that deliver events at this moment")]
 
 
 class EffectiveSetting(Resource):

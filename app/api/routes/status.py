@@ -1,6 +1,7 @@
 """Sum up the service: its checks, targets and counters, and the workers' heartbeats."""
 
 from collections import Counter
+from collections.abc import Mapping
 from importlib.metadata import version
 
 from flask import Blueprint
@@ -11,10 +12,10 @@ from app.api.routes.health import readiness
 from app.api.services import services
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import read_status
-from app.outbox.delivery.leases import leased_partitions
+from app.outbox.delivery.leases import lease_holders, leased_partitions
 from app.outbox.engine.clock import database_now
 from app.resources.declaration import format_time
-from app.resources.service import Drain, Status, WorkerQueue, Workers
+from app.resources.service import DeliveringProcess, Drain, Status, WorkerQueue, Workers
 from app.resources.target import Counters
 
 routes = Blueprint("status", __name__)
@@ -56,7 +57,9 @@ def workers() -> Workers:
         queues = heartbeats.queues(connection)
         now = database_now(connection)
         leased = leased_partitions(connection, now)
+        holders = lease_holders(connection, now)
     age = heartbeats.drain_age(drained, now)
+    arns = {queue.row_id: queue.target.arn(services().settings.region) for queue in queues}
     return Workers(
         flower=services().settings.flower_url or None,
         drain=Drain(running=not heartbeats.drain_stopped(drained, now), age=None if age is None else age / 1000),
@@ -70,4 +73,15 @@ def workers() -> Workers:
             )
             for queue in queues
         ],
+        delivering=[_process(name, held, arns) for name, held in sorted(holders.items())],
+    )
+
+
+def _process(name: str, held: Mapping[int, int], arns: Mapping[int, str]) -> DeliveringProcess:
+    host, _, pid = name.rpartition(":")
+    return DeliveringProcess(
+        host=host,
+        pid=int(pid) if pid.isdigit() else 0,
+        leased_partitions=sum(held.values()),
+        targets=[arns[row_id] for row_id in sorted(held) if row_id in arns],
     )

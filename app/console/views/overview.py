@@ -28,33 +28,48 @@ _RANK = {"broken": 0, "unavailable": 1, "failing": 2, "paused": 3, "running": 4,
 @page("/")
 def overview() -> Response:
     """Show the state of every target, those with problems first."""
-    targets, limited = calls.get("/v1/targets")["targets"], visitor().is_limited
+    rows, limited = _rows(), visitor().is_limited
+    targets, curves, times = rows["targets"], rows["curves"], rows["times"]
     status = _sum(targets) | ({} if limited else _service())
     found = [one for one in calls.get("/v1/doctor")["findings"] if one["grade"] in _ATTENTION]
-    minutes = _LONG if len(targets) <= _FEW else _SHORT
-    series = _series(minutes) if len(targets) <= _MAX_CURVES else []
-    curves = {each["target"]: points(each["samples"], width=_WIDTH) for each in series}
-    times = {each["target"]: newest_times(each["samples"]) for each in series}
-    targets.sort(key=lambda target: (_RANK.get(target["state"], 9), -target["events"]["dead"], target["arn"]))
     events = status["events"]
     return show(
         "overview.html",
         here="overview",
         status=status,
-        targets=targets,
-        curves=curves,
-        minutes=minutes,
+        **rows,
         width=_WIDTH,
         findings=[one | {"path": _page_of(one["subject"])} for one in sorted(found, key=_severity)],
         waiting=events.get("pending", 0) + events.get("parked", 0),
-        states=sorted(Counter(target["state"] for target in targets).items(), key=lambda pair: _RANK.get(pair[0], 9)),
-        times=times,
         slowest=max((p99 for _, p99 in times.values() if p99 is not None), default=None),
         incoming=sum(_newest(curve).recorded for curve in curves.values()),
         outgoing=sum(_newest(curve).delivered for curve in curves.values()),
         has_rules=limited or (bool(targets) and bool(calls.get("/v1/rules")["rules"])),
         now=datetime.now(UTC).isoformat(),
     )
+
+
+@page("/targets")
+def targets() -> Response:
+    """Show the state of every target, as the overview does."""
+    return show("targets.html", here="targets", **_rows())
+
+
+def _rows() -> dict[str, Any]:
+    """Return the targets, those with problems first, with their curves and delivery times."""
+    targets = calls.get("/v1/targets")["targets"]
+    minutes = _LONG if len(targets) <= _FEW else _SHORT
+    series = _series(minutes) if len(targets) <= _MAX_CURVES else []
+    targets.sort(key=lambda target: (_RANK.get(target["state"], 9), -target["events"]["dead"], target["arn"]))
+    return {
+        "targets": targets,
+        "minutes": minutes,
+        "curves": {each["target"]: points(each["samples"], width=_WIDTH) for each in series},
+        "times": {each["target"]: newest_times(each["samples"]) for each in series},
+        "states": sorted(
+            Counter(target["state"] for target in targets).items(), key=lambda pair: _RANK.get(pair[0], 9)
+        ),
+    }
 
 
 def _severity(finding: Mapping[str, Any]) -> int:

@@ -59,8 +59,9 @@ class Room:
 ROOMS: Mapping[str, Room] = MappingProxyType(
     {
         "targets": Room(
-            noun="target", types=TYPES, shared=TargetSettings, ordered=ordered_fields, list_path="", here="overview",
-            question="Which kind of system is to receive events?", more="Queue, retries and speed",
+            noun="target", types=TYPES, shared=TargetSettings, ordered=ordered_fields,
+            list_path="targets", here="targets", question="Which kind of system is to receive events?",
+            more="Queue, retries and speed",
             name_help="Letters, digits, _ - or . It is part of the ARN and cannot be changed.",
             begins="A rule decides which events it gets.", changes="its new settings are in use within a second",
             example=("target", "set", "webhook:audit", "endpoint=https://example.com/events"),

@@ -11,7 +11,7 @@ from app.api.refused import Refused
 from app.console import calls
 from app.console.calls import target_path
 from app.console.formats import short_target
-from app.console.pages import done, form_values, page, redirect, show, visitor
+from app.console.pages import done, form_values, page, show, visitor
 from app.console.ranges import Curves, curves
 from app.console.series import Point, points
 from app.resources.declaration import BadMember
@@ -20,12 +20,6 @@ _RETRIES = 100  # retried objects, of which the last reasons are counted
 _MUCH = 100  # undelivered events of a partition
 _MAX_NUMBERED_PARTITIONS = 64  # partitions; with more of them the strip has no numbers
 _LOSSES = ("recorded", "delivered", "superseded", "pending", "parked", "dead", "purged")
-
-
-@page("/targets")
-def targets() -> Response:
-    """Lead to the overview, which lists the targets."""
-    return redirect("")
 
 
 @page("/targets/<kind>/<name>")
@@ -47,7 +41,7 @@ def target(kind: str, name: str) -> Response:
     return show(
         "target.html",
         400 if wrong else 200,
-        here="overview",
+        here="targets",
         target=shown,
         name=short_target(arn),
         path=f"targets/{kind}/{name}",
@@ -155,7 +149,7 @@ def remove(kind: str, name: str) -> Response:
     return show(
         "target_remove.html",
         400 if problem else 200,
-        here="overview",
+        here="targets",
         target=shown,
         name=f"{kind}:{name}",
         path=f"targets/{kind}/{name}",

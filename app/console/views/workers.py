@@ -19,6 +19,7 @@ def workers() -> Response:
         flower=found["flower"],
         drain=found["drain"],
         queues=queues,
+        delivering=found["delivering"],
         states=states,
         checks=calls.checks(),
         path_of=target_path,

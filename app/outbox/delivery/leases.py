@@ -267,6 +267,19 @@ def leased_partitions(connection: sa.Connection, now: int) -> dict[int, int]:
     return {int(row[0]): int(row[1]) for row in connection.execute(leased.group_by(c.target_id))}
 
 
+def lease_holders(connection: sa.Connection, now: int) -> dict[str, dict[int, int]]:
+    """Return for each process that has leases at `now`, `HOST:PID`, how many partitions of which target (row id)."""
+    c = tables.cursors.c
+    leased = sa.select(c.lease_token, c.target_id, sa.func.count()).where(
+        c.replay_id == WHOLE_LOG, sa.not_(is_free(tables.cursors, now))
+    )
+    holders: dict[str, dict[int, int]] = {}
+    for token, target_id, count in connection.execute(leased.group_by(c.lease_token, c.target_id)):
+        held = holders.setdefault(str(token).rpartition(":")[0], {})
+        held[target_id] = held.get(target_id, 0) + count
+    return holders
+
+
 def at_least(column: sa.ColumnElement[int], value: sa.ColumnElement[int] | int) -> sa.ColumnElement[int]:
     """Return the greater of a column and a value: a value read before waiting for a lock must not decrease it."""
     return sa.case((column < value, value), else_=column)

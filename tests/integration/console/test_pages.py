@@ -46,7 +46,7 @@ PAGES = (
     "dead-letters", "dead-letters?reason=none", "dead-letters?target=webhook:none",
     "retries", "retries?bucket=none", "rules", "rules/new", "rules?try_bucket=images&key=a", "replays",
     "replays?step=preview&target=webhook:audit", "reconciliations", "workers", "tokens", "tokens?name=x", "audit",
-    "audit?action=target", "targets/new", "targets/new?type=kafka", "targets/webhook/audit",
+    "audit?action=target", "targets", "targets/new", "targets/new?type=kafka", "targets/webhook/audit",
     "targets/webhook/audit/edit", "targets/webhook/audit/remove", "targets/webhook/audit?since=7d",
     "sign-in", "events?since=1h&bucket=images", "dead-letters?since=1h",
 )  # fmt: skip
@@ -880,6 +880,29 @@ def test_a_running_reconciliation_shows_how_far_it_is(local: Browser, database: 
         page = local.get(f"reconciliations/{run}")
         assert (page.status, text in page.text) == (200, True), page.text
     assert "about 40 s left" in page.text
+
+
+def test_the_workers_page_shows_which_process_delivers_what(busy: Browser, database: Database) -> None:
+    assert "No worker process has a partition at this moment" in busy.get("workers").text
+    paused = registry(database).target(TargetId("webhook", "paused"))
+    Leases(database, 600_000).claim(paused.row_id, [0, 1, 2], new_token(), now_ms())
+    host, _, pid = new_token().rpartition(":")[0].rpartition(":")
+    page = busy.get("workers")
+    assert f"{host} {pid} 3 webhook:paused" in page.text
+    [process] = busy.client.get("/v1/workers").get_json()["delivering"]
+    assert process == {
+        "host": host, "pid": int(pid), "leased_partitions": 3, "targets": ["arn:minio:sqs::paused:webhook"],
+    }  # fmt: skip
+
+
+def test_the_navigation_counts_what_needs_somebody_and_has_the_targets(busy: Browser, local: Browser) -> None:
+    page = busy.get("rules")
+    assert "Dead letters1" in page.text
+    assert "Retries2" in page.text
+    listed = busy.get("targets")
+    assert [given["href"] for given in listed.all("a") if given.get("id") == "t-webhook-audit"]
+    [here] = [given["href"] for given in listed.all("a") if given.get("aria-current") == "page"]
+    assert here.endswith("/targets")
 
 
 def test_flower_is_linked_where_its_address_is_known(browse: Opened) -> None:
