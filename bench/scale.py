@@ -12,7 +12,8 @@ time that each part used, in cores, and what bounds the rate: the processors if 
 most of PostgreSQL's sessions waited for (in parentheses: how many, on average).
 
 Idle targets: beside so many targets that get no event, a Redis target gets a hundred a second. The table has its
-latency, and the processor time of the service and of PostgreSQL with this flow, and while nothing happens.
+latency, and the processor time of the service and of PostgreSQL with this flow, and while nothing happens. The latter
+is measured of all services at once, because other work on the machine makes the same instructions take longer.
 """
 
 import argparse
@@ -39,7 +40,8 @@ from tests.support.service_processes import start_all, system
 
 DELAY = 0.02  # seconds
 _RESTING = ("idle: service, % of a core", "idle: PostgreSQL, % of a core")
-_SETTLES, _IDLE = 20, 20  # seconds until a service is idle, and of each measurement beside idle targets
+_SETTLES = 70  # seconds until a service is idle, and PostgreSQL has vacuumed what was prepared
+_IDLE, _FLOWS = 60, 20  # seconds of the measurements while nothing happens, and of the flow
 
 
 def rate(workers: int, events: int) -> float:
@@ -148,24 +150,29 @@ def api_rows(counts: list[int], seconds: float, rounds: int) -> tuple[list[dict[
     return rows, aims
 
 
-def idle_row(idle: int) -> dict[str, Any]:
-    """Measure latency and processor time of a service with so many idle targets."""
-    with latency.serving(idle) as (service, outbox, target):
+def idle_rows(counts: list[int]) -> list[dict[str, Any]]:
+    """Measure latency and processor time of services with so many idle targets."""
+    with ExitStack() as stack:
+        sides = {count: stack.enter_context(latency.serving(count)) for count in counts}
         time.sleep(_SETTLES)
 
-        def used() -> tuple[float, float]:
-            return sum(map(spent, latency.processes(service))), processor_time(outbox.pid)
+        def used() -> dict[int, tuple[float, float]]:
+            return {
+                count: (sum(map(spent, latency.processes(service))), processor_time(outbox.pid))
+                for count, (service, outbox, _) in sides.items()
+            }
 
         before = used()
         time.sleep(_IDLE)
-        resting = [100 * (new - old) / _IDLE for new, old in zip(used(), before, strict=True)]
-        latencies, cost = latency.measure(service, target, 100, _IDLE)
-    found = latency.percentiles(latencies)
-    return {
-        "idle targets": idle, "p50, ms": found["p50"], "p99, ms": found["p99"],
-        "CPU ms/event": 1000 * cost / len(latencies),
-        **dict(zip(_RESTING, resting, strict=True)),
-    }  # fmt: skip
+        after, rows = used(), []
+        for count, (service, _, target) in sides.items():
+            resting = [100 * (new - old) / _IDLE for new, old in zip(after[count], before[count], strict=True)]
+            latencies, cost = latency.measure(service, target, 100, _FLOWS)
+            found = latency.percentiles(latencies)
+            row = {"idle targets": count, "p50, ms": found["p50"], "p99, ms": found["p99"]}
+            row["CPU ms/event"] = 1000 * cost / len(latencies)
+            rows.append(row | dict(zip(_RESTING, resting, strict=True)))
+    return rows
 
 
 def main() -> None:
@@ -204,7 +211,7 @@ def main() -> None:
         note = f"{os.cpu_count()} cores for all; medians of {options.rounds} rounds of {options.seconds:g} s"
         show("scale_api", "API processes over one PostgreSQL with fsync", rows, note, aims=aims)
     if idle:
-        beside = [idle_row(count) for count in idle]
+        beside = idle_rows(idle)
         aims = []
         for row in beside[1:]:
             what = f"{row['idle targets']:,} idle targets, {{}}".format
