@@ -1,6 +1,6 @@
 """Dead letters: events that are no longer retried (a target's dead letter queue)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, ClassVar
 
 from app.config.arn import TargetId
@@ -19,6 +19,7 @@ from app.resources.declaration import (
     Resource,
     Time,
     about,
+    format_time,
     list_of,
     number,
     object_path,
@@ -33,6 +34,11 @@ class FailedAttempt(Resource):
 
     at: Time
     reason: str
+
+
+def failed_attempts(history: Iterable[tuple[int, str]]) -> list[FailedAttempt]:
+    """Return the attempts of a history, which has the time (ms) and the reason of each."""
+    return [FailedAttempt(at=format_time(at), reason=reason) for at, reason in history]
 
 
 class DeadLetter(Resource):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar, dataclass_transform, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct, StructMeta
@@ -48,18 +48,42 @@ class Resource(Struct, frozen=True, kw_only=True, metaclass=_Declared):
 
     columns: ClassVar[Columns] = {}
 
+    @classmethod
+    def of(cls, source: object, **members: Any) -> Self:
+        """Make it of an object's attributes; `members` are those that it has under other names, or in another form.
+
+        Times are milliseconds there. A member with a default is left at it.
+        """
+        for name, is_time in _required(cls):
+            if name not in members:
+                value = getattr(source, name)
+                members[name] = format_time(value) if is_time else value
+        return cls(**members)
+
 
 def about(text: str, **schema: Any) -> Meta:
     """Describe a member, with more of its JSON Schema."""
     return Meta(description=text, extra_json_schema=schema or None)
 
 
-Time = Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})]
+_DATE_TIME = Meta(extra_json_schema={"format": "date-time"})
+Time = Annotated[str | None, _DATE_TIME]
 Arn = Annotated[
     str, about("the target's ARN", pattern=rf"^arn:minio:sqs:[A-Za-z0-9_-]{{0,64}}:{_TARGET_NAME}:({'|'.join(TYPES)})$")
 ]
 Next = Annotated[int | None, about("the `after` of the next page; null: there is none")]
 Json = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "object"})]
+
+
+@cache
+def _required(resource: type[Resource]) -> Sequence[tuple[str, bool]]:
+    """Return the members without a default, each with whether it is a time."""
+    hints = get_type_hints(resource, include_extras=True)
+    return [
+        (field.name, _DATE_TIME in getattr(hints[field.name], "__metadata__", ()))
+        for field in msgspec.structs.fields(resource)
+        if field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT
+    ]
 
 
 def format_time(at: int) -> str | None:

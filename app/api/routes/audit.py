@@ -9,7 +9,7 @@ from app.config.errors import did_you_mean
 from app.outbox import audit
 from app.outbox.audit import AuditFilter, Entry
 from app.resources.audit_entry import ACTIONS, KINDS, AuditEntry, AuditPage, AuditQuery
-from app.resources.declaration import BadMember, format_time
+from app.resources.declaration import BadMember
 
 routes = Blueprint("audit", __name__)
 
@@ -33,14 +33,7 @@ def ls(query: AuditQuery) -> AuditPage:
 
 
 def _entry(entry: Entry) -> AuditEntry:
-    return AuditEntry(
-        id=entry.entry_id,
-        at=format_time(entry.at),
-        actor=entry.actor.name,
-        address=entry.actor.address,
-        via=entry.actor.via,
-        operation=entry.actor.operation,
-        action=entry.action,
-        resource=entry.resource,
-        details=dict(entry.details),
+    actor = entry.actor
+    return AuditEntry.of(
+        entry, id=entry.entry_id, actor=actor.name, address=actor.address, via=actor.via, operation=actor.operation
     )

@@ -81,12 +81,7 @@ def _diagnosis(checked_at: int, findings: Sequence[Finding]) -> Diagnosis:
         checked_at=format_time(checked_at),
         problems=sum(finding.grade == "problem" for finding in findings),
         warnings=sum(finding.grade == "warning" for finding in findings),
-        findings=[
-            DoctorFinding(
-                subject=finding.subject, grade=finding.grade, text=finding.text, command=list(finding.command)
-            )
-            for finding in findings
-        ],
+        findings=[DoctorFinding.of(finding) for finding in findings],
     )
 
 

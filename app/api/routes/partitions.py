@@ -7,7 +7,6 @@ from app.api.description import answers
 from app.api.serialization import target_of
 from app.api.services import services
 from app.outbox.delivery.partition_states import read_partitions
-from app.resources.declaration import format_time
 from app.resources.target import Partition, Partitions
 
 routes = Blueprint("partitions", __name__)
@@ -26,17 +25,6 @@ def partitions(type_name: str, name: str) -> Partitions:
     return Partitions(
         target=target.arn(services().settings.region),
         partitions=[
-            Partition(
-                partition=state.partition,
-                position=state.position,
-                pending=state.pending,
-                parked=state.parked,
-                parked_objects=state.parked_objects,
-                more=state.more,
-                lease=state.lease,
-                holder=state.holder or None,
-                leased_until=format_time(state.leased_until),
-            )
-            for state in read_partitions(services().database, target)
+            Partition.of(state, holder=state.holder or None) for state in read_partitions(services().database, target)
         ],
     )

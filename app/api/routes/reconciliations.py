@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import msgspec
 from flask import Blueprint, request
@@ -25,7 +24,7 @@ from app.outbox.reconcile.findings import read_findings
 from app.outbox.reconcile.log_queries import unchanged_since
 from app.outbox.reconcile.requests import RunRequests
 from app.outbox.reconcile.runs import Reconciliations as Runs
-from app.resources.declaration import Nothing, format_time, parse_text
+from app.resources.declaration import Nothing, parse_text
 from app.resources.reconciliation import (
     Finding,
     Findings,
@@ -170,22 +169,10 @@ def _one(operation: Callable[[str], runs.Reconciliation], run: str) -> Reconcili
 
 
 def _resource(run: runs.Reconciliation, has_worker: Callable[[], bool] = _has_spark_worker) -> Reconciliation:
-    numbers: dict[str, Any] = dict(run.counts)
-    progress = run.progress
-    return Reconciliation(
-        run=run.run,
+    return Reconciliation.of(
+        run,
         target=run.target.arn(services().settings.region),
-        bucket=run.bucket,
-        job=run.job,
-        state=run.state,
-        repair=run.repair,
-        started_at=format_time(run.started_at),
-        finished_at=format_time(run.finished_at),
-        report=run.report,
-        problem=run.problem,
         note=_NO_WORKER if run.state == runs.WAITING and not has_worker() else "",
-        progress=RunProgress(
-            stage=progress.stage, keys=progress.keys, rate=progress.rate, remaining=progress.remaining
-        ) if progress else None,
-        **numbers,
-    )  # fmt: skip
+        progress=RunProgress.of(run.progress) if run.progress else None,
+        **run.counts,
+    )

@@ -75,7 +75,8 @@ def _one(operation: Callable[[int], replays.Replay], number: int) -> Replay:
 
 def _resource(replay: replays.Replay) -> Replay:
     chosen = replay.selection
-    return Replay(
+    return Replay.of(
+        replay,
         id=replay.replay_id,
         target=replay.target.arn(services().settings.region),
         since=format_time(chosen.since),
@@ -83,9 +84,5 @@ def _resource(replay: replays.Replay) -> Replay:
         bucket=chosen.bucket,
         prefix=chosen.prefix,
         events=list(chosen.names),
-        created_at=format_time(replay.created_at),
-        replayed=replay.replayed,
         progress=round(replay.progress, 4),
-        finished=replay.finished,
-        cancelled_at=format_time(replay.cancelled_at),
     )

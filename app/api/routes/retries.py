@@ -7,8 +7,8 @@ from app.api.description import answers
 from app.api.services import services
 from app.outbox.delivery import retries
 from app.outbox.delivery.retries import Retries, RetryPlace
-from app.resources.dead_letter import FailedAttempt
-from app.resources.declaration import MAX_NUMBER, BadMember, format_time
+from app.resources.dead_letter import failed_attempts
+from app.resources.declaration import MAX_NUMBER, BadMember
 from app.resources.retry import Due, GivenUp, Retry, RetryFilter, RetryPage, RetryQuery
 
 routes = Blueprint("retries", __name__)
@@ -67,15 +67,5 @@ def _place(text: str) -> RetryPlace | None:
 
 
 def _retry(retry: retries.Retry) -> Retry:
-    return Retry(
-        target=retry.target.arn(services().settings.region),
-        event_id=retry.event_id,
-        name=retry.name,
-        bucket=retry.bucket,
-        key=retry.key,
-        attempts=retry.attempts,
-        first_tried=format_time(retry.first_tried),
-        last_tried=format_time(retry.last_tried),
-        next_try=format_time(retry.next_try),
-        history=[FailedAttempt(at=format_time(at), reason=reason) for at, reason in retry.history],
-    )
+    arn = retry.target.arn(services().settings.region)
+    return Retry.of(retry, target=arn, history=failed_attempts(retry.history))

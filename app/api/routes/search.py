@@ -14,7 +14,7 @@ from app.outbox.delivery.event_states import RecordedEvent
 from app.outbox.delivery.object_history import find_event, object_history
 from app.outbox.delivery.replays import Selection, checked
 from app.outbox.search import EventFilter, search
-from app.resources.dead_letter import FailedAttempt
+from app.resources.dead_letter import failed_attempts
 from app.resources.declaration import MAX_PAGE, BadMember, format_time, parse_query, parse_text, refuse_unknown
 from app.resources.event import Attempt, DeliveryState, Event, Events, EventsQuery
 
@@ -82,15 +82,9 @@ def _search(query: EventsQuery) -> Events:
 
 
 def _event(event: RecordedEvent, *, has_attempts: bool = False) -> Event:
-    return Event(
+    return Event.of(
+        event,
         id=event.event_id,
-        seq=event.seq,
-        name=event.name,
-        bucket=event.bucket,
-        key=event.key,
-        version=event.version,
-        time=format_time(event.time),
-        received_at=format_time(event.received_at),
         delivery_states=[
             _state(state, has_attempts=has_attempts) for state in event.delivery_states if may_see(state.target)
         ],
@@ -102,13 +96,12 @@ def _event(event: RecordedEvent, *, has_attempts: bool = False) -> Event:
 def _state(state: event_states.DeliveryState, *, has_attempts: bool) -> DeliveryState:
     arn = state.target.arn(services().settings.region)
     if not has_attempts:
-        return DeliveryState(target=arn, state=state.state, reason=state.reason)
-    return DeliveryState(
+        return DeliveryState.of(state, target=arn)
+    return DeliveryState.of(
+        state,
         target=arn,
-        state=state.state,
-        reason=state.reason,
         attempts=state.attempts,
-        history=[FailedAttempt(at=format_time(at), reason=reason) for at, reason in state.history],
+        history=failed_attempts(state.history),
         waits=state.state == "parked" and state.next_try is None,
         next_try=format_time(state.next_try or 0),
         timeline=[_attempt(attempt) for attempt in state.timeline],
@@ -116,12 +109,9 @@ def _state(state: event_states.DeliveryState, *, has_attempts: bool) -> Delivery
 
 
 def _attempt(attempt: attempts.Attempt) -> Attempt:
-    return Attempt(
-        at=format_time(attempt.at),
-        outcome=attempt.outcome,
+    return Attempt.of(
+        attempt,
         attempt=attempt.attempt or None,
-        events=attempt.events,
         duration=attempt.duration / 1000,
         replay=attempt.replay_id or None,
-        reason=attempt.reason,
     )

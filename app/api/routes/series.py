@@ -9,7 +9,7 @@ from app.outbox import series
 from app.outbox.delivery_times import percentile
 from app.outbox.engine.database import now_ms
 from app.outbox.series import RESOLUTIONS, read_merged, read_series
-from app.resources.declaration import BadMember, format_time
+from app.resources.declaration import BadMember
 from app.resources.target import AllSeries, Sample, Series, SeriesQuery
 
 routes = Blueprint("series", __name__)
@@ -56,15 +56,8 @@ def show(query: SeriesQuery) -> AllSeries:
 
 
 def _sample(sample: series.Sample) -> Sample:
-    return Sample(
-        at=format_time(sample.at),
-        recorded=sample.recorded,
-        delivered=sample.delivered,
-        superseded=sample.superseded,
-        failed=sample.failed,
-        dead_lettered=sample.dead_lettered,
-        discarded=sample.discarded,
-        backlog=sample.backlog,
+    return Sample.of(
+        sample,
         oldest_age=_seconds(sample.oldest_age),
         p50=_seconds(percentile(sample.times, 0.5)),
         p99=_seconds(percentile(sample.times, 0.99)),

@@ -3,8 +3,8 @@
 from base64 import b64encode
 from collections.abc import Mapping
 
-import msgspec
 from flask import Blueprint, g, request
+from msgspec import UNSET
 
 from app.api.auth import ADMIN, READ, needs
 from app.api.description import answers
@@ -126,13 +126,7 @@ def resume(type_name: str, name: str, body: Nothing) -> Source:  # noqa: ARG001 
 def rejected(type_name: str, name: str, query: RejectedQuery) -> RejectedPage:
     """List the messages that had no valid events, the oldest first."""
     page = services().rejected.page(_stored(type_name, name), limit=query.limit, after=query.after)
-    rows = [
-        RejectedMessage(
-            id=one.number, share=one.share, position=one.position, at=format_time(one.at), reason=one.reason,
-            size=one.size,
-        )
-        for one in page
-    ]  # fmt: skip
+    rows = [RejectedMessage.of(one, id=one.number) for one in page]
     return RejectedPage(rejected=rows, next=rows[-1].id if len(rows) == query.limit else None)
 
 
@@ -197,24 +191,20 @@ def _one(source: SourceId) -> Source:
 
 def _resource(stored: StoredSource, now: int, kept: int, positions: Mapping[str, str] | None = None) -> Source:
     failing = stored.state(now) == "failing"
-    shown = Source(
+    return Source.of(
+        stored,
         type=stored.source.type,
         name=stored.source.name,
         state=stored.state(now),
         reason=stored.state_reason(now),
-        origin=stored.origin,
         settings=_shown(stored),
-        counters=SourceCounters(**{name: getattr(stored, name) for name in SourceCounters.__struct_fields__}),
+        counters=SourceCounters.of(stored),
         rejected_messages=kept,
-        lag=stored.lag,
-        pulled_at=format_time(stored.pulled_at),
         error_at=format_time(stored.error_at if failing else 0),
         resume_at=format_time(stored.resume_at if failing else 0),
-        notice=stored.notice,
-        notice_at=format_time(stored.notice_at),
         holder=stored.holder if stored.leased_until > now else None,
+        positions=UNSET if positions is None else positions,
     )
-    return shown if positions is None else msgspec.structs.replace(shown, positions=positions)
 
 
 def _shown(stored: StoredSource) -> dict[str, str]:

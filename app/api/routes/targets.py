@@ -139,18 +139,16 @@ def _resource(
     oldest_age: Seconds | UnsetType = UNSET
     if counters is not None:
         oldest_age = max(0, now - counters.oldest) / 1000 if counters.oldest else None
-    return Target(
+    return Target.of(
+        stored,
         arn=stored.target.arn(services().settings.region),
         type=stored.target.type,
         name=stored.target.name,
-        state=stored.state,
         reason=stored.state_reason,
-        resume_at=format_time(stored.resume_at),
         failed_in_row=stored.failing.attempts if stored.failing else 0,
         failing_since=format_time(stored.failing.since if stored.failing else 0),
         opening=Opening(state=stored.opening, at=format_time(stored.opening_at), reason=stored.opening_reason),
         mode="sync" if is_sync(stored.values, service) else "async",
-        origin=stored.origin,
         settings=_shown(stored),
         events=UNSET if counters is None else counters_of(counters),
         oldest_age=oldest_age,
@@ -166,7 +164,7 @@ def _shown(stored: StoredTarget) -> dict[str, str]:
 
 def counters_of(counters: TargetCounters) -> Counters:
     """Return a target's counters."""
-    return Counters(**{name: getattr(counters, name) for name in Counters.__struct_fields__})
+    return Counters.of(counters)
 
 
 def _check_tenant(type_name: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:

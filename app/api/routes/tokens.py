@@ -7,7 +7,7 @@ from app.api.description import answers
 from app.api.errors import ApiProblem
 from app.api.services import services
 from app.outbox.errors import UnknownToken
-from app.resources.declaration import format_time, parse_text
+from app.resources.declaration import parse_text
 from app.resources.token import CreatedToken, NewToken, Token, Tokens
 
 routes = Blueprint("tokens", __name__)
@@ -21,18 +21,7 @@ def ls() -> Tokens:
 
     `required`: whether requests need a token; from the first one on, also after the last is revoked.
     """
-    tokens = [
-        Token(
-            name=stored.name,
-            scopes=sorted(stored.scopes),
-            buckets=list(stored.buckets),
-            targets=list(stored.targets),
-            frontend=stored.frontend,
-            origin=stored.origin,
-            created_at=format_time(stored.created_at),
-        )
-        for stored in services().tokens.list()
-    ]
+    tokens = [Token.of(stored, scopes=sorted(stored.scopes)) for stored in services().tokens.list()]
     return Tokens(tokens=tokens, required=services().tokens.required())
 
 

@@ -24,10 +24,10 @@ from app.resources.dead_letter import (
     DeadLetterPage,
     DeadLetterReason,
     DeadLetterReasons,
-    FailedAttempt,
     ReasonsQuery,
+    failed_attempts,
 )
-from app.resources.declaration import format_time, set_members
+from app.resources.declaration import set_members
 
 # Changes dead letters of a target, by their numbers, and returns how many there still were.
 _Transition = Callable[[sa.Connection, int, Sequence[int]], int]
@@ -98,13 +98,10 @@ class DeadLetters:
             ids = {row.id: TargetId(row.type, row.name) for row in connection.execute(sa.select(t.id, t.type, t.name))}
             rows = connection.execute(query).all()
         reasons = [
-            DeadLetterReason(
-                target=ids[row.target_id].arn(region), reason=row.reason, dead_letters=int(row.number),
-                last_tried=format_time(row.last_tried),
-            )
+            DeadLetterReason.of(row, target=ids[row.target_id].arn(region), dead_letters=int(row.number))
             for row in rows
             if row.number
-        ]  # fmt: skip
+        ]
         counted = sum(row.looked_at for row in rows)
         return DeadLetterReasons(reasons=reasons[:limit], looked_at=counted, complete=counted < newest)
 
@@ -190,17 +187,9 @@ def _letters(connection: sa.Connection, rows: Sequence[Any], region: str = "") -
 
 
 def _letter(row: Any, record: str, region: str) -> DeadLetter:
-    return DeadLetter(
-        id=row.id,
+    return DeadLetter.of(
+        row,
         target=TargetId(row.type, row.target_name).arn(region),
-        event_id=row.event_id,
-        name=row.name,
-        bucket=row.bucket,
-        key=row.key,
-        reason=row.reason,
-        attempts=row.attempts,
-        first_tried=format_time(row.first_tried),
-        last_tried=format_time(row.last_tried),
-        history=[FailedAttempt(at=format_time(at), reason=reason) for at, reason in orjson.loads(row.history)],
+        history=failed_attempts(orjson.loads(row.history)),
         record=msgspec.Raw(record),
     )
