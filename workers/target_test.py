@@ -134,10 +134,8 @@ def _opened(target: Target) -> str:
 
 def _delivered(target: Target, settings: TargetSettings) -> Iterator[Step]:
     namespace = getattr(settings, "format", "") == "namespace"
-    now = now_ms()
-    written = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now / 1000))}.{now % 1000:03d}Z"
     names = ("deliver", "remove") if namespace else ("deliver",)
-    for name, event in zip(names, make_test_events(uuid.uuid4().hex, now, written, namespace=namespace), strict=True):
+    for name, event in zip(names, make_test_events(uuid.uuid4().hex, now_ms(), namespace=namespace), strict=True):
         step = _timed(name, lambda event=event: _confirmed(target, event))  # type: ignore[misc]  # mypy, of a default
         yield step
         if not step.ok:

@@ -1,8 +1,8 @@
 """Parameter types of the command line: targets, times, lists."""
 
 import time
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -12,45 +12,35 @@ from app.config.arn import TargetId, parse_target
 from app.config.errors import BadValue
 from app.config.fields.field_types import Size
 from app.config.fields.times import parse_time
-from app.config.sources.source_id import SourceId, parse_source
+from app.config.sources.source_id import parse_source
 from app.config.targets.registry import TYPES
 
-_LAST = 253_402_300_799_999  # ms: the end of the year 9999
-_SIZE = Size(0, 2**53)
+_Value = TypeVar("_Value")
 
 
-class TargetParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
-    """A target as `type:name` or as an ARN."""
+class ParsedParam(click.ParamType, Generic[_Value]):  # type: ignore[type-arg]  # generic only in newer click
+    """What `parse` makes of a text; it raises `BadValue`."""
 
-    name = "target"
+    def __init__(self, name: str, parse: Callable[[str], _Value]) -> None:
+        self.name = name
+        self._parse = parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TargetId:
-        """Parse the target."""
-        if isinstance(value, TargetId):
-            return value
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> _Value:
+        """Parse a text; a default is parsed already."""
+        if not isinstance(value, str):
+            return cast("_Value", value)
         try:
-            return parse_target(value)
+            return self._parse(value)
         except BadValue as error:
             self.fail(f"{value!r} {error.problem}; {error.hint}", param, ctx)
+
+
+class TargetParam(ParsedParam[TargetId]):
+    """A target as `type:name` or as an ARN."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002 - click's signature
         """Return the service's targets that begin so."""
         return complete_target(incomplete)
-
-
-class SourceParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
-    """A source as `type:name`."""
-
-    name = "source"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> SourceId:
-        """Parse the source."""
-        if isinstance(value, SourceId):
-            return value
-        try:
-            return parse_source(value)
-        except BadValue as error:
-            self.fail(f"{value!r} {error.problem}; {error.hint}", param, ctx)
 
 
 class BucketParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
@@ -64,19 +54,6 @@ class BucketParam(click.ParamType):  # type: ignore[type-arg]  # generic only in
         if "/" in alias:
             self.fail(f"{value!r} is not a bucket; write BUCKET or ALIAS/BUCKET", param, ctx)
         return bucket
-
-
-class TimeParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
-    """A time, as the API takes it: RFC 3339, milliseconds since 1970, or how long ago. Milliseconds since 1970."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse the time."""
-        try:
-            return parse_time(value, time.time())
-        except BadValue as error:
-            self.fail(f"{value!r} {error.problem}; {error.hint}", param, ctx)
 
 
 class PairParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
@@ -97,35 +74,14 @@ class PairParam(click.ParamType):  # type: ignore[type-arg]  # generic only in n
         return name, text
 
 
-class SizeParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
-    """A number of bytes, plain or with KiB, MiB or GiB."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse the size."""
-        if isinstance(value, int):
-            return value
-        try:
-            return _SIZE.parse(value)
-        except BadValue as error:
-            self.fail(f"{value!r} {error.problem}; {error.hint}", param, ctx)
-
-
 BUCKET = BucketParam()
 PAIR = PairParam()
 KEY_VALUE = PairParam("KEY=VALUE")
-SIZE = SizeParam()
-SOURCE = SourceParam()
-TARGET = TargetParam()
-TIME = TimeParam()
-
-
-def iso(at: int) -> str | None:
-    """Format milliseconds since 1970 as ISO 8601; None for 0, which means never."""
-    if not at:
-        return None
-    return datetime.fromtimestamp(min(at, _LAST) / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+SIZE = ParsedParam("size", Size(0, 2**53).parse)  # bytes, plain or with KiB, MiB or GiB
+SOURCE = ParsedParam("source", parse_source)
+TARGET = TargetParam("target", parse_target)
+# RFC 3339, ms since 1970, or how long ago, as the API takes it: milliseconds since 1970.
+TIME = ParsedParam("time", lambda text: parse_time(text, time.time()))
 
 
 def split_words(text: str) -> list[str]:

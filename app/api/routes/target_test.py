@@ -14,7 +14,7 @@ from app.events.test_events import TEST_BUCKET, make_test_events
 from app.outbox.engine.database import now_ms
 from app.outbox.log.batch import QueueFull
 from app.outbox.log.recorder import Recorder
-from app.resources.declaration import Nothing, format_time
+from app.resources.declaration import Nothing
 from app.resources.target import TargetTest
 
 routes = Blueprint("target_test", __name__)
@@ -35,7 +35,7 @@ def test(type_name: str, name: str, body: Nothing) -> TargetTest:  # noqa: ARG00
     check_active(stored)
     namespace = getattr(registry.settings(stored), "format", "") == "namespace"
     now, key = now_ms(), uuid.uuid4().hex
-    events = make_test_events(key, now, format_time(now) or "", namespace=namespace)
+    events = make_test_events(key, now, namespace=namespace)
     [receipt] = Recorder(services().database, only_target=target, action="target.test").record([events])
     if isinstance(receipt, Exception):
         raise receipt

@@ -7,8 +7,9 @@ import orjson
 
 from app.cli.context import CommandContext, with_api
 from app.cli_common.output import Columns
-from app.cli_common.param_types import TIME, iso
+from app.cli_common.param_types import TIME
 from app.resources.audit_entry import AuditEntry
+from app.resources.declaration import format_time
 
 _TIMES = ("since", "before")  # details that are milliseconds since 1970
 
@@ -41,7 +42,7 @@ def _summary(entry: dict[str, Any]) -> str:
 
 def _detail(name: str, value: object) -> str:
     if name in _TIMES and isinstance(value, int):
-        return str(iso(value))
+        return str(format_time(value))
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return value if isinstance(value, str) else orjson.dumps(value).decode()

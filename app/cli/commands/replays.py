@@ -13,8 +13,9 @@ from app.cli.groups import Group
 from app.cli_common.completion import complete_events
 from app.cli_common.errors import CommandError
 from app.cli_common.output import bar, count_noun
-from app.cli_common.param_types import TARGET, TIME, iso
+from app.cli_common.param_types import TARGET, TIME
 from app.config.arn import TargetId
+from app.resources.declaration import format_time
 from app.resources.replay import Replay
 
 _PATH = "/v1/replays"
@@ -61,7 +62,9 @@ def replay(
     if everything == bool(chosen):
         raise click.UsageError("select events: options such as --since or --prefix, or only --all")
     if since is not None and before is not None and since >= before:
-        raise click.BadParameter(f"is {iso(since)}, which is not before --before, {iso(before)}", param_hint="--since")
+        raise click.BadParameter(
+            f"is {format_time(since)}, which is not before --before, {format_time(before)}", param_hint="--since"
+        )
     paused = context.api.get(target_path(target))["state"] == "paused"
     if paused and wait:
         raise CommandError(f"{target} is paused, so the replay would not end; `bucketwire target resume {target}`")

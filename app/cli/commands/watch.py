@@ -10,10 +10,11 @@ from app.cli.commands.rules import names
 from app.cli_common.completion import complete_events
 from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.output import printable
-from app.cli_common.param_types import TIME, iso
+from app.cli_common.param_types import TIME
 from app.config.arn import TargetId
 from app.events.names import EVERY
 from app.outbox.log.log_reader import LogReader
+from app.resources.declaration import format_time
 from app.rules.matching import compile_rules
 from app.rules.model import EVERY_BUCKET, Rule, check
 
@@ -66,7 +67,7 @@ def watch(
 
 
 def _show(context: ServiceContext, event: Any) -> None:
-    received = iso(event.received_at)
+    received = format_time(event.received_at)
     if not context.as_json:
         click.echo(printable(f"{received}  {event.name}  {event.bucket}/{event.key}"))
         return
