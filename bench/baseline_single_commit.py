@@ -28,7 +28,8 @@ class SingleCommit(GroupCommit):
         del timeout
         if not hasattr(self._local, "log"):
             self._local.log = Log(self._database)
-        [receipt] = self._local.log.append([events])
+        log: Log = self._local.log
+        [receipt] = log.append([events])
         return receipt
 
 

@@ -9,9 +9,10 @@ counts.
 
 import argparse
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg2
@@ -47,7 +48,7 @@ class Case:
 
     name: str
     type_name: str
-    values: dict[str, object]
+    values: Mapping[str, object]
     raw: Callable[[Sequence[Event]], None] | None
 
 
@@ -192,7 +193,7 @@ def main() -> None:
             assert raw_loop is not None  # only NATS Streaming, in bench.targets, has no raw loop
             raw, ours = [], []
             for _ in range(options.rounds):
-                raw.append(timed(lambda raw_loop=raw_loop, sample=sample: raw_loop(sample)) / len(sample))
+                raw.append(timed(partial(raw_loop, sample)) / len(sample))
                 rewind(database, target)
                 delivered: list[int] = []
                 seconds = timed(lambda: delivered.append(deliverer.run(partitions)))  # noqa: B023 - called at once

@@ -78,7 +78,7 @@ def baseline_rate(stack: ExitStack, events: int) -> float:
     database = migrated(outbox.create_database("outbox"))
     stack.callback(database.close)
     fill(database, events)
-    with psycopg2.connect(outbox.dsn("outbox")) as connection, connection.cursor() as cursor:
+    with psycopg2.connect(outbox.dsn("outbox")) as raw, raw.cursor() as cursor:
         cursor.execute("CREATE TABLE delivered (partition int, seq bigint)")
     environment = {
         "BENCH_BROKER": broker.url,

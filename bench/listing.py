@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -82,7 +83,7 @@ def main() -> None:
         stack.enter_context(turn(options.lock))
         s3 = minio.boto3(signature_version="s3v4")  # botocore signs URLs by version 2 if it is not told
         for in_flight in (1, 2, 4):
-            add("MinIO's answers, unread", in_flight, timed(lambda n=in_flight: answers(s3, names, n)))
+            add("MinIO's answers, unread", in_flight, timed(partial(answers, s3, names, in_flight)))
         s3.close()
         cores = spark.sparkContext.defaultParallelism
         login = (minio.access_key, minio.secret_key, None)

@@ -42,7 +42,7 @@ def amqp_cases() -> Iterator[Case]:
             nonlocal confirmed
             confirmed = confirmed if not multiple and tag < confirmed else tag
 
-        channel.events["basic_ack"].add(ack)
+        channel.events["basic_ack"].add(ack)  # type: ignore[attr-defined]  # py-amqp sets both at run time
         sent = 0
 
         def publish(events: Sequence[Event]) -> None:
@@ -50,7 +50,7 @@ def amqp_cases() -> Iterator[Case]:
             for batch in batches([log(event) for event in events]):
                 for body in batch:
                     message = Message(body, content_type="application/json", delivery_mode=2)
-                    channel._basic_publish(message, "bench")
+                    channel._basic_publish(message, "bench")  # type: ignore[attr-defined]  # see above
                     sent += 1
                 while confirmed < sent:
                     connection.drain_events(timeout=30)

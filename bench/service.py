@@ -105,7 +105,9 @@ class Service:
     def taken(self) -> int:
         """Return how many events have arrived in the list, and remove them from it, so that it stays small."""
         with self.client.pipeline(transaction=True) as pipeline:
-            self._taken += pipeline.llen(KEY).unlink(KEY).execute()[0]
+            pipeline.llen(KEY)
+            pipeline.unlink(KEY)
+            self._taken += pipeline.execute()[0]
         return self._taken
 
     def held(self) -> int:

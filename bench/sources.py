@@ -17,7 +17,8 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from bench.load import BATCH, drive, envelope, makers, single
 from bench.report import Aim, show

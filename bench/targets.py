@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from app.config import target_settings
+from app.config.target_settings import load
+from app.config.targets.registry import settings_type
 from app.events.model import Effect, Event
 from bench import messaging
 from bench.deliver import BATCH, Case, postgres_cases, redis_cases, webhook_cases
@@ -94,7 +95,7 @@ def rate(send: Callable[[Sequence[Event]], object], events: Sequence[Event], siz
 
 def ours(case: Case, events: Sequence[Event], window: int, size: int, seconds: float) -> float:
     """Return the adapter's events per second; an event that is not delivered ends the benchmark."""
-    target = create(case.type_name, target_settings.load(case.type_name, dict(case.values)))
+    target = create(case.type_name, load(case.type_name, dict(case.values)))
     target.open()
 
     def deliver(batch: Sequence[Event]) -> None:
@@ -110,7 +111,7 @@ def ours(case: Case, events: Sequence[Event], window: int, size: int, seconds: f
 
 def replayed(case: Case, events: Sequence[Event]) -> float:
     """Return the events per second of a real MinIO that replays its `queue_dir`."""
-    short = target_settings.settings_type(case.type_name).env
+    short = settings_type(case.type_name).env
     with tempfile.TemporaryDirectory(prefix="bench-minio-") as folder:
         queue = Path(folder) / f"minio-{case.type_name}-B"
         queue.mkdir()

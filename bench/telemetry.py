@@ -17,7 +17,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ class Case:
 
     name: str
     type_name: str
-    values: dict[str, object]
+    values: Mapping[str, object]
     partitions: int
 
 
