@@ -52,7 +52,8 @@ from app.config.settings import Settings
 from app.metrics_folder import remove
 from app.outbox import log_head, series
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.ready_targets import HARD_LIMIT
+from app.outbox.delivery.policies import HEARTBEATS
+from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.targets import enabled_targets
@@ -62,7 +63,7 @@ from workers.served_targets import ServedTargets
 from workers.sources import role as source_runs
 from workers.telemetry import metrics
 
-PURGE_EVERY = 10  # seconds; each purge is short, and the drains continue it if it has not removed everything
+PURGE_INTERVAL_SECONDS = 10  # each purge is short, and the drains continue it if it has not removed everything
 
 
 class _Acknowledging(over_redis.QoS):
@@ -197,13 +198,13 @@ app.conf.update(
         },
         "probe_queues": {
             "task": "probe_queues",
-            "schedule": timedelta(milliseconds=heartbeats.EVERY),
+            "schedule": timedelta(milliseconds=HEARTBEATS.interval_ms),
         },
         "schedule_reconciliations": {
             "task": "schedule_reconciliations",
-            "schedule": timedelta(seconds=reconcile_jobs.CHECK_INTERVAL),
+            "schedule": timedelta(seconds=reconcile_jobs.CHECK_INTERVAL_SECONDS),
         },
-        "purge": {"task": "purge", "schedule": timedelta(seconds=PURGE_EVERY)},
+        "purge": {"task": "purge", "schedule": timedelta(seconds=PURGE_INTERVAL_SECONDS)},
         **(
             {
                 _UPDATE_TABLES: {
@@ -237,7 +238,7 @@ app.conf.update(
     task_reject_on_worker_lost=True,
     task_serializer="json",
     task_soft_time_limit=None,
-    task_time_limit=HARD_LIMIT,
+    task_time_limit=HARD_LIMIT_SECONDS,
     worker_cancel_long_running_tasks_on_connection_loss=False,
     worker_hijack_root_logger=True,
     worker_prefetch_multiplier=1,
@@ -324,7 +325,7 @@ class SparkHeartbeat(bootsteps.StartStopStep):
         """Begin to record; Celery calls this when the worker is connected, and again after each reconnect."""
         if SPARK_QUEUE in {queue.name for queue in parent.task_consumer.queues}:
             self._record()
-            self._timer = parent.timer.call_repeatedly(heartbeats.SPARK_EVERY / 1000, self._record)
+            self._timer = parent.timer.call_repeatedly(HEARTBEATS.spark_interval_ms / 1000, self._record)
 
     def stop(self, _parent: Any) -> None:
         """Record no more; Celery calls this when the connection is lost or the worker ends."""

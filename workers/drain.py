@@ -14,7 +14,7 @@ from app.config.target_settings import BadSettings
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.due_work import DueTarget, DueWork
 from app.outbox.delivery.openings import Opening
-from app.outbox.delivery.ready_targets import HARD_LIMIT, time_limit
+from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS, time_limit
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.markers import NEVER
 from app.outbox.targets import UnknownTarget
@@ -96,7 +96,7 @@ class Drain:
                 settings = self._held.registry.settings(self._held.registry.target(target))
                 limit = time_limit(settings, self._held.settings.lease_max_work)
             except (UnknownTarget, BadSettings):  # `deliver` handles these
-                limit = HARD_LIMIT
+                limit = HARD_LIMIT_SECONDS
             known = self._limits[target] = time.monotonic(), limit
         return known[1]
 

@@ -24,9 +24,9 @@ from app.outbox.reconcile.schedule import Schedule, WaitingRun, describe_unsched
 
 log = logging.getLogger("bucketwire.worker")
 
-CHECK_INTERVAL = 5  # seconds between two checks of the schedule
-REPEAT_INTERVAL = 300  # seconds after which the wake-up of a run that still waits is repeated
-_STOP_TIMEOUT = 20  # seconds between SIGTERM and SIGKILL
+CHECK_INTERVAL_SECONDS = 5  # between two checks of the schedule
+REPEAT_INTERVAL_SECONDS = 300  # after which the wake-up of a run that still waits is repeated
+_STOP_SECONDS = 20  # between SIGTERM and SIGKILL
 # The job itself: `bucketwire reconcile run` would start Python for the command, and again for the job.
 _JOB = (sys.executable, "-P", "-m", "bucketwire.start", "spark_jobs")
 _ERROR_PREFIX = "bucketwire: "  # of an error that the command line prints
@@ -59,8 +59,8 @@ class RunWakeUps:
             waiting = schedule.waiting()
         except DatabaseUnavailable:
             return 0  # the drain logs it
-        self._published = {run.run: self._published.get(run.run, now - REPEAT_INTERVAL) for run in waiting}
-        due = [run for run in waiting if now - self._published[run.run] >= REPEAT_INTERVAL]
+        self._published = {run.run: self._published.get(run.run, now - REPEAT_INTERVAL_SECONDS) for run in waiting}
+        due = [run for run in waiting if now - self._published[run.run] >= REPEAT_INTERVAL_SECONDS]
         for run in due:
             publish(run)
             self._published[run.run] = now
@@ -104,7 +104,7 @@ class JobProcesses:
 
     def _end(self, job: "subprocess.Popen[str]") -> None:
         job.terminate()
-        timer = threading.Timer(_STOP_TIMEOUT, self._kill, (job,))
+        timer = threading.Timer(_STOP_SECONDS, self._kill, (job,))
         timer.daemon = True
         timer.start()
 

@@ -13,7 +13,7 @@ from workers.target_opening import TargetOpener
 from workers.target_pool import TargetPool
 from workers.telemetry.attempt_recorder import AttemptRecorder
 
-_SHUTDOWN_PATIENCE = 10.0  # seconds for redelivery requests that the outbox database has not recorded yet
+_SHUTDOWN_SECONDS = 10.0  # for redelivery requests that the outbox database has not recorded yet
 
 
 class Resources:
@@ -35,7 +35,7 @@ class Resources:
 
     def close(self) -> None:
         """Close targets and database; allow some time to record pending redelivery requests."""
-        self.redeliveries.close(_SHUTDOWN_PATIENCE)
+        self.redeliveries.close(_SHUTDOWN_SECONDS)
         self.attempts.close()
         self.wakeups.close()
         self.broker.close()

@@ -17,8 +17,7 @@ from workers.resources import Resources
 
 log = logging.getLogger("bucketwire.worker")
 
-_REPAIR_INTERVAL = 60.0  # seconds
-_TIDY_INTERVAL = 600.0  # seconds
+_REPAIR_INTERVAL_SECONDS, _TIDY_INTERVAL_SECONDS = 60.0, 600.0
 # Seconds. The drain runs in the same process and waits during a purge. If that has not removed everything, it continues
 # after a pause, so that it keeps up with the log.
 _MAX_PURGE_SECONDS, _PURGE_PAUSE_SECONDS = 0.3, 0.3
@@ -29,7 +28,7 @@ class Upkeep:
 
     def __init__(self, held: Resources) -> None:
         self._held = held
-        self._tables_tidied = -_TIDY_INTERVAL
+        self._tables_tidied = -_TIDY_INTERVAL_SECONDS
         self._unused_progress = UnusedProgress()
         self._purge_progress = PurgeProgress()
         self._audit_is_behind = False  # whether there are more old entries than a purge has removed
@@ -47,7 +46,7 @@ class Upkeep:
             self.purge()
         elif self._next_purge < math.inf:
             self._held.wakeups.request(self._next_purge - time.monotonic())
-        if time.monotonic() - self._repaired > _REPAIR_INTERVAL:
+        if time.monotonic() - self._repaired > _REPAIR_INTERVAL_SECONDS:
             self._repaired = time.monotonic()
             self._repair_heads()
             self._bring_back_future_times()
@@ -95,7 +94,7 @@ class Upkeep:
 
     def _tidy_tables(self) -> None:
         """Delete rows that nobody needs any more, each kind by itself: one that fails is tried at the next interval."""
-        if time.monotonic() - self._tables_tidied > _TIDY_INTERVAL:
+        if time.monotonic() - self._tables_tidied > _TIDY_INTERVAL_SECONDS:
             self._tables_tidied = time.monotonic()
             self._unused_progress = UnusedProgress(ended=False)
             for job in (self._purge_audit, self._forget_attempts, self._forget_rates):

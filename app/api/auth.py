@@ -144,8 +144,8 @@ def is_limited() -> bool:
 class TokenWatch:
     """Says, in any thread, whether a request's token is still valid; those of requests with the same token are equal.
 
-    What answers a request for long asks it from time to time. Of a call of the console it also says no after the end
-    of the session. While neither can be read, it says yes.
+    A route that answers for long asks it from time to time. After the end of a session it says no to the calls that the
+    console makes with the session's token. While neither can be read, it says yes.
     """
 
     tokens: "Tokens"

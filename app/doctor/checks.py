@@ -14,6 +14,7 @@ from app.config.target_settings import BadSettings, warnings
 from app.doctor.findings import Finding
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import TargetCounters, TargetStatus, audit, read_status
+from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.engine.encoding import encoding_problem
@@ -153,7 +154,7 @@ def _check_queues(service: Service) -> Iterator[Finding]:
             problem = f"no worker can serve its queue, which the broker refuses: {reason}"
             yield Finding(str(queue.target), "problem", f"{problem}; delete the queue, and it is created again")
     queues = [queue for queue in queues if queue_name(queue.target) not in refused]
-    silent = [queue for queue in queues if queue.heartbeat_age(now) > heartbeats.UNSERVED]
+    silent = [queue for queue in queues if queue.heartbeat_age(now) > HEARTBEATS.unserved_ms]
     if len(silent) > 1 and len(silent) == len(queues):
         age = format_age(now - min(queue.heartbeat_age(now) for queue in silent), now)
         text = f"none has answered on any target's queue for {age}; is `bucketwire worker` running?"
@@ -181,7 +182,7 @@ def _check_schedule(service: Service) -> Iterator[Finding]:
         has_worker = heartbeats.has_spark_worker(connection, database_now(connection))
     running = any(run.state == RUNNING for run in Reconciliations(service.database).list())
     for run in waiting:
-        if now - run.registered_at > (_MAX_WAIT if has_worker else heartbeats.SPARK_SILENT) and not running:
+        if now - run.registered_at > (_MAX_WAIT if has_worker else HEARTBEATS.spark_silence_ms) and not running:
             job = "scan of" if run.job == SCAN else "reconciliation with"
             problem = f"has waited for its {job} {run.bucket} for {format_age(run.registered_at, now)}"
             text = f"{problem}; is a `bucketwire worker --only spark` running?"
@@ -264,7 +265,9 @@ def _check_delays(service: Service) -> Iterator[Finding]:
     with service.database.snapshot() as connection:
         statuses = read_status(connection)
         now = database_now(connection)
-        silent = {one.target for one in heartbeats.queues(connection) if one.heartbeat_age(now) > heartbeats.UNSERVED}
+        silent = {
+            one.target for one in heartbeats.queues(connection) if one.heartbeat_age(now) > HEARTBEATS.unserved_ms
+        }
     for status in statuses:
         stored, counters = status.stored, status.counters
         if stored.state == "running" and stored.target not in silent and 0 < counters.oldest < now - _MAX_DELAY:

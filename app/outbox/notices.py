@@ -16,7 +16,7 @@ from app.events import service_events as names
 from app.events.model import Event
 from app.outbox import log_head, series, tables
 from app.outbox.delivery.failing import read_failing
-from app.outbox.delivery.heartbeats import DRAIN_STOPPED
+from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
@@ -170,7 +170,7 @@ def _observe(connection: sa.Connection, now: int, most: int) -> list[Observation
     found += _drift(connection, ids)
     oldest = min(samples, default=None)
     pause = 0 if oldest is None else series.pause_before(connection, samples[oldest])
-    if oldest is not None and pause > DRAIN_STOPPED:
+    if oldest is not None and pause > HEARTBEATS.drain_silence_ms:
         found.append(Observation(DRAIN, SERVICE, "drain", samples[oldest].at, {"seconds": str(pause // 1000)}))
     return found
 

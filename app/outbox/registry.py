@@ -205,7 +205,7 @@ class Registry(SealedSettings[TargetSettings]):
                 if stored.origin == "environment" and stored.enabled:
                     raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; remove them first")
                 if lost is None:
-                    lost = _uses(connection, stored.row_id)
+                    lost = _losses(connection, stored.row_id)
                     if lost and not force:
                         raise TargetInUse(
                             f"{target} is in use: {', '.join(lost)}; --force (`force=true`) removes it with them"
@@ -365,7 +365,7 @@ def _begin_removal(connection: sa.Connection, stored: StoredTarget) -> None:
     cursors.revoke(connection, stored.row_id)
 
 
-def _uses(connection: sa.Connection, target_id: int) -> list[str]:
+def _losses(connection: sa.Connection, target_id: int) -> list[str]:
     """Describe what would be lost with a target, one phrase for each kind."""
     count = sa.select(sa.func.count()).select_from(tables.rules).where(tables.rules.c.target_id == target_id)
     rules = connection.execute(count).scalar_one()

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import log_head, tables
 from app.outbox.delivery.event_states import DEAD, PARKED, PENDING, RecordedEvent, recorded_events
-from app.outbox.delivery.log_ahead import goes_to
+from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.replays import Selection
 from app.outbox.engine.database import Database
 from app.outbox.markers import NEVER, WHOLE_LOG
@@ -151,7 +151,7 @@ class _Search:
         if selection.names:
             query = query.where(e.name.in_(selection.names))
         if self._target_id is not None:
-            query = query.where(goes_to(self._target_id))
+            query = query.where(is_for(self._target_id))
         return query
 
     def _first_unsettled(self) -> int:

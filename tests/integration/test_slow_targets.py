@@ -14,7 +14,7 @@ import pytest
 from app.config.arn import TargetId
 from app.config.targets.webhook import WebhookSettings
 from app.outbox.delivery.counters import read_counters
-from app.outbox.delivery.ready_targets import HARD_LIMIT, time_limit
+from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS, time_limit
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from tests.services import Answer, Receiver, speed
@@ -121,6 +121,6 @@ def test_the_hard_limit_grows_with_the_targets_own(database: Database, tmp_path:
     chosen = settings(database, tmp_path)
     with delivery(chosen["database_url"], tmp_path) as whole:
         assert whole.context.drain.time_limit(target) > 3 * 3600 + 5
-        assert whole.context.drain.time_limit(usual) == HARD_LIMIT
-        assert whole.context.drain.time_limit(TargetId("webhook", "gone")) == HARD_LIMIT
+        assert whole.context.drain.time_limit(usual) == HARD_LIMIT_SECONDS
+        assert whole.context.drain.time_limit(TargetId("webhook", "gone")) == HARD_LIMIT_SECONDS
     assert time_limit(WebhookSettings(endpoint="http://localhost/", timeout=60), 5) == 1205

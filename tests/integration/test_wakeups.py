@@ -30,7 +30,7 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox.delivery.breaker_state import open_breaker
 from app.outbox.delivery.leases import Lease
-from app.outbox.delivery.ready_targets import HARD_LIMIT, ReadyTargets
+from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS, ReadyTargets
 from app.outbox.engine.database import Database
 from app.outbox.log.spool import Spool
 from app.outbox.log.spool_feeder import SpoolFeeder
@@ -258,7 +258,7 @@ def test_targets_are_ready_while_they_can_be_delivered_to(
     open_breaker(database, targets.target(down).row_id, "no", 1 << 60, probing=False)
     found = known(due)
     assert found.keys() == {running, slow}
-    assert found[running] == Ready("arn:minio:sqs::running:webhook", HARD_LIMIT, is_free=True)
+    assert found[running] == Ready("arn:minio:sqs::running:webhook", HARD_LIMIT_SECONDS, is_free=True)
     assert found[slow].time_limit > 20 * 60
     targets.resume(paused)
     assert known(due).keys() == {running, slow}, "it is known for a second"

@@ -29,7 +29,7 @@ from app.outbox.engine.database import Database, DatabaseUnavailable, describe_e
 log = logging.getLogger("bucketwire.worker")
 
 FOLDER = "redelivery-requests"
-_PAUSE = 1.0  # seconds between two tries
+_PAUSE_SECONDS = 1.0  # between two tries
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class RedeliveryRequests:
             with contextlib.suppress(*DatabaseUnavailable):
                 self.record()
                 break
-            time.sleep(min(_PAUSE, max(0.0, deadline - time.monotonic())))
+            time.sleep(min(_PAUSE_SECONDS, max(0.0, deadline - time.monotonic())))
         if self._unwritten:
             objects = sum(len(request.written) for request in self._unwritten)
             log.error("%d objects may hold an old state: neither disk nor outbox database took a request", objects)
@@ -184,6 +184,6 @@ class RedeliveryRequests:
             self._thread.start()
 
     def _try(self) -> None:
-        while self._is_pending() and not self._closed.wait(_PAUSE):
+        while self._is_pending() and not self._closed.wait(_PAUSE_SECONDS):
             with contextlib.suppress(*DatabaseUnavailable):
                 self.record()

@@ -131,7 +131,7 @@ class SecondOpinion:
     def _blame_events(self) -> None:
         """Blame the refusals since the last answer on their events; only if all of them are of one object."""
         if len(self._refused) == 1 and not self.is_certain:
-            self._trust()
+            self._believe_refusals()
 
     def _note(self, sent: Sequence[Delivery], refused: Sequence[Delivery], *, hangs: bool) -> None:
         answered = any(_is_answer(delivery.outcome) for delivery in sent)
@@ -143,13 +143,13 @@ class SecondOpinion:
             self._refused.update(map(_path, refused))
             self.is_certain = self.refusal.unreachable or (hangs and not answered and len(self._refused) > 1)
         elif answered:
-            self._trust()
+            self._believe_refusals()
 
     def _asks_for_rest(self) -> bool:
         """Return whether the remote named a time before which it wants no more requests."""
         return self.refusal is not None and self.refusal.retry_after is not None
 
-    def _trust(self) -> None:
+    def _believe_refusals(self) -> None:
         self.answered = True
         self.in_doubt = False
         self.refusal = None

@@ -13,6 +13,7 @@ from app.api.services import services
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import read_status
 from app.outbox.delivery.leases import lease_holders, leased_partitions
+from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.clock import database_now
 from app.resources.declaration import format_time
 from app.resources.service import DeliveringProcess, Drain, Status, WorkerQueue, Workers
@@ -68,7 +69,7 @@ def workers() -> Workers:
                 target=queue.target.arn(services().settings.region),
                 answered_at=format_time(queue.answered),
                 age=queue.heartbeat_age(now) / 1000,
-                served=queue.heartbeat_age(now) <= heartbeats.UNSERVED,
+                served=queue.heartbeat_age(now) <= HEARTBEATS.unserved_ms,
                 leased_partitions=leased.get(queue.row_id, 0),
             )
             for queue in queues

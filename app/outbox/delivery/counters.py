@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import log_head, tables
 from app.outbox.delivery.failing import with_failing
-from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead, first_of_each, goes_to
+from app.outbox.delivery.log_ahead import WINDOW_SEQS, LogWindow, events_ahead, first_of_each, is_for
 from app.outbox.engine.database import Database
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.targets import StoredTarget, find_target, stored_target
@@ -31,7 +31,7 @@ _SUMS = {
     "replayed": "replayed",
     "freed": "freed",
 }
-_LOOKS = 10  # windows of the log that are searched for the oldest pending event
+_MAX_WINDOWS = 10  # windows of the log that are searched for the oldest pending event
 _BATCH_EVENTS = 1000  # events of one query
 
 
@@ -186,7 +186,7 @@ def _pending(connection: sa.Connection, target_id: int) -> int:
     behind = (
         sa.select(sa.func.count())
         .select_from(tables.events)
-        .where(e.partition == sa.bindparam("of_partition"), e.seq > sa.bindparam("position"), goes_to(target_id))
+        .where(e.partition == sa.bindparam("of_partition"), e.seq > sa.bindparam("position"), is_for(target_id))
     )
     # One query for each cursor: MySQL and MariaDB start an index scan at a seq only if it is a constant, not joined.
     return sum(
@@ -272,13 +272,13 @@ def _first_pending(connection: sa.Connection, places: _Places) -> Iterator[_Even
     """
     head = log_head.read(connection).last_seq
     at = {place: position for place, position in places.items() if position < head}
-    for _ in range(_LOOKS):
-        looks = [Look(*place, after, after + WINDOW) for place, after in at.items() if after < head]
-        ahead = events_ahead(connection, looks)
+    for _ in range(_MAX_WINDOWS):
+        windows = [LogWindow(*place, after, after + WINDOW_SEQS) for place, after in at.items() if after < head]
+        ahead = events_ahead(connection, windows)
         yield from ((*place, seqs[0]) for place, seqs in ahead.items())
         # Of a target with one no other partition is searched on: what those have is later, unless their cursors lag.
         found = {target_id for target_id, _ in ahead}
-        at = {(look.target_id, look.partition): look.until for look in looks if look.target_id not in found}
+        at = {(window.target_id, window.partition): window.until for window in windows if window.target_id not in found}
         if not at:
             return
     partition = connection.dialect.identifier_preparer.quote("partition")

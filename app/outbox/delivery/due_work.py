@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery.isolation import TargetIsolation
-from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead
+from app.outbox.delivery.log_ahead import WINDOW_SEQS, LogWindow, events_ahead
 from app.outbox.delivery.parked import first_due
 from app.outbox.delivery.rate_limits import MAX_WAIT_MS
 from app.outbox.engine.chunks import chunks
@@ -27,7 +27,7 @@ _NEAR_SEQS = 1_000  # newest seqs of the log in which the targets with work are 
 _MAX_FAR_TARGETS, _FAR_INTERVAL_MS = 64, 100
 _LIMITED_INTERVAL_MS = 100  # between two wake-ups for a target whose rate limit is in use
 _RNG = Random()  # noqa: S311 - which targets are first, not a secret
-BUSY = 20  # with this many waiting events a partition is claimed alone, otherwise together with others
+BUSY_EVENTS = 20  # with this many waiting events a partition is claimed alone, otherwise together with others
 MAX_QUIET_PARTITIONS = 64  # in one claim; more cost more to search than they save
 
 
@@ -113,12 +113,12 @@ class DueWork:
         by_target = {row_id: list(group) for row_id, group in groupby(rows, key=lambda row: row.id)}
         ahead: dict[tuple[int, int], list[int]] = {}
 
-        def look(target_ids: Sequence[int]) -> None:
+        def search(target_ids: Sequence[int]) -> None:
             with self._database.reading() as connection:
                 ahead.update(_ahead(connection, chain.from_iterable(by_target[row_id] for row_id in target_ids)))
 
         behind = (row_id for row_id, some in by_target.items() if any(row.position < row.last_seq for row in some))
-        self._isolation.run(behind, look)
+        self._isolation.run(behind, search)
         due = [target for some in by_target.values() if (target := _due_target(some, parked, ahead, now)) is not None]
         if any(target.limited and len(target.groups()) > 1 for target in due):
             times.append(now + _LIMITED_INTERVAL_MS)
@@ -156,7 +156,7 @@ def _candidates(connection: sa.Connection, head: int, partitions: int, now: int)
     near = head - _NEAR_SEQS
     rows = connection.execute(_BEHIND_OR_LEASED, {"now": now, "near": near}).all()
     behind = {row.target_id: row.position for row in rows if row.position is not None and row.position < near}
-    after = near if len(behind) <= _FEW_TARGETS else max(head - WINDOW, min(behind.values()))
+    after = near if len(behind) <= _FEW_TARGETS else max(head - WINDOW_SEQS, min(behind.values()))
     far = [target_id for target_id, position in behind.items() if position < after]
     later = [row.expiry for row in rows if row.expiry is not None]
     if len(far) > _MAX_FAR_TARGETS:
@@ -172,10 +172,12 @@ def _candidates(connection: sa.Connection, head: int, partitions: int, now: int)
 
 
 def _ahead(connection: sa.Connection, rows: Iterable[Any]) -> dict[tuple[int, int], list[int]]:
-    looks = [
-        Look(row.id, row.partition, row.position, row.position + WINDOW) for row in rows if row.position < row.last_seq
+    windows = [
+        LogWindow(row.id, row.partition, row.position, row.position + WINDOW_SEQS)
+        for row in rows
+        if row.position < row.last_seq
     ]
-    return events_ahead(connection, looks, BUSY)
+    return events_ahead(connection, windows, BUSY_EVENTS)
 
 
 def _due_target(
@@ -211,7 +213,7 @@ def _due_target(
 
 def _due(row: Any, parked_at: int, ahead: Sequence[int]) -> DuePartition:
     # If few of the log's events are for the target, many more may wait than one window contains.
-    busy = len(ahead) == BUSY or bool(ahead and row.position + WINDOW < row.last_seq) or bool(row.replay)
+    busy = len(ahead) == BUSY_EVENTS or bool(ahead and row.position + WINDOW_SEQS < row.last_seq) or bool(row.replay)
     state = (row.partition, row.position, parked_at, row.resume_at, row.ready_at, row.replay, row.redelivery)
     return DuePartition(row.partition, state, busy, bool(ahead))
 

@@ -14,19 +14,13 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
 
 DRAIN = "drain"
 SPARK = "spark"  # of any worker that runs reconciliations
-SPARK_EVERY = 15_000  # ms between two of them
-SPARK_SILENT = 60_000  # ms without one after which no such worker is there
-DRAIN_STOPPED = 30_000  # ms without a drain after which it counts as stopped; its longest interval is 10 s
-EVERY = 15_000  # ms between two probes of a queue that is served
-UNSERVED = 300_000  # ms without an answer after which a queue counts as not served by any worker
-_MAX_INTERVAL_MS = 3_600_000  # between two probes of a queue that nobody serves
-_MIN_INTERVAL_MS = 200  # between two probes of any queues: of a thousand that nobody serves each is probed less often
-_MAX_PROBES = EVERY // _MIN_INTERVAL_MS  # queues in one probing, which holds up the drain
+_MAX_PROBES = HEARTBEATS.interval_ms // HEARTBEATS.min_interval_ms  # queues in one probing, which holds up the drain
 # Prefixes of a target's row id, which is never reused; its name might be too long.
 _QUEUE, _ASKED, _SILENT = "queue.", "asked.", "silent."
 
@@ -54,7 +48,7 @@ class Queue:
     def due(self, now: int, every: int) -> bool:
         """Return whether to probe the queue now; without an answer, the interval doubles each time, up to an hour."""
         silent_for = self.asked - self.unanswered if self.unanswered > self.answered else 0
-        return now - self.asked >= min(_MAX_INTERVAL_MS, max(every, silent_for))
+        return now - self.asked >= min(HEARTBEATS.max_interval_ms, max(every, silent_for))
 
 
 def record(database: Database, name: str, now: int) -> None:
@@ -101,7 +95,7 @@ def last_drain(connection: sa.Connection) -> int | None:
 def has_spark_worker(connection: sa.Connection, now: int) -> bool:
     """Return whether a worker that runs reconciliations was there within the last minute, also one that is busy."""
     at = _last(connection, SPARK)
-    return at is not None and now - at <= SPARK_SILENT
+    return at is not None and now - at <= HEARTBEATS.spark_silence_ms
 
 
 def _last(connection: sa.Connection, name: str) -> int | None:
@@ -118,7 +112,7 @@ def drain_age(drained_at: int | None, now: int) -> int | None:
 def drain_stopped(drained_at: int | None, now: int) -> bool:
     """Return whether the drain has stopped or never ran; then nothing is delivered."""
     age = drain_age(drained_at, now)
-    return age is None or age > DRAIN_STOPPED
+    return age is None or age > HEARTBEATS.drain_silence_ms
 
 
 def queues(connection: sa.Connection) -> list[Queue]:
@@ -149,7 +143,7 @@ def queues_to_probe(database: Database, now: int) -> list[Queue]:
     if gone:
         with database.writing() as connection:
             connection.execute(tables.heartbeats.delete().where(tables.heartbeats.c.name.in_(gone)))
-    every = max(EVERY, _MIN_INTERVAL_MS * len(served))
+    every = max(HEARTBEATS.interval_ms, HEARTBEATS.min_interval_ms * len(served))
     due = _one_for_all(sorted((queue for queue in served if queue.due(now, every)), key=lambda queue: queue.asked))
     due = due[:_MAX_PROBES]
     _record_all(database, {f"{_SILENT}{queue.row_id}": queue.asked for queue in due if queue.is_silent})

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
-from app.outbox.delivery.log_ahead import WINDOW
+from app.outbox.delivery.log_ahead import WINDOW_SEQS
 from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
@@ -62,7 +62,7 @@ class IdleCursors:
         moved = False
         while lagging and time.monotonic() < ends:
             after = min(place.position for place in lagging)
-            until = min(after + WINDOW, log.last_seq)
+            until = min(after + WINDOW_SEQS, log.last_seq)
             looked = [place for place in lagging if place.position < until]
             with self._database.reading() as connection:
                 ahead = _seqs_by_target(connection, partitions, after, until)

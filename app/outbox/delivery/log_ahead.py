@@ -14,12 +14,12 @@ import sqlalchemy as sa
 from app.outbox import log_head, tables
 from app.outbox.markers import WHOLE_LOG
 
-WINDOW = 10_000  # most sequence numbers that one search scans
+WINDOW_SEQS = 10_000  # that one search scans at most
 _BATCH_SEARCHES = 64  # searches in one statement
 _T = TypeVar("_T")
 
 
-class Look(NamedTuple):
+class LogWindow(NamedTuple):
     """A search for a target's events in a partition, after one seq and up to another."""
 
     target_id: int
@@ -28,17 +28,19 @@ class Look(NamedTuple):
     until: int
 
 
-def goes_to(target_id: sa.ColumnElement[int] | int) -> sa.ColumnElement[bool]:
+def is_for(target_id: sa.ColumnElement[int] | int) -> sa.ColumnElement[bool]:
     """Return the condition that an event of the log goes to a target."""
     if isinstance(target_id, int):
         return tables.events.c.targets.like(f"%,{target_id},%")
     return tables.events.c.targets.like("%," + sa.cast(target_id, sa.String(20)) + ",%")
 
 
-def events_ahead(connection: sa.Connection, looks: Iterable[Look], most: int = 1) -> dict[tuple[int, int], list[int]]:
+def events_ahead(
+    connection: sa.Connection, windows: Iterable[LogWindow], most: int = 1
+) -> dict[tuple[int, int], list[int]]:
     """Return the first `most` seqs of each search, sorted, by target and partition; only for searches with any."""
     found: dict[tuple[int, int], list[int]] = {}
-    for some in chunked(looks):
+    for some in chunked(windows):
         # Seqs are literals, because MySQL and MariaDB start an index scan at a seq only if it is a constant: with the
         # seq of a joined cursor they read the partition from its beginning, including delivered events.
         union = _union(some, most, connection.dialect.identifier_preparer.quote("partition"))
@@ -107,8 +109,9 @@ def has_work(connection: sa.Connection, target_id: int, positions: Mapping[int, 
             for place, _ in some
         )
         ahead = (
-            f"(SELECT seq FROM events WHERE {partition} = {place:d} AND seq > {after:d} AND seq <= {after + WINDOW:d}"  # noqa: S608
-            f" AND targets LIKE '%,{target_id:d},%' ORDER BY seq LIMIT 1) IS NOT NULL"
+            f"(SELECT seq FROM events WHERE {partition} = {place:d} AND seq > {after:d}"  # noqa: S608 - numbers
+            f" AND seq <= {after + WINDOW_SEQS:d} AND targets LIKE '%,{target_id:d},%'"
+            " ORDER BY seq LIMIT 1) IS NOT NULL"
             for place, after in some
         )
         found = connection.exec_driver_sql(
@@ -119,12 +122,12 @@ def has_work(connection: sa.Connection, target_id: int, positions: Mapping[int, 
     return False
 
 
-def _union(looks: Sequence[Look], most: int, partition: str) -> str:
+def _union(windows: Sequence[LogWindow], most: int, partition: str) -> str:
     return " UNION ALL ".join(
         f"SELECT {target_id:d} AS target_id, {place:d} AS place, seq FROM (SELECT seq FROM events"  # noqa: S608 - numbers
         f" WHERE {partition} = {place:d} AND seq > {after:d} AND seq <= {until:d} AND targets LIKE '%,{target_id:d},%'"
-        f" ORDER BY seq LIMIT {most:d}) AS look{number}"
-        for number, (target_id, place, after, until) in enumerate(looks)
+        f" ORDER BY seq LIMIT {most:d}) AS window{number}"
+        for number, (target_id, place, after, until) in enumerate(windows)
     )
 
 

@@ -13,7 +13,7 @@ from app.events.model import Event
 from app.events.version_history import Entry
 from app.outbox import tables
 from app.outbox.delivery.leases import ReplayPartition
-from app.outbox.delivery.log_ahead import chunked, goes_to
+from app.outbox.delivery.log_ahead import chunked, is_for
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.log.records import small_record, within_budget
 from app.outbox.versions.rows import ObjectKey
@@ -179,7 +179,7 @@ def _select_ahead(
     e = tables.events.c
     return (
         select_logged(target_id, newest=newest)
-        .where(e.partition == partition, e.seq > position, e.seq <= until, goes_to(target_id))
+        .where(e.partition == partition, e.seq > position, e.seq <= until, is_for(target_id))
         .order_by(e.partition, e.seq)
         .limit(share)
     )

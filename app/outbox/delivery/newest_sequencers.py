@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 
 from app.outbox import tables
-from app.outbox.delivery.log_ahead import goes_to
+from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.logged_events import MAX_NEWER_EVENTS, LoggedEvent, newest_first, object_key
 from app.outbox.versions.object_versions import ObjectVersions
 from app.outbox.versions.rows import ObjectKey
@@ -26,7 +26,7 @@ def fill_in_newest(
 def _newest_of_some(connection: sa.Connection, target_id: int, key: ObjectKey) -> str | None:
     """Return the greatest sequencer of the target's events of a key; None if not among the greatest of all."""
     e = tables.events.c
-    columns = sa.select(e.bucket, e.key, e.sequencer, goes_to(target_id).label("mine"))
+    columns = sa.select(e.bucket, e.key, e.sequencer, is_for(target_id).label("mine"))
     query = newest_first(columns, tables.events).where(e.key_hash == key.key_hash).limit(MAX_NEWER_EVENTS)
     rows = connection.execute(query).all()
     return next((row.sequencer for row in rows if row.mine and (row.bucket, row.key) == key[:2]), None)

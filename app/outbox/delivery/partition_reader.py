@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from app.events.version_history import Holding
 from app.outbox import log_head, tables
 from app.outbox.delivery.leases import Lease, ReplayPartition
-from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead, goes_to, has_work
+from app.outbox.delivery.log_ahead import WINDOW_SEQS, LogWindow, events_ahead, has_work, is_for
 from app.outbox.delivery.logged_events import (
     LoggedEvent,
     LogPosition,
@@ -100,7 +100,7 @@ class PartitionReader:
         self._lease = lease
         self._versions = versions
         self._newest = versions is not None
-        self._target = goes_to(lease.target_id)
+        self._target = is_for(lease.target_id)
         self._read_to = 0  # the log's head when events were last read
         self._searched = lease.searched  # at which head, and the partitions with events then
         self._none_until: dict[int, int] = {}  # up to which seq a partition has no event after its position
@@ -161,10 +161,12 @@ class PartitionReader:
                 partition: max(position, self._none_until.get(partition, 0))
                 for partition, position in self._lease.positions.items()
             }
-            looks = (Look(self._lease.target_id, partition, seq, seq + WINDOW) for partition, seq in after.items())
-            busy = {partition for _, partition in events_ahead(self._connection, looks)}
+            windows = (
+                LogWindow(self._lease.target_id, partition, seq, seq + WINDOW_SEQS) for partition, seq in after.items()
+            )
+            busy = {partition for _, partition in events_ahead(self._connection, windows)}
             for partition in after.keys() - busy:
-                self._none_until[partition] = min(head, after[partition] + WINDOW)
+                self._none_until[partition] = min(head, after[partition] + WINDOW_SEQS)
             self._searched = head, busy
         return self._searched[1]
 
@@ -268,7 +270,7 @@ class PartitionReader:
         replay, and of the objects whose parked events are due at `now` (ms).
         """
         windows = [
-            (partition, position, position + _MAX_WINDOWS * WINDOW)
+            (partition, position, position + _MAX_WINDOWS * WINDOW_SEQS)
             for partition, position in self._lease.positions.items()
             if partition in partitions
         ]
@@ -430,9 +432,9 @@ class PartitionReader:
 
 def _until(after: int, head: int) -> int:
     """Return the last seq of the window of the log that begins after one; the window that has the head has no end."""
-    return NEVER if after + WINDOW >= head else after + WINDOW
+    return NEVER if after + WINDOW_SEQS >= head else after + WINDOW_SEQS
 
 
 def _near(positions: Mapping[int, int], head: int) -> bool:
     """Return whether one window of the log after each position reaches the head."""
-    return all(position + WINDOW >= head for position in positions.values())
+    return all(position + WINDOW_SEQS >= head for position in positions.values())

@@ -1,7 +1,7 @@
 """Read the state of a target's partitions: what waits in each of them, and which worker has it.
 
-What it reads is bounded, whatever waits: of each partition the events of `WINDOW` sequence numbers after its cursor,
-and `MAX_COUNTED_EVENTS` events and parked ones.
+What it reads is bounded, whatever waits: of each partition the events of `WINDOW_SEQS` sequence numbers after its
+cursor, and `MAX_COUNTED_EVENTS` events and parked ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import log_head, tables
 from app.outbox.delivery.due_work import FREE_TOKENS
-from app.outbox.delivery.log_ahead import WINDOW
+from app.outbox.delivery.log_ahead import WINDOW_SEQS
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.markers import NEVER, REVOKED, WHOLE_LOG
@@ -70,7 +70,7 @@ def _state(cursor: Any, counts: Any, head: int, now: int) -> PartitionState:
         pending=min(counts.pending, MAX_COUNTED_EVENTS),
         parked=min(counts.parked, MAX_COUNTED_EVENTS),
         parked_objects=min(counts.objects, MAX_COUNTED_EVENTS),
-        more=max(counts.pending, counts.parked) > MAX_COUNTED_EVENTS or cursor.position + WINDOW < head,
+        more=max(counts.pending, counts.parked) > MAX_COUNTED_EVENTS or cursor.position + WINDOW_SEQS < head,
         lease=lease,
         holder=holder,
         leased_until=cursor.leased_until if lease != FREE else 0,
@@ -106,7 +106,7 @@ def _count(connection: sa.Connection, target_id: int, cursors: Sequence[Any]) ->
                         "pending",
                         "events",
                         cursor.partition,
-                        f"seq > {cursor.position:d} AND seq <= {cursor.position + WINDOW:d}"
+                        f"seq > {cursor.position:d} AND seq <= {cursor.position + WINDOW_SEQS:d}"
                         f" AND targets LIKE '%,{target_id:d},%'",
                     ),
                     count_up_to_max("parked", "parked", cursor.partition, f"target_id = {target_id:d}"),

@@ -78,6 +78,19 @@ class FutureTimePolicy:
     run_lease_ms: int = 60_000
 
 
+@dataclass(frozen=True, slots=True)
+class HeartbeatPolicy:
+    """How often heartbeats are recorded, and when a part of the service counts as stopped."""
+
+    interval_ms: int = 15_000  # between two probes of a queue that is served
+    min_interval_ms: int = 200  # between two of any queues: of a thousand that nobody serves each is probed less often
+    max_interval_ms: int = 3_600_000  # between two of a queue that nobody serves
+    unserved_ms: int = 300_000  # without an answer, after which a queue counts as not served by any worker
+    drain_silence_ms: int = 30_000  # after which the drain counts as stopped; its longest interval is 10 s
+    spark_interval_ms: int = 15_000  # between two heartbeats of the workers that run reconciliations
+    spark_silence_ms: int = 60_000  # after which there is no such worker
+
+
 DEAD_LETTERS = DeadLetterPolicy()
 RETRIES = RetryListPolicy()
 REDELIVERY = RedeliveryPolicy()
@@ -86,3 +99,4 @@ REMOVAL = RemovalPolicy()
 ATTEMPTS = AttemptRecordPolicy()
 FAILING = FailingPolicy()
 FUTURE_TIMES = FutureTimePolicy()
+HEARTBEATS = HeartbeatPolicy()

@@ -17,7 +17,7 @@ from app.outbox.registry import Registry
 from app.outbox.targets import StoredTarget
 from app.wakeups import Due, Ready
 
-HARD_LIMIT = 300  # seconds; a task that takes longer is killed with its process, unless its target is allowed more time
+HARD_LIMIT_SECONDS = 300  # a task that takes longer is killed with its process, unless its target is allowed more time
 _MAX_LATE_REQUESTS = 20  # that may each use a whole time limit after the time to work off a lease is over
 _KNOWN_SECONDS = 1.0  # for which the state of a target is cached
 
@@ -29,7 +29,7 @@ def time_limit(settings: TargetSettings, work: float) -> int:
     and the log, and each of them may have to connect before and after.
     """
     longest = max(settings.timeout, getattr(settings, "read_timeout", 0.0))
-    return max(HARD_LIMIT, math.ceil(work + _MAX_LATE_REQUESTS * longest))
+    return max(HARD_LIMIT_SECONDS, math.ceil(work + _MAX_LATE_REQUESTS * longest))
 
 
 @dataclass(frozen=True, slots=True)

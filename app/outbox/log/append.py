@@ -140,8 +140,8 @@ class Log:
     def append_in_one_trip(self, events: Sequence[Event], matches: Matches, seconds: float) -> Receipt | None:
         """Record one request's events if one round trip is enough; it takes that many seconds at most.
 
-        None means that nothing was recorded, because more is needed; so does `NotConnected`. Raises what `append`
-        raises, but after an error it is unknown whether the events were recorded.
+        Returns None, or raises `NotConnected`, if nothing was recorded and the other way is needed. Raises what
+        `append` raises, but after such an error it is unknown whether the events were recorded.
         """
         if self._database.dialect != "postgresql" or len(events) > APPEND.max_trip_events:
             return None

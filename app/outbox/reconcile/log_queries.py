@@ -10,7 +10,7 @@ from app.events.effects import ContentChange, content_change, is_concrete, names
 from app.events.model import Event
 from app.outbox import log_head, tables
 from app.outbox.delivery.leases import replay_partitions
-from app.outbox.delivery.log_ahead import goes_to
+from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.logged_events import selected
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
@@ -52,14 +52,14 @@ def log_mark(database: Database, target: TargetId, bucket: str, *, event_names: 
         positions = sa.select(c.partition, c.position).where(c.target_id == target_id, c.replay_id == WHOLE_LOG)
         for cursor in connection.execute(positions).all():
             pending = sa.select(e.key).where(e.partition == cursor.partition, e.seq > cursor.position)
-            keys.update(connection.execute(pending.where(*in_bucket, goes_to(target_id))).scalars())
+            keys.update(connection.execute(pending.where(*in_bucket, is_for(target_id))).scalars())
         for partition in replay_partitions(connection, target_id):
             replayed = sa.select(e.key).where(
                 e.partition == partition.partition,
                 e.seq > partition.position,
                 e.seq <= partition.until,
                 *in_bucket,
-                goes_to(target_id),
+                is_for(target_id),
                 *selected(partition),
             )
             keys.update(connection.execute(replayed).scalars())

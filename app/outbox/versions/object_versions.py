@@ -15,7 +15,7 @@ from app.events.model import Event
 from app.events.version_history import Entry, Fold, Holding, Layer, version_of
 from app.outbox import tables
 from app.outbox.delivery.leases import Lease, fence
-from app.outbox.delivery.log_ahead import goes_to
+from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
@@ -113,7 +113,7 @@ class ObjectVersions:
         for some in chunks(sorted({key.key_hash for key in keys})):
             query = (
                 sa.select(e.bucket, e.key, e.seq, e.name, e.version, e.sequencer, _HIDES_OLDER)
-                .where(e.key_hash.in_(some), e.seq <= until, e.name.in_(_CONTENT), goes_to(self._lease.target_id))
+                .where(e.key_hash.in_(some), e.seq <= until, e.name.in_(_CONTENT), is_for(self._lease.target_id))
                 .order_by(e.seq)
             )
             for row in self._connection.execute(query):

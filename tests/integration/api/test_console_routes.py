@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from app.api.application import create_app
 from app.config.settings import Settings
 from app.outbox.delivery import heartbeats
+from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.findings import store_findings
@@ -292,9 +293,9 @@ def test_a_reconciliation_is_started_approved_cancelled_and_its_findings_are_rea
     for wrong in ({"target": "webhook:log"}, {"bucket": "a/b"}, {"repair": "yes"}, {"more": 1}):
         problem(api.client.post("/v1/reconciliations", json=body | wrong), 400, "bad-value")
     problem(api.client.post("/v1/reconciliations", json=body | {"target": "redis:none"}), 404, "unknown-target")
-    heartbeats.record(database, heartbeats.SPARK, now_ms() - heartbeats.SPARK_SILENT // 2)
+    heartbeats.record(database, heartbeats.SPARK, now_ms() - HEARTBEATS.spark_silence_ms // 2)
     assert api.client.get(f"/v1/reconciliations/{run}").json()["note"] == "", "a Spark worker is there"
-    heartbeats.record(database, heartbeats.SPARK, now_ms() - 2 * heartbeats.SPARK_SILENT)
+    heartbeats.record(database, heartbeats.SPARK, now_ms() - 2 * HEARTBEATS.spark_silence_ms)
     assert api.client.get(f"/v1/reconciliations/{run}").json()["note"]
 
     runs = Reconciliations(database)

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.config.arn import TargetId
 from app.outbox import tables
-from app.outbox.delivery.heartbeats import DRAIN_STOPPED, UNSERVED
+from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile.runs import DRIFT, Reconciliations
 from app.outbox.sources.leases import SourceLeases
@@ -72,9 +72,9 @@ def test_every_metric_that_dashboard_alerts_and_guide_use_exists(log: Database, 
 
 def test_alerts_and_pages_know_a_stopped_drain_and_an_unserved_queue_as_the_service_does() -> None:
     limits = {rule["alert"]: rule["expr"].rpartition(" > ")[2] for rule in ALERTS}
-    assert int(limits["BucketwireNotDraining"]) * 1000 == DRAIN_STOPPED
-    assert int(limits["BucketwireQueueNotServed"]) * 1000 == UNSERVED
-    said = f"within {DRAIN_STOPPED // 1000} seconds"
+    assert int(limits["BucketwireNotDraining"]) * 1000 == HEARTBEATS.drain_silence_ms
+    assert int(limits["BucketwireQueueNotServed"]) * 1000 == HEARTBEATS.unserved_ms
+    said = f"within {HEARTBEATS.drain_silence_ms // 1000} seconds"
     assert said in (ROOT / "docs/reference/api.md").read_text()
 
 

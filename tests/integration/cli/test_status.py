@@ -14,6 +14,7 @@ from app.broker import queue_name
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery import heartbeats
+from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.delivery.replays import Replays
 from app.outbox.engine import migration
 from app.outbox.engine.database import Database, now_ms
@@ -97,7 +98,7 @@ def test_the_doctor_says_what_does_not_run_and_is_content_when_all_does(
     assert (grades["drain"], "webhook:audit" in grades) == ("problem", False)
     with database.writing() as connection:
         connection.execute(tables.heartbeats.insert().values(name="drain", at=0))
-    for age, code in ((0, 0), (heartbeats.DRAIN_STOPPED - 10_000, 0), (heartbeats.DRAIN_STOPPED + 1, 1)):
+    for age, code in ((0, 0), (HEARTBEATS.drain_silence_ms - 10_000, 0), (HEARTBEATS.drain_silence_ms + 1, 1)):
         with database.writing() as connection:
             connection.execute(tables.heartbeats.update().values(at=now_ms() - age))
         well = cli("doctor")

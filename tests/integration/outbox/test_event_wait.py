@@ -88,7 +88,7 @@ def test_a_reader_learns_of_events_of_its_own_partitions_and_target_only(databas
 def test_a_reader_of_many_partitions_finds_every_event_whatever_lies_between(
     database: Database, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
-    monkeypatch.setattr(partition_reader, "WINDOW", window)
+    monkeypatch.setattr(partition_reader, "WINDOW_SEQS", window)
     courier = Courier(database, add_target(database, bucket="mine"), batch=7, with_free=True)
     add_target(database, "other", bucket="other")
     log, random, recorded = Log(database), Random(4), list[Event]()

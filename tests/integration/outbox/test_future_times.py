@@ -16,6 +16,7 @@ from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.openings import offer_openings
+from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.runs import Reconciliations
@@ -125,7 +126,7 @@ def test_a_queue_is_probed_and_its_silence_is_noticed(database: Database) -> Non
     with database.writing() as connection:
         connection.execute(tables.targets.update().values(created_at=now + YEARS))
     assert bring_back(database, now) == 3
-    later = now + heartbeats.UNSERVED
+    later = now + HEARTBEATS.unserved_ms
     assert [queue.heartbeat_age(later) for queue in heartbeats.queues_to_probe(database, later)] == [later - now]
 
 

@@ -13,6 +13,7 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox import tables
 from app.outbox.delivery import heartbeats
+from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.database import Database, now_ms
 from tests.support.builders import add_target, migrated, registry
 from workers.runtime import Runtime
@@ -37,7 +38,7 @@ def test_a_queue_is_asked_every_fifteen_seconds_while_it_answers(database: Datab
     target = add_target(database)
     began = now_ms()
     for round_ in range(3):
-        now = began + round_ * heartbeats.EVERY
+        now = began + round_ * HEARTBEATS.interval_ms
         [asked] = heartbeats.queues_to_probe(database, now)
         assert asked.target == target
         assert heartbeats.queues_to_probe(database, now + 5 * SECOND) == []
@@ -56,9 +57,9 @@ def test_a_queue_that_does_not_answer_is_asked_ever_more_rarely_and_at_once_agai
     assert queue(log).heartbeat_age(began + 24 * 3600 * SECOND) >= 24 * 3600 * SECOND - 1000
     back = began + 25 * 3600 * SECOND
     heartbeats.answered(log, [queue(log).row_id], back)
-    heartbeats.queues_to_probe(log, back + heartbeats.EVERY)
-    heartbeats.answered(log, [queue(log).row_id], back + heartbeats.EVERY + SECOND)
-    assert len(heartbeats.queues_to_probe(log, back + 2 * heartbeats.EVERY)) == 1
+    heartbeats.queues_to_probe(log, back + HEARTBEATS.interval_ms)
+    heartbeats.answered(log, [queue(log).row_id], back + HEARTBEATS.interval_ms + SECOND)
+    assert len(heartbeats.queues_to_probe(log, back + 2 * HEARTBEATS.interval_ms)) == 1
 
 
 def test_queues_are_those_of_enabled_targets_and_one_is_new_with_its_target(log: Database) -> None:
@@ -74,7 +75,7 @@ def test_queues_are_those_of_enabled_targets_and_one_is_new_with_its_target(log:
 
 def test_the_questions_of_many_targets_come_less_often() -> None:
     one = heartbeats.Queue(TargetId("redis", "x"), 1, made=0, asked=100_000, answered=101_000, unanswered=0)
-    assert one.due(115_000, heartbeats.EVERY)
+    assert one.due(115_000, HEARTBEATS.interval_ms)
     assert not one.due(115_000, 100_000)
 
 
@@ -86,16 +87,16 @@ def test_of_queues_that_one_worker_serves_one_is_asked_for_all(database: Databas
     for round_ in range(1, 4):
         heartbeats.answered(database, mine, now + 1)
         heartbeats.answered(database, others, now + 2)
-        now += heartbeats.EVERY + SECOND
+        now += HEARTBEATS.interval_ms + SECOND
         asked = [one.row_id for one in heartbeats.queues_to_probe(database, now)]
         assert len(asked) == 2, round_
         assert len(mine & set(asked)) == len(others & set(asked)) == 1
     gone = set[int]()
     for _ in range(10):  # nobody answers any more: all of them are asked in the end
-        now += heartbeats.EVERY
+        now += HEARTBEATS.interval_ms
         gone |= {one.row_id for one in heartbeats.queues_to_probe(database, now)}
     assert gone == ids
-    assert queue(database, "t0").heartbeat_age(now) > 10 * heartbeats.EVERY
+    assert queue(database, "t0").heartbeat_age(now) > 10 * HEARTBEATS.interval_ms
 
 
 def test_a_worker_answers_for_what_it_serves(
@@ -115,7 +116,7 @@ def test_a_worker_answers_for_what_it_serves(
     with contextlib.closing(Runtime(Settings.from_environ(settings))) as runtime:
         runtime.drain.queue_alive(served, lambda _: {TargetId("redis", "c")})
         assert alive(database) == {served}, "nobody can serve a queue that the broker refuses"
-        heartbeats.queues_to_probe(database, now_ms() + heartbeats.EVERY)
+        heartbeats.queues_to_probe(database, now_ms() + HEARTBEATS.interval_ms)
         runtime.drain.queue_alive(served)
     assert alive(database) == {served, kafka}
     assert other not in alive(database)

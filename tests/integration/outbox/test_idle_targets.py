@@ -108,7 +108,7 @@ def test_a_cursor_that_was_leased_when_it_lagged_is_moved_when_it_is_free(databa
 @pytest.mark.parametrize("kind", ["new", "far", "parked", "replay", "expired"])
 def test_work_among_idle_targets_is_found(database: Database, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(due_work, "_NEAR_SEQS", 20)
-    monkeypatch.setattr(due_work, "WINDOW", 60)
+    monkeypatch.setattr(due_work, "WINDOW_SEQS", 60)
     target = add_target(database, "one", bucket="rare")
     add_target(database, "busy", bucket="images")
     add_idle_targets(database, 40)
@@ -138,7 +138,7 @@ def test_of_many_targets_that_are_far_behind_all_are_found_in_the_end(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(due_work, "_NEAR_SEQS", 5)
-    monkeypatch.setattr(due_work, "WINDOW", 10)
+    monkeypatch.setattr(due_work, "WINDOW_SEQS", 10)
     monkeypatch.setattr(due_work, "_MAX_FAR_TARGETS", 4)
     names = {f"webhook:t{number}" for number in range(20)}
     for name in names:

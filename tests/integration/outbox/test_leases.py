@@ -12,7 +12,7 @@ from app.outbox.delivery import due_work, idle_cursors, isolation
 from app.outbox.delivery.breaker_state import close_breaker, open_breaker
 from app.outbox.delivery.due_work import DueTarget, DueWork
 from app.outbox.delivery.leases import Lease, Leases
-from app.outbox.delivery.log_ahead import Look
+from app.outbox.delivery.log_ahead import LogWindow
 from app.outbox.delivery.transitions.settlement import Settlement
 from app.outbox.delivery.transitions.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
@@ -287,11 +287,13 @@ def test_a_target_whose_look_fails_costs_the_others_nothing(
     looked_at: list[int] = []
     look = due_work.events_ahead
 
-    def refuse(connection: sa.Connection, looks: Sequence[Look], most: int) -> Mapping[tuple[int, int], list[int]]:
-        looked_at.extend({each.target_id for each in looks})
-        if any(each.target_id == bad for each in looks):
+    def refuse(
+        connection: sa.Connection, windows: Sequence[LogWindow], most: int
+    ) -> Mapping[tuple[int, int], list[int]]:
+        looked_at.extend({each.target_id for each in windows})
+        if any(each.target_id == bad for each in windows):
             raise sa.exc.OperationalError("SELECT", {}, Exception("canceling statement due to statement timeout"))
-        return look(connection, looks, most)
+        return look(connection, windows, most)
 
     monkeypatch.setattr(due_work, "events_ahead", refuse)
     assert _targets(work.find(now_ms())) == ["webhook:a", "webhook:c"]

@@ -34,7 +34,7 @@ _WINDOW = 500
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows that a test can be far behind of in little time."""
     for module in (due_work, idle_cursors, counters, partition_reader):
-        monkeypatch.setattr(module, "WINDOW", _WINDOW)
+        monkeypatch.setattr(module, "WINDOW_SEQS", _WINDOW)
 
 
 def _row_id(database: Database, target: TargetId) -> int:
@@ -195,7 +195,7 @@ def test_a_worker_passes_over_the_events_of_other_targets_in_bounded_steps(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    monkeypatch.setattr(partition_reader, "WINDOW", 100)
+    monkeypatch.setattr(partition_reader, "WINDOW_SEQS", 100)
     quiet, other = add_target(database, "quiet", bucket="rare"), add_target(database, "other", bucket="none")
     courier = Courier(database, quiet)
     Log(database).append([[event(f"a{number}", bucket="rare") for number in range(8)]])

@@ -104,7 +104,7 @@ def test_the_wake_up_of_a_waiting_run_is_repeated_at_intervals(tmp_path: Path, m
     add_target(database, "x", type_name="redis", values=schedule, bucket="bucket")
     assert [wake_ups.publish_due(database, published.append) for _ in range(3)] == [1, 0, 0]
     assert [(str(each.target), each.bucket) for each in published] == [("redis:x", "bucket")]
-    monkeypatch.setattr(reconcile_jobs, "REPEAT_INTERVAL", 0)
+    monkeypatch.setattr(reconcile_jobs, "REPEAT_INTERVAL_SECONDS", 0)
     assert wake_ups.publish_due(database, published.append) == 1
     assert published[0] == published[1]
     database.close()

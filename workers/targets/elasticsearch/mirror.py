@@ -44,7 +44,7 @@ class Mirror:
                 if not isinstance(outcome, Rejected):
                     if outcome is not NOT_ATTEMPTED:
                         batch.settle(index, outcome)
-                elif event.path not in blamed and _caused(event, rows):
+                elif event.path not in blamed and _is_cause(event, rows):
                     blamed.add(event.path)
                     batch.settle(index, outcome)
                 else:
@@ -123,7 +123,7 @@ class Mirror:
         return operations
 
 
-def _caused(event: Event, rows: Rows) -> bool:
+def _is_cause(event: Event, rows: Rows) -> bool:
     """Return whether the last such event of its object is the one whose row was rejected."""
     if event.path in rows.documents:
         return event.effect is Effect.UPSERT
