@@ -9,7 +9,6 @@ from app.config.sources.registry import SOURCE_TYPES
 from app.resources.declaration import (
     FLAG,
     MAX_NUMBER,
-    TEXT,
     After,
     Columns,
     Limit,
@@ -79,12 +78,6 @@ class SourceRemoved(Resource):
     """A source is removed."""
 
     rejected_messages: Annotated[int, about("that were deleted with it")]
-
-
-class SourcePause(Query):
-    """Why a source is paused."""
-
-    reason: Annotated[str, TEXT("shown with the source")] = ""
 
 
 class RejectedMessage(Resource):

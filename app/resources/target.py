@@ -129,9 +129,9 @@ class Removed(Resource):
 
 
 class Pause(Query):
-    """Why a target is paused."""
+    """Why a target or a source is paused."""
 
-    reason: Annotated[str, TEXT("shown with the target")] = ""
+    reason: Annotated[str, TEXT("shown beside its state")] = ""
 
 
 class TargetTest(Resource):

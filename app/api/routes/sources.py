@@ -31,11 +31,11 @@ from app.resources.source import (
     RejectedRetried,
     Source,
     SourceCounters,
-    SourcePause,
     SourceRemoved,
     SourceRemoveQuery,
     Sources,
 )
+from app.resources.target import Pause
 
 routes = Blueprint("sources", __name__)
 _SETTINGS = {
@@ -102,8 +102,8 @@ def remove(type_name: str, name: str, query: SourceRemoveQuery) -> SourceRemoved
 
 @routes.post("/v1/sources/<type_name>/<name>/pause")
 @needs(ADMIN)
-@answers(Source, "the source", body=SourcePause, path=_PATH)
-def pause(type_name: str, name: str, body: SourcePause) -> Source:
+@answers(Source, "the source", body=Pause, path=_PATH)
+def pause(type_name: str, name: str, body: Pause) -> Source:
     """Stop pulling from a source until it is resumed; its messages wait in the queue."""
     source = _source_of(type_name, name)
     services().sources.pause(source, body.reason or "paused through the API")

@@ -10,6 +10,7 @@ from app.cli.client import source_path
 from app.cli.commands.config import set_keys
 from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
+from app.cli.pausing import add_pausing
 from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.output import count_noun
 from app.cli_common.param_types import KEY_VALUE, SOURCE
@@ -71,21 +72,13 @@ def rm(context: CommandContext, which: SourceId, force: bool) -> None:
     context.done(f"removed {which}", **context.api.change("DELETE", source_path(which), force=force))
 
 
-@source.command()
-@click.argument("which", metavar="SOURCE", type=SOURCE)
-@click.option("--reason", default="paused by hand", show_default=True, help="The reason that `source ls` shows.")
-@with_api
-def pause(context: CommandContext, which: SourceId, reason: str) -> None:
-    """Stop pulling from a source until it is resumed; its messages wait in the queue."""
-    context.done(f"paused {which}", **context.api.change("POST", f"{source_path(which)}/pause", {"reason": reason}))
-
-
-@source.command()
-@click.argument("which", metavar="SOURCE", type=SOURCE)
-@with_api
-def resume(context: CommandContext, which: SourceId) -> None:
-    """Resume a paused source, try a failing one at once, or forget the notice of messages that were lost."""
-    context.done(f"resumed {which}", **context.api.change("POST", f"{source_path(which)}/resume"))
+add_pausing(
+    source,
+    SOURCE,
+    source_path,
+    pause="Stop pulling from a source until it is resumed; its messages wait in the queue.",
+    resume="Resume a paused source, try a failing one at once, or forget the notice of messages that were lost.",
+)
 
 
 @source.command()

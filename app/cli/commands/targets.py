@@ -9,6 +9,7 @@ from app.cli.commands.config import remove_target, set_keys
 from app.cli.commands.rules import rule_columns
 from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
+from app.cli.pausing import add_pausing
 from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.param_types import KEY_VALUE, TARGET
 from app.config.arn import TargetId
@@ -70,21 +71,13 @@ def rm(context: CommandContext, which: TargetId, force: bool) -> None:
     remove_target(context, which, force=force)
 
 
-@target.command()
-@click.argument("which", metavar="TARGET", type=TARGET)
-@click.option("--reason", default="paused by hand", show_default=True, help="The reason that `target ls` shows.")
-@with_api
-def pause(context: CommandContext, which: TargetId, reason: str) -> None:
-    """Pause deliveries to a target until it is resumed; its events wait."""
-    context.done(f"paused {which}", **context.api.change("POST", f"{target_path(which)}/pause", {"reason": reason}))
-
-
-@target.command()
-@click.argument("which", metavar="TARGET", type=TARGET)
-@with_api
-def resume(context: CommandContext, which: TargetId) -> None:
-    """Resume a paused target, and close an unavailable target's circuit breaker."""
-    context.done(f"resumed {which}", **context.api.change("POST", f"{target_path(which)}/resume"))
+add_pausing(
+    target,
+    TARGET,
+    target_path,
+    pause="Pause deliveries to a target until it is resumed; its events wait.",
+    resume="Resume a paused target, and close an unavailable target's circuit breaker.",
+)
 
 
 @target.command()
