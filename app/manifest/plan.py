@@ -207,11 +207,7 @@ def _names(resources_of_both: Sequence[Resource], kind: type) -> list[str]:
 
 
 def _current(row: StoredTarget | StoredSource, registry: SealedSettings[Any]) -> Current:
-    try:
-        current = registry.texts(row)
-    except BadSettings:  # sealed with a lost key, or of another version: every key has to be set again
-        current = {}
-    return Current(current, row.origin, row.origin == "environment" and row.enabled)
+    return Current(registry.readable_texts(row), row.origin, row.origin == "environment" and row.enabled)
 
 
 def _plan_settings(

@@ -8,10 +8,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import orjson
 import sqlalchemy as sa
 
-from app.config.errors import BadSettings
+from app.config.errors import REDACTED, BadSettings
 from app.config.fields.fields import Declared
 from app.config.secrets import Sealer
-from app.config.target_settings import load
+from app.config.target_settings import load, redacted
 
 _Settings = TypeVar("_Settings", bound=Declared)
 _Stored = TypeVar("_Stored")
@@ -79,6 +79,23 @@ class SealedSettings(Generic[_Settings]):
         """Return a row's settings as texts with unsealed secrets, `without` some keys. Raises `BadSettings`."""
         sealed = {key: text for key, text in stored.values.items() if key not in without}
         return self._sealer.unseal_all(stored.identity, sealed)
+
+    def readable_texts(self, stored: StoredRow) -> dict[str, str]:
+        """Return a row's settings as `texts` does; none if they cannot be read: every key has to be set again.
+
+        They were sealed with a key that is lost, or are of a type that this version does not know.
+        """
+        try:
+            return self.texts(stored)
+        except BadSettings:
+            return {}
+
+    def redacted_texts(self, stored: StoredRow) -> dict[str, str]:
+        """Return a row's settings as they may be shown, secrets redacted; all are if they cannot be read."""
+        try:
+            return redacted(self._declaration(stored.identity.type), self.texts(stored))
+        except BadSettings:
+            return dict.fromkeys(stored.values, REDACTED)
 
     def seal(self, type_name: str, texts: Mapping[str, str]) -> str:
         """Return texts as the column `settings` has them; all are sealed if this version does not know the type."""

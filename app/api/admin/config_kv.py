@@ -194,7 +194,7 @@ def _one(registry: Registry, row: StoredTarget) -> ShownTarget:
     try:
         texts = registry.texts(row)
     except BadSettings as error:  # sealed with a key that is not known any more
-        problem = str(error.about(str(row.target)))
+        problem = str(error)
     return ShownTarget(row.target, texts, row.enabled, row.origin == "environment" and row.enabled, problem)
 
 

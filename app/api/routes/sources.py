@@ -11,10 +11,9 @@ from app.api.description import answers
 from app.api.errors import ApiProblem
 from app.api.request_body import json_object
 from app.api.services import services
-from app.config.errors import REDACTED
 from app.config.sources.registry import SOURCE_TYPES, source_type
 from app.config.sources.source_id import SourceId
-from app.config.target_settings import BadSettings, redacted, with_kept_secrets
+from app.config.target_settings import with_kept_secrets
 from app.events.frontends import S3_FRONTENDS
 from app.outbox.engine.clock import database_now
 from app.outbox.log.batch import QueueFull
@@ -197,7 +196,7 @@ def _resource(stored: StoredSource, now: int, kept: int, positions: Mapping[str,
         name=stored.source.name,
         state=stored.state(now),
         reason=stored.state_reason(now),
-        settings=_shown(stored),
+        settings=services().sources.redacted_texts(stored),
         counters=SourceCounters.of(stored),
         rejected_messages=kept,
         error_at=format_time(stored.error_at if failing else 0),
@@ -205,10 +204,3 @@ def _resource(stored: StoredSource, now: int, kept: int, positions: Mapping[str,
         holder=stored.holder if stored.leased_until > now else None,
         positions=UNSET if positions is None else positions,
     )
-
-
-def _shown(stored: StoredSource) -> dict[str, str]:
-    try:
-        return redacted(source_type(stored.source.type), services().sources.texts(stored))
-    except BadSettings:  # sealed with a lost key, or of a type that this version does not know
-        return dict.fromkeys(stored.values, REDACTED)

@@ -15,7 +15,7 @@ from app.config.api_settings import SyncEvents, is_sync, sync_events
 from app.config.arn import TargetId
 from app.config.errors import BadSettings, BadValue
 from app.config.fields.fields import fields_of, references
-from app.config.target_settings import REDACTED, load, redacted, texts, with_kept_secrets
+from app.config.target_settings import load, texts, with_kept_secrets
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import settings_type
 from app.outbox.delivery.counters import TargetCounters, read_status
@@ -66,7 +66,7 @@ def put(type_name: str, name: str) -> tuple[Target, int]:
     before: Mapping[str, str] = {}
     try:
         stored = services().registry.target(target)
-        before = _texts_before(stored)
+        before = services().registry.readable_texts(stored)
         settings = with_kept_secrets(target.type, lambda: services().registry.texts(stored), settings)
     except UnknownTarget:
         status = 201
@@ -149,17 +149,10 @@ def _resource(
         failing_since=format_time(stored.failing.since if stored.failing else 0),
         opening=Opening(state=stored.opening, at=format_time(stored.opening_at), reason=stored.opening_reason),
         mode="sync" if is_sync(stored.values, service) else "async",
-        settings=_shown(stored),
+        settings=services().registry.redacted_texts(stored),
         events=UNSET if counters is None else counters_of(counters),
         oldest_age=oldest_age,
     )
-
-
-def _shown(stored: StoredTarget) -> dict[str, str]:
-    try:
-        return redacted(stored.target.type, services().registry.texts(stored))
-    except BadSettings:  # sealed with a lost key, or of a type that this version does not know
-        return dict.fromkeys(stored.values, REDACTED)
 
 
 def counters_of(counters: TargetCounters) -> Counters:
@@ -201,10 +194,3 @@ def _parsed(cls: type[TargetSettings], texts: Mapping[str, str], name: str) -> o
 
 def _beyond_target(problem: str) -> ApiProblem:
     return ApiProblem("forbidden", f"{problem}; the token is limited, so it cannot set this")
-
-
-def _texts_before(stored: StoredTarget) -> Mapping[str, str]:
-    try:
-        return services().registry.texts(stored)
-    except BadSettings:  # sealed with a lost key: they can be set again, and nothing of them is kept
-        return {}
