@@ -38,7 +38,7 @@ from tests.support.sender_operations import (
 from tests.support.service_processes import BUCKETWIRE, System, system
 from tests.support.target_readers import Record, hashed, rows
 
-pytestmark = [pytest.mark.sender, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sender, pytest.mark.timeout(1800)]
 
 BULK = int(os.environ.get("BULK", "500"))
 MANY = 50
