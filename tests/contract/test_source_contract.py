@@ -136,7 +136,7 @@ def test_a_target_without_room_pauses_pulling_and_nothing_is_lost(probe: SourceP
     target = add_target(database, queue_limit="10", queue_full="reject")
     source = sources.put(probe.type, probe.values())
     events = numbered(25)
-    probe.send(messages(events))
+    probe.send([b"{", *messages(events)])
     with running(url(database)):
         until(lambda: sources.state(source) == "failing", what="a source that waits")
         assert "queue of webhook:x is full" in sources.stored(source).error
@@ -146,6 +146,8 @@ def test_a_target_without_room_pauses_pulling_and_nothing_is_lost(probe: SourceP
         wait_for(database, events)
         until(lambda: sources.state(source) == "running", what="a running source")
     assert recorded_by_key(database) == by_key(events)
+    stored = sources.stored(source)
+    assert (stored.messages, stored.repeated, stored.rejected) == (26, 0, 1)
 
 
 def test_an_operators_pause_holds_until_the_source_is_resumed(probe: SourceProbe, database: Database) -> None:

@@ -45,7 +45,7 @@ def reject(database: Database, *bodies: bytes) -> None:
     lease = leases.claim(stored, clock())
     assert lease is not None
     read = [read_message(Message(text, "0", str(place)), Limits(), None) for place, text in enumerate(bodies, 1)]
-    SourceIntake(database, clock, 60_000).record(lease, read, most=100, most_bytes=1 << 20)
+    list(SourceIntake(database, clock, 60_000).record(lease, read, most=100, most_bytes=1 << 20))
     leases.release(lease)
 
 

@@ -43,9 +43,11 @@ class Source(Protocol):
         """
 
     def commit(self, messages: Sequence[Message]) -> None:
-        """Tell the queue that these messages, the oldest of those that were pulled, are recorded; there may be none.
+        """Tell the queue that these messages, the oldest of those that were pulled, are recorded.
 
-        Raises `SourceUnavailable` if the queue may not know; then it may send them again.
+        There may be none, also before `open` has returned; it is called every few seconds while the source waits, so
+        that a queue that wants to hear of its consumer does. Raises `SourceUnavailable` if the queue may not know; then
+        it may send them again.
         """
 
     def lag(self) -> int | None:

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from app.config.errors import BadSettings
@@ -61,6 +62,7 @@ class Puller(threading.Thread):
         self._ending = ending
         self._intake = SourceIntake(outbox.database, outbox.clock, outbox.lease_ms)
         self._reported_at = 0.0
+        self._recorded: list[Message] = []  # of which the queue has not been told
         self._hide: Callable[[str], str] = str
 
     def run(self) -> None:
@@ -98,7 +100,7 @@ class Puller(threading.Thread):
                     except SourceChanged:
                         log.info("source %s has other shares; it is opened again", self.lease.stored.source)
             finally:
-                queue_thread.submit(source.close)
+                queue_thread.submit(_finish, source, self._taken())
 
     def _follow(self, source: Source, settings: SourceSettings, queue_thread: ThreadPoolExecutor) -> None:
         """Open the source, and record what it has until it is stopped or its shares change."""
@@ -110,52 +112,49 @@ class Puller(threading.Thread):
         if opened.moved or notice:
             self._outbox.leases.begin(self.lease, self._outbox.clock(), opened.moved, notice)
         reading = _Reading(source, settings, self._outbox.limits())
-        done: Sequence[Message] = ()
-        following: Future[list[ReadMessage]] = queue_thread.submit(reading.next, done)
+
+        def tell() -> None:
+            queue_thread.submit(source.commit, self._taken()).result()
+
+        following: Future[list[ReadMessage]] = queue_thread.submit(reading.next, self._taken())
         while not self._ending.is_set():
             self._step()
             messages = following.result()
-            following = queue_thread.submit(reading.next, done)
-            done = []
+            following = queue_thread.submit(reading.next, self._taken())
             if messages:
-                self._record(messages, settings)
-                done = [read.message for read in messages]
+                self._record(messages, settings, tell)
             if time.monotonic() >= self._reported_at + policy.REPORT_SECONDS:
                 self._reported_at = time.monotonic()
                 self._outbox.leases.report(self.lease, self._outbox.clock(), reading.lag)
         following.cancel()
-        queue_thread.submit(source.commit, done).result()
 
-    def _record(self, messages: Sequence[ReadMessage], settings: SourceSettings) -> None:
-        """Record messages, and wait as long as a target has no room for their events."""
+    def _record(self, messages: Sequence[ReadMessage], settings: SourceSettings, tell: Callable[[], None]) -> None:
+        """Record messages, and wait as long as a target has no room for their events.
+
+        The queue is told meanwhile what is recorded, so that it does not take the source for gone.
+        """
         for some in _commits(messages):
-            pause = policy.FIRST_FULL_SECONDS
-            left = some
+            left, pause = some, policy.FIRST_FULL_SECONDS
             while left:
                 self._step()
                 try:
-                    receipt = self._intake.record(
+                    for count, receipt in self._intake.record(
                         self.lease, left, most=settings.rejected_limit, most_bytes=settings.rejected_size
-                    )
+                    ):
+                        self._recorded += [read.message for read in left[:count]]
+                        left = left[count:]
+                        self._outbox.wake(receipt)
                 except TargetFull as error:
                     self._outbox.leases.wait(self.lease, self._outbox.clock(), str(error))
-                    left = self._unrecorded(left)
+                    tell()
                     if self._ending.wait(pause):
                         raise _Stopped from None
                     pause = min(2 * pause, policy.MAX_FULL_SECONDS)
-                else:
-                    self._outbox.wake(receipt)
-                    break
 
-    def _unrecorded(self, messages: Sequence[ReadMessage]) -> Sequence[ReadMessage]:
-        """Return those after the positions that are recorded; all where the queue has none: they count as repeated."""
-        positions = self.lease.positions
-        recorded = [
-            index
-            for index, read in enumerate(messages)
-            if read.message.share and positions.get(read.message.share) == read.message.position
-        ]
-        return messages[recorded[-1] + 1 :] if recorded else messages
+    def _taken(self) -> Sequence[Message]:
+        """Return the messages that are recorded since the last call."""
+        taken, self._recorded = self._recorded, []
+        return taken
 
     def _step(self) -> None:
         self.stepped_at = time.monotonic()
@@ -199,6 +198,13 @@ class _Reading:
             self._measured_at = time.monotonic()
             self.lag = self._source.lag()
         return [read_message(message, self._limits, self._sender) for message in messages]
+
+
+def _finish(source: Source, recorded: Sequence[Message]) -> None:
+    """Tell the queue what is recorded, whatever ends the source; what it does not learn is pulled again."""
+    with suppress(SourceUnavailable):
+        source.commit(recorded)
+    source.close()
 
 
 def _commits(messages: Sequence[ReadMessage]) -> Iterator[Sequence[ReadMessage]]:

@@ -4,7 +4,7 @@ A message counts as taken only by this commit, so nothing is lost whatever proce
 in the log already.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import orjson
@@ -28,7 +28,7 @@ _S = tables.sources.c
 
 
 class TargetFull(Exception):
-    """Nothing was recorded: a target with `queue_full=reject` has no room. The message names it.
+    """No more is recorded: a target with `queue_full=reject` has no room. The message names it.
 
     `never` is set if it would have none with an empty queue either.
     """
@@ -44,7 +44,7 @@ class TargetFull(Exception):
 
 
 class ShelfFull(Exception):
-    """Nothing was recorded: as many rejected messages are kept as may be, or one of them cannot be stored."""
+    """No more is recorded: as many rejected messages are kept as may be, or one of them cannot be stored."""
 
 
 class SourceIntake:
@@ -56,46 +56,40 @@ class SourceIntake:
         self._log = Log(database)
         self._lease_ms = lease_ms
 
-    def record(self, lease: SourceLease, messages: Sequence[ReadMessage], *, most: int, most_bytes: int) -> Receipt:
-        """Record messages in order, in one commit, and return what became of their events.
+    def record(
+        self, lease: SourceLease, messages: Sequence[ReadMessage], *, most: int, most_bytes: int
+    ) -> Iterator[tuple[int, Receipt]]:
+        """Record messages in order; yield after each commit how many it recorded, and what became of their events.
 
-        A commit that the database refuses, or for which there is no room, is tried in halves, so that one message
-        holds up no other; one that the database refuses alone, or that has more events than a target ever takes, is
-        rejected. `most` rejected messages are kept, with `most_bytes`; one that the database refuses even so is kept
-        without its body. Raises `TargetFull`, `ShelfFull`, `LeaseLost`, or `DatabaseUnavailable`; then some of the
-        first messages may be recorded, as `lease.positions` says, and the others have to be pulled again.
+        It is one commit. One that the database refuses, or for which there is no room, is tried in halves, so that one
+        message holds up no other; one that the database refuses alone, or that has more events than a target ever
+        takes, is rejected. `most` rejected messages are kept, with `most_bytes`; one that the database refuses even so
+        is kept without its body. Raises `TargetFull`, `ShelfFull`, `LeaseLost`, or `DatabaseUnavailable`; then the
+        messages that were not yielded have to be recorded later, or pulled again.
         """
-        try:
-            return self._commit(lease, messages, most, most_bytes)
-        except (TargetFull, ShelfFull) as error:
-            if len(messages) == 1:
-                if not getattr(error, "never", False):
+        left = [messages]
+        while left:
+            some = left.pop()
+            try:
+                receipt = self._commit(lease, some, most, most_bytes)
+            except (TargetFull, ShelfFull) as error:
+                if len(some) == 1:
+                    if not getattr(error, "never", False):
+                        raise
+                    left.append([replace(some[0], events=(), problem=str(error))])
+                    continue
+            except Exception as error:
+                if not may_be_a_value(error):
                     raise
-                return self._commit(lease, [replace(messages[0], events=(), problem=str(error))], most, most_bytes)
-        except Exception as error:
-            if not may_be_a_value(error):
-                raise
-            check_writable(self._database)
-            if len(messages) == 1:
-                return self._reject(lease, messages[0], describe_error(error), most, most_bytes)
-        middle = len(messages) // 2
-        first = self.record(lease, messages[:middle], most=most, most_bytes=most_bytes)
-        second = self.record(lease, messages[middle:], most=most, most_bytes=most_bytes)
-        return _sum(first, second)
-
-    def _reject(self, lease: SourceLease, read: ReadMessage, refusal: str, most: int, most_bytes: int) -> Receipt:
-        """Keep a message that the database refuses: as it is, or else without what may be too large for it."""
-        if not read.problem:
-            refused = replace(read, events=(), problem=f"the outbox database refuses it: {refusal}")
-            return self.record(lease, [refused], most=most, most_bytes=most_bytes)
-        if not read.message.body:
-            raise ShelfFull(f"a rejected message cannot be stored: {refusal}")
-        size = len(read.message.body)
-        problem = (
-            f"{read.problem}; its body of {size:,} bytes is not kept, because the database refuses that too: {refusal}"
-        )
-        bare = ReadMessage(replace(read.message, body=b"", headers={}), problem=problem)
-        return self.record(lease, [bare], most=most, most_bytes=most_bytes)
+                check_writable(self._database)
+                if len(some) == 1:
+                    left.append([_reject(some[0], describe_error(error))])
+                    continue
+            else:
+                yield len(some), receipt
+                continue
+            middle = len(some) // 2
+            left += [some[middle:], some[:middle]]
 
     def _commit(self, lease: SourceLease, messages: Sequence[ReadMessage], most: int, most_bytes: int) -> Receipt:
         now = self._clock()
@@ -132,6 +126,19 @@ class SourceIntake:
         return receipt
 
 
+def _reject(read: ReadMessage, refusal: str) -> ReadMessage:
+    """Return what is kept of a message that the database refuses: all, or else without what may be too large for it."""
+    if not read.problem:
+        return replace(read, events=(), problem=f"the outbox database refuses it: {refusal}")
+    if not read.message.body:
+        raise ShelfFull(f"a rejected message cannot be stored: {refusal}")
+    size = len(read.message.body)
+    problem = (
+        f"{read.problem}; its body of {size:,} bytes is not kept, because the database refuses that too: {refusal}"
+    )
+    return ReadMessage(replace(read.message, body=b"", headers={}), problem=problem)
+
+
 def _keep(
     connection: sa.Connection, source_id: int, rejected: Sequence[ReadMessage], now: int, most: int, most_bytes: int
 ) -> None:
@@ -160,11 +167,3 @@ def _headers_text(headers: Mapping[str, str]) -> str:
     needed = {name: headers[name] for name in HEADERS if name in headers}
     texts = (orjson.dumps(dict(kept)) for kept in (headers, needed, {}))
     return next(text for text in texts if len(text) <= _MAX_HEADERS_BYTES).decode()
-
-
-def _sum(first: Receipt, second: Receipt) -> Receipt:
-    """Return one receipt for both, as far as it concerns who is woken."""
-    due = {target: set(partitions) for target, partitions in first.due.items()}
-    for target, partitions in second.due.items():
-        due.setdefault(target, set()).update(partitions)
-    return Receipt(first.recorded + second.recorded, first.repeated + second.repeated, due=due)

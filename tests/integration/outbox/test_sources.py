@@ -41,6 +41,7 @@ class Outbox:
         self.source = self.sources.put("kafka", VALUES)
         self.leases = SourceLeases(database, LEASE_MS)
         self.intake = SourceIntake(database, self.clock, LEASE_MS)
+        self.taken: list[int] = []  # messages of each commit of the last `record`
 
     def claim(self) -> SourceLease | None:
         return self.leases.claim(self.sources.stored(self.source), self.clock())
@@ -51,7 +52,13 @@ class Outbox:
         return lease
 
     def record(self, lease: SourceLease, read: Sequence[ReadMessage], **most: int) -> Receipt:
-        return self.intake.record(lease, read, **{**MOST, **most})
+        """What became of all events."""
+        self.taken.clear()
+        recorded = repeated = 0
+        for count, receipt in self.intake.record(lease, read, **{**MOST, **most}):
+            self.taken.append(count)
+            recorded, repeated = recorded + receipt.recorded, repeated + receipt.repeated
+        return Receipt(recorded, repeated)
 
     @property
     def positions(self) -> dict[str, str]:
@@ -223,6 +230,7 @@ def test_a_target_without_room_takes_what_fits_and_refuses_the_rest(outbox: Outb
     assert there == [one.id for one in events[: len(there)]]
     assert len(there) == 3
     assert outbox.positions == {"0": "3"}
+    assert outbox.taken == [2, 1]
 
 
 def test_a_message_with_more_events_than_a_target_ever_takes_is_rejected(outbox: Outbox) -> None:
@@ -280,6 +288,7 @@ def test_the_shelf_is_bounded_by_number_and_by_bytes(outbox: Outbox) -> None:
     with pytest.raises(ShelfFull, match="rejected_limit=2"):
         outbox.record(lease, [*reads(events[:1]), bad(2), bad(3), bad(4), *reads(events[1:], first=4)], most=2)
     assert (outbox.positions, recorded(outbox.database)) == ({"0": "3"}, [events[0].id])
+    assert sum(outbox.taken) == 3
     with pytest.raises(ShelfFull, match="rejected_size=1000"):
         outbox.record(lease, [bad(4, b"x" * 1000)], most_bytes=1000)
     assert outbox.sources.stored(outbox.source).rejected == 2
