@@ -26,8 +26,8 @@ PRIVATE = {
             {"_adjust_thread_count", "_max_workers", "_shutdown", "_shutdown_lock", "_work_queue"},
     },
     "amqp": {
-        "workers/targets/amqp/connection.py": {"_setup_transport", "_wrap_socket"},
-        "workers/targets/amqp/link.py": {"_transport"},
+        "workers/sources/amqp.py": {"_callbacks"},
+        "workers/targets/amqp/connection.py": {"_setup_transport", "_transport", "_wrap_socket"},
     },
     "billiard": {"workers/celery.py": {"_parent_pid"}},
     "boto3": {"spark_jobs/listings/s3_listing.py": {"_session"}},

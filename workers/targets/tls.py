@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from app.config import tls
-from app.config.targets.base import TlsSettings
+from app.config.targets.base import TlsFiles
 from workers.targets.base import TargetUnavailable
 
 
@@ -21,7 +21,7 @@ def context(ca: str = "", *, skip_verify: bool = False, client_cert: str = "", c
         raise TargetUnavailable(str(bad)) from bad
 
 
-def context_of(settings: TlsSettings) -> ssl.SSLContext:
+def context_of(settings: TlsFiles) -> ssl.SSLContext:
     """Return the context that a target's settings define. Raises `TargetUnavailable` for an unusable file."""
     return context(
         settings.tls_file("tls_ca"),
@@ -31,12 +31,12 @@ def context_of(settings: TlsSettings) -> ssl.SSLContext:
     )
 
 
-def context_maker(settings: TlsSettings) -> Callable[[], ssl.SSLContext] | None:
-    """Return a function that returns `context_of`, or None for a target without TLS."""
+def context_maker(settings: TlsFiles) -> Callable[[], ssl.SSLContext] | None:
+    """Return a function that returns `context_of`, or None for a connection without TLS."""
     return partial(context_of, settings) if settings.uses_tls else None
 
 
-def stamp_of(settings: TlsSettings) -> object:
+def stamp_of(settings: TlsFiles) -> object:
     """Return the `stamp` of a target's certificate files."""
     return stamp(*map(settings.tls_file, ("tls_ca", "client_cert", "client_key")))
 

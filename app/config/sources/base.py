@@ -7,6 +7,7 @@ from typing import ClassVar
 from app.config.errors import BadValue, did_you_mean
 from app.config.fields.field_types import Duration, FieldType, Number, Size, Text, Toggle
 from app.config.fields.fields import Declared, Field, declared, fields_of, setting
+from app.config.targets.base import TlsFiles
 from app.events.frontends import S3_FRONTENDS
 
 REGISTERED_SOURCES: dict[str, type["SourceSettings"]] = {}
@@ -61,5 +62,6 @@ class SourceSettings(Declared):
 
 def ordered_source_fields(cls: type[SourceSettings]) -> dict[str, Field]:
     """Return a type's settings in the order in which people read them: `enable`, its own, every source's, `comment`."""
-    ranks = dict.fromkeys(fields_of(SourceSettings), 1) | {"enable": -1, "comment": 2}
+    ranks = dict.fromkeys(fields_of(TlsFiles), 1) | dict.fromkeys(fields_of(SourceSettings), 2)
+    ranks |= {"enable": -1, "comment": 3}
     return dict(sorted(fields_of(cls).items(), key=lambda item: ranks.get(item[0], 0)))

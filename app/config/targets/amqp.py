@@ -10,7 +10,7 @@ from app.config.fields.addresses import HostPort, Hosts, check_host
 from app.config.fields.field_types import Number, Text, Toggle
 from app.config.fields.fields import declared, setting
 from app.config.fields.templates import Place, Templated, percent
-from app.config.targets.base import MessageSettings, TlsSettings
+from app.config.targets.base import MessageSettings, TlsFiles
 from app.config.targets.login_url import LoginUrl, login_of, split_login_url
 
 AMQP_HEARTBEAT = 60
@@ -81,15 +81,8 @@ def amqp_address(url: str) -> AmqpAddress:
 
 
 @declared
-class AmqpSettings(
-    MessageSettings,
-    TlsSettings,
-    type_name="amqp",
-    title="AMQP",
-    servers="RabbitMQ, LavinMQ",
-    example={"url": "amqp://rabbitmq", "exchange": "bucketevents", "exchange_type": "fanout"},
-):
-    """AMQP 0-9-1 (reference §4.3). Without an exchange, events go to the queue named by `routing_key`."""
+class AmqpConnection(TlsFiles):
+    """How to reach a server or a cluster and log in: of a target or a source."""
 
     tls_hint = "begin url with amqps://"
 
@@ -97,6 +90,46 @@ class AmqpSettings(
     nodes: tuple[HostPort, ...] = setting(
         Hosts(), default="", about="host:port of the other nodes of a cluster; the rest of url is for all"
     )
+    password: str = setting(Text(), default="", secret=True, about="password of the URL's user, if the URL has none")
+
+    @property
+    def place(self) -> AmqpAddress:
+        """The address and login to connect with; `password` replaces the default one."""
+        address = amqp_address(self.url)
+        return replace(address, password=self.password or address.password)
+
+    @property
+    def places(self) -> tuple[AmqpAddress, ...]:
+        """`place`, and the same at each of the other nodes."""
+        addresses = dict.fromkeys((self.place.address, *self.nodes))
+        return tuple(replace(self.place, address=address) for address in addresses)
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the URL is amqps."""
+        return amqp_address(self.url).tls
+
+    def tls_file(self, name: str) -> str:
+        """Return the PEM file of `tls_ca`, `client_cert` or `client_key`: the setting, else the URL's parameter."""
+        return super().tls_file(name) or _parameters(urlsplit(self.url).query).get(_AMQP_FILES[name], "")
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.password and urlsplit(self.url).password is not None:
+            yield Problem("password", "", "is in url too", "leave one of them out")
+
+
+@declared
+class AmqpSettings(
+    AmqpConnection,
+    MessageSettings,
+    type_name="amqp",
+    title="AMQP",
+    servers="RabbitMQ, LavinMQ",
+    example={"url": "amqp://rabbitmq", "exchange": "bucketevents", "exchange_type": "fanout"},
+):
+    """AMQP 0-9-1 (reference §4.3). Without an exchange, events go to the queue named by `routing_key`."""
+
     exchange: str = setting(ShortString(), default="", about="the exchange; empty: the server's default exchange")
     exchange_type: str = setting(
         ShortString(),
@@ -127,28 +160,6 @@ class AmqpSettings(
         env="PUBLISHING_CONFIRMS",
         about="accepted for compatibility with MinIO; confirmations are always awaited",
     )
-    password: str = setting(Text(), default="", secret=True, about="password of the URL's user, if the URL has none")
-
-    @property
-    def place(self) -> AmqpAddress:
-        """The address and login to connect with; `password` replaces the default one."""
-        address = amqp_address(self.url)
-        return replace(address, password=self.password or address.password)
-
-    @property
-    def places(self) -> tuple[AmqpAddress, ...]:
-        """`place`, and the same at each of the other nodes."""
-        addresses = dict.fromkeys((self.place.address, *self.nodes))
-        return tuple(replace(self.place, address=address) for address in addresses)
-
-    @property
-    def uses_tls(self) -> bool:
-        """Whether the URL is amqps."""
-        return amqp_address(self.url).tls
-
-    def tls_file(self, name: str) -> str:
-        """Return the PEM file of `tls_ca`, `client_cert` or `client_key`: the setting, else the URL's parameter."""
-        return super().tls_file(name) or _parameters(urlsplit(self.url).query).get(_AMQP_FILES[name], "")
 
     def host_files(self) -> Iterator[tuple[str, str]]:
         yield from super().host_files()
@@ -170,8 +181,6 @@ class AmqpSettings(
                 "would lose the events whose queue does not exist without a word",
                 "set mandatory=on: they become dead letters; or name an exchange",
             )
-        if self.password and urlsplit(self.url).password is not None:
-            yield Problem("password", "", "is in url too", "leave one of them out")
 
 
 def _parameters(query: str) -> dict[str, str]:

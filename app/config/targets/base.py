@@ -121,16 +121,10 @@ class TargetSettings(Declared):
         """Return the settings as a service uses them that allows every target private addresses, or does not."""
         return self
 
-    def needing_tls(self, *names: str, hint: str = "set tls=on") -> Iterator[Problem]:
-        """Yield a problem for each of these settings that is set; for a target without TLS."""
-        for name in names:
-            if getattr(self, name):
-                yield Problem(name, "", "has no effect without TLS", hint)
-
 
 @declared
-class TlsSettings(TargetSettings):
-    """The settings of targets whose connections begin with TLS, or not, as `uses_tls` says."""
+class TlsFiles(Declared):
+    """The settings of connections that begin with TLS, or not, as `uses_tls` says: of a target or a source."""
 
     tls_hint: ClassVar[str] = "set tls=on"  # how to have TLS
 
@@ -155,7 +149,12 @@ class TlsSettings(TargetSettings):
     def ineffective(self) -> Iterator[Problem]:
         yield from super().ineffective()
         if not self.uses_tls:
-            yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_cert", hint=self.tls_hint)
+            yield from needing_tls(self, "tls_ca", "tls_skip_verify", "client_cert", hint=self.tls_hint)
+
+
+@declared
+class TlsSettings(TlsFiles, TargetSettings):
+    """The settings of targets whose connections begin with TLS, or not."""
 
 
 class Payload(Choice[P]):
@@ -237,7 +236,7 @@ class NamespaceSettings(TargetSettings):
 
 def ordered_fields(cls: type[TargetSettings]) -> dict[str, Field]:
     """Return a type's settings in the order in which people read them: `enable`, its own, every target's, `comment`."""
-    ranks = dict.fromkeys(fields_of(TlsSettings), 1) | dict.fromkeys(fields_of(TargetSettings), 3)
+    ranks = dict.fromkeys(fields_of(TlsFiles), 1) | dict.fromkeys(fields_of(TargetSettings), 3)
     ranks |= {"enable": -1, "payload": 2, "body_shape": 2, "comment": 4}
     return dict(sorted(fields_of(cls).items(), key=lambda item: ranks.get(item[0], 0)))
 
@@ -254,6 +253,13 @@ def check_certificate_pair(cert: str, key: str) -> Iterator[Problem]:
         yield Problem("client_key", "", "is missing", "client_cert needs its key")
     if key and not cert:
         yield Problem("client_cert", "", "is missing", "client_key needs its certificate")
+
+
+def needing_tls(settings: Declared, *names: str, hint: str = "set tls=on") -> Iterator[Problem]:
+    """Yield a problem for each of these settings that is set; for a connection without TLS."""
+    for name in names:
+        if getattr(settings, name):
+            yield Problem(name, "", "has no effect without TLS", hint)
 
 
 def without_effect(values: Mapping[str, str]) -> Iterator[str]:

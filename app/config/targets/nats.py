@@ -10,7 +10,7 @@ from app.config.fields.addresses import HostPort, Hosts
 from app.config.fields.field_types import Duration, FieldType, Number, Path, Text, Toggle
 from app.config.fields.fields import declared, setting
 from app.config.fields.templates import Place, Templated, percent
-from app.config.targets.base import MessageSettings, check_certificate_pair
+from app.config.targets.base import MessageSettings, check_certificate_pair, needing_tls
 
 
 class Subject(FieldType[str]):
@@ -137,4 +137,4 @@ class NatsSettings(
 
     def ineffective(self) -> Iterator[Problem]:
         if not self.uses_tls:
-            yield from self.needing_tls("tls_skip_verify")
+            yield from needing_tls(self, "tls_skip_verify")

@@ -3,13 +3,18 @@
 import functools
 import socket
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from amqp import Connection
+from amqp.exceptions import AMQPError
 from amqp.transport import SSLTransport, TCPTransport
 
+from app.config.sources.amqp import AmqpSourceSettings
 from app.config.targets.amqp import AmqpAddress, AmqpSettings
 from workers.targets import socket_deadline, tls
+from workers.targets.socket_deadline import Deadline
 
 CLIENT_NAME = "Bucketwire"
 
@@ -39,7 +44,7 @@ class _TLSTransport(SSLTransport):
         )
 
 
-def make_connection(settings: AmqpSettings, place: AmqpAddress) -> Any:
+def make_connection(settings: AmqpSettings | AmqpSourceSettings, place: AmqpAddress) -> Any:
     """Return a connection that is not connected yet; Any, because py-amqp's stubs lack members that are used."""
     host, port = place.address
     options: Any = {}
@@ -69,3 +74,26 @@ def make_connection(settings: AmqpSettings, place: AmqpAddress) -> Any:
 
     connection.Transport = transport
     return connection
+
+
+@contextmanager
+def limited(connection: Any, seconds: float) -> Iterator[Deadline]:
+    """Cut a connection if the block takes longer, and raise `TimeoutError`: py-amqp's limit is that of one read."""
+    with Deadline(seconds) as limit:
+        if connection._transport is not None:
+            limit.watch(connection.sock.fileno())
+        try:
+            yield limit
+        except (AMQPError, OSError) as error:
+            if limit.expired:
+                raise TimeoutError from error
+            raise
+
+
+def describe_error(error: Exception, timeout: float) -> str:
+    """Return an error of a connection as a text for people; `timeout` is its limit in seconds."""
+    if isinstance(error, AMQPError):
+        return f"{error.reply_text} ({error.reply_code})" if error.reply_code else str(error)
+    if isinstance(error, TimeoutError):
+        return f"no answer within {timeout:g} s"
+    return (error.strerror if isinstance(error, OSError) else "") or str(error)

@@ -4,7 +4,6 @@ import contextlib
 import select
 import ssl
 import time
-from collections.abc import Iterator
 from functools import lru_cache, partial
 from itertools import takewhile
 from typing import Any
@@ -17,7 +16,7 @@ from app.config.errors import BadValue
 from app.config.targets.amqp import AmqpAddress, AmqpSettings
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 from workers.targets import cloudevents
-from workers.targets.amqp.connection import make_connection
+from workers.targets.amqp.connection import limited, make_connection
 from workers.targets.batch import Batch
 from workers.targets.messages import message_format
 from workers.targets.socket_deadline import Deadline
@@ -53,7 +52,7 @@ class AmqpLink:
         try:
             self._connection.on_blocked = self._on_blocked
             self._connection.on_unblocked = self._on_unblocked
-            with self._limited():
+            with limited(self._connection, self._timeout):
                 self._connection.connect()
                 self._connection.sock.settimeout(settings.timeout)
                 self._channel: Any = self._connection.channel()
@@ -110,7 +109,7 @@ class AmqpLink:
         Each confirmation restarts the time limit, as long as the call has time.
         """
         if len(self._unconfirmed) > most:
-            with self._limited() as limit:
+            with limited(self._connection, self._timeout) as limit:
                 self._gather(most, limit)
         self._used = time.monotonic()
 
@@ -125,23 +124,10 @@ class AmqpLink:
             elif time.monotonic() >= deadline:
                 raise TimeoutError
 
-    @contextlib.contextmanager
-    def _limited(self) -> Iterator[Deadline]:
-        """Cut the connection if one answer takes longer than the time limit: py-amqp's is that of one read."""
-        with Deadline(self._timeout) as limit:
-            if self._connection._transport is not None:
-                limit.watch(self._connection.sock.fileno())
-            try:
-                yield limit
-            except (AMQPError, OSError) as error:
-                if limit.expired:
-                    raise TimeoutError from error
-                raise
-
     def look(self) -> None:
         """Process the answers that have arrived, without waiting."""
         while self._has_arrived():
-            with self._limited():
+            with limited(self._connection, self._timeout):
                 self._read(self._timeout)
 
     def is_stale(self) -> bool:

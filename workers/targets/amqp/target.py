@@ -26,6 +26,7 @@ from app.config.targets.amqp import AmqpSettings
 from app.events.model import Event
 from workers.delivery.outcomes import Unavailable
 from workers.targets import tls
+from workers.targets.amqp.connection import describe_error
 from workers.targets.amqp.link import BLOCKED, AmqpLink, Blocked
 from workers.targets.base import TargetUnavailable
 from workers.targets.endpoint import Endpoint
@@ -72,8 +73,4 @@ class AmqpTarget(LinkTarget[AmqpLink]):
         return Unavailable(reason)
 
     def _describe_error(self, error: Exception) -> str:
-        if isinstance(error, AMQPError):
-            return f"{error.reply_text} ({error.reply_code})" if error.reply_code else str(error)
-        if isinstance(error, TimeoutError):
-            return f"no answer within {self._settings.timeout:g} s"
-        return (error.strerror if isinstance(error, OSError) else "") or str(error)
+        return describe_error(error, self._settings.timeout)

@@ -1,0 +1,201 @@
+"""What is AMQP's own as a source: one consumer, acknowledgements, properties, and what RabbitMQ does to a consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from amqp import Message as AmqpMessage
+
+from app.config.fields.fields import parse
+from app.config.sources.amqp import AmqpSourceSettings
+from app.events.messages import Message
+from app.outbox.engine.database import Database
+from tests.contract.probes.amqp import QUEUE
+from tests.contract.source_probes.amqp import Queue
+from tests.services import until
+from tests.support.builders import migrated
+from tests.support.pulled_events import Sources, messages, numbered, recorded, running, wait_for
+from workers.sources.amqp import AmqpSource
+from workers.sources.base import SourceUnavailable
+
+KINDS: dict[str, dict[str, Any]] = {
+    "classic": {},
+    "quorum": {"x-queue-type": "quorum"},
+    "one-active": {"x-queue-type": "quorum", "x-single-active-consumer": True},
+}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Queue]:
+    with closing(Queue()) as queue:
+        yield queue
+
+
+@pytest.fixture
+def queue(served: Queue) -> Queue:
+    served.renew()
+    return served
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with closing(migrated(f"sqlite:///{tmp_path}/outbox.db", partitions=4)) as opened:
+        yield opened
+
+
+def url(database: Database) -> str:
+    return database.url.render_as_string(hide_password=False)
+
+
+def source_of(values: Mapping[str, Any], **more: str) -> AmqpSource:
+    """A source, not opened yet."""
+    return AmqpSource(parse(AmqpSourceSettings, {**values, **more}))
+
+
+def pull(source: AmqpSource, count: int, most: int = 1000) -> list[Message]:
+    """Pull until there are so many messages."""
+    pulled: list[Message] = []
+
+    def enough() -> bool:
+        pulled.extend(source.pull(most, 0.5))
+        return len(pulled) >= count
+
+    until(enough, what=f"{count} messages")
+    return pulled
+
+
+def bodies(pulled: Sequence[Message]) -> list[bytes]:
+    return [message.body for message in pulled]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_queue_has_one_consumer_and_the_next_one_goes_on_where_it_ended(queue: Queue, kind: str) -> None:
+    with queue.target.channel() as channel:
+        channel.queue_delete(kind)
+        channel.queue_declare(kind, durable=True, arguments=KINDS[kind])
+        channel.confirm_delivery()
+        texts = [str(number).encode() for number in range(50)]
+        for text in texts:
+            channel.basic_publish("", kind, text, pika.BasicProperties(delivery_mode=2))
+    values = {**queue.values(), "queue": kind, "batch_size": "10"}
+    with closing(source_of(values)) as first, closing(source_of(values)) as second:
+        first.open({})
+        pulled = pull(first, 10, 10)
+        assert first.lag() == 50
+        with pytest.raises(SourceUnavailable, match="another consumer"):
+            second.open({})
+        first.commit(pulled[:4])
+        first.close()
+        until(lambda: opens(second), what="the second consumer")
+        assert bodies(pull(second, 20, 10)) == texts[4:24]
+        assert second.lag() == 46
+
+
+def opens(source: AmqpSource) -> bool:
+    try:
+        source.open({})
+    except SourceUnavailable:
+        return False
+    return True
+
+
+def test_a_source_that_waits_longer_than_the_heartbeat_keeps_its_connection(queue: Queue) -> None:
+    queue.send([b"one", b"two"])
+    with closing(source_of({**queue.values(), "url": f"{queue.server.url}?heartbeat=1"})) as source:
+        source.open({})
+        pulled = pull(source, 2)
+        sent = {source._connection.last_heartbeat_sent}
+
+        def four_heartbeats() -> bool:
+            source.commit([])
+            sent.add(source._connection.last_heartbeat_sent)
+            return len(sent) > 8
+
+        until(four_heartbeats, what="heartbeats")
+        source.commit(pulled)
+        until(lambda: source.lag() == 0, what="no messages")
+
+
+def test_no_more_is_read_than_there_is_room_for(queue: Queue) -> None:
+    sent = [bytes([number]) * (1 << 20) for number in range(100)]
+    queue.send(sent)
+    with closing(source_of(queue.values())) as source:
+        source.open({})
+        got: list[bytes] = []
+        most = 0
+
+        def complete() -> bool:
+            pulled = source.pull(1000, 0.5)
+            nonlocal most
+            most = max(most, source._arrived_bytes)
+            assert sum(map(len, bodies(pulled))) <= 1 << 24
+            source.commit(pulled)
+            got.extend(bodies(pulled))
+            return len(got) == len(sent)
+
+        until(complete, 120, what="every message")
+        assert got == sent
+        assert most <= (1 << 26) + (1 << 20)
+
+
+def test_a_queue_that_is_missing_or_deleted_is_named_and_pulled_from_when_it_is_there(
+    queue: Queue, database: Database
+) -> None:
+    sources, events = Sources(database), numbered(2)
+    with queue.target.channel() as channel:
+        channel.queue_delete(QUEUE)
+    source = sources.put("amqp", queue.values())
+    with running(url(database)):
+        until(lambda: sources.state(source) == "failing", what="a failing source")
+        assert "no queue 'bucketevents'" in sources.stored(source).error
+        assert "create the queue" in sources.stored(source).error
+        queue.renew()
+        queue.send(messages(events[:1]))
+        wait_for(database, events[:1])
+        until(lambda: sources.state(source) == "running", what="a running source")
+        with queue.target.channel() as channel:
+            channel.queue_delete(QUEUE)
+        until(lambda: sources.state(source) == "failing", what="a failing source")
+        queue.renew()
+        queue.send(messages(events[1:]))
+        wait_for(database, events)
+
+
+@pytest.mark.promise
+def test_properties_that_cannot_be_read_stop_nothing(queue: Queue, database: Database) -> None:
+    events = numbered(5)
+    hostile = [
+        pika.BasicProperties(timestamp=2**63),
+        pika.BasicProperties(headers={"n": 10**12, "b": b"\xff\xfe", "t": {"u": [None, True]}}),
+        pika.BasicProperties(content_encoding="utf-16"),
+    ]
+    with queue.target.channel() as channel:
+        channel.confirm_delivery()
+        for body, properties in zip(messages(events), [None, *hostile, None], strict=True):
+            channel.basic_publish("", QUEUE, body, properties)
+    with queue.server.connection() as connection:
+        latin = Latin("é")
+        channel = connection.channel()
+        for text in (b"", b"{"):
+            channel.basic_publish(AmqpMessage(text, content_type=latin, message_id=latin), routing_key=QUEUE)
+    sources = Sources(database)
+    source = sources.put("amqp", queue.values())
+    with running(url(database)):
+        wait_for(database, events)
+        until(lambda: sources.stored(source).rejected == 1, what="the rejected message")
+        assert sources.stored(source).messages == 7
+    assert recorded(database) == [one.id for one in events]
+
+
+class Latin(str):
+    """A text as clients write it that do not look at its bytes."""
+
+    __slots__ = ()
+
+    def encode(self, *_: object) -> bytes:
+        return super().encode("latin-1")
