@@ -120,9 +120,10 @@ class Drain:
         """
         try:
             with self._held.database.reading() as connection:
+                if not heartbeats.awaits_answer(connection, row_id):
+                    return  # another probe's answer was for it, too
                 queues = {queue.row_id: queue for queue in heartbeats.queues(connection)}
-            probed = queues.get(row_id)
-            if probed is not None and probed.answered < probed.asked:  # else another probe's answer was for it, too
+            if row_id in queues:
                 served = {
                     queue.target: queue.row_id for queue in queues.values() if queue.target in self._served_targets
                 }

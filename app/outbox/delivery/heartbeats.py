@@ -135,6 +135,14 @@ def queues(connection: sa.Connection) -> list[Queue]:
     ]
 
 
+def awaits_answer(connection: sa.Connection, row_id: int) -> bool:
+    """Return whether the queue of the target with this row id was probed since it last answered; reads two rows."""
+    h, asked, answered_at = tables.heartbeats.c, f"{_ASKED}{row_id}", f"{_QUEUE}{row_id}"
+    rows = connection.execute(sa.select(h.name, h.at).where(h.name.in_((asked, answered_at))))
+    at = {row.name: int(row.at) for row in rows}
+    return at.get(answered_at, 0) < at.get(asked, 0)
+
+
 def queues_to_probe(database: Database, now: int) -> list[Queue]:
     """Return the queues to probe now and record them as probed. Deletes the heartbeats of removed targets."""
     with database.reading() as connection:
