@@ -77,6 +77,16 @@ def decide(events: Sequence[LoggedEvent], policy: Policy, known: Known) -> list[
     return decisions
 
 
+def decide_others(
+    events: Sequence[LoggedEvent], skipped: Mapping[LogPosition, SkipReason], policy: Policy, known: Known
+) -> Sequence[Decision]:
+    """Return the decisions for events of which some are `skipped` already, by their place in the log."""
+    if not skipped:
+        return decide(events, policy, known)
+    others = iter(decide([one for one in events if (one.partition, one.seq) not in skipped], policy, known))
+    return [skipped.get((one.partition, one.seq)) or next(others) for one in events]
+
+
 def newest_sent(events: Sequence[LoggedEvent], policy: Policy, known: Known) -> LoggedEvent | None:
     """Return the last of these events, all of one object, that would be sent now."""
     if policy is not Policy.MIRROR:

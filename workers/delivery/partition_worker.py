@@ -11,7 +11,7 @@ from random import Random
 from app.events.model import Event
 from app.outbox.delivery import redelivery
 from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
-from app.outbox.delivery.logged_events import LoggedEvent, LogPosition
+from app.outbox.delivery.logged_events import LogPosition
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import Batch, PartitionReader
 from app.outbox.delivery.policies import REDELIVERY
@@ -22,7 +22,7 @@ from app.outbox.engine.db_errors import may_be_a_value
 from workers.delivery import policy
 from workers.delivery.batch_record import BatchRecord, Delivery, Observer, oldest_by_object
 from workers.delivery.event_wait import NO_WAIT, EventWait
-from workers.delivery.namespace_policy import Decision, Policy, SkipReason, decide, newest_sent
+from workers.delivery.namespace_policy import Policy, SkipReason, decide, decide_others, newest_sent
 from workers.delivery.outcomes import Delivered, Unavailable
 from workers.delivery.pooled_target import PooledTarget
 from workers.delivery.second_opinion import SecondOpinion
@@ -233,27 +233,16 @@ class PartitionWorker:
         self, reader: PartitionReader, batch: Batch, began: float, replay: ReplayPartition | None = None
     ) -> BatchRecord:
         """Deliver what was read of the log, but not what waits behind a parked event, is parked itself, or dead."""
-        events, target_id = batch.events, self._lease.target_id
-        waiting = reader.waiting(events)
-        known: Set[LogPosition] = set()
+        events, waiting = batch.events, reader.waiting(batch.events)
+        skipped: dict[LogPosition, SkipReason] = {}
+        if waiting:
+            skipped = {(one.partition, one.seq): SkipReason.BEHIND_PARKED for one in events if one.object in waiting}
         if replay is not None:
             known = reader.parked_or_dead([(event.partition, event.seq) for event in events])
-        free: Sequence[LoggedEvent] = events
-        if waiting or known:
-            free = [one for one in events if one.object not in waiting and (one.partition, one.seq) not in known]
-        decisions: Sequence[Decision] = decide(free, self._target.policy, reader)
-        if len(free) < len(events):
-            left = iter(decisions)
-            decisions = [
-                SkipReason.SUPERSEDED
-                if (one.partition, one.seq) in known
-                else SkipReason.BEHIND_PARKED
-                if one.object in waiting
-                else next(left)
-                for one in events
-            ]
+            skipped |= dict.fromkeys(known, SkipReason.SUPERSEDED)
+        decisions = decide_others(events, skipped, self._target.policy, reader)
         record = BatchRecord(
-            target_id, list(map(Delivery, events, decisions)), began,
+            self._lease.target_id, list(map(Delivery, events, decisions)), began,
             read_after={partition: self._lease.positions[partition] for partition in batch.scanned},
             read_to=batch.scanned, replay=replay,
         )  # fmt: skip
