@@ -1,7 +1,8 @@
 """A plugin of pytest that notes which statements of ours each test executes on MySQL or MariaDB.
 
-`pytest -p tests.support.executed_statements` appends a line of JSON for each test to the file that EXECUTED_STATEMENTS
-names: its tier, its id and its statements, without their values. A statement of a test's own is none of ours.
+`python -m pytest -p tests.support.executed_statements` appends a line of JSON for each test to the file that
+EXECUTED_STATEMENTS names: its tier, its id and its statements, without their values. A statement of a test's own is
+none of ours.
 """
 
 from __future__ import annotations
