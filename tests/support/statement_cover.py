@@ -32,7 +32,6 @@ COVER: Mapping[str, tuple[str, ...]] = {
         "test_an_event_that_was_tried_in_the_future_is_due",
         "test_the_drain_brings_them_back",
     ),
-    "test_idle_targets": ("test_of_many_targets_that_are_far_behind_all_are_found_in_the_end",),
     "test_late_requests": (),
     "test_mirror": (
         "test_access_and_tagging_leave_a_row_alone",
@@ -99,5 +98,4 @@ COVER: Mapping[str, tuple[str, ...]] = {
         "test_a_requested_run_waits_as_a_scheduled_one_does_and_repairs_as_requested",
         "test_findings_are_bounded_read_in_pages_and_go_with_their_run",
     ),
-    "test_series": ("test_samples_are_merged_by_the_database_as_here",),
 }
