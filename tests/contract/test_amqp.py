@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import subprocess
 import time
@@ -12,14 +11,13 @@ from contextlib import closing
 from urllib.parse import quote
 
 import amqp as py_amqp
-import psutil
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
 from tests import services
 from tests.contract.probes import fixtures
 from tests.contract.probes.amqp import QUEUE, Queue
-from tests.contract.probes.base import LIMIT, attempt
+from tests.contract.probes.base import LIMIT, assert_no_socket_is_left, attempt
 from tests.support import cloud_events, sample_events
 from tests.support.doc_consumers import consumers, output
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Rejected, Unavailable
@@ -370,14 +368,7 @@ def test_a_refusal_leaves_no_socket_open(rabbit: Queue, certificates: services.C
         "port": rabbit.at_port(services.free_port()),
         "tls": rabbit.values() | {"url": f"amqps://127.0.0.1:{rabbit.server.port}"},
     }[wrong])  # fmt: skip
-    before = psutil.Process().num_fds()
-    gc.disable()
-    try:
-        with pytest.raises(TargetUnavailable):
-            target.open()
-        assert psutil.Process().num_fds() == before
-    finally:
-        gc.enable()
+    assert_no_socket_is_left(target)
 
 
 def test_verification_can_be_waived(rabbit: Queue, certificates: services.Certificates) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import re
 import select
 import socket
@@ -23,7 +22,7 @@ from paho.mqtt import client as paho
 
 from tests import services
 from tests.contract.probes import fixtures
-from tests.contract.probes.base import LIMIT, attempt
+from tests.contract.probes.base import LIMIT, assert_no_socket_is_left, attempt
 from tests.contract.probes.mqtt import TOPIC, Qos1, Subscriber, Watched
 from tests.support import cloud_events, sample_events
 from tests.support.doc_consumers import consumers
@@ -204,14 +203,7 @@ def test_a_refusal_leaves_no_socket_open(broker: Qos1, certificates: services.Ce
         "tls": broker.values() | {"broker": f"tls://{plain}"},
         "websocket": broker.values() | {"broker": f"ws://{plain}/"},
     }[wrong])  # fmt: skip
-    before = psutil.Process().num_fds()
-    gc.disable()
-    try:
-        with pytest.raises(TargetUnavailable):
-            target.open()
-        assert psutil.Process().num_fds() == before
-    finally:
-        gc.enable()
+    assert_no_socket_is_left(target)
 
 
 # --- messages

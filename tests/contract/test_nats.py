@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from contextlib import closing
@@ -21,6 +20,7 @@ from tests.contract.probes.nats_wire import Wire
 from tests.services.messaging import http_json
 from tests.support import nats_identities, sample_events
 from tests.support.doc_consumers import consumers, following
+from tests.support.forking import in_a_child
 from tests.support.recording_proxy import Wiretap
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Delivered, Failed, NotAttempted, Rejected, Unavailable
 from workers.targets import payloads
@@ -288,19 +288,16 @@ def test_a_server_restarted_between_two_calls_costs_nothing(core: Core) -> None:
         assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
 
 
-def test_a_forked_worker_makes_a_connection_of_its_own(core: Core) -> None:
+def test_a_forked_worker_makes_a_connection_of_its_own(core: Core, tmp_path: Path) -> None:
     target = core.target()
+
+    def work() -> None:
+        assert list(target.deliver([sample_events.put("child")], 1)) == [DELIVERED]
+        target.close()
+
     target.open()
     assert list(target.deliver([sample_events.put("before")], 1)) == [DELIVERED]
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            status = 0 if list(target.deliver([sample_events.put("child")], 1)) == [DELIVERED] else 2
-            target.close()
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    in_a_child(work, tmp_path / "said")
     assert list(target.deliver([sample_events.put("after")], 1)) == [DELIVERED]
     target.close()
     assert [path for path, _ in core.held()] == ["images/before", "images/child", "images/after"]

@@ -22,6 +22,7 @@ from tests.contract.probes.nsq import DURABLE, TOPIC, Log, queued
 from tests.services.messaging import http_json
 from tests.support import sample_events
 from tests.support.doc_consumers import consumers, following
+from tests.support.forking import in_a_child
 from tests.support.recording_proxy import Wiretap
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
@@ -241,19 +242,15 @@ def test_a_connection_whose_descriptor_is_high_is_kept(nsq: Log) -> None:
             assert list(target.deliver([sample_events.put(key)], 1)) == [DELIVERED]
 
 
-def test_a_forked_worker_makes_a_connection_of_its_own(nsq: Log) -> None:
+def test_a_forked_worker_makes_a_connection_of_its_own(nsq: Log, tmp_path: Path) -> None:
+    def work() -> None:
+        assert list(target.deliver([sample_events.put("child")], 1)) == [DELIVERED]
+        target.close()
+
     with Wiretap(nsq.server) as tap:
         target = nsq.target(nsq.at_port(tap.port))
         target.open()
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                status = 0 if list(target.deliver([sample_events.put("child")], 1)) == [DELIVERED] else 2
-                target.close()
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        in_a_child(work, tmp_path / "said")
         assert list(target.deliver([sample_events.put("parent")], 1)) == [DELIVERED]
         target.close()
         assert tap.said.count(b"IDENTIFY") == 2

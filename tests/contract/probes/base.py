@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +10,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import unquote_plus
+
+import psutil
+import pytest
 
 from app.config import target_settings
 from app.events.model import Event
@@ -114,6 +118,18 @@ def opened(target: Target) -> Iterator[Target]:
     with closing(target):
         target.open()
         yield target
+
+
+def assert_no_socket_is_left(target: Target) -> None:
+    """The target cannot be opened, and closes what it has opened at once, without the garbage collector."""
+    before = psutil.Process().num_fds()
+    gc.disable()
+    try:
+        with pytest.raises(TargetUnavailable):
+            target.open()
+        assert psutil.Process().num_fds() == before
+    finally:
+        gc.enable()
 
 
 def attempt(target: Target, batch: Sequence[Event], window: int) -> Sequence[Outcome]:
