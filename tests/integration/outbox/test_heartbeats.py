@@ -118,7 +118,7 @@ def test_a_worker_answers_for_what_it_serves(
         assert alive(database) == {served}, "nobody can serve a queue that the broker refuses"
         heartbeats.queues_to_probe(database, now_ms() + HEARTBEATS.interval_ms)
         runtime.drain.queue_alive(served)
-        heartbeats.answered(database, [kafka], now_ms() + 2 * heartbeats.EVERY)
+        heartbeats.answered(database, [kafka], now_ms() + 2 * HEARTBEATS.interval_ms)
         monkeypatch.setattr(heartbeats, "queues", lambda _: pytest.fail("one of a thousand probes reads all queues"))
         runtime.drain.queue_alive(kafka)
     monkeypatch.undo()
