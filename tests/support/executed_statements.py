@@ -26,7 +26,7 @@ VARIABLE = "EXECUTED_STATEMENTS"
 _TOP = f"{Path(__file__).parents[2]}/"
 _OURS = ("app/", "workers/")
 _MIGRATION = "app/outbox/engine/migration.py"  # of whichever test is the first of its server
-_LITERAL = re.compile(r"'(?:[^'\\]|\\.|'')*'|\btest_[0-9a-f]{12}\b|\d+|%s|%\(\w+\)s")
+_LITERAL = re.compile(r"'(?:[^'\\]|\\.|'')*'|\btest_[0-9a-f]{12}\b|-?\d+|%s|%\(\w+\)s")
 _LIST = re.compile(r"\(\?(?:, ?\?)*\)(?:, ?\(\?(?:, ?\?)*\))*")
 _REPEATED = re.compile(r"(?P<part>\S.{1,2000}?)(?:(?: | OR | UNION ALL |, ?)(?P=part))+(?=[ ),]|$)")
 

@@ -11,6 +11,7 @@ from tests.support.executed_statements import without_values
     ("one", "other"),
     [
         ("SELECT a FROM t WHERE b = 1", "SELECT a  FROM t\n WHERE b = 23"),
+        ("SELECT a FROM t WHERE b = 1", "SELECT a FROM t WHERE b = -1"),
         ("SELECT a FROM t WHERE b = 'x'", "SELECT a FROM t WHERE b = 'it''s (\\'y\\')'"),
         ("SELECT a FROM t WHERE b IN (%s)", "SELECT a FROM t WHERE b IN (%s, %s, %s)"),
         ("INSERT INTO t VALUES (%(a)s)", "INSERT INTO t VALUES (%(a)s, %(b)s), (%(c)s, %(d)s)"),
