@@ -159,8 +159,8 @@ def job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 def steps(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Run the steps of the job with the rows from Parquet, which no target has."""
     from app.rules.model import Rule
-    from spark_jobs.jobs.comparison import write_differences
-    from spark_jobs.jobs.findings import count_findings, mark_in_flight
+    from spark_jobs.jobs.comparison import count_findings, mark_in_flight
+    from spark_jobs.jobs.difference_files import write_differences
     from spark_jobs.listings.listing import from_parquet
     from spark_jobs.reports.report import write_findings
 

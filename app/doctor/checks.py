@@ -11,7 +11,7 @@ from app.broker import Broker, BrokerUnavailable, check_broker, queue_name
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings, warnings
-from app.doctor.findings import Finding
+from app.doctor.finding import Finding
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import TargetCounters, TargetStatus, audit, read_status
 from app.outbox.delivery.policies import HEARTBEATS

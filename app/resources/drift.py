@@ -1,4 +1,4 @@
-"""The kinds of drift. A new one is a member here, and what finds it in `spark_jobs/jobs/findings.py`."""
+"""The kinds of drift. A new one is a member here, and what finds it in `spark_jobs/jobs/comparison.py`."""
 
 from collections.abc import Mapping
 from enum import StrEnum

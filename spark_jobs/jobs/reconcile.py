@@ -31,8 +31,8 @@ from app.resources.drift import DRIFT_KINDS, drift_of
 from spark_jobs import stores
 from spark_jobs.api_client import Api, repairable
 from spark_jobs.errors import root_cause
-from spark_jobs.jobs.comparison import write_differences
-from spark_jobs.jobs.findings import count_findings, mark_in_flight
+from spark_jobs.jobs.comparison import count_findings, mark_in_flight
+from spark_jobs.jobs.difference_files import write_differences
 from spark_jobs.listings.listing import Listing
 from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.progress import COMPARING, REPAIRING, REPORTING, ProgressMeter, watched

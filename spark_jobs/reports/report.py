@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.resources.drift import DRIFT_KINDS
-from spark_jobs.jobs.findings import UNMATCHED
+from spark_jobs.jobs.comparison import UNMATCHED
 from spark_jobs.jobs.repair_events import format_time
 from spark_jobs.reports import html_report
 from spark_jobs.reports.html_report import Bars

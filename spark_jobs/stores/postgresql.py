@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.postgresql_dsn import parameters
 from spark_jobs.jdbc import postgresql_url
-from spark_jobs.jobs.findings import documents
+from spark_jobs.jobs.comparison import documents
 from spark_jobs.schemas import PATHS
 from spark_jobs.stores.base import CannotRead, NoTable
 

@@ -13,7 +13,7 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.sentinel import Sentinel
 
 from app.config.targets.redis import RedisSettings
-from spark_jobs.jobs.findings import documents
+from spark_jobs.jobs.comparison import documents
 from spark_jobs.stores.base import CannotRead
 
 HAS_SINGLE_ROWS = False  # whether one reading probably finds each key once

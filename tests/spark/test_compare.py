@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from spark_jobs.jobs.comparison import has_repeated_keys, write_differences
-from spark_jobs.jobs.findings import compare, documents, is_encoded, mark_in_flight, namespace_by_key, parsed
+from spark_jobs.jobs.comparison import compare, documents, is_encoded, mark_in_flight, namespace_by_key, parsed
+from spark_jobs.jobs.difference_files import has_repeated_keys, write_differences
 from spark_jobs.jobs.reconcile import frame_of_keys
 from spark_jobs.jobs.sizes import Sizes
 from spark_jobs.key_groups import KEY_HASH

@@ -16,7 +16,7 @@ from app.config.arn import TargetId
 from app.resources.reconciliation import COUNTS
 from app.rules.filters import Filters, Pairs
 from app.rules.model import Rule
-from spark_jobs.jobs.findings import count_findings, documents, namespace_by_key
+from spark_jobs.jobs.comparison import count_findings, documents, namespace_by_key
 from spark_jobs.reports import report
 from spark_jobs.reports.report import FINDINGS as FOLDER
 from spark_jobs.reports.report import (

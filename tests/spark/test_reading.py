@@ -22,7 +22,7 @@ from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.minio_json import encode_key
 from app.events.model import Effect, Event
 from spark_jobs.errors import root_cause
-from spark_jobs.jobs.findings import namespace_by_key
+from spark_jobs.jobs.comparison import namespace_by_key
 from spark_jobs.key_groups import KEY_HASH
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.listing import BadListing, from_mc, from_parquet

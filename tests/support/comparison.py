@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from app.config.arn import TargetId
 from app.rules.filters import NO_FILTERS, Filters
 from app.rules.model import Rule
-from spark_jobs.jobs.findings import compare, mark_in_flight
+from spark_jobs.jobs.comparison import compare, mark_in_flight
 
 PUT, DELETE, HEAD = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete", "s3:ObjectAccessed:Head"
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"

@@ -21,9 +21,10 @@ from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
 from app.outbox.log.batch import Receipt
-from app.outbox.sources.intake import ShelfFull, SourceIntake, TargetFull
+from app.outbox.sources.intake import SourceIntake, TargetFull
 from app.outbox.sources.leases import SourceLease, SourceLeases
 from app.outbox.sources.registry import SourceRegistry
+from app.outbox.sources.rejected import ShelfFull
 from workers.sources import create, policy
 from workers.sources.base import Source, SourceChanged, SourceUnavailable
 from workers.telemetry.redaction import Redaction

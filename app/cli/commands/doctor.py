@@ -12,7 +12,7 @@ from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.layout import hang
 from app.cli_common.output import count_noun, printable, terminal_width
 from app.doctor.checks import CHECKS, Check, run_checks
-from app.doctor.findings import Finding
+from app.doctor.finding import Finding
 
 
 @click.command()

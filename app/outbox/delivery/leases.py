@@ -82,7 +82,7 @@ class Lease:
 
 
 class Leases:
-    """Claim, renew and release partitions. Times are milliseconds; a lease expires `lease_ms` after its renewal."""
+    """Claim, renew and release partitions. Times are milliseconds; a lease expires `lease_ms` (`lease_ttl`) after its renewal."""
 
     def __init__(self, database: Database, lease_ms: int) -> None:
         self._database = database

@@ -4,17 +4,14 @@ A message counts as taken only by this commit, so nothing is lost whatever proce
 in the log already.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import orjson
 import sqlalchemy as sa
 
 from app.events.messages import ReadMessage
-from app.events.parsing import HEADERS
 from app.outbox import tables
 from app.outbox.delivery.leases import at_least
-from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, describe_error
 from app.outbox.engine.db_errors import may_be_a_value
@@ -22,8 +19,8 @@ from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.recorder import check_writable
 from app.outbox.sources.leases import SourceLease, fence, store_positions
+from app.outbox.sources.rejected import ShelfFull, as_rejected, keep
 
-_MAX_HEADERS_BYTES = 60_000  # MySQL's TEXT has 65,535
 _S = tables.sources.c
 
 
@@ -41,10 +38,6 @@ class TargetFull(Exception):
             if self.never
             else f"the queue of {named} is full and set to reject"
         )
-
-
-class ShelfFull(Exception):
-    """No more is recorded: as many rejected messages are kept as may be, or one of them cannot be stored."""
 
 
 class SourceIntake:
@@ -83,7 +76,7 @@ class SourceIntake:
                     raise
                 check_writable(self._database)
                 if len(some) == 1:
-                    left.append([_reject(some[0], describe_error(error))])
+                    left.append([as_rejected(some[0], describe_error(error))])
                     continue
             else:
                 yield len(some), receipt
@@ -111,7 +104,7 @@ class SourceIntake:
             )
             store_positions(connection, lease, positions)
             if rejected:
-                _keep(connection, lease.stored.row_id, rejected, now, most, most_bytes)
+                keep(connection, lease.stored.row_id, rejected, now, most, most_bytes)
 
         events = [event for read in messages for event in read.events]
         if events:
@@ -124,46 +117,3 @@ class SourceIntake:
                 beside(connection, receipt)
         lease.positions |= positions
         return receipt
-
-
-def _reject(read: ReadMessage, refusal: str) -> ReadMessage:
-    """Return what is kept of a message that the database refuses: all, or else without what may be too large for it."""
-    if not read.problem:
-        return replace(read, events=(), problem=f"the outbox database refuses it: {refusal}")
-    if not read.message.body:
-        raise ShelfFull(f"a rejected message cannot be stored: {refusal}")
-    size = len(read.message.body)
-    problem = (
-        f"{read.problem}; its body of {size:,} bytes is not kept, because the database refuses that too: {refusal}"
-    )
-    return ReadMessage(replace(read.message, body=b"", headers={}), problem=problem)
-
-
-def _keep(
-    connection: sa.Connection, source_id: int, rejected: Sequence[ReadMessage], now: int, most: int, most_bytes: int
-) -> None:
-    r = tables.rejected_messages.c
-    kept = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(r.size), 0)).where(r.source_id == source_id)
-    count, size = connection.execute(kept).one()
-    size = int(size) + sum(len(read.message.body) for read in rejected)
-    if count + len(rejected) > most or size > most_bytes:
-        raise ShelfFull(
-            f"{count} rejected messages are kept, and more would exceed rejected_limit={most} or"
-            f" rejected_size={most_bytes}; the next one: {rejected[0].problem}"
-        )
-    rows = [
-        {
-            "source_id": source_id, "share": read.message.share, "position": read.message.position, "at": now,
-            "sent_at": read.message.sent_at, "headers": _headers_text(read.message.headers),
-            "reason": clean_reason(read.problem), "size": len(read.message.body), "body": read.message.body,
-        }
-        for read in rejected
-    ]  # fmt: skip
-    connection.execute(tables.rejected_messages.insert(), rows)
-
-
-def _headers_text(headers: Mapping[str, str]) -> str:
-    """Return headers as JSON; of those that are too long only what reading the message needs, if that is not."""
-    needed = {name: headers[name] for name in HEADERS if name in headers}
-    texts = (orjson.dumps(dict(kept)) for kept in (headers, needed, {}))
-    return next(text for text in texts if len(text) <= _MAX_HEADERS_BYTES).decode()

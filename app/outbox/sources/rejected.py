@@ -1,7 +1,7 @@
-"""Rejected messages: read, retry and delete what a source has pulled and could not record."""
+"""Rejected messages: keep, read, retry and delete what a source has pulled and could not record."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -9,8 +9,10 @@ import sqlalchemy as sa
 
 from app.events.frontends import Frontend
 from app.events.limits import Limits
-from app.events.messages import Message, read_message
+from app.events.messages import Message, ReadMessage, read_message
+from app.events.parsing import HEADERS
 from app.outbox import audit, tables
+from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
@@ -18,8 +20,13 @@ from app.outbox.sources.errors import StillRejected, UnknownMessage
 from app.outbox.sources.stored import StoredSource
 
 _R = tables.rejected_messages.c
+_MAX_HEADERS_BYTES = 60_000  # MySQL's TEXT has 65,535
 _LAST = 2**63 - 1  # the greatest number that the table can have
 _FACTS = (_R.id, _R.share, _R.position, _R.at, _R.reason, _R.size)
+
+
+class ShelfFull(Exception):
+    """No more is recorded: as many rejected messages are kept as may be, or one of them cannot be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,49 @@ class RejectedMessages:
         with self._database.writing() as connection:
             beside(connection, Receipt())
         return Receipt()
+
+
+def as_rejected(read: ReadMessage, refusal: str) -> ReadMessage:
+    """Return what is kept of a message that the database refuses: all, or else without what may be too large for it."""
+    if not read.problem:
+        return replace(read, events=(), problem=f"the outbox database refuses it: {refusal}")
+    if not read.message.body:
+        raise ShelfFull(f"a rejected message cannot be stored: {refusal}")
+    size = len(read.message.body)
+    problem = (
+        f"{read.problem}; its body of {size:,} bytes is not kept, because the database refuses that too: {refusal}"
+    )
+    return ReadMessage(replace(read.message, body=b"", headers={}), problem=problem)
+
+
+def keep(
+    connection: sa.Connection, source_id: int, rejected: Sequence[ReadMessage], now: int, most: int, most_bytes: int
+) -> None:
+    """Store rejected messages of a source. Raises `ShelfFull` if it had more than `most`, or than `most_bytes` then."""
+    kept = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(_R.size), 0)).where(_R.source_id == source_id)
+    count, size = connection.execute(kept).one()
+    size = int(size) + sum(len(read.message.body) for read in rejected)
+    if count + len(rejected) > most or size > most_bytes:
+        raise ShelfFull(
+            f"{count} rejected messages are kept, and more would exceed rejected_limit={most} or"
+            f" rejected_size={most_bytes}; the next one: {rejected[0].problem}"
+        )
+    rows = [
+        {
+            "source_id": source_id, "share": read.message.share, "position": read.message.position, "at": now,
+            "sent_at": read.message.sent_at, "headers": _headers_text(read.message.headers),
+            "reason": clean_reason(read.problem), "size": len(read.message.body), "body": read.message.body,
+        }
+        for read in rejected
+    ]  # fmt: skip
+    connection.execute(tables.rejected_messages.insert(), rows)
+
+
+def _headers_text(headers: Mapping[str, str]) -> str:
+    """Return headers as JSON; of those that are too long only what reading the message needs, if that is not."""
+    needed = {name: headers[name] for name in HEADERS if name in headers}
+    texts = (orjson.dumps(dict(kept)) for kept in (headers, needed, {}))
+    return next(text for text in texts if len(text) <= _MAX_HEADERS_BYTES).decode()
 
 
 def read_kept(connection: sa.Connection) -> dict[int, int]:

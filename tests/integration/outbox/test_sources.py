@@ -19,9 +19,10 @@ from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.log.batch import Receipt
 from app.outbox.sources.errors import SourceInUse, StillRejected, UnknownMessage, UnknownSource
-from app.outbox.sources.intake import ShelfFull, SourceIntake, TargetFull
+from app.outbox.sources.intake import SourceIntake, TargetFull
 from app.outbox.sources.leases import SourceLease, SourceLeases
 from app.outbox.sources.registry import SourceRegistry
+from app.outbox.sources.rejected import ShelfFull
 from tests.support.builders import add_target, body
 from tests.support.pulled_events import Sources, numbered, recorded
 from tests.support.refused_events import refuse_poison
