@@ -4,11 +4,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
+from app.outbox.delivery.policies import FUTURE_TIMES
 from app.outbox.reconcile.progress import Progress
 from app.outbox.reconcile.runs import Reconciliations
 from spark_jobs import shutdown
 
-LEASE = 60_000  # ms; a run whose lease is not renewed for so long is dead
+LEASE_MS = FUTURE_TIMES.run_lease_ms  # a run whose lease is not renewed for so long is dead
 
 
 @contextlib.contextmanager
@@ -22,9 +23,9 @@ def renewed(
     stop, lost = threading.Event(), threading.Event()
 
     def renew() -> None:
-        while not stop.wait(LEASE / 4000):
+        while not stop.wait(LEASE_MS / 4000):
             with contextlib.suppress(Exception):  # the next renewal may succeed
-                if not lost.is_set() and not runs.renew(run, lease=LEASE, progress=progress()):
+                if not lost.is_set() and not runs.renew(run, lease=LEASE_MS, progress=progress()):
                     lost.set()
                     if runs.is_cancelled(run):
                         shutdown.begin()

@@ -8,7 +8,7 @@ from app.outbox.errors import AlreadyRunning
 from app.outbox.reconcile import runs as r
 from app.outbox.reconcile.schedule import Schedule
 from spark_jobs.errors import root_cause
-from spark_jobs.run_lease import LEASE, renewed
+from spark_jobs.run_lease import LEASE_MS, renewed
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def recorded(database: Database, run: str, retention: int) -> Iterator[Callable[
     if waiting is None:
         raise AlreadyRunning(f"the run {run} has already been started")
     runs, problems = r.Reconciliations(database), list[str]()
-    runs.begin(waiting.target, waiting.bucket, lease=LEASE, run=run)
+    runs.begin(waiting.target, waiting.bucket, lease=LEASE_MS, run=run)
     try:
         with renewed(runs, run):
             yield problems.append

@@ -88,7 +88,7 @@ class TargetPool:
             policy=policy(settings),
             schedule=schedule(settings),
             window=window(settings, sync_events=sync),
-            sizer=BatchSizer(limit=settings.batch_size, size=min(16, settings.batch_size)),
+            sizer=BatchSizer(limit=settings.batch_size),
             rate=settings.rate_limit,
             observers=tuple(observers(stored.target, arn)),
         )

@@ -33,7 +33,7 @@ from spark_jobs.errors import root_cause
 from spark_jobs.jobs.repair_events import BACKFILL_SOURCE, MULTIPART, PUT, backfill_event, format_time
 from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.rule_predicates import is_matched, matched_events
-from spark_jobs.run_lease import LEASE, renewed
+from spark_jobs.run_lease import LEASE_MS, renewed
 from spark_jobs.schemas import LISTING
 
 SEND, UNMATCHED, IN_FLIGHT = "send", "unmatched", "in_flight"
@@ -102,7 +102,7 @@ def backfill(
             "the listing is older than the event log's retention, so later events may be deleted: make a new listing"
         )
     runs, counts = r.Reconciliations(database), dict[str, int]()
-    run = runs.begin(config.target, config.bucket, lease=LEASE, state=r.BACKFILLING)
+    run = runs.begin(config.target, config.bucket, lease=LEASE_MS, state=r.BACKFILLING)
     try:
         with renewed(runs, run) as lost:
             result = _run(spark, database, config, rules, api, on_progress or _ignore_progress, counts, lost)

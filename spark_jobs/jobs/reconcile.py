@@ -39,7 +39,7 @@ from spark_jobs.progress import COMPARING, REPAIRING, REPORTING, ProgressMeter, 
 from spark_jobs.repair_limits import RepairLimits
 from spark_jobs.reports.html_report import prepare_charts
 from spark_jobs.reports.report import ReportHeader, write_findings, write_page
-from spark_jobs.run_lease import LEASE, renewed
+from spark_jobs.run_lease import LEASE_MS, renewed
 from spark_jobs.small_plans import are_small_files, is_few, small_plans
 
 _SAMPLE_SIZE = 20_000  # keys by which a bucket's listing is divided
@@ -99,7 +99,7 @@ def run(
             f"{config.target} has no rows to compare: {config.target.type} targets receive events and keep no rows"
         )
     runs = r.Reconciliations(database)
-    name = runs.begin(config.target, config.bucket, lease=LEASE, run=config.run)
+    name = runs.begin(config.target, config.bucket, lease=LEASE_MS, run=config.run)
     meter = ProgressMeter(runs.last_size(config.target, config.bucket))
     try:
         with renewed(runs, name, lambda: meter.latest) as lost, watched(meter, show), open_session() as spark:

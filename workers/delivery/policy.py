@@ -1,5 +1,7 @@
 """The numbers by which a worker's deliveries are tuned, with their units and the reasons for them."""
 
+from app.outbox.delivery.policies import FUTURE_TIMES
+
 # How many events go into a batch: as many as the target has proved to take in about a second.
 INITIAL_BATCH_EVENTS = 16
 FAST_CALL_SECONDS, SLOW_CALL_SECONDS = 1.0, 3.0  # after a faster one batches get larger, after a slower one smaller
@@ -23,7 +25,7 @@ MAX_SAMPLED_OBJECTS = 1_000  # due objects to sample from while the target is in
 
 # When something is tried again.
 FIRST_PROBE_MS, MAX_PROBE_MS = 200, 3_000  # so that delivery resumes within five seconds after the target is back
-MAX_RETRY_AFTER_MS = 15 * 60_000  # a longer Retry-After of a remote is reduced to this
+MAX_RETRY_AFTER_MS = FUTURE_TIMES.max_retry_after_ms  # a longer Retry-After of a remote is reduced to this
 MAX_LATE_RETRY_MS = 60_000  # after its back-off a retry may be this late while its target is available
 FIRST_REPLAY_WAIT_MS, MAX_REPLAY_WAIT_MS = 5_000, 300_000  # for a replay whose turn failed unexpectedly
 MAX_DOUBLINGS = 10  # of a wait

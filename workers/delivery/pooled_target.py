@@ -25,7 +25,10 @@ class BatchSizer:
     """
 
     limit: int
-    size: int = policy.INITIAL_BATCH_EVENTS
+    size: int = policy.INITIAL_BATCH_EVENTS  # or the limit, if that is less
+
+    def __post_init__(self) -> None:
+        self.size = min(self.size, self.limit)
 
     def took(self, events: int, seconds: float) -> None:
         """Adjust the size after a batch of so many events that took the target so many seconds."""
