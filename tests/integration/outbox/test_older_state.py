@@ -130,6 +130,22 @@ def test_a_claim_that_finds_the_log_shorter_begins_a_new_epoch(
     assert entry.details["last_seq"] == 1
 
 
+def test_idle_cursors_are_not_moved_before_a_shorter_log_has_a_new_epoch(database: Database) -> None:
+    """Where nobody claims anything, nobody else notices that the outbox is an older state of itself."""
+    idle = add_target(database, "idle", bucket="none")
+    add_target(database, "busy", bucket="images")
+    before, leases = read_epoch(database), Leases(database, 6_000)
+    with older_state(database):
+        Log(database).append([[event("a") for _ in range(3)]])
+        leases.advance_idle(now_ms())
+        assert read_epoch(database) == before
+    since = [event("a")]
+    Log(database).append([since], only_target=idle)
+    leases.advance_idle(now_ms())
+    assert read_epoch(database) != before
+    assert_all_arrive(Courier(database, idle), since)
+
+
 def test_an_idle_cursor_is_not_moved_over_events_of_another_epoch(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
