@@ -236,9 +236,9 @@ def test_killed_and_stopped_workers_lose_nothing_and_keep_the_order(
 ) -> None:
     sources = Sources(outbox)
     events = [one for share in range(2) for one in numbered(10_000, share=share, keys=50)]
-    source = sources.put(probe.type, {**probe.values(), "batch_size": "100"})
     probe.send(messages(events[:10_000]), 0)
     probe.send(messages(events[10_000:]), 1)
+    source = sources.put(probe.type, {**probe.values(), "batch_size": "100"})  # now, or little is left to be hurt
     for victim in (0, 1, 2, 3):
         before = len(recorded(outbox))
         until(lambda: len(recorded(outbox)) > before + 500, 60, what="progress")  # noqa: B023 - called at once

@@ -29,9 +29,10 @@ class Queue(SourceProbe):
 
     def send(self, bodies: Sequence[bytes], share: int = 0) -> None:
         with self.target.channel() as channel:
-            channel.confirm_delivery()
+            channel.tx_select()  # all at once: a source is faster than a sender that waits for each confirmation
             for body in bodies:
-                channel.basic_publish("", amqp.QUEUE, body, pika.BasicProperties(delivery_mode=2), mandatory=True)
+                channel.basic_publish("", amqp.QUEUE, body, pika.BasicProperties(delivery_mode=2))
+            channel.tx_commit()
 
 
 PROBE = Queue
