@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -168,28 +169,55 @@ def test_a_queue_that_is_missing_or_deleted_is_named_and_pulled_from_when_it_is_
 
 @pytest.mark.promise
 def test_properties_that_cannot_be_read_stop_nothing(queue: Queue, database: Database) -> None:
-    events = numbered(5)
+    events = numbered(7)
     hostile = [
         pika.BasicProperties(timestamp=2**63),
         pika.BasicProperties(headers={"n": 10**12, "b": b"\xff\xfe", "t": {"u": [None, True]}}),
         pika.BasicProperties(content_encoding="utf-16"),
+        pika.BasicProperties(headers=nested(1500)),
     ]
-    with queue.target.channel() as channel:
+    with queue.target.channel() as channel, deep_recursion():
         channel.confirm_delivery()
-        for body, properties in zip(messages(events), [None, *hostile, None], strict=True):
+        for body, properties in zip(messages(events[:-1]), [None, *hostile, None], strict=True):
             channel.basic_publish("", QUEUE, body, properties)
     with queue.server.connection() as connection:
         latin = Latin("é")
         channel = connection.channel()
         for text in (b"", b"{"):
             channel.basic_publish(AmqpMessage(text, content_type=latin, message_id=latin), routing_key=QUEUE)
+        surrogate = {"a\ud800": "b\ud800"}
+        rejected = AmqpMessage(b"[", content_type="c\ud800", application_headers=surrogate)
+        channel.basic_publish(rejected, routing_key=QUEUE)
+        channel.exchange_declare("every", "fanout")
+        channel.queue_bind(QUEUE, "every")
+        channel.basic_publish(AmqpMessage(messages(events[-1:])[0]), exchange="every", routing_key=latin)
+        channel.exchange_delete("every")
     sources = Sources(database)
     source = sources.put("amqp", queue.values())
     with running(url(database)):
         wait_for(database, events)
-        until(lambda: sources.stored(source).rejected == 1, what="the rejected message")
-        assert sources.stored(source).messages == 7
+        until(lambda: sources.stored(source).rejected == 2, what="the rejected messages")
+        assert sources.stored(source).messages == 10
     assert recorded(database) == [one.id for one in events]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """Tables in each other."""
+    table: dict[str, Any] = {}
+    for _ in range(depth):
+        table = {"": table}
+    return table
+
+
+@contextmanager
+def deep_recursion() -> Iterator[None]:
+    """Let the client write what a server takes and a reader may not expect."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(10_000)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 class Latin(str):

@@ -13,8 +13,9 @@ read while too many bytes wait here. A server that cannot send for long closes t
 import struct
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from amqp import serialization, spec
@@ -24,6 +25,7 @@ from app.config.sources.amqp import AmqpSourceSettings
 from app.config.targets.amqp import AmqpAddress
 from app.events.messages import Message
 from app.events.minio_json import YEAR_10000
+from workers.sources.any_text import AnyText
 from workers.sources.base import Opened, SourceUnavailable
 from workers.targets.amqp.connection import describe_error, limited, make_connection
 from workers.targets.base import TargetUnavailable
@@ -143,6 +145,7 @@ class AmqpSource:
         self._connection.sock.settimeout(self._settings.timeout)
         self._channel = self._connection.channel()
         self._channel.auto_decode = False
+        self._channel.dispatch_method = partial(_dispatch, self._channel.dispatch_method)
         self._channel.basic_qos(0, self._prefetched, False)
         queue = self._settings.queue
         if self._channel.queue_declare(queue, passive=True).consumer_count:
@@ -203,12 +206,12 @@ class AmqpSource:
 def _message(arrived: Any) -> Message:
     properties = arrived.properties
     headers = {
-        name.lower(): value
+        _plain(name).lower(): _plain(value)
         for name, value in properties.get("application_headers", {}).items()
         if isinstance(name, str) and isinstance(value, str)
     }
     if "content_type" in properties:
-        headers["content-type"] = properties["content_type"]
+        headers["content-type"] = _plain(properties["content_type"])
     sent_at = properties.get("timestamp", 0) * 1000
     return Message(
         body=arrived.body or b"",  # an empty one is a text
@@ -218,14 +221,27 @@ def _message(arrived: Any) -> Message:
     )
 
 
+def _plain(text: str) -> str:
+    """Return a text that can be stored: the library reads surrogates, which no UTF-8 has, and no database takes."""
+    return text.encode(errors="replace").decode()
+
+
+def _dispatch(strictly: Callable[..., None], method: object, payload: bytes, content: object) -> None:
+    """Process a frame. The library refuses a message whose routing key is no UTF-8, and with it the queue."""
+    try:
+        strictly(method, payload, content)
+    except UnicodeDecodeError:
+        strictly(method, AnyText(payload), content)
+
+
 def _read_properties(buffer: bytes, offset: int) -> tuple[dict[str, Any], int]:
     """Read a message's properties, or none. The library refuses some that a server passes on, and with them the queue.
 
-    Such as a text that is not UTF-8, or a time that the calendar does not have.
+    Such as a text that is not UTF-8, a time that the calendar does not have, or tables in each other a thousand deep.
     """
     try:
         properties, offset = _read_strictly(buffer, offset)
-    except (AMQPError, ArithmeticError, ValueError, LookupError, OSError, struct.error):
+    except (AMQPError, ArithmeticError, ValueError, LookupError, OSError, RecursionError, struct.error):
         return {}, offset
     return properties, offset
 

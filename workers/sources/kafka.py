@@ -21,6 +21,7 @@ from kafka.structs import OffsetAndMetadata
 
 from app.config.sources.kafka import KafkaSourceSettings
 from app.events.messages import Message
+from workers.sources.any_text import AnyText
 from workers.sources.base import Opened, SourceChanged, SourceUnavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.kafka.answers import describe_error
@@ -200,24 +201,12 @@ class KafkaSource:
         return f"{self._where}: {describe_error(error, last_error, sasl=self._settings.sasl)}"
 
 
-class _AnyText(bytearray):
-    """Bytes of a batch, of which some that should be UTF-8 are not."""
-
-    def __getitem__(self, place: Any) -> Any:
-        found = super().__getitem__(place)
-        return _AnyText(found) if isinstance(place, slice) else found
-
-    def decode(self, *_: Any) -> str:
-        """Return the text, with U+FFFD for what is none."""
-        return super().decode(errors="replace")
-
-
 def _read_record(batch: Any) -> Any:
     """Read the next record. The library refuses one with a header whose name is no UTF-8, and never gets beyond it."""
     try:
         return _read_strictly(batch)
     except UnicodeDecodeError:
-        batch._buffer = _AnyText(batch._buffer)
+        batch._buffer = AnyText(batch._buffer)
         return _read_strictly(batch)
 
 
