@@ -10,13 +10,14 @@ from app.config.sources.base import SourceSettings
 from app.config.sources.registry import source_type
 from app.config.sources.source_id import SourceId
 from app.config.target_settings import BadSettings, changed_lines, load, texts
-from app.outbox import audit, tables
+from app.outbox import audit, log_head, tables
 from app.outbox.declared_rows import SealedSettings, read_row
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database, OpenTransaction, now_ms
 from app.outbox.sources.errors import ReadOnlySource, SourceInUse
 from app.outbox.sources.stored import StoredSource, find_source, read_positions, read_sources
 
+_INVALID = "its settings in the environment are invalid"
 _REVOKED = {"lease_token": "", "leased_until": 0}
 _NO_NOTICE: dict[str, Any] = {"notice": "", "notice_at": 0}
 _AS_NEW: dict[str, Any] = {"failures": 0, "resume_at": 0, "error": "", "error_at": 0, "lag": None}
@@ -62,6 +63,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
         columns: dict[str, Any] = {"settings": sealed, "enabled": enabled, "origin": origin}
         s = tables.sources.c
         with self._database.writing() as connection:
+            log_head.lock(connection)  # two processes that start at once have the same new sources in their environment
             known = read_row(connection, tables.sources, source, lock=True)
             before = self.unseal_to_compare(known, source)
             details = {"settings": changed_lines(declaration, before, stored)}
@@ -73,6 +75,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
             if known.origin == "environment" != origin:
                 raise ReadOnlySource(source)
             columns |= _AS_NEW | _REVOKED | {"revision": s.revision + 1}
+            columns |= {} if known.paused else {"reason": ""}
             connection.execute(tables.sources.update().where(s.id == known.id).values(**columns))
             if any(before.get(name) != stored.get(name) for name in declaration.names_queue):
                 positions = tables.source_positions
@@ -83,7 +86,8 @@ class SourceRegistry(SealedSettings[SourceSettings]):
     def sync_environment(self, found: Mapping[SourceId, Mapping[str, str]], invalid: Collection[SourceId]) -> None:
         """Store the sources that the environment configures, each in a transaction of its own.
 
-        Sources that the environment no longer configures are disabled, not deleted: their positions stay.
+        Sources that the environment no longer configures are disabled, not deleted: their positions stay. So is one
+        with positions whose settings became `invalid`: without the name of its queue, it would begin as a new one.
         """
         stored = {entry.source: entry for entry in self.sources()}
         for source, values in found.items():
@@ -94,6 +98,10 @@ class SourceRegistry(SealedSettings[SourceSettings]):
                         continue
                 except BadSettings:
                     pass  # sealed with a key that is not known any more: store the environment's secret again
+            if source in invalid and entry and self.positions(entry):
+                if entry.enabled or entry.reason != _INVALID:
+                    self._update(source, "disable", enabled=False, reason=_INVALID)
+                continue
             self.put(source, values, origin="environment", invalid=source in invalid)
         for source, entry in stored.items():
             if entry.origin == "environment" and source not in found and entry.enabled:

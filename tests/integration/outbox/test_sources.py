@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from threading import Barrier
 
 import pytest
 import sqlalchemy as sa
@@ -365,6 +368,42 @@ def test_a_notice_of_lost_messages_ends_with_the_next_resume_or_another_queue(ou
     lose()
     outbox.sources.put("kafka", {**VALUES, "topic": "other"})
     assert (outbox.sources.stored(outbox.source).notice, outbox.positions) == ("", {})
+
+
+def test_invalid_settings_of_the_environment_for_a_while_lose_no_position(outbox: Outbox) -> None:
+    registry, source = outbox.sources.registry, SourceId("kafka", "env")
+    valid, misspelt = {"enable": "on", **VALUES}, {"enable": "on", "brokers": VALUES["brokers"], "topc": "t"}
+    registry.sync_environment({source: misspelt}, {source})
+    assert (outbox.sources.stored(source).enabled, outbox.sources.stored(source).origin) == (True, "environment")
+    registry.sync_environment({source: valid}, ())
+    lease = outbox.leases.claim(outbox.sources.stored(source), outbox.clock())
+    assert lease is not None
+    outbox.record(lease, reads(numbered(1)))
+    for _ in range(2):
+        registry.sync_environment({source: misspelt}, {source})
+        stored = outbox.sources.stored(source)
+        assert (stored.state(outbox.clock()), stored.holder) == ("disabled", "")
+        assert stored.state_reason(outbox.clock()) == "its settings in the environment are invalid"
+    registry.sync_environment({source: valid}, ())
+    stored = outbox.sources.stored(source)
+    assert (stored.state(outbox.clock()), stored.reason) == ("waiting", "")
+    assert registry.positions(stored) == {"0": "1"}
+    registry.sync_environment({source: {**valid, "topic": "other"}}, ())
+    assert registry.positions(stored) == {}
+
+
+def test_processes_that_start_at_once_store_a_new_source_of_the_environment_once(outbox: Outbox) -> None:
+    source, starts = SourceId("kafka", "env"), Barrier(4)
+
+    def start(_: int) -> None:
+        with closing(Database(outbox.database.url.render_as_string(hide_password=False))) as own:
+            registry = Sources(own).registry
+            starts.wait(60)
+            registry.put(source, VALUES, origin="environment")
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(start, range(4)))
+    assert outbox.sources.stored(source).origin == "environment"
 
 
 def test_secrets_are_sealed_and_shown_to_the_worker_only(outbox: Outbox) -> None:
