@@ -168,7 +168,7 @@ def apply(
                 locked.remove(resource, force=force)
         for change in plan.changes:
             if isinstance(change.resource, SourceId):
-                locked.sources.put(change.resource, change.after)
+                locked.sources.put(change.resource, change.after, lenient=lenient)
             else:
                 locked.put(change.resource, change.after)
         locked.add_rules(plan.added)

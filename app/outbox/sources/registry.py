@@ -46,18 +46,24 @@ class SourceRegistry(SealedSettings[SourceSettings]):
             return read_positions(connection, stored.row_id)
 
     def put(
-        self, source: SourceId, values: Mapping[str, object], *, origin: str = "stored", invalid: bool = False
+        self,
+        source: SourceId,
+        values: Mapping[str, object],
+        *,
+        origin: str = "stored",
+        invalid: bool = False,
+        lenient: bool = False,
     ) -> None:
         """Create a source or replace its settings. Raises `BadSettings` or `ReadOnlySource`; then nothing has changed.
 
         A source of another queue than before begins as a new one. Settings that are `invalid` are stored unchecked; the
-        worker that reads them reports why it cannot pull.
+        worker that reads them reports why it cannot pull. With `lenient`, settings without effect are accepted.
         """
         declaration = source_type(source.type)
         if invalid:
             enabled, stored = True, {key: str(value) for key, value in values.items()}
         else:
-            settings = load(declaration, values, lenient=origin == "environment")
+            settings = load(declaration, values, lenient=lenient or origin == "environment")
             enabled, stored = settings.enable, texts(declaration, values)
         sealed = self.seal(source.type, stored)
         columns: dict[str, Any] = {"settings": sealed, "enabled": enabled, "origin": origin}

@@ -16,6 +16,7 @@ from app.config.target_settings import BadSettings
 from app.events.limits import Limits
 from app.events.messages import Message, ReadMessage, read_message
 from app.events.model import Event
+from app.manifest.changes import set_keys
 from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.clock import DatabaseClock
@@ -26,7 +27,7 @@ from app.outbox.sources.intake import SourceIntake, TargetFull
 from app.outbox.sources.leases import SourceLease, SourceLeases
 from app.outbox.sources.registry import SourceRegistry
 from app.outbox.sources.rejected import ShelfFull
-from tests.support.builders import add_target, body
+from tests.support.builders import add_target, body, registry
 from tests.support.pulled_events import Sources, numbered, recorded
 from tests.support.refused_events import refuse_poison
 
@@ -390,6 +391,19 @@ def test_invalid_settings_of_the_environment_for_a_while_lose_no_position(outbox
     assert registry.positions(stored) == {"0": "1"}
     registry.sync_environment({source: {**valid, "topic": "other"}}, ())
     assert registry.positions(stored) == {}
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_setting_without_effect_is_a_warning_to_who_sets_keys_leniently(outbox: Outbox, dry_run: bool) -> None:
+    source = SourceId("amqp", "x")
+    values = {source: {"url": "amqp://127.0.0.1:9", "queue": "q", "tls_skip_verify": "on"}}
+    with pytest.raises(BadSettings, match="no effect"):
+        set_keys(registry(outbox.database), values, lenient=False, dry_run=dry_run)
+    plan = set_keys(registry(outbox.database), values, lenient=True, dry_run=dry_run)
+    assert [len(change.warnings) for change in plan.changes] == [1]
+    assert [stored.source for stored in outbox.sources.registry.sources()] == ([] if dry_run else [source]) + [
+        outbox.source
+    ]
 
 
 def test_processes_that_start_at_once_store_a_new_source_of_the_environment_once(outbox: Outbox) -> None:
