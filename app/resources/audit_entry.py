@@ -36,6 +36,7 @@ ACTIONS = (
     "source.change",
     "source.create",
     "source.delete_rejected",
+    "source.disable",
     "source.pause",
     "source.remove",
     "source.resume",

@@ -160,4 +160,5 @@ def test_a_source_of_the_environment_is_changed_only_there_and_disabled_when_it_
     assert "is of an unknown source type; did you mean KAFKA?" in stray
     gone = cli("source", "show", "kafka:env", "--json").json
     assert (gone["state"], gone["reason"]) == ("disabled", "the environment no longer names it")
+    assert cli("audit", "--action", "source", "--json").json[0]["action"] == "source.disable"
     assert cli("source", "rm", "kafka:env").code == 0
