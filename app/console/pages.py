@@ -232,13 +232,14 @@ def show(template: str, http_status: int = 200, /, **values: Any) -> Response:
 def _counts() -> Mapping[str, int]:
     """Return what is beside the names of pages: how many events need somebody; nothing where it is not shown.
 
-    It is at most some seconds old, because a service with many targets takes a while to count.
+    It is at most some seconds old, because a service with many targets takes a while to count; after an action it is
+    counted again.
     """
     who: Visitor | None = g.get("visitor")
-    if who is None or who.is_limited or request.headers.get("HX-Request"):
+    if who is None or who.is_limited:
         return {}
     kept: dict[str, Any] = current_app.extensions.setdefault(_COUNTS, {"at": 0.0, "counts": {}})
-    if kept["at"] + _COUNTS_AGE <= (now := time.monotonic()):
+    if kept["at"] + _COUNTS_AGE <= (now := time.monotonic()) or request.args.get("notice"):
         try:
             events = calls.get("/v1/status")["events"]
         except Refused:  # the page itself says what is wrong

@@ -119,6 +119,7 @@ def test_an_outage_is_seen_mended_and_repaired(browser: Browser, whole: System, 
         expect(page.locator(".equation .dead dd")).to_have_text("1")
         whole.post(body(event("third", bucket=target)))
         expect(page.locator(".equation .dead dd")).to_have_text("2")
+        expect(page.locator("#count-dead-letters")).to_have_text(re.compile("[1-9]"))  # also in the navigation
         expect(page.locator("#errors")).to_be_visible()
         page.locator("#c-dead").click()
         expect(page.locator("tbody .reason").first).to_contain_text("no such column")

@@ -899,6 +899,15 @@ def test_the_navigation_counts_what_needs_somebody_and_has_the_targets(busy: Bro
     page = busy.get("rules")
     assert "Dead letters1" in page.text
     assert "Retries2" in page.text
+    # They move with the live parts of an open page, and are counted again after an action.
+    [body] = page.all("body")
+    live = busy.get("workers", HX_Request="true")
+    counted = [given["id"] for given in live.all("span") if given.get("class") == "count"]
+    assert body["hx-select-oob"] == ",".join(f"#{each}" for each in counted) == "#count-dead-letters,#count-retries"
+    replayed = busy.post("dead-letters/replay", "dead-letters", scope="matching")
+    after = busy.get(f"dead-letters?{urlsplit(replayed.location).query}")
+    assert "Retries3" in after.text
+    assert [given["id"] for given in after.all("span") if "hidden" in given and "id" in given] == ["count-dead-letters"]
     listed = busy.get("targets")
     assert [given["href"] for given in listed.all("a") if given.get("id") == "t-webhook-audit"]
     [here] = [given["href"] for given in listed.all("a") if given.get("aria-current") == "page"]
