@@ -7,6 +7,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 _FLOWS = ("recorded", "delivered", "failed", "dead_lettered")
+_RECENT_SECONDS = 60  # since the newest sample, of which there is one every ten seconds while a drain runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,11 @@ def points(samples: Sequence[Mapping[str, Any]], *, width: int) -> list[Point]:
             )
         )
     return result
+
+
+def newest(curve: Sequence[Point], now: float) -> Point | None:
+    """Return what happened last; None if there are no samples of now (seconds since 1970), so that nobody knows."""
+    return curve[-1] if curve and curve[-1].at > now - _RECENT_SECONDS else None
 
 
 def newest_times(samples: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:

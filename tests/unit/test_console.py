@@ -14,7 +14,7 @@ from werkzeug.datastructures import Headers
 
 from app.console import formats
 from app.console.event_states import explain, steps, trial
-from app.console.series import newest_times, points
+from app.console.series import newest, newest_times, points
 from app.console.session import is_same_site
 from app.console.views.reconciliations import trends
 
@@ -235,6 +235,12 @@ def test_the_drift_of_a_mirror_is_followed_from_run_to_run() -> None:
     ]  # fmt: skip
     assert [(each.bucket, each.drifts) for each in trends(newest_first)] == [("b", [9]), ("a", [0, 5, 2])]
     assert trends([]) == []
+
+
+def test_a_rate_is_one_of_now_only_while_samples_are_taken() -> None:
+    curve = points([sample("00:00"), sample("00:10", delivered=50)], width=10)
+    assert (newest(curve, curve[-1].at + 20), newest(curve, curve[-1].at + 300)) == (curve[-1], None)
+    assert newest([], 0) is None
 
 
 def test_the_newest_delivery_times_are_those_of_the_last_sample_with_any() -> None:

@@ -1,5 +1,6 @@
 """The overview: is everything delivered, and what needs an operator?"""
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -13,7 +14,7 @@ from app.config.arn import parse_target
 from app.config.errors import BadValue
 from app.console import calls
 from app.console.pages import page, show, visitor
-from app.console.series import Point, newest_times, points
+from app.console.series import newest, newest_times, points
 
 _MAX_CURVES = 60  # targets; with more of them the overview has no curves
 # The curves' minutes: of few targets more, because a page is made of a bounded number of samples.
@@ -33,6 +34,7 @@ def overview() -> Response:
     status = _sum(targets) | ({} if limited else _service())
     found = [one for one in calls.get("/v1/doctor")["findings"] if one["grade"] in _ATTENTION]
     events = status["events"]
+    rates = [point for curve in curves.values() if (point := newest(curve, time.time()))]
     return show(
         "overview.html",
         here="overview",
@@ -42,8 +44,8 @@ def overview() -> Response:
         findings=[one | {"path": _page_of(one["subject"])} for one in sorted(found, key=_severity)],
         waiting=events.get("pending", 0) + events.get("parked", 0),
         slowest=max((p99 for _, p99 in times.values() if p99 is not None), default=None),
-        incoming=sum(_newest(curve).recorded for curve in curves.values()),
-        outgoing=sum(_newest(curve).delivered for curve in curves.values()),
+        incoming=sum(point.recorded for point in rates) if rates else None,
+        outgoing=sum(point.delivered for point in rates) if rates else None,
         has_rules=limited or (bool(targets) and bool(calls.get("/v1/rules")["rules"])),
         now=datetime.now(UTC).isoformat(),
     )
@@ -107,7 +109,3 @@ def _series(minutes: int) -> list[dict[str, Any]]:
     since = (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat(timespec="seconds")
     series: list[dict[str, Any]] = calls.get("/v1/series", since=since)["series"]
     return series
-
-
-def _newest(curve: list[Point]) -> Point:
-    return curve[-1] if curve else Point(0, 0, 0, 0, 0, 0, None)

@@ -13,7 +13,7 @@ from app.console.calls import target_path
 from app.console.formats import short_target
 from app.console.pages import done, form_values, page, show, visitor
 from app.console.ranges import Curves, curves
-from app.console.series import Point, points
+from app.console.series import Point, newest, points
 from app.resources.declaration import BadMember
 
 _RETRIES = 100  # retried objects, of which the last reasons are counted
@@ -49,7 +49,7 @@ def target(kind: str, name: str) -> Response:
         wrong=wrong,
         live=live,
         points=curve,
-        newest=recent[-1] if recent else None,
+        newest=newest(recent, time.time()),
         drawn=drawn,
         timed=any(point.p99 is not None for point in curve),
         balanced=events["recorded"] == sum(events[each] for each in _LOSSES[1:]),
