@@ -25,7 +25,7 @@ from app.outbox.delivery.due_work import MAX_QUIET_PARTITIONS, DueTarget, due_of
 from app.outbox.delivery.idle_cursors import IdleCursors
 from app.outbox.delivery.log_ahead import has_work, read_claimed
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.markers import WHOLE_LOG
+from app.outbox.markers import REVOKED, WHOLE_LOG
 
 log = logging.getLogger("bucketwire.outbox")
 
@@ -271,7 +271,7 @@ def lease_holders(connection: sa.Connection, now: int) -> dict[str, dict[int, in
     """Return for each process that has leases at `now`, `HOST:PID`, how many partitions of which target (row id)."""
     c = tables.cursors.c
     leased = sa.select(c.lease_token, c.target_id, sa.func.count()).where(
-        c.replay_id == WHOLE_LOG, sa.not_(is_free(tables.cursors, now))
+        c.replay_id == WHOLE_LOG, sa.not_(is_free(tables.cursors, now)), c.lease_token != REVOKED
     )
     holders: dict[str, dict[int, int]] = {}
     for token, target_id, count in connection.execute(leased.group_by(c.lease_token, c.target_id)):

@@ -26,6 +26,7 @@ from app.outbox import search as searching
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import Leases, new_token
 from app.outbox.delivery.replays import Replays
+from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.progress import Progress
@@ -885,7 +886,9 @@ def test_a_running_reconciliation_shows_how_far_it_is(local: Browser, database: 
 def test_the_workers_page_shows_which_process_delivers_what(busy: Browser, database: Database) -> None:
     assert "No worker process has a partition at this moment" in busy.get("workers").text
     paused = registry(database).target(TargetId("webhook", "paused"))
-    Leases(database, 600_000).claim(paused.row_id, [0, 1, 2], new_token(), now_ms())
+    Leases(database, 600_000).claim(paused.row_id, [0, 1, 2, 3], new_token(), now_ms())
+    with database.writing() as connection:
+        cursors.revoke(connection, paused.row_id, [3])  # so nobody delivers it
     host, _, pid = new_token().rpartition(":")[0].rpartition(":")
     page = busy.get("workers")
     assert f"{host} {pid} 3 webhook:paused" in page.text
