@@ -18,7 +18,8 @@ from app.console.pages import form_values, page, within_limits
 from app.console.ranges import curves
 
 MAX_ROWS = 10_000  # of a file
-_PAGE = 1000  # rows of a call
+MAX_BYTES = 16 << 20  # of a file's rows as JSON, after which it ends: all of them are in this process' memory
+_PAGE = 250  # rows of a call
 _SECONDS = 20  # after which a file ends as it is: a search may find little in a long log
 # A spreadsheet takes a text that begins with one of these for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -63,10 +64,12 @@ def export(what: str, form: str) -> Response:
     if which is None or form not in ("csv", "json"):
         raise Refused(404, {"detail": "events and dead-letters can be exported, as csv and json"})
     given = within_limits(form_values(*which.filters), which.limited)
-    rows, following = [], ""
+    rows, following, size = list[dict[str, Any]](), "", 0
     for found in _pages(which, given):
-        rows += [{name: one[name] for name in which.columns if name in one} for one in found[which.member]]
-        following = found["next"]
+        some = [{name: one[name] for name in which.columns if name in one} for one in found[which.member]]
+        rows, following, size = rows + some, found["next"], size + len(orjson.dumps(some))
+        if size >= MAX_BYTES:
+            break
     return _file(what, form, which.member, rows, which.columns, following)
 
 

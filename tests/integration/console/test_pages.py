@@ -642,15 +642,16 @@ def test_what_a_page_lists_can_be_exported(busy: Browser, database: Database) ->
         assert busy.get(f"export/{path}").status in (400, 404), path
 
 
+@pytest.mark.parametrize(("limit", "most", "rows"), [("MAX_ROWS", 3, 3), ("MAX_BYTES", 100, 2)])
 def test_an_export_that_is_not_whole_says_so(
-    local: Browser, database: Database, monkeypatch: pytest.MonkeyPatch
+    local: Browser, database: Database, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, rows: int
 ) -> None:
     add_target(database, "audit")
     Log(database).append([[event(f"k{number}") for number in range(5)]])
-    monkeypatch.setattr("app.console.views.exports.MAX_ROWS", 3)
+    monkeypatch.setattr(f"app.console.views.exports.{limit}", most)
     monkeypatch.setattr("app.console.views.exports._PAGE", 2)
     found = local.get("export/events.json").response
-    assert ("-incomplete.json" in found.headers["Content-Disposition"], len(found.get_json()["events"])) == (True, 3)
+    assert ("-incomplete.json" in found.headers["Content-Disposition"], len(found.get_json()["events"])) == (True, rows)
     assert found.get_json()["next"]
 
 
