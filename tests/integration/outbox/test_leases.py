@@ -11,8 +11,9 @@ from app.outbox import tables
 from app.outbox.delivery import due_work, idle_cursors, isolation
 from app.outbox.delivery.breaker_state import close_breaker, open_breaker
 from app.outbox.delivery.due_work import DueTarget, DueWork
-from app.outbox.delivery.leases import Lease, Leases
+from app.outbox.delivery.leases import Lease, Leases, lease_holders
 from app.outbox.delivery.log_ahead import LogWindow
+from app.outbox.delivery.transitions import cursors
 from app.outbox.delivery.transitions.settlement import Settlement
 from app.outbox.delivery.transitions.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
@@ -65,6 +66,17 @@ def test_a_claim_that_cannot_read_what_it_has_claimed_holds_nothing(
     lease = leases.claim(_row_id(database, target), range(4), "second", now_ms())
     assert lease is not None
     assert len(lease.positions) == 4
+
+
+def test_who_has_which_partitions_is_known_and_nobody_has_a_revoked_one(database: Database) -> None:
+    leases = Leases(database, 600_000)
+    here, there = (_row_id(database, add_target(database, name)) for name in ("here", "there"))
+    for row_id, partition, token in ((here, 0, "a:1:x"), (here, 1, "a:1:y"), (there, 1, "a:1:z"), (here, 2, "b:1:x")):
+        assert leases.claim(row_id, [partition], token, now_ms()) is not None
+    with database.writing() as connection:
+        cursors.revoke(connection, here, [2])
+        assert lease_holders(connection, now_ms()) == {"a:1": {here: 2, there: 1}}
+        assert lease_holders(connection, now_ms() + 700_000) == {}
 
 
 def test_free_partitions_with_due_work_are_found_until_a_worker_has_them(
