@@ -493,6 +493,16 @@ def test_the_theme_is_kept_and_curves_are_drawn(browser: Browser, whole: System,
         )
 
 
+def test_rejected_messages_are_ticked_and_counted(browser: Browser, whole: System, busy: str) -> None:
+    with visit(browser, whole) as look:
+        page = look.page
+        page.goto("sources/kafka/minio")
+        page.get_by_label("Select all on this page").check()
+        expect(page.locator(".selected-count")).to_have_text("(2)")
+        page.get_by_label(re.compile("Select message")).first.uncheck()
+        expect(page.locator(".selected-count")).to_have_text("(1)")
+
+
 def test_everything_can_be_read_without_scripts_and_changed_too(browser: Browser, whole: System, busy: str) -> None:
     with visit(browser, whole, java_script_enabled=False) as look:
         for path in pages(whole, busy).values():

@@ -57,9 +57,10 @@
       whole.addEventListener("change", () => {
         for (const box of boxes) box.checked = whole.checked;
       });
-      // Who ticks a box means the ticked ones.
+      // Who ticks a box means the ticked ones, where there is another choice.
+      const selected = form.querySelector("input[name=scope][value=selected]");
       form.addEventListener("change", (event) => {
-        if (event.target.type === "checkbox") form.querySelector("input[name=scope][value=selected]").checked = true;
+        if (selected && event.target.type === "checkbox") selected.checked = true;
         show();
       });
       show();
