@@ -82,7 +82,10 @@ class Lease:
 
 
 class Leases:
-    """Claim, renew and release partitions. Times are milliseconds; a lease expires `lease_ms` (`lease_ttl`) after its renewal."""
+    """Claim, renew and release partitions. Times are milliseconds.
+
+    A lease expires `lease_ms` (the setting `lease_ttl`) after its renewal.
+    """
 
     def __init__(self, database: Database, lease_ms: int) -> None:
         self._database = database
