@@ -22,6 +22,7 @@ from app.outbox.engine.schema_version import current, head, is_later
 from app.outbox.reconcile.runs import RUNNING, SCAN, Reconciliations
 from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
 from app.outbox.registry import Registry
+from app.outbox.sources.registry import INVALID_SETTINGS
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import read_sources
 from app.outbox.targets import OPENING_FAILED
@@ -292,7 +293,8 @@ def _check_sources(service: Service) -> Iterator[Finding]:
             waiting = "" if stored.lag is None else f"; {stored.lag} messages wait"
             yield Finding(subject, "ok", f"a worker pulls from it{waiting}")
         else:
-            yield Finding(subject, "note", state)
+            grade = "problem" if reason == INVALID_SETTINGS else "note"
+            yield Finding(subject, grade, f"{state}: {reason}" if reason else state)
         if stored.notice:
             yield Finding(subject, "problem", f"{format_age(stored.notice_at, now)} ago: {stored.notice}")
         if count := kept.get(stored.row_id):

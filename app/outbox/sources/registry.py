@@ -17,7 +17,7 @@ from app.outbox.engine.database import Database, OpenTransaction, now_ms
 from app.outbox.sources.errors import ReadOnlySource, SourceInUse
 from app.outbox.sources.stored import StoredSource, find_source, read_positions, read_sources
 
-_INVALID = "its settings in the environment are invalid"
+INVALID_SETTINGS = "its settings in the environment are invalid"  # a reason
 _REVOKED = {"lease_token": "", "leased_until": 0}
 _NO_NOTICE: dict[str, Any] = {"notice": "", "notice_at": 0}
 _AS_NEW: dict[str, Any] = {"failures": 0, "resume_at": 0, "error": "", "error_at": 0, "lag": None}
@@ -105,8 +105,8 @@ class SourceRegistry(SealedSettings[SourceSettings]):
                 except BadSettings:
                     pass  # sealed with a key that is not known any more: store the environment's secret again
             if source in invalid and entry and self.positions(entry):
-                if entry.enabled or entry.reason != _INVALID:
-                    self._update(source, "disable", enabled=False, reason=_INVALID)
+                if entry.enabled or entry.reason != INVALID_SETTINGS:
+                    self._update(source, "disable", enabled=False, reason=INVALID_SETTINGS)
                 continue
             self.put(source, values, origin="environment", invalid=source in invalid)
         for source, entry in stored.items():

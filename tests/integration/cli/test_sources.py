@@ -6,6 +6,8 @@ import pytest
 from cryptography.fernet import Fernet
 
 from app.api.routes.metrics import source_metrics
+from app.config.sources.source_id import SourceId
+from app.outbox import tables
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.sources.rejected import read_kept
@@ -133,6 +135,22 @@ def test_rejected_messages_are_listed_shown_retried_and_deleted(cli: Cli, databa
     assert cli("source", "rejected", "rm", "kafka:minio").code == 2
     assert cli("source", "rejected", "rm", "kafka:minio", "--all", "--json").json == {"deleted": 2}
     assert cli("source", "rejected", "show", "kafka:minio", first).code == 1
+
+
+def test_the_doctor_names_a_source_whose_variables_became_invalid(cli: Cli, database: Database) -> None:
+    environ = {
+        "BUCKETWIRE_SOURCE_KAFKA_ENABLE_env": "on", "BUCKETWIRE_SOURCE_KAFKA_BROKERS_env": "kafka",
+        "BUCKETWIRE_SOURCE_KAFKA_TOPIC_env": "events",
+    }  # fmt: skip
+    assert sync_environment(registry(database), environ) == []
+    stored = registry(database).sources.source(SourceId("kafka", "env"))
+    with database.writing() as connection:
+        position = {"source_id": stored.row_id, "share": "0", "position": "42"}
+        connection.execute(tables.source_positions.insert().values(position))
+    sync_environment(registry(database), environ | {"BUCKETWIRE_SOURCE_KAFKA_TOPIC_env": ""})
+    findings = cli("doctor", "--json").json["findings"]
+    [found] = [one for one in findings if one["subject"] == "source kafka:env"]
+    assert (found["grade"], found["text"]) == ("problem", "disabled: its settings in the environment are invalid")
 
 
 def test_a_source_of_the_environment_is_changed_only_there_and_disabled_when_it_is_gone(
