@@ -6,12 +6,17 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+from app.outbox.engine.database import Database
 from tests import services
 from tests.contract.probes.base import Probe
 from tests.contract.probes.registry import PROBES
+from tests.contract.source_probes.base import SourceProbe
+from tests.contract.source_probes.registry import SOURCE_PROBES
+from tests.support.builders import migrated
 
 
 @pytest.fixture(scope="session")
@@ -53,3 +58,17 @@ def probe(running: Probe) -> Probe:
     """Every probe in turn, its server running and empty."""
     running.renew()
     return running
+
+
+@pytest.fixture(scope="module", params=sorted(SOURCE_PROBES))
+def served(request: pytest.FixtureRequest) -> Iterator[SourceProbe]:
+    """Every type of queue in turn."""
+    with contextlib.closing(SOURCE_PROBES[request.param]()) as probe:
+        yield probe
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    """An empty outbox of the test's own."""
+    with contextlib.closing(migrated(f"sqlite:///{tmp_path}/outbox.db", partitions=4)) as opened:
+        yield opened

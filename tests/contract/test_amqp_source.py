@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pika
@@ -19,7 +18,6 @@ from app.outbox.engine.database import Database
 from tests.contract.probes.amqp import QUEUE
 from tests.contract.source_probes.amqp import Queue
 from tests.services import until
-from tests.support.builders import migrated
 from tests.support.pulled_events import Sources, messages, numbered, recorded, running, wait_for
 from workers.sources.amqp import AmqpSource
 from workers.sources.base import SourceUnavailable
@@ -41,12 +39,6 @@ def served() -> Iterator[Queue]:
 def queue(served: Queue) -> Queue:
     served.renew()
     return served
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with closing(migrated(f"sqlite:///{tmp_path}/outbox.db", partitions=4)) as opened:
-        yield opened
 
 
 def url(database: Database) -> str:

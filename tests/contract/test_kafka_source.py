@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
@@ -16,7 +15,6 @@ from app.outbox.engine.database import Database
 from tests.contract.probes.kafka import PARTITIONS
 from tests.contract.source_probes.kafka import Topic
 from tests.services import until
-from tests.support.builders import migrated
 from tests.support.pulled_events import Sources, messages, numbered, recorded, running, wait_for
 
 
@@ -30,12 +28,6 @@ def served() -> Iterator[Topic]:
 def topic(served: Topic) -> Topic:
     served.renew()
     return served
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with closing(migrated(f"sqlite:///{tmp_path}/outbox.db", partitions=4)) as opened:
-        yield opened
 
 
 def shown(topic: Topic, group: str) -> int:

@@ -6,14 +6,12 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from app.outbox.engine.database import Database, now_ms
 from tests import services
 from tests.contract.source_probes.base import SourceProbe
-from tests.contract.source_probes.registry import SOURCE_PROBES
 from tests.services import until
 from tests.support.builders import SECRET_KEY, add_target, migrated, registry
 from tests.support.pulled_events import (
@@ -33,25 +31,11 @@ pytestmark = pytest.mark.promise
 LEASE_SECONDS = 3
 
 
-@pytest.fixture(scope="module", params=sorted(SOURCE_PROBES))
-def served(request: pytest.FixtureRequest) -> Iterator[SourceProbe]:
-    """Every type of queue in turn."""
-    with contextlib.closing(SOURCE_PROBES[request.param]()) as probe:
-        yield probe
-
-
 @pytest.fixture
 def probe(served: SourceProbe) -> SourceProbe:
     """Every type of queue in turn, running and empty."""
     served.renew()
     return served
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    opened = migrated(f"sqlite:///{tmp_path}/outbox.db", partitions=4)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

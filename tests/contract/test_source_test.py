@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
@@ -15,19 +14,11 @@ from app.config.sources.registry import source_type
 from app.config.target_settings import load
 from app.events.limits import Limits
 from tests.contract.source_probes.base import SourceProbe
-from tests.contract.source_probes.registry import SOURCE_PROBES
 from tests.support.builders import SECRET_KEY, migrated
 from tests.support.pulled_events import Sources, messages, numbered
 from tests.support.service_processes import BUCKETWIRE
 from workers.source_test import run_source_test
 from workers.target_test import Step
-
-
-@pytest.fixture(scope="module", params=sorted(SOURCE_PROBES))
-def served(request: pytest.FixtureRequest) -> Iterator[SourceProbe]:
-    """Every type of queue in turn."""
-    with contextlib.closing(SOURCE_PROBES[request.param]()) as probe:
-        yield probe
 
 
 @pytest.fixture
