@@ -15,15 +15,21 @@ from spark_jobs.commands.reconcile import run as spark_run
 CONSOLE = Path(__file__).parents[2] / "app/console"
 # What a page makes a command of: `command('rule', 'ls', bucket)`, in a template or a view.
 _CALL = re.compile(r"\bcommand\(((?:[^()]|\([^()]*\))*)\)")
+# A macro takes the first word from those that call it: `same_commands('target', …)`.
+_KIND = re.compile(r"\bsame_commands\('([a-z]+)',")
 
 
 def written() -> Iterator[tuple[str, list[str]]]:
     """Yield the words of each command that are the same whatever is shown, and where it is written."""
-    for path in sorted([*CONSOLE.rglob("*.html"), *CONSOLE.rglob("*.py")]):
-        for call in _CALL.finditer(path.read_text()):
-            words = re.findall(r"""(?:^|[(,])\s*(['"])([a-z-]+)\1""", call[1])
-            if words and not call[1].startswith("*words"):
-                yield f"{path.relative_to(CONSOLE)}: {call[0]}", [word for _, word in words]
+    texts = {path: path.read_text() for path in sorted([*CONSOLE.rglob("*.html"), *CONSOLE.rglob("*.py")])}
+    kinds = sorted({kind for text in texts.values() for kind in _KIND.findall(text)})
+    for path, text in texts.items():
+        for call in _CALL.finditer(text):
+            for kind in kinds if call[1].startswith("kind,") else [""]:
+                arguments = call[1].replace("kind,", f"'{kind}',", 1) if kind else call[1]
+                words = re.findall(r"""(?:^|[(,])\s*(['"])([a-z-]+)\1""", arguments)
+                if words and not arguments.startswith("*words"):
+                    yield f"{path.relative_to(CONSOLE)}: command({arguments})", [word for _, word in words]
 
 
 EVERY = dict(written())
@@ -32,6 +38,7 @@ EVERY = dict(written())
 def test_there_are_commands_to_look_at() -> None:
     assert len(EVERY) > 25
     assert ["rule", "ls"] in EVERY.values()
+    assert ["target", "show"] in EVERY.values() and ["source", "show"] in EVERY.values()
 
 
 @pytest.mark.parametrize("place", EVERY)
