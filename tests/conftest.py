@@ -21,6 +21,7 @@ from tests.support import (
     compiled_statements,
     interruption,
     properties,
+    reruns,
     server_logs,
     tiers,
     without_servers,
@@ -62,6 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     compiled_statements.share()
     compiled_pages.share()
     interruption.watch(config)
+    config.pluginmanager.register(reruns, reruns.__name__)
 
 
 @pytest.hookimpl(wrapper=True)
