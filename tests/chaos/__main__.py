@@ -4,8 +4,9 @@
     python -m tests.chaos --all --seed 7
 
 In each round processes are killed, or stopped for three leases and then continued, or a target hangs, answers byte by
-byte or gets a request late, or RabbitMQ refuses a queue, one or two at a time, while events flow and an operator
-changes something. When all is delivered again every target is read by a client of its own. A row is about one round.
+byte or gets a request late, or RabbitMQ refuses a queue, or the outbox fails over to a PostgreSQL standby that lags
+behind, one or two at a time, while events flow and an operator changes something. When all is delivered again every
+target is read by a client of its own. A row is about one round.
 Ends with 1 where something was lost, made up, out of order or otherwise not as promised.
 """
 
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from random import Random
 
 from tests.chaos.operations import Operator
-from tests.chaos.plan import PARTS, QUEUE, SOURCE, draw, parts_of, single_faults
+from tests.chaos.plan import PARTS, SINGLE, SOURCE, STANDBY, draw, parts_of, single_faults
 from tests.chaos.rounds import HEADINGS, Chaos, Row
 from tests.chaos.verification import Verification
 from tests.support.fault_injection import BROKERS, OUTBOXES, make_targets, serving
@@ -97,7 +98,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--events", type=int, default=300_000, help="of each set-up (default %(default)s)")
-    add("--rounds", type=int, default=51, help="of each set-up (default %(default)s: every single fault, and 17 pairs)")
+    add("--rounds", type=int, default=54, help="of each set-up (default %(default)s: every single fault, and 18 pairs)")
     add("--seed", default="1", help="of what happens when (default %(default)s)")
     add("--idle", type=int, default=0, help="further targets that no rule names, such as 300 (default %(default)s)")
     add("--source", action="store_true", help="a fifth sender writes to Kafka, from which a worker pulls")
@@ -110,13 +111,15 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--outbox", choices=OUTBOXES, default="postgresql", help="(default %(default)s)")
     add("--broker", choices=BROKERS, default="redis", help="(default %(default)s)")
-    singles = [" ".join(fault) for fault in single_faults((*PARTS, *SOURCE, QUEUE))]
+    singles = [" ".join(fault) for fault in single_faults((*PARTS, *SOURCE, *SINGLE))]
     add("--only", action="append", default=[], choices=singles, help="this single fault, and others so given")
     names = ", ".join(f"{outbox} with {broker}" for outbox, broker in SET_UPS)
     add("--all", action="store_true", help=f"one after the other: {names}")
     parsed = parser.parse_args(given)
     if not parsed.source and any(each.endswith(SOURCE) for each in parsed.only):
         parser.error("faults of a source's worker and of Kafka need --source")
+    if parsed.outbox != "postgresql" and any(each.endswith(STANDBY) for each in parsed.only):
+        parser.error("only a PostgreSQL outbox has a standby")
     return parsed
 
 

@@ -15,10 +15,11 @@ import psutil
 
 from app.broker import queue_name
 from app.config.arn import TargetId
-from tests.chaos.plan import DELAY, DRIP, HANG, KILL, NETWORK, QUEUE, Fault
-from tests.services import RabbitMQ, Server
+from tests.chaos.plan import DELAY, DRIP, HANG, KILL, NETWORK, QUEUE, STANDBY, Fault
+from tests.services import RabbitMQ, Server, until
 from tests.services.proxy import Proxy
-from tests.support.fault_injection import Servers
+from tests.services.sql import Postgres
+from tests.support.fault_injection import Failover, Servers
 from tests.support.service_processes import Role, System
 
 MEANWHILE = 10
@@ -60,6 +61,8 @@ def _effect(fault: Fault, worker: Role, whole: System, servers: Servers) -> Effe
     if fault.part == QUEUE:
         assert isinstance(servers.broker, RabbitMQ)
         return _refused(servers.broker, queue_name(TargetId("redis", "list")))
+    if fault.part == STANDBY:
+        return _failed_over(servers)
     if fault.part.endswith("child"):
         role = whole.api if fault.part.startswith("API") else worker
         return _child(role, fault, signal.SIGKILL if kill else signal.SIGSTOP)
@@ -89,6 +92,31 @@ def _refused(broker: RabbitMQ, queue: str) -> Effect:
             connection.channel().queue_delete(queue)
 
     return Effect(replace, _once(remove))
+
+
+def _failed_over(servers: Servers) -> Effect:
+    """Stop a standby of the outbox's database, which lags behind from then on, and let it take over in the end."""
+    primary = servers.database
+    assert isinstance(primary, Postgres)
+    standbys: list[Postgres] = []
+
+    def lag() -> None:
+        standbys.append(Postgres(primary.durable, primary).start())
+        until(standbys[0].caught_up, 60, what="a standby that has caught up")
+        standbys[0].stop()
+
+    def take_over() -> None:
+        if standbys:
+            primary.kill()
+            standbys[0].port = primary.port
+            servers.database = standbys[0].start()
+            with standbys[0].connection("outbox") as connection, connection.cursor() as cursor:
+                cursor.execute("SELECT id FROM events")
+                event_ids = frozenset(event_id for (event_id,) in cursor)
+            servers.failovers.append(Failover(event_ids, time.monotonic()))
+            standbys[0].promote()
+
+    return Effect(lag, _once(take_over))
 
 
 def _servers(whole: System, servers: Servers, worker: Role) -> dict[str, Server | None]:

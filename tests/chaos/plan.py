@@ -16,9 +16,11 @@ KILL, STOP = "kill", "stop"
 # says next, while all others pass, and passes it on at the end.
 HANG, DRIP, DELAY = "hang", "drip", "delay"
 NETWORK = (HANG, DRIP, DELAY)
-REFUSE = "refuse"
+REFUSE, FAIL_OVER = "refuse", "fail over to"
 SOURCE = ("source's worker", "Kafka")  # where events also come by a source
 QUEUE = "target's queue"  # which RabbitMQ has with other properties than the service declares
+STANDBY = "a lagging standby"  # of the outbox's PostgreSQL
+SINGLE = {STANDBY: FAIL_OVER, QUEUE: REFUSE}  # what happens to no process, and never beside another fault
 WORKER = ("worker", "worker's parent", "worker's child")
 API = ("API", "API's child")
 PARTS = (
@@ -77,24 +79,27 @@ def draw(seed: str, rounds: int, parts: Sequence[str] = PARTS, only: Sequence[st
     for number in range(1, rounds + 1):
         single = only or number % EVERY_DOUBLE
         faults = (_fault(rng, *next(singles)),) if single else _two_at_once(rng, parts)
-        drawn.append(Round(faults, next(operations), rng.random(), rng.random(), rng.random()))
+        # A failover also loses what an operator changes meanwhile: of a replay nothing is left to be repaired.
+        operation = "replay" if faults[0].part == STANDBY else next(operations)
+        drawn.append(Round(faults, operation, rng.random(), rng.random(), rng.random()))
     return drawn
 
 
 def single_faults(parts: Sequence[str] = PARTS) -> list[tuple[str, str]]:
     """Each action and the part that it meets."""
-    processes = [part for part in parts if part != QUEUE]
+    processes = [part for part in parts if part not in SINGLE]
     return [
         *((action, part) for action in (KILL, STOP) for part in processes),
         *((action, part) for action in NETWORK for part in TARGETS if part in parts),
-        *((REFUSE, part) for part in parts if part == QUEUE),
+        *((SINGLE[part], part) for part in parts if part in SINGLE),
     ]
 
 
 def parts_of(outbox: str, broker: str, *, source: bool = False) -> tuple[str, ...]:
-    """What there is to hurt: SQLite has no server, and only RabbitMQ's queues have properties."""
+    """What there is to hurt: SQLite has no server, only PostgreSQL a standby, and only RabbitMQ's queues properties."""
     parts = [part for part in PARTS if not (outbox == "sqlite" and part == "database")]
-    return (*parts, *(SOURCE if source else ()), *((QUEUE,) if broker == "rabbitmq" else ()))
+    standby, queue = outbox == "postgresql", broker == "rabbitmq"
+    return (*parts, *(SOURCE if source else ()), *((STANDBY,) if standby else ()), *((QUEUE,) if queue else ()))
 
 
 def _cycled(rng: Random, items: Sequence[T]) -> Iterator[T]:
@@ -108,7 +113,7 @@ def _fault(rng: Random, action: str, part: str) -> Fault:
 
 def _two_at_once(rng: Random, parts: Sequence[str]) -> tuple[Fault, Fault]:
     """A second fault before the first is over: never in the same process, of which there may be only one."""
-    processes = [part for part in parts if part != QUEUE]
+    processes = [part for part in parts if part not in SINGLE]
     first = rng.choice(processes)
     second = rng.choice([part for part in processes if not _same_process(first, part)])
     actions = rng.choice([(STOP, KILL), (STOP, STOP), (KILL, KILL)])

@@ -20,8 +20,11 @@ from tests.support.traffic import Traffic
 RESUME_WITHIN = 60  # seconds from the end of the last fault until events come in and go out again, everywhere
 AT_FIRST, DURING = 0.4, 0.5  # shares of a round's events; few come after the faults: they would hide what went back
 SETTLE_WITHIN = 600  # seconds until everything of a round has to be delivered
-_LINE = "{:<42}{:<14}{:>8}{:>6}{:>12}{:>10}{:>13}{:>11}{:>8}{:>10}{:>9}{:>11}"
-_COLUMNS = ("lost", "unexpected", "repeated", "out of order", "went back", "mirror", "counters", "at work", "caught up")
+_LINE = "{:<42}{:<14}{:>8}{:>6}{:>12}{:>10}{:>13}{:>11}{:>8}{:>10}{:>18}{:>9}{:>11}"
+_COLUMNS = (
+    *("lost", "unexpected", "repeated", "out of order", "went back", "mirror", "counters", "lost by failover"),
+    *("at work", "caught up"),
+)
 HEADINGS = _LINE.format("fault", "meanwhile", "events", *_COLUMNS)
 
 

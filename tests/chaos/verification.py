@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field
+from itertools import compress
 
 import orjson
+import sqlalchemy as sa
 
+from app.events.parsing import parse
+from app.outbox import tables
 from app.outbox.delivery.replays import Replays
 from app.outbox.engine.database import Database
 from tests.chaos.operations import Operator
-from tests.support.fault_injection import Servers, target_settings, texts
-from tests.support.ledger import Counts, Ledger, Stream
+from tests.support.fault_injection import Failover, Servers, target_settings, texts
+from tests.support.ledger import Counts, Ledger, Span, Stream
 from tests.support.service_processes import System
-from tests.support.target_readers import Record, hashed, rows
+from tests.support.target_readers import Record, hashed, path, rows
 from tests.support.traffic import Traffic
 
 CORE = ("webhook", "Redis list", "PostgreSQL log")  # streams that get everything
+DECISIVE = {"s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete"}  # what an object without versions is after such an event
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What was found since the last look; all but `repeated` have to be 0."""
+    """What was found since the last look; all but `repeated` and `lost_by_failover` have to be 0."""
 
     lost: int = 0  # has to be at a target, and is not
     unexpected: int = 0  # never recorded, or not for this target
@@ -32,11 +37,12 @@ class Figures:
     went_back: int = 0  # objects whose last arrival is not their newest
     mirror: int = 0  # objects that a namespace shows otherwise than the buckets hold them
     counters: int = 0  # by how much recorded, delivered and the like do not add up
+    lost_by_failover: int = 0  # answered, and not on the standby that took over: no more, and no fewer
 
     @property
     def sound(self) -> bool:
         """Nothing that may not be."""
-        return not sum(astuple(self)) - self.repeated
+        return not sum(astuple(self)) - self.repeated - self.lost_by_failover
 
 
 @dataclass
@@ -50,6 +56,8 @@ class Verification:
     operator: Operator
     _counts: Counts = field(default_factory=Counts)
     _lost: int = 0
+    _lost_by_failover: int = 0
+    _unsure: set[str] = field(default_factory=set)  # objects whose state in a mirror depends on events that are lost
     _went_back: set[tuple[str, str]] = field(default_factory=set)
     _different: set[tuple[str, str, bytes | None]] = field(default_factory=set)
 
@@ -63,6 +71,7 @@ class Verification:
         With `delayed` a request came to a target late: a log then has its events after newer ones, which only a mirror
         must not show.
         """
+        lost_before = self._lost_by_failover
         self._read()
         counts, lost, went_back = self.ledger.total(), self.ledger.lost(), self.ledger.went_back()
         different, new = self._differences(), counts - self._counts
@@ -74,21 +83,38 @@ class Verification:
             went_back=0 if delayed else len(went_back - self._went_back),
             mirror=len(different - self._different),
             counters=self._mismatch(),
+            lost_by_failover=self._lost_by_failover - lost_before,
         )
         self._counts, self._lost, self._went_back, self._different = counts, lost, went_back, different
         return figures
 
     def _read(self) -> None:
+        failovers = self.servers.failovers[:]
+        self.servers.failovers.clear()
         for poster in self.flow.posters:
-            self.ledger.record(*poster.draw())
+            records, spans = poster.draw()
+            self.ledger.record(records, spans)
+            gone = [not poster.repeats and was_lost(*each, failovers) for each in zip(records, spans, strict=True)]
+            self.ledger.lose(compress(records, gone))
+            self._lost_by_failover += sum(gone)
+            for record, is_gone in zip(records, gone, strict=True):
+                self._note(record, lost=is_gone)
         delivered = [request for request in self.servers.receiver.take() if request.status == 200]
-        for name, path in (("webhook", "/"), ("strict", "/strict")):
-            self.ledger.arrive(name, [request.json()["Records"][0] for request in delivered if request.path == path])
+        for name, place in (("webhook", "/"), ("strict", "/strict")):
+            self.ledger.arrive(name, [request.json()["Records"][0] for request in delivered if request.path == place])
         self.ledger.arrive("Redis list", self._listed("list"))
         for key in self.operator.streams:
             if key != "strict":
                 self.ledger.arrive(key, self._listed(key))
         self.ledger.arrive("PostgreSQL log", self._logged())
+
+    def _note(self, record: Record, *, lost: bool) -> None:
+        """A lost event leaves open what a mirror has of its object: with versions for good, else until a newer one."""
+        name = path(record)
+        if lost:
+            self._unsure.add(name)
+        elif name.startswith("plain/") and record["eventName"] in DECISIVE:
+            self._unsure.discard(name)
 
     def _listed(self, key: str) -> list[Record]:
         with self.servers.redis.client() as client, client.pipeline(transaction=True) as both:
@@ -110,19 +136,29 @@ class Verification:
         return {
             (name, path, mirror.get(path))
             for name, mirror in mirrors.items()
-            for path in _paths(buckets, mirror)
+            for path in _paths(buckets, mirror) - self._unsure
             if buckets.get(path) != mirror.get(path)
         }
 
     def _mismatch(self) -> int:
-        replayed, core, total = self._replayed(), target_settings(self.servers), 0
+        replayed, core = self._replayed(), target_settings(self.servers)
+        answered = self.flow.taken - self._lost_by_failover
+        total = abs(self._recorded() - answered)
         for entry in self.whole.audits():
             name, counters = str(entry.counters.target), entry.counters
             total += abs(entry.difference) + counters.discarded
             if name in core:
                 # More are recorded where a lease was lost: the newest event of an object is then delivered again.
-                total += max(0, self.flow.taken + replayed[name] - counters.recorded)
+                total += max(0, answered + replayed[name] - counters.recorded)
         return total
+
+    def _recorded(self) -> int:
+        """How many events the log has: none that was answered with 202 has left it yet."""
+        with (
+            contextlib.closing(Database(self.whole.settings["BUCKETWIRE_DATABASE_URL"])) as database,
+            database.reading() as connection,
+        ):
+            return int(connection.execute(sa.select(sa.func.count()).select_from(tables.events)).scalar_one())
 
     def _replayed(self) -> Counter[str]:
         """How many events replays have counted as recorded once more, by `type:name`."""
@@ -133,5 +169,15 @@ class Verification:
         return counts
 
 
+def was_lost(record: Record, span: Span, failovers: Sequence[Failover]) -> bool:
+    """Whether the record was answered by a server whose standby took over without it."""
+    _, answered = span
+    before = [each for each in failovers if answered < each.began]
+    if not before:
+        return False
+    [event] = parse(orjson.dumps({"Records": [record]}), {}, now_ms=0).events
+    return any(event.id not in each.event_ids for each in before)
+
+
 def _paths(*mappings: Iterable[str]) -> set[str]:
-    return {path for mapping in mappings for path in mapping}
+    return {name for mapping in mappings for name in mapping}

@@ -109,6 +109,16 @@ class Postgres(Server):
             cursor.execute(f'CREATE DATABASE "{name}"{locale}')
         return self.url(name)
 
+    def caught_up(self) -> bool:
+        """Whether this standby has everything that its primary has written."""
+        assert self.primary is not None
+        with self.primary.connection() as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT pg_current_wal_lsn()")
+            [written] = cursor.fetchone()  # type: ignore[misc]  # one row
+        with self.connection() as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (written,))
+            return cursor.fetchone() == (True,)
+
     def promote(self) -> None:
         """Make a standby a primary; returns when it accepts writes."""
         with self.connection() as connection, connection.cursor() as cursor:

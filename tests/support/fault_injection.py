@@ -23,6 +23,18 @@ from tests.support.traffic import Traffic
 PATIENCE = 40  # seconds after a kill until events have to come in and go out again, everywhere
 
 
+@dataclass(frozen=True)
+class Failover:
+    """What a standby had when it took over from the outbox's database.
+
+    An event that was answered before `began`, in seconds of the monotonic clock, was recorded by the lost server: until
+    then the standby could only be read.
+    """
+
+    event_ids: frozenset[str]
+    began: float
+
+
 @dataclass
 class Servers:
     """What the service works with; the outbox and Redis keep what they confirmed, the broker comes back empty."""
@@ -35,6 +47,7 @@ class Servers:
     kafka: services.Kafka | None = None  # these two where events also come by a source
     source_worker: services.Server | None = None
     proxies: dict[str, Proxy] = field(default_factory=dict)  # before a target, by its part's name
+    failovers: list[Failover] = field(default_factory=list)  # of the outbox's database, until somebody takes them
 
     def port(self, part: str, server: services.Server) -> int:
         """The port at which the service reaches a target: its proxy's, if there is one."""
@@ -81,17 +94,16 @@ def serving(outbox: str = "postgresql", broker: str = "redis", *, proxied: bool 
     With `proxied` the service reaches each target through a proxy, which can be hurt in its place.
     """
     with ExitStack() as stack:
-        task_broker, database = BROKERS[broker](), OUTBOXES[outbox]()
-        for server in (task_broker, database):
-            if server is not None:
-                stack.callback(server.stop)
+        task_broker = BROKERS[broker]()
+        stack.callback(task_broker.stop)
         servers = Servers(
             broker=task_broker,
-            database=database,
+            database=OUTBOXES[outbox](),
             redis=stack.enter_context(services.redis(durable=True)),
             postgres=stack.enter_context(services.postgres()),
             receiver=stack.enter_context(services.receiver()),
         )
+        stack.callback(lambda: servers.database and servers.database.stop())  # which may be another by then
         if proxied:
             targets = {
                 "Redis target": servers.redis,

@@ -94,6 +94,7 @@ class _Object:
 
     places: dict[bytes, int] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
+    gone: set[int] = field(default_factory=set)  # places of those that the outbox lost by a failover
 
 
 @dataclass
@@ -124,6 +125,17 @@ class Ledger:
             entry = self._objects[path(record)]
             entry.places[_digest(record)] = len(entry.spans)
             entry.spans.append(span)
+
+    def lose(self, records: Iterable[Record]) -> None:
+        """Expect these no more: the outbox's database failed over to a state without them. They may have arrived."""
+        for record in records:
+            name = path(record)
+            place = self._objects[name].places[_digest(record)]
+            self._objects[name].gone.add(place)
+            for arrivals in self._streams.values():
+                if place in arrivals.gaps[name]:
+                    arrivals.gaps[name].remove(place)
+                    arrivals.passed[name].add(place)
 
     def arrive(self, stream: str, records: Iterable[Record]) -> None:
         """Count what has come to a stream since the last call, in its order."""
@@ -164,7 +176,9 @@ class Ledger:
     def _expects(self, stream: Stream, name: str, place: int) -> Expected:
         if not stream.selects(name):
             return Expected.FORBIDDEN
-        return expected(stream.windows, self._objects[name].spans[place])
+        expects = expected(stream.windows, self._objects[name].spans[place])
+        gone = expects is Expected.REQUIRED and place in self._objects[name].gone
+        return Expected.ALLOWED if gone else expects
 
     def lost(self) -> int:
         """How many events that have to arrive have not, in all streams."""
@@ -184,7 +198,8 @@ class Ledger:
             (arrivals.stream.name, name)
             for arrivals in self._streams.values()
             for name, place in arrivals.last.items()
-            if place + 1 < arrivals.reached[name] and arrivals.stream.ordered(name)
+            if not self._objects[name].gone.issuperset(range(place + 1, arrivals.reached[name]))
+            and arrivals.stream.ordered(name)
         }
 
     def total(self) -> Counts:

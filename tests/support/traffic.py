@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
 from random import Random
+from typing import ClassVar
 
 import httpx
 import orjson
@@ -32,6 +33,7 @@ class Poster:
     number: int
     rng: Random
     large: int = 0  # MiB of one event in about `_LARGE_EVERY`; 0: none
+    repeats: ClassVar[bool] = False  # what the outbox has forgotten comes again by itself
     buckets: list[Bucket] = field(init=False)
     sent: list[Record] = field(init=False, default_factory=list)
     spans: list[Span] = field(init=False, default_factory=list)  # when those that were taken were posted

@@ -8,18 +8,22 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 
+from app.events.parsing import parse
 from tests.chaos.__main__ import arguments
 from tests.chaos.faults import Effect, started_again, timeline
 from tests.chaos.plan import (
     DELAY,
+    FAIL_OVER,
     HANG,
     KILL,
     OPERATIONS,
     QUEUE,
     REFUSE,
     SOURCE,
+    STANDBY,
     STOP,
     WORKER,
     Fault,
@@ -27,7 +31,9 @@ from tests.chaos.plan import (
     parts_of,
     single_faults,
 )  # fmt: skip
+from tests.chaos.verification import was_lost
 from tests.services import until
+from tests.support.fault_injection import Failover
 from tests.support.ledger import UNKNOWN, Counts, Expected, Ledger, Stream, Window, expected
 from tests.support.target_readers import Record
 from tests.support.traffic import Poster, Traffic
@@ -149,6 +155,41 @@ def test_dead_letters_may_come_late_but_have_to_come() -> None:
     assert figures(after([0, 2, 3], 4, stream)) == (1, Counts(), 0)
 
 
+@pytest.mark.parametrize(
+    ("arrivals", "lost", "counts", "went_back"),
+    [
+        ([0, 3], 0, Counts(), 0),
+        ([0, 1, 0, 3], 0, Counts(repeated=1), 0),  # 1 came before it was lost, and what the standby knows of 0 is older
+        ([0, 1, 2, 0], 1, Counts(repeated=1), 0),
+        ([0, 1], 1, Counts(), 0),
+        ([0, 2, 3, 2], 0, Counts(repeated=1), 1),
+        ([3], 1, Counts(out_of_order=1), 0),
+    ],
+)
+def test_what_a_failover_lost_may_have_come_and_is_not_waited_for(
+    arrivals: list[int], lost: int, counts: Counts, went_back: int
+) -> None:
+    made = ledger(4, Stream("log"))
+    made.lose([record(1), record(2)])
+    made.arrive("log", map(record, arrivals))
+    assert figures(made) == (lost, counts, went_back)
+
+
+def test_what_was_missed_already_may_be_lost_by_a_failover_afterwards() -> None:
+    made = after([0, 2, 3])
+    made.lose([record(1)])
+    assert made.lost() == 0
+
+
+def test_a_failover_loses_what_was_answered_before_and_is_not_on_the_standby() -> None:
+    records = [record(number) for number in range(3)]
+    parsed = parse(orjson.dumps({"Records": records}), {}, now_ms=0).events
+    failover = Failover(frozenset({parsed[0].id}), began=10)
+    assert [was_lost(one, (8, 9), [failover]) for one in records] == [False, True, True]
+    assert not any(was_lost(one, span, [failover]) for one in records for span in ((8, 11), (11, 12), UNKNOWN))
+    assert not was_lost(records[1], (8, 9), [])
+
+
 def test_other_objects_are_not_for_a_stream_that_does_not_select_them() -> None:
     stream = Stream("log", selects=lambda path: path.endswith("b"))
     assert figures(after([], 4, stream))[0] == 0
@@ -162,12 +203,12 @@ def test_a_seed_means_one_plan_whatever_comes_of_it() -> None:
 
 
 def test_a_plan_has_every_single_fault_and_every_operation() -> None:
-    plan = draw("1", 51, parts_of("postgresql", "rabbitmq"))
+    plan = draw("1", 54, parts_of("postgresql", "rabbitmq"))
     singles = {(fault.action, fault.part) for each in plan if len(each.faults) == 1 for fault in each.faults}
     assert singles == set(single_faults(parts_of("postgresql", "rabbitmq")))
-    assert {(HANG, "webhook target"), (DELAY, "Redis target"), (REFUSE, QUEUE)} <= singles
+    assert {(HANG, "webhook target"), (DELAY, "Redis target"), (REFUSE, QUEUE), (FAIL_OVER, STANDBY)} <= singles
     assert {each.operation for each in plan} == set(OPERATIONS)
-    assert sum(len(each.faults) == 2 for each in plan) == 17
+    assert sum(len(each.faults) == 2 for each in plan) == 18
 
 
 def test_a_plan_of_one_fault_has_no_other() -> None:
@@ -189,8 +230,14 @@ def test_two_faults_at_once_meet_while_the_first_lasts_and_never_in_one_process(
 
 def test_sqlite_has_no_server_to_hurt_and_redis_refuses_no_queue() -> None:
     assert "database" in parts_of("mariadb", "redis")
+    assert STANDBY not in parts_of("mariadb", "redis")
     plan = draw("1", 99, parts_of("sqlite", "redis"))
-    assert not any(fault.part in {"database", QUEUE} for each in plan for fault in each.faults)
+    assert not any(fault.part in {"database", QUEUE, STANDBY} for each in plan for fault in each.faults)
+
+
+def test_an_operator_changes_nothing_that_a_failover_would_lose() -> None:
+    plan = draw("1", 9, only=["fail over to a lagging standby"], parts=parts_of("postgresql", "redis"))
+    assert {(str(each), each.operation) for each in plan} == {("fail over to a lagging standby", "replay")}
 
 
 def test_a_source_adds_its_worker_and_its_queue_to_what_is_hurt(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,15 +22,6 @@ from workers.delivery.outcomes import DELIVERED, Outcome
 pytestmark = pytest.mark.promise
 
 
-def caught_up(standby: Postgres, primary: Postgres) -> bool:
-    with primary.connection() as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT pg_current_wal_lsn()")
-        [written] = cursor.fetchone()  # type: ignore[misc]  # one row
-    with standby.connection() as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (written,))
-        return cursor.fetchone() == (True,)
-
-
 def answers(database: Database) -> bool:
     with suppress(*DatabaseUnavailable), database.reading() as connection:
         return bool(connection.execute(sa.select(tables.log_head.c.epoch)).scalar_one())
@@ -68,7 +59,7 @@ def test_what_is_recorded_after_a_failover_is_delivered_although_a_batch_was_in_
         holder = courier.partitions()
         assert holder is not None
         with Postgres(primary=primary).start() as standby:
-            until(lambda: caught_up(standby, primary))
+            until(standby.caught_up)
             standby.stop()
             Log(database).append([[event("a") for _ in range(15)]])
             with pytest.raises(LeaseLost):
