@@ -124,12 +124,26 @@ def _append(events: Sequence[Event], patience: float) -> batch.Receipt | QueueFu
 
 def _answer(result: batch.Receipt | QueueFull, parsed: Parsed) -> Receipt:
     if isinstance(result, QueueFull):
-        names = [_arn(target) for target in result.targets if may_see(target)]
-        full = ", ".join(names) or "a target"
-        detail = f"the queue of {full} is full and set to reject (queue_full=reject); nothing was recorded"
-        raise ApiProblem("queue-full", detail, {"targets": names})
+        raise queue_problem(result)
     g.receipt = result  # for the wake-up after the request
     return _receipt(result, parsed)
+
+
+def queue_problem(full: QueueFull) -> ApiProblem:
+    """Return the problem of events that were not recorded, by what the sender can do: wait, or send fewer at once."""
+    if full.too_small:
+        names = [_arn(one.target) for one in full.too_small if may_see(one.target)]
+        tightest = min(full.too_small, key=lambda one: one.limit)
+        detail = (
+            f"{tightest.events} of these events are for {', '.join(names) or 'a target'}, which takes at most "
+            f"{tightest.limit} that are not delivered yet (queue_limit) and is set to reject (queue_full=reject): it "
+            "never has room for all of them; send fewer events in a request, or raise queue_limit; nothing was recorded"
+        )
+        return ApiProblem("too-large", detail, {"targets": names, "limit": tightest.limit, "events": tightest.events})
+    names = [_arn(target) for target in full.targets if may_see(target)]
+    named = ", ".join(names) or "a target"
+    detail = f"the queue of {named} is full and set to reject (queue_full=reject); nothing was recorded"
+    return ApiProblem("queue-full", detail, {"targets": names})
 
 
 def _receipt(receipt: batch.Receipt, parsed: Parsed) -> Receipt:

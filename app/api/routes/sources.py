@@ -8,8 +8,8 @@ from msgspec import UNSET
 
 from app.api.auth import ADMIN, READ, needs
 from app.api.description import answers
-from app.api.errors import ApiProblem
 from app.api.request_body import json_object
+from app.api.routes.events import queue_problem
 from app.api.services import services
 from app.config.sources.registry import SOURCE_TYPES, source_type
 from app.config.sources.source_id import SourceId
@@ -154,7 +154,7 @@ def retry_rejected(type_name: str, name: str, number: int, body: Nothing) -> Rej
     sender = S3_FRONTENDS.get(stored.values.get("frontend", ""))
     receipt = services().rejected.retry(stored, number, services().limits, sender)
     if isinstance(receipt, QueueFull):
-        raise ApiProblem("queue-full", f"the queue of {', '.join(map(str, receipt.targets))} is full")
+        raise queue_problem(receipt)
     g.receipt = receipt  # for the wake-up after the request
     return RejectedRetried(recorded=receipt.recorded, repeated=receipt.repeated)
 

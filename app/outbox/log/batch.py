@@ -34,14 +34,26 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
+class TooSmall:
+    """A target whose queue would have no room for the events of one request if it were empty."""
+
+    target: TargetId
+    limit: int
+    events: int
+
+    def __str__(self) -> str:
+        return f"{self.target} ({self.events} events, queue_limit {self.limit})"
+
+
+@dataclass(frozen=True, slots=True)
 class QueueFull:
     """The whole request was rejected: these targets have `queue_full=reject` and a full queue.
 
-    Those `too_small` would have no room for its events if their queues were empty.
+    For those `too_small` it can never be recorded as it is.
     """
 
     targets: tuple[TargetId, ...]
-    too_small: tuple[TargetId, ...] = field(default=(), compare=False)
+    too_small: tuple[TooSmall, ...] = field(default=(), compare=False)
 
 
 def key_hash(bucket: str, key: str) -> int:
@@ -152,9 +164,15 @@ class Batch:
             return None
         wanted = Counter(target for event_id in event_ids for target in self._targets[event_id] if target in rejecting)
         full = {target: count for target, count in wanted.items() if count > self._room.get(target, count)}
-        too_small = [target for target, count in full.items() if count > limits.get(target, count)]
+        if not full:
+            return None
         ids = self._routing.ids
-        return QueueFull(tuple(ids[one] for one in full), tuple(ids[one] for one in too_small)) if full else None
+        too_small = [
+            TooSmall(ids[target], limits[target], count)
+            for target, count in full.items()
+            if count > limits.get(target, count)
+        ]
+        return QueueFull(tuple(ids[target] for target in full), tuple(too_small))
 
     def _add_row(self, event: Event, targets: str) -> int:
         """Add an event's row, and return its partition."""

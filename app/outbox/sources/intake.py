@@ -32,7 +32,7 @@ class TargetFull(Exception):
 
     def __init__(self, full: QueueFull) -> None:
         self.never = bool(full.too_small)
-        named = ", ".join(map(str, full.too_small or full.targets))
+        named = ", ".join(map(str, [one.target for one in full.too_small] or full.targets))
         super().__init__(
             f"it has more events than the queue_limit of {named}, which is set to reject"
             if self.never

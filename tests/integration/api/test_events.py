@@ -233,12 +233,35 @@ def test_an_odd_value_is_taken_or_refused_and_harms_nobody_else(api: Api, databa
 def test_a_full_queue_that_refuses_takes_nothing_and_names_the_target(api: Api, database: Database) -> None:
     target = add_target(database, queue_limit=2, queue_full="reject")
     other = add_target(database, "other")
-    answer = api.post(body("a", "b", "c"))
+    assert api.post(body("a")).json()["matched"] == {target.arn(): 1, other.arn(): 1}
+    answer = api.post(body("b", "c"))
     found = problem(answer, 503, "queue-full")
     assert found["targets"] == [target.arn()]
     assert int(answer.headers["retry-after"]) > 0
+    assert keys(database) == ["a"]
+    assert api.post(body("b")).json()["matched"] == {target.arn(): 1, other.arn(): 1}
+
+
+def test_a_request_with_more_events_than_a_target_ever_takes_is_too_large(api: Api, database: Database) -> None:
+    """A sender would repeat a 503 for ever; one that is told the limit can send the events in parts."""
+    target = add_target(database, queue_limit=2, queue_full="reject")
+    other = add_target(database, "other", queue_limit=1, queue_full="reject", bucket="elsewhere")
+    found = problem(api.post(body("a", "b", "c")), 413, "too-large")
+    assert (found["targets"], found["limit"], found["events"]) == ([target.arn()], 2, 3)
+    assert "queue_limit" in found["detail"]
     assert keys(database) == []
-    assert api.post(body("a", "b")).json()["matched"] == {target.arn(): 2, other.arn(): 2}
+    assert other.arn() not in found["detail"]
+    api.post(body("a", "b"))
+    problem(api.post(body("c", "d", "e")), 413, "too-large")
+    problem(api.post(body("c", "d")), 503, "queue-full")
+
+
+def test_what_is_recorded_of_a_request_already_does_not_make_it_too_large(api: Api, database: Database) -> None:
+    target = add_target(database, queue_limit=2, queue_full="reject")
+    first, second, third = body("a"), body("b"), body("c")
+    api.post(first)
+    problem(api.post(b"\n".join([first, second, third])), 503, "queue-full")
+    assert api.post(b"\n".join([first, second, second])).json()["matched"] == {target.arn(): 1}
 
 
 def test_a_rule_counts_from_the_request_after_it(plain: Api, plain_log: Database) -> None:
