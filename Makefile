@@ -105,19 +105,29 @@ image-test: $(VENV)/.developing ## build the images and the compose file, and ru
 matrix: $(VENV)/.developing servers ## the newest servers and the other Pythons
 	$(BIN)/python -m tests.matrix $(MATRIX)
 
-# As the image: by version and hash, and what builds packages first. Nothing is left to resolve, so pip looks for nothing;
-# and what is never imported, which is most of it, need not be compiled.
-LOCKED = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps
-$(VENV)/.installed: $(CAUSES) requirements.lock | $(BIN)/pip
-	@echo "Installing Bucketwire into $(VENV), which takes about half a minute the first time ..."
+# uv fetches side by side what pip fetches one by one: seconds instead of half a minute. It reads nothing of pip's
+# configuration: where that names an index or a way to it, where there is no uv for the machine, or where uv cannot fetch
+# what builds packages, pip installs all.
+PIP     = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+UV      = $(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python
+INSTALL = $(if $(shell test -x $(BIN)/uv && echo it is),$(UV),$(PIP))
+BUILDS  = --no-deps --require-hashes --requirement $(VENV)/setuptools.lock
+$(VENV)/.installer: requirements.lock deploy/uv.lock | $(BIN)/pip
+	@echo "Installing into $(VENV) ..."
 	@sed -n '/^setuptools==/,/[^\\]$$/p' requirements.lock > $(VENV)/setuptools.lock
-	@$(LOCKED) --require-hashes --requirement $(VENV)/setuptools.lock
-	@$(LOCKED) --no-build-isolation --require-hashes --requirement requirements.lock
-	@$(LOCKED) --no-build-isolation --editable .
+	@{ ! $(BIN)/pip config list | grep -qE 'index-url|no-index|proxy|trusted-host|client-cert' && \
+		$(PIP) --no-deps --only-binary :all: --require-hashes --requirement deploy/uv.lock && $(UV) $(BUILDS); } 2>/dev/null \
+		|| { rm -f $(BIN)/uv; $(PIP) $(BUILDS); }
 	@touch $@
 
-$(VENV)/.developing: $(CAUSES) | $(BIN)/pip
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,otel,spark]'
+# As the image: by version and hash, and what builds packages first. Nothing is left to resolve, so nothing is looked for.
+$(VENV)/.installed: $(CAUSES) requirements.lock | $(VENV)/.installer
+	@$(INSTALL) --no-deps --no-build-isolation --require-hashes --requirement requirements.lock
+	@$(INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.developing: $(CAUSES) | $(VENV)/.installer
+	@$(INSTALL) --constraint constraints.txt --editable '.[dev,otel,spark]'
 	@touch $@ $(VENV)/.installed
 
 $(BIN)/pip:
