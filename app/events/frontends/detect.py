@@ -52,6 +52,11 @@ def _relayed(record: dict[str, Any]) -> Frontend:
     return RELAYED[recognize(record).name]
 
 
+def _in_minios_form(context: Context) -> Context:
+    """Return the context of an envelope of MinIO: also the key in its records has MinIO's form."""
+    return context._replace(recognize=_relayed) if context.recognize is recognize else context
+
+
 def _values(value: Any, context: Context, location: Location, levels_left: int) -> Iterator[Item]:
     if isinstance(value, list):
         context.allowance.check_records(len(value))
@@ -60,11 +65,13 @@ def _values(value: Any, context: Context, location: Location, levels_left: int) 
     elif not isinstance(value, dict):
         yield _refused(BadRecord("it", f"is {excerpt(value)}; it must be {_SHAPES}"), location)
     elif "Records" in value:
-        if "Key" in value and "EventName" in value and context.recognize is recognize:
-            context = context._replace(recognize=_relayed)  # MinIO's envelope: also the key in the record has its form
+        if "Key" in value and "EventName" in value:
+            context = _in_minios_form(context)
         yield from _records(value["Records"], context, (location, "Records"), levels_left)
     elif "s3" in value:
         yield context.recognize(value), value, location
+    elif envelopes.is_access_entry(value):
+        yield from _records(value["Event"], _in_minios_form(context), (location, "Event"), levels_left)
     else:
         yield from _message(value, context, location, levels_left)
 

@@ -1,4 +1,4 @@
-"""Unwrap messages: SNS, the records of SQS and SNS that a Lambda passes on, CloudEvents (§13, §14.1)."""
+"""Unwrap messages: SNS, what a Lambda passes on of SQS and SNS, CloudEvents, MinIO's lists (§1.8, §13, §14.1)."""
 
 import base64
 import binascii
@@ -44,6 +44,11 @@ def sns_confirmation(value: Mapping[str, Any]) -> SnsConfirmation:
 def is_test(value: Mapping[str, Any]) -> bool:
     """Return whether AWS sent this to test a new configuration; it contains no records (§13)."""
     return value.get("Event") == "s3:TestEvent" and "Service" in value
+
+
+def is_access_entry(value: Mapping[str, Any]) -> bool:
+    """Return whether the object is what MinIO appends to a list of Redis with `format=access` (§1.8)."""
+    return isinstance(value.get("Event"), list) and "EventTime" in value
 
 
 def is_cloud_event(value: Mapping[str, Any]) -> bool:

@@ -106,6 +106,17 @@ def test_an_old_minio_is_understood_and_its_record_left_alone(body: dict[str, An
     assert event.version == ""  # "1" was no version
 
 
+@pytest.mark.parametrize("number", [1, 18, 42, 105])
+def test_an_element_of_minios_list_in_redis_is_the_event_that_its_webhook_gets(number: int) -> None:
+    element = [{"Event": [record(number)], "EventTime": record(number)["eventTime"]}]
+    assert one(element) == one(line(number))
+
+
+def test_an_element_of_a_list_that_was_written_by_a_target_has_minios_form_whoever_sent_the_event() -> None:
+    first = one({"Records": [ceph(key="a+b%2Fc.txt")]})
+    assert one(f'[{{"Event":[{first.record}],"EventTime":""}}]') == first
+
+
 def test_rustfs_is_as_minio_and_keeps_members_of_its_own() -> None:
     sent = record(18) | {"eventSource": "rustfs:s3", "glacierEventData": {"restoreEventData": {}}}
     event = one({"EventName": sent["eventName"], "Key": "plain/with space/a b  c.txt", "Records": [sent]})
