@@ -19,7 +19,7 @@ class SourceUnavailable(Exception):
 
 
 class SourceChanged(Exception):
-    """The queue has other shares than when it was opened; it has to be opened again."""
+    """The queue has other shares or messages than when it was opened or pulled from; it has to be opened again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class Source(Protocol):
         """Tell the queue that these messages, the oldest of those that were pulled, are recorded.
 
         There may be none, also before `open` has returned; it is called every few seconds while the source waits, so
-        that a queue that wants to hear of its consumer does. Raises `SourceUnavailable` if the queue may not know; then
-        it may send them again.
+        that a queue that wants to hear of its consumer does. Raises `SourceUnavailable`, `SourceChanged` if the queue
+        may not know; then it may send them again.
         """
 
     def lag(self) -> int | None:

@@ -203,7 +203,7 @@ class _Reading:
 
 def _finish(source: Source, recorded: Sequence[Message]) -> None:
     """Tell the queue what is recorded, whatever ends the source; what it does not learn is pulled again."""
-    with suppress(SourceUnavailable):
+    with suppress(SourceUnavailable, SourceChanged):
         source.commit(recorded)
     source.close()
 

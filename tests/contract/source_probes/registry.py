@@ -1,4 +1,4 @@
-"""Every probe by the type of its source: what the modules of this folder name."""
+"""Every probe by the name of its module in this folder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from tests.contract.source_probes.base import SourceProbe
 
 _MODULES = [module.name for module in pkgutil.iter_modules(source_probes.__path__)]
 SOURCE_PROBES: dict[str, type[SourceProbe]] = {
-    probe.type: probe
+    name: import_module(f"{source_probes.__name__}.{name}").PROBE
     for name in _MODULES
     if name not in ("base", "registry")
-    for probe in [import_module(f"{source_probes.__name__}.{name}").PROBE]
 }

@@ -4,6 +4,9 @@ from redis.exceptions import AskError, NoPermissionError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+# Permissions of a target's user.
+_NEEDED = "+type +hset +hdel +hget +eval +rpush +xadd +multi +exec, with wait_replicas +wait,"
+
 
 def is_about_the_server(error: Exception) -> bool:
     """Return whether the error is about the server, the key or the login, so that every other event would fail too.
@@ -27,12 +30,11 @@ def is_about_the_key(error: Exception) -> bool:
     return text.startswith("WRONGTYPE") or (isinstance(error, NoPermissionError) and " key" in text)
 
 
-def describe_error(error: Exception) -> str:
-    """Return the error as text."""
+def describe_error(error: Exception, needed: str = _NEEDED) -> str:
+    """Return the error as text, with the permissions that are `needed` if they are what it is about."""
     if isinstance(error, AskError):  # MOVED too
         return f"the key's slot {error.slot_id} is now, or about to be, at {error.host}:{error.port}"
     text = str(error) or type(error).__name__
     if isinstance(error, NoPermissionError):
-        text += " (the user needs +type +hset +hdel +hget +eval +rpush +xadd +multi +exec +client|setname on this key, "
-        text += "for a Cluster +cluster|slots, with wait_replicas +wait)"
+        text += f" (the user needs {needed} on this key, and +client|setname; for a Cluster +cluster|slots)"
     return text

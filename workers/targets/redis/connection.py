@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from app.config.fields.addresses import HostPort
+from app.config.sources.redis import RedisSourceSettings
 from app.config.targets.redis import RedisSettings
 from workers.targets import socket_deadline, tls
 from workers.targets.node_rotation import NodeRotation
@@ -28,7 +29,7 @@ CLIENT_NAME = "Bucketwire"
 class RedisServers:
     """The addresses in the settings, of which one that did not answer is asked last the next time."""
 
-    def __init__(self, settings: RedisSettings) -> None:
+    def __init__(self, settings: RedisSettings | RedisSourceSettings) -> None:
         self._settings = settings
         self._asked = NodeRotation(settings.places, settings.timeout)
 
@@ -102,6 +103,14 @@ class RedisServers:
             **options,
         )
         return redis.Redis(connection_pool=pool)
+
+
+def describe_servers(settings: RedisSettings | RedisSourceSettings) -> str:
+    """Return which server is connected to, for messages."""
+    places = ",".join(map(str, settings.places))
+    if settings.sentinel:
+        return f"Redis master {settings.sentinel!r} of the Sentinels at {places}"
+    return f"Redis Cluster at {places}" if settings.cluster else f"Redis at {places}"
 
 
 class _Limited:

@@ -31,7 +31,7 @@ from workers.targets.payloads import log, redis_access, runs
 from workers.targets.places import grouped, places
 from workers.targets.redis.answers import describe_error, is_about_the_key, is_about_the_server
 from workers.targets.redis.commands import namespace_commands, stream_commands
-from workers.targets.redis.connection import RedisServers
+from workers.targets.redis.connection import RedisServers, describe_servers
 from workers.targets.socket_deadline import Deadline
 
 # A command must not keep Redis busy for long, nor come near its limit of 1 GB for a client's query buffer.
@@ -52,7 +52,7 @@ class RedisTarget:
         self._servers = RedisServers(settings)
         minio = log if settings.format == "stream" else shaped(redis_access, settings.access_shape)
         self._write_entry = entry_format(settings, minio)
-        self._where = _where(settings)
+        self._where = describe_servers(settings)
         self._client: redis.Redis | None = None
 
     def endpoints(self) -> Sequence[Endpoint]:
@@ -231,13 +231,6 @@ class RedisTarget:
 
     def _reason(self, error: Exception) -> str:
         return f"{self._where}: {describe_error(error)}"
-
-
-def _where(settings: RedisSettings) -> str:
-    places = ",".join(map(str, settings.places))
-    if settings.sentinel:
-        return f"Redis master {settings.sentinel!r} of the Sentinels at {places}"
-    return f"Redis Cluster at {places}" if settings.cluster else f"Redis at {places}"
 
 
 def _first_error(answers: Sequence[Any]) -> Exception | None:
