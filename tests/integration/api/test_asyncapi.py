@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from jsonschema import Draft7Validator
 
 from app.api.application import create_app
 from app.api.asyncapi import SCHEMAS, combinations, described, schemas_of
@@ -25,6 +24,9 @@ from workers.targets.postgresql.target import PostgresTarget
 from workers.targets.redis.target import RedisTarget
 from workers.targets.webhook.request import RequestFormat
 
+if TYPE_CHECKING:
+    from jsonschema import Draft7Validator
+
 # What writes an entry of format `access` in each adapter.
 ENTRIES: dict[str, Callable[[Any], Callable[[Event], str]]] = {
     "elasticsearch": lambda settings: ElasticsearchTarget(settings)._write,
@@ -36,6 +38,8 @@ EVERY = [(kind, values, settings) for kind in TYPES for values, settings in comb
 
 
 def validator(name: str) -> Draft7Validator:
+    from jsonschema import Draft7Validator  # takes two seconds, in each process that collects the tests
+
     return Draft7Validator({"$ref": f"#/components/schemas/{name}", "components": {"schemas": SCHEMAS}})
 
 
@@ -99,4 +103,4 @@ def test_the_document_is_whole_and_served_to_everybody(tmp_path: Any) -> None:
     named = {name for channel in document["channels"].values() for name in channel["messages"]}
     assert named | {"Record"} == document["components"]["schemas"].keys()
     for schema in document["components"]["schemas"].values():
-        Draft7Validator.check_schema(schema)
+        validator("Record").check_schema(schema)

@@ -10,7 +10,6 @@ from typing import Any
 import anyio
 import orjson
 import pytest
-from mcp import Client, StdioServerParameters
 
 from app.cli.commands.mcp import TOOLS, serve
 from app.outbox.engine.database import Database
@@ -26,6 +25,7 @@ Call = Callable[..., Awaitable[tuple[bool, Any]]]
 
 def asked(api: Api, token: str, question: Callable[[Call], Awaitable[None]]) -> None:
     """Start the command as an agent does, and ask it."""
+    from mcp import Client, StdioServerParameters  # takes a second, in each process that collects the tests
 
     async def run() -> None:
         environment = {"BUCKETWIRE_URL": api.url, "BUCKETWIRE_TOKEN": token}
