@@ -8,8 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from amqp.exceptions import MessageNacked, NotFound
@@ -27,8 +26,7 @@ SERVICE_QUEUE, SPARK_QUEUE, SOURCES_QUEUE = "bucketwire", "spark", "sources"
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerPolicy:
+class BrokerPolicy(NamedTuple):
     """How long something waits for the broker, and how many messages may wait at the broker.
 
     Messages have no expiry, which would compare the clocks of two hosts: instead, nobody sends more while enough wait.

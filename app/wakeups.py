@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from app.broker import POLICY as BROKER_POLICY
 from app.broker import SERVICE_QUEUE, Broker, load_transport, queue_name
@@ -19,8 +20,7 @@ from app.config.arn import TargetId
 log = logging.getLogger("bucketwire.wakeups")
 
 
-@dataclass(frozen=True, slots=True)
-class WakeUpPolicy:
+class WakeUpPolicy(NamedTuple):
     """How wake-ups of a process are spread.
 
     The more requests a wake-up stands for, and the more messages wait, the later is the next: with few requests each is

@@ -3,13 +3,12 @@
 None changes what is promised; most were measured. A policy belongs to the module of the same name.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from app.resources.reconciliation import MAX_FINDINGS
 
 
-@dataclass(frozen=True, slots=True)
-class DatabasePolicy:
+class DatabasePolicy(NamedTuple):
     """How long the outbox waits for its database."""
 
     pool_connections: int = 5  # that a pool keeps open
@@ -24,8 +23,7 @@ class DatabasePolicy:
     clock_seconds: float = 1.0  # for which a reading of the database's clock is used
 
 
-@dataclass(frozen=True, slots=True)
-class AppendPolicy:
+class AppendPolicy(NamedTuple):
     """How events are recorded."""
 
     max_trip_events: int = 200  # in one round trip; for more, COPY is faster in spite of its round trips
@@ -39,16 +37,14 @@ class AppendPolicy:
     max_known_buckets: int = 100_000  # that a process remembers
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPolicy:
+class ReadPolicy(NamedTuple):
     """How many bytes of records are read at a time: an event may have 100 MB."""
 
     batch_bytes: int = 32 * 2**20  # of the records in one batch, page or round
     small_record_bytes: int = 8 * 2**10  # are read with their rows; the most common records have 1 to 2 KB
 
 
-@dataclass(frozen=True, slots=True)
-class SpoolPolicy:
+class SpoolPolicy(NamedTuple):
     """How requests are spooled, and recorded later."""
 
     max_file_bytes: int = 1 << 24  # of records, unless a single request has more
@@ -57,8 +53,7 @@ class SpoolPolicy:
     pause_seconds: float = 0.5  # between checks of the folder, and between tries to reach the database
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionPolicy:
+class RetentionPolicy(NamedTuple):
     """How events and what mirrors know of them are removed, in short transactions."""
 
     batch_events: int = 1000  # that a transaction checks
@@ -69,8 +64,7 @@ class RetentionPolicy:
     batch_version_rows: int = 1000  # that are dropped at a time
 
 
-@dataclass(frozen=True, slots=True)
-class SearchPolicy:
+class SearchPolicy(NamedTuple):
     """How far a page of a search reads, whatever it finds."""
 
     window_seqs: int = 10_000  # that one query reads
@@ -84,8 +78,7 @@ class SearchPolicy:
     clock_margin_ms: int = 1_000  # by which the times of events may contradict their order: several processes date them
 
 
-@dataclass(frozen=True, slots=True)
-class ReconcilePolicy:
+class ReconcilePolicy(NamedTuple):
     """Limits of the schedule of reconciliations and of what is kept of a run."""
 
     max_buckets: int = 1_000  # of one target: each has its own run, and posted events can name any number of buckets
@@ -94,16 +87,14 @@ class ReconcilePolicy:
     max_findings: int = MAX_FINDINGS  # of a run; the report has all of them
 
 
-@dataclass(frozen=True, slots=True)
-class NoticePolicy:
+class NoticePolicy(NamedTuple):
     """Limits of the events about the service."""
 
     batch_events: int = 100  # in one transaction: it locks the head of the log, so that intake waits
     max_own_letters: int = 1000  # far more events about the service than can die between two reports
 
 
-@dataclass(frozen=True, slots=True)
-class AuditPolicy:
+class AuditPolicy(NamedTuple):
     """Limits of the audit log."""
 
     max_items: int = 100  # of a list in the details
@@ -112,24 +103,21 @@ class AuditPolicy:
     batch_purged: int = 1000  # entries
 
 
-@dataclass(frozen=True, slots=True)
-class SessionPolicy:
+class SessionPolicy(NamedTuple):
     """Limits of the console's sessions."""
 
     max_sessions: int = 100  # of one token or person
     batch_expired: int = 100  # sessions that one sign-in removes
 
 
-@dataclass(frozen=True, slots=True)
-class TokenPolicy:
+class TokenPolicy(NamedTuple):
     """Limits of an API token."""
 
     max_names: int = 100  # of buckets, and of targets
     max_bucket_characters: int = 255
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryTimesPolicy:
+class DeliveryTimesPolicy(NamedTuple):
     """How delivery times are collected."""
 
     batch_reports: int = 10_000  # that one sample takes

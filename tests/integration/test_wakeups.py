@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from tests import services
 from tests.services import until
 from tests.support.builders import add_target, event, migrated, registry
 from tests.support.forking import in_a_child
+from tests.support.tuning import tune
 from workers.celery import app as celery
 from workers.celery import queue
 from workers.delivery.redelivery_requests import RedeliveryRequests
@@ -287,7 +287,7 @@ def test_a_queue_that_nobody_serves_gets_a_few_wakeups_of_ten_thousand(broker_ur
 def test_a_burst_shares_wakeups_also_while_they_are_taken_at_once(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wakeups, "POLICY", replace(wakeups.POLICY, drain_pause_seconds=0.02))
+    tune(monkeypatch, wakeups, "POLICY", drain_pause_seconds=0.02)
     taken, over = [], threading.Event()
 
     def take() -> None:
@@ -347,7 +347,7 @@ def test_requests_do_not_wait_for_a_broker_that_never_answers(silent: socket.soc
 def test_a_broker_that_refuses_is_reported_once_and_tried_again(
     scheme: str, redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(wakeups, "BROKER_POLICY", replace(BROKER_POLICY, retry_seconds=0.01))
+    tune(monkeypatch, wakeups, "BROKER_POLICY", retry_seconds=0.01)
     tries: list[object] = []
     close = Broker.close
     monkeypatch.setattr(Broker, "close", lambda self: (tries.append(self), close(self)))
@@ -529,7 +529,7 @@ def test_a_queue_is_declared_before_a_message_would_be_lost(broker_url: str) -> 
 def test_a_queue_that_the_broker_refuses_concerns_no_other_and_is_tried_again(
     broker_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(broker_module, "POLICY", replace(BROKER_POLICY, refused_seconds=0.0))
+    tune(monkeypatch, broker_module, "POLICY", refused_seconds=0.0)
     refused, other = queue_name(TargetId("webhook", "refused")), queue_name(TargetId("webhook", "other"))
     with connected(broker_url) as connection, contextlib.closing(Broker(broker_url)) as broker:
         classic = queue(refused)

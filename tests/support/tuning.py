@@ -1,6 +1,5 @@
 """Change a policy for one test."""
 
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -9,4 +8,4 @@ import pytest
 
 def tune(monkeypatch: pytest.MonkeyPatch, module: ModuleType, policy: str, **values: Any) -> None:
     """Have a module use a policy with other values."""
-    monkeypatch.setattr(module, policy, replace(getattr(module, policy), **values))
+    monkeypatch.setattr(module, policy, getattr(module, policy)._replace(**values))

@@ -3,11 +3,10 @@
 None changes what is promised. A policy belongs to the module of the same name.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterPolicy:
+class DeadLetterPolicy(NamedTuple):
     """How far a page of dead letters reads, whether they match the filter or not."""
 
     window_letters: int = 5_000  # of one query
@@ -16,8 +15,7 @@ class DeadLetterPolicy:
     min_letters: int = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class RetryListPolicy:
+class RetryListPolicy(NamedTuple):
     """How far a page of retried events reads, whether they match the filter or not."""
 
     batch_heads: int = 500  # of one query
@@ -25,8 +23,7 @@ class RetryListPolicy:
     min_counted_heads: int = 100  # that one query counts for, because an empty one has a cost, too
 
 
-@dataclass(frozen=True, slots=True)
-class RedeliveryPolicy:
+class RedeliveryPolicy(NamedTuple):
     """How redeliveries are requested and carried out."""
 
     # Until then a request without an answer may arrive: Linux repeats unacknowledged bytes for 15.4 minutes
@@ -36,23 +33,20 @@ class RedeliveryPolicy:
     page_events: int = 200  # of an object that are read together
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayPolicy:
+class ReplayPolicy(NamedTuple):
     """Limits of what a replay selects."""
 
     max_names: int = 1_000
     max_bucket_characters: int = 255
 
 
-@dataclass(frozen=True, slots=True)
-class RemovalPolicy:
+class RemovalPolicy(NamedTuple):
     """How a target with a backlog is removed."""
 
     batch_events: int = 1_000  # parked events and dead letters that one transaction deletes
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRecordPolicy:
+class AttemptRecordPolicy(NamedTuple):
     """What is kept of the attempts at each target."""
 
     max_rows: int = 20_000  # in each ring of a target
@@ -60,16 +54,14 @@ class AttemptRecordPolicy:
     max_read_attempts: int = 100  # at one event at one target
 
 
-@dataclass(frozen=True, slots=True)
-class FailingPolicy:
+class FailingPolicy(NamedTuple):
     """When a target counts as failing."""
 
     min_attempts: int = 5  # that failed without a success: one bad event alone makes fewer in its first seconds
     max_reasons: int = 100  # targets whose last reason is looked up, one query each
 
 
-@dataclass(frozen=True, slots=True)
-class FutureTimePolicy:
+class FutureTimePolicy(NamedTuple):
     """How far ahead of the clock a stored time can be, if no clock was ahead when it was stored."""
 
     tolerance_ms: int = 60_000  # that clocks, or the readings of one, may differ by
@@ -78,8 +70,7 @@ class FutureTimePolicy:
     run_lease_ms: int = 60_000
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatPolicy:
+class HeartbeatPolicy(NamedTuple):
     """How often heartbeats are recorded, and when a part of the service counts as stopped."""
 
     interval_ms: int = 15_000  # between two probes of a queue that is served

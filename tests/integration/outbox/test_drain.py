@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from tests.support.builders import add_target, event, registry
 from tests.support.delivery import Delivery, delivery
+from tests.support.tuning import tune
 from workers import drain
 from workers.delivery.partition_worker import LeaseSummary
 
@@ -151,7 +151,7 @@ def test_two_drains_send_no_more_than_one(database: Database, outbox_url: str, q
 def test_a_queue_holds_a_bounded_number_however_many_partitions_are_busy(
     database: Database, queues: Queues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drain, "POLICY", replace(drain.POLICY, max_target_messages=3))
+    tune(monkeypatch, drain, "POLICY", max_target_messages=3)
     target = add_target(database)
     record(database, 400)
     assert queues.drain() == 3
