@@ -75,7 +75,8 @@ def check_broker(broker_url: str) -> str:
     with Connection(broker_url, connect_timeout=5) as connection:
         shown: str = connection.as_uri()
         try:
-            connection.ensure_connection(max_retries=1, timeout=5)
+            # A second try, because the first may find a broken address of several; without the pause of seconds before.
+            connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=5)
         except OperationalError as error:
             raise BrokerUnavailable(f"{shown} does not answer: {error}") from None
     return shown

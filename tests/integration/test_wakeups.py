@@ -24,7 +24,15 @@ from app import wakeups
 from app.api.admin.encryption import encrypt
 from app.api.application import create_app
 from app.broker import POLICY as BROKER_POLICY
-from app.broker import SERVICE_QUEUE, Broker, queue_name, transport_options, waiting
+from app.broker import (
+    SERVICE_QUEUE,
+    Broker,
+    BrokerUnavailable,
+    check_broker,
+    queue_name,
+    transport_options,
+    waiting,
+)
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox.delivery.breaker_state import open_breaker
@@ -341,6 +349,13 @@ def test_requests_do_not_wait_for_a_broker_that_never_answers(silent: socket.soc
             accepted.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 assert accepted.recv(65_536), "it still waits, and the requests are through"
+
+
+@pytest.mark.parametrize("scheme", ["redis", "amqp"])
+def test_a_check_of_a_broker_that_is_down_ends_without_a_pause(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kombu.utils.functional.sleep", lambda _seconds: pytest.fail("it waits"))
+    with pytest.raises(BrokerUnavailable, match="refused"):
+        check_broker(f"{scheme}://{services.LOOPBACK}:{services.free_port()}//")
 
 
 @pytest.mark.parametrize("scheme", ["redis", "amqp"])
