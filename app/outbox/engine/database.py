@@ -10,7 +10,7 @@ from sqlalchemy import event as sa_event
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from app.events.stored_size import UNLIMITED
-from app.outbox.engine import db_errors, pg_timeouts
+from app.outbox.engine import db_errors
 from app.outbox.policies import DATABASE
 
 # Driver errors which mean that the database cannot be reached or cannot write now; nothing was committed.
@@ -269,6 +269,8 @@ _NOTICING = {
 def _open_postgresql(
     url: sa.URL, pool_size: int, patience: float | None, isolation: str, lock_seconds: int
 ) -> sa.Engine:
+    from app.outbox.engine import pg_timeouts  # noqa: PLC0415 - the driver, only where it is used
+
     # Set synchronous_commit, because a role or database default of "off" would break promise 1.
     # Every query of the outbox has an index in its order. For a new or fast-growing log the planner's statistics are
     # outdated: without these settings it sometimes sorts a whole backlog to read its first batch. (A disabled plan has

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 
+from app.api.in_process import CommandApi
 from app.config.arn import TargetId
 from app.config.broker import KEY_PREFIX
 from app.manifest import changes
@@ -49,6 +51,20 @@ def test_a_change_needs_no_broker_and_says_nothing_about_it(cli: Cli, monkeypatc
     monkeypatch.setenv("BUCKETWIRE_BROKER_URL", f"redis://{services.LOOPBACK}:{services.free_port()}/0")
     done = cli(*SET)
     assert (done.code, done.err) == (0, "")
+
+
+def test_a_command_does_not_look_for_garbage_in_what_it_imports(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, during = gc.get_threshold(), list[int]()
+    call = CommandApi.call
+
+    def noted(*arguments: Any) -> dict[str, Any]:
+        during.append(gc.get_threshold()[0])
+        return call(*arguments)
+
+    monkeypatch.setattr(CommandApi, "call", noted)
+    assert cli("target", "ls").code == 0
+    assert min(during) > 10 * before[0]
+    assert gc.get_threshold() == before, "of what runs after it"
 
 
 @pytest.mark.parametrize("words", [("target", "set", "redis:cache"), ("config", "set", "notify_redis:cache")])
