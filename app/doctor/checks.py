@@ -22,9 +22,8 @@ from app.outbox.engine.schema_version import current, head, is_later
 from app.outbox.reconcile.runs import RUNNING, SCAN, Reconciliations
 from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
 from app.outbox.registry import Registry
-from app.outbox.sources.registry import INVALID_SETTINGS
 from app.outbox.sources.rejected import read_kept
-from app.outbox.sources.stored import read_sources
+from app.outbox.sources.stored import INVALID_SETTINGS, read_sources
 from app.outbox.targets import OPENING_FAILED
 
 _MAX_WAIT = 600_000  # ms that a scheduled run may wait while no other run is active

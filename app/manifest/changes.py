@@ -66,7 +66,7 @@ def _target_before(registry: Registry, target: TargetId, values: Mapping[str, ob
         if _only_defaults(values):
             raise
         return {}
-    if stored.origin == "environment" and stored.enabled:
+    if stored.is_read_only:
         raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; change the variables")
     return registry.texts(stored, without=replaced_keys(target.type, values))
 
@@ -78,7 +78,7 @@ def _source_before(registry: Registry, source: SourceId, values: Mapping[str, ob
         if _only_defaults(values):
             raise
         return {}
-    if stored.origin == "environment" and stored.enabled:
+    if stored.is_read_only:
         raise ReadOnlySource(source)
     return registry.sources.texts(stored, without=replaced_keys(declaration_of(source), values))
 

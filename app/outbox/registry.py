@@ -105,6 +105,7 @@ class Registry(SealedSettings[TargetSettings]):
     def put(self, target: TargetId, values: Mapping[str, object], *, origin: str = "stored", problem: str = "") -> None:
         """Create a target or replace its settings. Raises `BadSettings` or `ReadOnlyTarget`; then nothing has changed.
 
+        One that the environment no longer names is taken over, with its events and counters.
         Settings without effect are stored too: whether they are refused is the caller's decision.
         With a `problem`, the settings are stored although they cannot be used, and the target's events wait.
         """
@@ -133,7 +134,7 @@ class Registry(SealedSettings[TargetSettings]):
                 cursors.begin(connection, inserted_id(inserted), head)
                 audit.record(connection, "target.create", _resource(target), details)
                 return
-            if known.origin == "environment" != origin:
+            if origin != "environment" and stored_target(known).is_read_only:
                 raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; change it there")
             # Try new settings at once: the breaker's state applies to the old ones, and so does what opening them said.
             columns |= {"breaker": "closed", "failures": 0, "resume_at": 0, "revision": t.revision + 1}
@@ -202,7 +203,7 @@ class Registry(SealedSettings[TargetSettings]):
                     return lost
                 row_id = stored.row_id
                 lock_cursors(connection, stored.row_id)  # before parked events and dead letters, as a settlement does
-                if stored.origin == "environment" and stored.enabled:
+                if stored.is_read_only:
                     raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; remove them first")
                 if lost is None:
                     lost = _losses(connection, stored.row_id)

@@ -65,6 +65,11 @@ class StoredTarget:
         return self.target
 
     @property
+    def is_read_only(self) -> bool:
+        """Whether it can only be changed in the environment, which names it."""
+        return self.origin == "environment" and self.enabled
+
+    @property
     def state(self) -> str:
         """The target's state: `running`, `failing`, `unavailable`, `paused`, `disabled` or `broken`."""
         if self.problem:

@@ -15,9 +15,15 @@ from app.outbox.declared_rows import SealedSettings, read_row
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database, OpenTransaction, now_ms
 from app.outbox.sources.errors import ReadOnlySource, SourceInUse
-from app.outbox.sources.stored import StoredSource, find_source, read_positions, read_sources
+from app.outbox.sources.stored import (
+    INVALID_SETTINGS,
+    StoredSource,
+    find_source,
+    read_positions,
+    read_sources,
+    stored_source,
+)
 
-INVALID_SETTINGS = "its settings in the environment are invalid"  # a reason
 _REVOKED = {"lease_token": "", "leased_until": 0}
 _NO_NOTICE: dict[str, Any] = {"notice": "", "notice_at": 0}
 _AS_NEW: dict[str, Any] = {"failures": 0, "resume_at": 0, "error": "", "error_at": 0, "lag": None}
@@ -56,7 +62,8 @@ class SourceRegistry(SealedSettings[SourceSettings]):
     ) -> None:
         """Create a source or replace its settings. Raises `BadSettings` or `ReadOnlySource`; then nothing has changed.
 
-        A source of another queue than before begins as a new one. Settings that are `invalid` are stored unchecked; the
+        One that the environment no longer names is taken over, and keeps its positions. A source of another queue than
+        before begins as a new one. Settings that are `invalid` are stored unchecked; the
         worker that reads them reports why it cannot pull. With `lenient`, settings without effect are accepted.
         """
         declaration = source_type(source.type)
@@ -78,7 +85,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
                 connection.execute(tables.sources.insert().values(new | columns))
                 audit.record(connection, "source.create", _resource(source), details)
                 return
-            if known.origin == "environment" != origin:
+            if origin != "environment" and stored_source(known).is_read_only:
                 raise ReadOnlySource(source)
             columns |= _AS_NEW | _REVOKED | {"revision": s.revision + 1}
             columns |= {} if known.paused else {"reason": ""}

@@ -12,6 +12,7 @@ from app.outbox.declared_rows import converted, read_row, read_rows
 from app.outbox.engine.database import Database
 from app.outbox.sources.errors import UnknownSource
 
+INVALID_SETTINGS = "its settings in the environment are invalid"  # a reason
 _UNSERVED_MS = 30_000  # after a failed source is due again, before it counts as one that no worker tries
 
 
@@ -47,6 +48,11 @@ class StoredSource:
     def identity(self) -> SourceId:
         """Type and name."""
         return self.source
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether it can only be changed in the environment, which names it."""
+        return self.origin == "environment" and (self.enabled or self.reason == INVALID_SETTINGS)
 
     def state(self, now: int) -> str:
         """Return `disabled`, `paused`, `failing`, `running`, or `waiting`: no worker pulls it."""

@@ -158,3 +158,5 @@ def test_targets_of_the_environment_follow_it_and_one_broken_leaves_the_others(d
         bad: ("", True),
         good: ("", False),
     }
+    counters.put(good, {"endpoint": "http://127.0.0.1:10/"})  # the environment does not name it any more
+    assert (counters.target(good).origin, counters.target(good).enabled) == ("stored", True)

@@ -22,7 +22,7 @@ from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.log.batch import Receipt
-from app.outbox.sources.errors import SourceInUse, StillRejected, UnknownMessage, UnknownSource
+from app.outbox.sources.errors import ReadOnlySource, SourceInUse, StillRejected, UnknownMessage, UnknownSource
 from app.outbox.sources.intake import SourceIntake, TargetFull
 from app.outbox.sources.leases import SourceLease, SourceLeases
 from app.outbox.sources.registry import SourceRegistry
@@ -391,6 +391,37 @@ def test_invalid_settings_of_the_environment_for_a_while_lose_no_position(outbox
     assert registry.positions(stored) == {"0": "1"}
     registry.sync_environment({source: {**valid, "topic": "other"}}, ())
     assert registry.positions(stored) == {}
+
+
+def test_a_source_that_the_environment_no_longer_names_is_taken_over_with_its_positions(outbox: Outbox) -> None:
+    """As it is tried, so it is done."""
+    sources, source = outbox.sources.registry, SourceId("kafka", "env")
+    values = {"enable": "on", **VALUES}
+    sources.sync_environment({source: values}, ())
+    lease = outbox.leases.claim(outbox.sources.stored(source), outbox.clock())
+    assert lease is not None
+    outbox.record(lease, reads(numbered(1)))
+    comment = {source: {"comment": "mine"}}
+
+    def is_refused() -> bool:
+        refusals = 0
+        for dry_run in (True, False):
+            try:
+                set_keys(registry(outbox.database), comment, dry_run=dry_run)
+            except ReadOnlySource:
+                refusals += 1
+        assert refusals in (0, 2)
+        return refusals == 2
+
+    assert is_refused()
+    sources.sync_environment({source: {"enable": "on", "topc": "t"}}, {source})
+    assert is_refused(), "its variables are there, and only invalid"
+    sources.sync_environment({source: values}, ())
+    sources.sync_environment({}, ())
+    assert not is_refused()
+    stored = outbox.sources.stored(source)
+    assert (stored.origin, stored.enabled, stored.values["comment"], stored.reason) == ("stored", True, "mine", "")
+    assert sources.positions(stored) == {"0": "1"}
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
