@@ -80,7 +80,10 @@ class KafkaSource:
         messages = [_message(partition, record) for partition, some in records.items() for record in some]
         for partition, some in records.items():
             self._next[partition] = some[-1].offset + 1
-        return messages + self._gaps()
+        try:
+            return messages + self._gaps()
+        except (KafkaError, OSError, ValueError) as error:
+            raise SourceUnavailable(self._reason(error)) from error
 
     def _gaps(self) -> list[Message]:
         """Move past what is no message: markers of transactions, and what compaction has removed.
