@@ -3,8 +3,8 @@
 A lease, a back-off or a circuit breaker would otherwise last until that time: a partition for years, if the clock of
 the database's server was years ahead for a moment. The times are those that delay something: when a lease or a run's
 lease expires, when a parked event, a redelivery or the opening of a target is due, when a circuit breaker lets a probe
-pass, and by which the age of a heartbeat is measured. Rate limits and the schedules of reconciliations take such a time
-for what it is where they read it.
+pass, when a source is tried again, and by which the age of a heartbeat is measured. Rate limits and the schedules of
+reconciliations take such a time for what it is where they read it.
 """
 
 from itertools import groupby
@@ -31,6 +31,7 @@ def bring_back_future_times(database: Database, lease_ms: int, now: int) -> int:
         _leases(database, lease_ms, now)
         + _parked(database, now)
         + _targets(database, now)
+        + _sources(database, lease_ms, now)
         + _other_times(database, now)
     )
 
@@ -97,6 +98,18 @@ def _targets(database: Database, now: int) -> int:
                 update = tables.targets.update().where(t.id == row_id, *ahead)
                 count += connection.execute(update.values({column.name: now})).rowcount
     return count
+
+
+def _sources(database: Database, lease_ms: int, now: int) -> int:
+    s, lease_ends = tables.sources.c, now + lease_ms
+    is_leased = s.leased_until > lease_ends + FUTURE_TIMES.tolerance_ms
+    is_failed = s.resume_at > now + FUTURE_TIMES.tolerance_ms
+    bounded = {
+        "leased_until": sa.case((is_leased, lease_ends), else_=s.leased_until),
+        "resume_at": sa.case((is_failed, now), else_=s.resume_at),
+    }
+    with database.committing() as connection:
+        return connection.execute(tables.sources.update().where(sa.or_(is_leased, is_failed)).values(bounded)).rowcount
 
 
 def _other_times(database: Database, now: int) -> int:

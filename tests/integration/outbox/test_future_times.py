@@ -21,7 +21,9 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
+from app.outbox.sources.leases import SourceLeases
 from tests.support.builders import add_target, event, registry
+from tests.support.pulled_events import Sources
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.outcomes import DELIVERED, Failed
 from workers.delivery.retry import RetrySchedule
@@ -117,6 +119,29 @@ def test_a_breaker_lets_a_probe_pass_and_a_target_is_opened(database: Database) 
     assert bring_back(database, now) == 2
     assert len(DueWork(database).find(now)) == 1
     assert [opening.target for opening in offer_openings(database, now)] == [target]
+
+
+def test_a_source_of_a_worker_that_is_gone_is_pulled_by_another(database: Database) -> None:
+    sources, leases, now = Sources(database), SourceLeases(database, LEASE), now_ms()
+    source = sources.put("kafka", {"brokers": "127.0.0.1:9", "topic": "t"})
+    held = leases.claim(sources.stored(source), now + YEARS)
+    assert held is not None
+    assert leases.free(now + LEASE) == []
+    assert bring_back(database, now) == 1
+    assert bring_back(database, now) == 0
+    assert leases.free(now) == []
+    leases.renew(held, now)  # of one that is not gone
+    assert [one.source for one in leases.free(now + LEASE)] == [source]
+
+
+def test_a_source_that_failed_in_the_future_is_tried_again(database: Database) -> None:
+    sources, leases, now = Sources(database), SourceLeases(database, LEASE), now_ms()
+    held = leases.claim(sources.stored(sources.put("kafka", {"brokers": "127.0.0.1:9", "topic": "t"})), now + YEARS)
+    assert held is not None
+    leases.fail(held, now + YEARS, "no broker", now + YEARS + 500)
+    assert leases.free(now) == []
+    assert bring_back(database, now) == 1
+    assert len(leases.free(now)) == 1
 
 
 def test_a_queue_is_probed_and_its_silence_is_noticed(database: Database) -> None:
