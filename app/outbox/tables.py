@@ -416,6 +416,7 @@ attempts = sa.Table(
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("replay_id", sa.Integer, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("exchange", sa.Text),  # JSON: request and answer of the last event, in bounds; NULL: there is none
     sa.Index(None, "target_id", "partition", "last_seq"),
     sa.Index(None, "target_id", "ring", "id"),
     **MYSQL,

@@ -47,6 +47,22 @@ class Attempt(Resource):
     reason: str
 
 
+class HttpMessage(Resource):
+    """A request or an answer, shortened, with `*redacted*` in place of what may be a secret."""
+
+    line: Annotated[str, about("without the path, which may be a secret")]
+    headers: Annotated[Mapping[str, str], about("of the first ones 1,024 bytes")]
+    body: Annotated[str, about("its first 1,024 bytes")]
+    size: Annotated[int, about("bytes of the body; of an answer, those that were read")]
+
+
+class Exchange(Resource):
+    """A request that carried an event, and the answer to it."""
+
+    request: HttpMessage
+    response: Annotated[HttpMessage | None, about("null: there was no answer")] = None
+
+
 class DeliveryState(Resource):
     """Where an event stands at a target. Of one event, also the attempts at it."""
 
@@ -67,6 +83,12 @@ class DeliveryState(Resource):
     )
     timeline: Annotated[
         list[Attempt] | UnsetType, about("of one event: the recorded attempts, oldest first; the record is bounded")
+    ] = UNSET
+    exchange: Annotated[
+        Exchange | UnsetType | None,
+        about(
+            "of one event: the last recorded attempt that failed; null: there is none, or the target has no requests"
+        ),
     ] = UNSET
 
 

@@ -27,16 +27,28 @@ import pytest
 import trustme
 from standardwebhooks.webhooks import Webhook
 
+from app.config import target_settings
+from app.events.model import Event
 from app.events.parsing import parse
 from tests import services
 from tests.contract.probes.base import LIMIT, attempt, opened
 from tests.contract.probes.webhook import SECRETS, webhook
 from tests.services import Answer, Receiver, Request
-from tests.support import cloud_events, sample_events
-from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Rejected, Unavailable
-from workers.targets import payloads
+from tests.support import builders, cloud_events, sample_events
+from workers.delivery.outcomes import (
+    DELIVERED,
+    NOT_ATTEMPTED,
+    Exchange,
+    Failed,
+    HttpMessage,
+    NotAttempted,
+    Rejected,
+    Unavailable,
+)
+from workers.targets import create, payloads
 from workers.targets.base import Target, TargetUnavailable
 from workers.targets.webhook.request import authorization
+from workers.telemetry.redaction import RedactingTarget
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 
@@ -131,6 +143,76 @@ def test_a_header_that_the_endpoint_repeats_is_in_no_reason(receiver: Receiver) 
         (outcome,) = target.deliver([sample_events.put("a")], 1)
     assert isinstance(outcome, Rejected)
     assert outcome.reason.endswith("not with *redacted* and not with *redacted*")
+
+
+def refused(receiver: Receiver, event: Event, **settings: str) -> Exchange:
+    """The exchange of an event that the receiver refuses, as a worker keeps it."""
+    chosen = target_settings.load("webhook", {"endpoint": receiver.url, "allow_private": "on", **settings})
+    with closing(RedactingTarget(create("webhook", chosen), chosen)) as target:
+        (outcome,) = target.deliver([event], 1)
+    assert isinstance(outcome, Failed | Rejected | Unavailable)
+    assert outcome.exchange is not None
+    return outcome.exchange
+
+
+def test_the_request_and_the_answer_of_a_failure_are_kept(receiver: Receiver) -> None:
+    receiver.set(Answer(status=422, body='{"error": "no such\ttenant\n"}', headers={"X-Request-Id": "r-17"}))
+    event = sample_events.put("a")
+    exchange = refused(receiver, event, auth_token="hunter2x", headers="X-Tenant: acme")
+    [request] = receiver.requests()
+    body = request.body.decode()
+    assert exchange.request == HttpMessage(
+        f"POST http://127.0.0.1:{receiver.port}",
+        {
+            "Content-Type": "application/json", "User-Agent": f"Bucketwire/{version('bucketwire')}",
+            "Authorization": "*redacted*", "X-Tenant": "*redacted*",
+        },
+        body,
+        len(request.body),
+    )  # fmt: skip
+    assert exchange.response is not None
+    assert exchange.response.line.startswith("HTTP 422")
+    assert exchange.response.body == '{"error": "no such\ttenant\n"}'
+    assert exchange.response.headers["X-Request-Id"] == "r-17"
+
+
+def test_no_secret_is_kept_of_an_answer_that_repeats_the_request_and_both_are_short(receiver: Receiver) -> None:
+    basic = base64.b64encode(b'me:hunt"er2x').decode()
+    # The secret lies across the end of what is kept: half of it would be as bad as the whole.
+    echo = f'Basic {basic}, {{"password": "hunt\\"er2x"}}\x1b\u202e' + "é" * 459 + 'hunt"er2x' * 9
+    headers = {"Set-Cookie": "session=1", "Location": "https://u:p@h/next?token=abc#x", "X-Long": "y" * 3000}
+    receiver.set(Answer(status=500, body=echo, headers=headers))
+    endpoint = receiver.url.replace("//", "//me:hunt%22er2x@") + "hooks/T0NotAWord99?key=qu3ry-s3cret"
+    exchange = refused(receiver, sample_events.put("k" * 900), endpoint=endpoint, signing_secret=SECRETS[0])
+    request, response = exchange.request, exchange.response
+    assert response is not None
+    assert request.headers["webhook-signature"] == request.headers["Authorization"] == "*redacted*"
+    assert request.headers["webhook-id"]
+    assert response.headers["Set-Cookie"] == "*redacted*"
+    assert response.headers["Location"] == "https://h/next"
+    kept = repr(exchange)
+    for secret in (basic, "er2x", "hunt", "T0NotAWord99", "qu3ry-s3cret", "session=1", "token=abc", "\x1b", "\u202e"):
+        assert secret not in kept, secret
+    for message in (request, response):
+        assert len(message.body.encode()) <= 1024 < message.size
+        assert sum(len(name) + len(value) for name, value in message.headers.items()) <= 1024
+
+
+def test_a_request_without_an_answer_is_kept_without_one(receiver: Receiver) -> None:
+    receiver.set(Answer(close=True))
+    assert refused(receiver, sample_events.put("a")).response is None
+
+
+@pytest.mark.parametrize(("buckets", "kept"), [(("one", "one"), True), (("one", "two"), False)])
+def test_a_request_with_events_of_several_buckets_is_kept_with_none_of_them(
+    receiver: Receiver, buckets: tuple[str, str], kept: bool
+) -> None:
+    receiver.set(Answer(status=503))
+    with closing(webhook(receiver.url, events_per_post="2")) as target:
+        outcomes = target.deliver(
+            [builders.event(str(number), bucket=bucket) for number, bucket in enumerate(buckets)], 1
+        )
+    assert [outcome.exchange is not None for outcome in outcomes if isinstance(outcome, Unavailable)] == [kept] * 2
 
 
 # --- CloudEvents; `test_target_contract.py` has what is the same for every target

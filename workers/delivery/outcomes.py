@@ -9,7 +9,29 @@
 | `NotAttempted` | not sent, because of an earlier event's outcome   | stays, or waits behind that event     | no      |
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class HttpMessage:
+    """A request or an answer: its first line, its headers, the text of its body and the bytes that this has."""
+
+    line: str
+    headers: Mapping[str, str]
+    body: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The request that carried an event, and the answer to it if there was one.
+
+    An adapter gives it with its secrets; `workers.telemetry.redaction` hides them and shortens it.
+    """
+
+    request: HttpMessage
+    response: HttpMessage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +48,7 @@ class Failed:
 
     reason: str
     retry_after: float | None = None
+    exchange: Exchange | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +56,7 @@ class Rejected:
     """The remote refuses this event permanently; `reason` carries the remote's own message."""
 
     reason: str
+    exchange: Exchange | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +75,7 @@ class Unavailable:
     pause: bool = False
     unreachable: bool = False
     may_arrive: bool = field(default=False, compare=False)
+    exchange: Exchange | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,24 @@
-"""Read what targets need of urllib3's errors and answers."""
+"""Read what targets need of urllib3's errors and answers, and write down a request or an answer."""
 
 from collections.abc import Mapping
 
 from urllib3.exceptions import HTTPError, InvalidHeader
 from urllib3.util import Retry
 
+from workers.delivery.outcomes import HttpMessage
+
+_MAX_TEXT_BYTES = 64 * 1024  # of a body; what is kept of it is far less
+
 
 def describe_http_error(error: HTTPError) -> str:
     """Return the error as text, without urllib3's object names."""
     text = str(error.args[-1] if error.args else error) or type(error).__name__
     return text.rpartition(": Failed to establish a new connection: ")[2] or text
+
+
+def http_message(line: str, headers: Mapping[str, str], body: bytes) -> HttpMessage:
+    """Return a request or an answer for an `Exchange`."""
+    return HttpMessage(line, dict(headers), body[:_MAX_TEXT_BYTES].decode(errors="replace"), len(body))
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -139,7 +139,7 @@ class AttemptRecorder(Observer):
             self._insert(rows, times)
         except (sa.exc.SQLAlchemyError, *VALUE_ERRORS) as error:
             if refuses_value(error):
-                log.warning("the outbox database refused the reason of an attempt: %s", describe_error(error))
+                log.warning("the outbox database refused what is known of an attempt: %s", describe_error(error))
                 self._insert([_without_reason(row) for row in rows], times)
             elif isinstance(error, DatabaseUnavailable):
                 return False
@@ -160,4 +160,4 @@ class AttemptRecorder(Observer):
 
 
 def _without_reason(attempt: Attempt) -> Attempt:
-    return replace(attempt, reason=PLAIN if attempt.reason else "")
+    return replace(attempt, reason=PLAIN if attempt.reason else "", exchange=None)

@@ -2,14 +2,17 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import groupby
+
+import orjson
 
 from app.outbox.delivery import attempts
 from app.outbox.delivery.attempts import Attempt, bounded
 from app.outbox.markers import WHOLE_LOG
 from workers.delivery.batch_record import BatchRecord, Delivery, State
-from workers.delivery.outcomes import Rejected, Unavailable
+from workers.delivery.outcomes import Delivered, NotAttempted, Outcome, Rejected, Unavailable
 
 _SETTLED = {
     State.DELIVERED: attempts.DELIVERED,
@@ -51,15 +54,26 @@ def attempts_of(batch: BatchRecord) -> Iterator[Attempt]:
             if delivery.row is not None and delivery.state in (State.FAILED, State.DEAD):
                 outcome = attempts.REJECTED if isinstance(delivery.outcome, Rejected) else attempts.FAILED
                 number, reason = delivery.row.attempts, bounded(delivery.reason)
-                yield attempt(partition, seq, seq, outcome=outcome, attempt=number, reason=reason)
+                exchange = _exchange(delivery.outcome)
+                yield attempt(partition, seq, seq, outcome=outcome, attempt=number, reason=reason, exchange=exchange)
             elif delivery.suspicion is not None:
                 reason = bounded(delivery.reason)
-                yield attempt(partition, seq, seq, outcome=attempts.UNAVAILABLE, reason=reason)
+                exchange = _exchange(delivery.outcome)
+                yield attempt(partition, seq, seq, outcome=attempts.UNAVAILABLE, reason=reason, exchange=exchange)
             elif isinstance(delivery.outcome, Unavailable):
                 refused.append(delivery)
         if refused:
             first, last, reason = refused[0].logged.seq, refused[-1].logged.seq, bounded(refused[-1].reason)
-            yield attempt(partition, first, last, outcome=attempts.UNAVAILABLE, events=len(refused), reason=reason)
+            exchange, events = _exchange(refused[-1].outcome), len(refused)
+            yield attempt(
+                partition, first, last, outcome=attempts.UNAVAILABLE, events=events, reason=reason, exchange=exchange
+            )
+
+
+def _exchange(outcome: Outcome) -> str | None:
+    if isinstance(outcome, Delivered | NotAttempted) or outcome.exchange is None:
+        return None
+    return orjson.dumps(asdict(outcome.exchange)).decode()
 
 
 def _settled_runs(batch: BatchRecord, deliveries: Sequence[Delivery]) -> Iterator[tuple[str, list[int]]]:

@@ -1,5 +1,6 @@
-"""Redact target secrets from outcome reasons, whatever text of a remote or a driver the reasons repeat."""
+"""Redact target secrets from outcomes, whatever text of a remote or a driver these repeat."""
 
+import json
 import re
 import traceback
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from app.config.targets.base import TargetSettings
 from app.events.model import Event
 from workers.delivery.outcomes import Delivered, NotAttempted, Outcome
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, TargetUnavailable
+from workers.telemetry.exchanges import kept
 
 _MIN_CHARACTERS = 4  # shorter secrets are not replaced, as that would also hide harmless words
 
@@ -21,6 +23,7 @@ class Redaction:
 
     def __init__(self, settings: Declared) -> None:
         secrets = {secret for secret in settings.secrets() if len(secret) >= _MIN_CHARACTERS}
+        secrets |= {json.dumps(secret)[1:-1] for secret in secrets}  # as an answer in JSON repeats it
         longest_first = sorted(secrets, key=len, reverse=True)
         self._secrets = re.compile("|".join(map(re.escape, longest_first))) if secrets else None
 
@@ -33,7 +36,7 @@ class Redaction:
 
 
 class RedactingTarget:
-    """Wraps a target and redacts its secrets from all reasons; everything else is passed through."""
+    """Wraps a target and redacts its secrets from all reasons and exchanges, which it shortens too."""
 
     def __init__(self, target: Target, settings: TargetSettings) -> None:
         self._target = target
@@ -48,7 +51,7 @@ class RedactingTarget:
         """Deliver with redacted reasons. Raises `TargetUnavailable` and `LeaseExpired`."""
         with self._redacting_errors():
             outcomes = self._target.deliver(events, window, lease)
-        if not self._redaction or all(type(outcome) is Delivered for outcome in outcomes):
+        if all(type(outcome) is Delivered for outcome in outcomes):
             return outcomes
         return [self._redact(outcome) for outcome in outcomes]
 
@@ -57,11 +60,10 @@ class RedactingTarget:
         self._target.close()
 
     def _redact(self, outcome: Outcome) -> Outcome:
-        return (
-            outcome
-            if isinstance(outcome, Delivered | NotAttempted)
-            else replace(outcome, reason=self._hidden(outcome.reason))
-        )
+        if isinstance(outcome, Delivered | NotAttempted):
+            return outcome
+        exchange = None if outcome.exchange is None else kept(outcome.exchange, self._redaction.hide)
+        return replace(outcome, reason=self._hidden(outcome.reason), exchange=exchange)
 
     @contextmanager
     def _redacting_errors(self) -> Iterator[None]:

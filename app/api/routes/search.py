@@ -16,7 +16,7 @@ from app.outbox.delivery.replays import Selection, checked
 from app.outbox.search import EventFilter, search
 from app.resources.dead_letter import failed_attempts
 from app.resources.declaration import MAX_PAGE, BadMember, format_time, parse_query, parse_text, refuse_unknown
-from app.resources.event import Attempt, DeliveryState, Event, Events, EventsQuery
+from app.resources.event import Attempt, DeliveryState, Event, Events, EventsQuery, Exchange
 
 routes = Blueprint("search", __name__)
 _HISTORY = ("bucket", "key", "limit", "after", "brief")
@@ -105,6 +105,7 @@ def _state(state: event_states.DeliveryState, *, has_attempts: bool) -> Delivery
         waits=state.state == "parked" and state.next_try is None,
         next_try=format_time(state.next_try or 0),
         timeline=[_attempt(attempt) for attempt in state.timeline],
+        exchange=msgspec.json.decode(state.exchange, type=Exchange) if state.exchange else None,
     )
 
 

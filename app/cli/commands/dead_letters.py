@@ -4,6 +4,7 @@ import click
 import orjson
 
 from app.cli.context import CommandContext, with_api
+from app.cli.exchanges import print_exchange
 from app.cli.filter_options import RowFilter, filter_options, require_rows, selection
 from app.cli.groups import Group
 from app.cli_common.errors import CommandError
@@ -37,7 +38,7 @@ def ls(context: CommandContext, which: RowFilter, limit: int, after: int) -> Non
 @click.argument("number", metavar="ID", type=int)
 @with_api
 def show(context: CommandContext, number: int) -> None:
-    """Show one dead letter: the last attempts, each with the target's message, and the event's record."""
+    """Show one dead letter: the last attempts, the last request and its answer, and the event's record."""
     letters = context.api.get(_PATH, ids=number)["dead_letters"]
     if not letters:
         raise CommandError(f"there is no dead letter {number}; `bucketwire dead-letter ls` lists them")
@@ -47,6 +48,8 @@ def show(context: CommandContext, number: int) -> None:
         return
     context.facts({name: value for name, value in letter.items() if name not in ("history", "record")})
     context.rows(letter["history"], columns("at", "reason"), "no attempt is on record")
+    states = context.api.get(f"/v1/events/{letter['event_id']}")["delivery_states"]
+    print_exchange(next((state["exchange"] for state in states if state["target"] == letter["target"]), None))
     click.echo(orjson.dumps(letter["record"], option=orjson.OPT_INDENT_2).decode())
 
 

@@ -1,13 +1,16 @@
-"""`bucketwire event history BUCKET KEY`: an object's events and their delivery states."""
+"""`bucketwire event …`: an object's events and their delivery states, and one event with what its targets said."""
 
 from typing import Any
+from urllib.parse import quote
 
 import click
+import orjson
 
 from app.cli.client import Client
 from app.cli.context import CommandContext, with_api
+from app.cli.exchanges import print_exchange
 from app.cli.groups import Group
-from app.cli_common.output import Columns, columns
+from app.cli_common.output import Columns, columns, printable
 from app.resources.declaration import short_target
 from app.resources.event import Event
 
@@ -56,6 +59,22 @@ def history(context: CommandContext, bucket: str, key: str, limit: int, attempts
     headers = ("at", "event", "id", "target", "outcome", "events", "attempt", "duration", "replay", "reason")
     made = [row for event in whole for row in _attempt_rows(event)]
     context.rows(made, columns(*headers), "no attempt is on record" if events else nothing)
+
+
+@event.command()
+@click.argument("event_id", metavar="ID")
+@with_api
+def show(context: CommandContext, event_id: str) -> None:
+    """Show one event: where it stands at each target, what was sent and answered last where it failed, its record."""
+    found = context.api.get(f"/v1/events/{quote(event_id, safe='')}")
+    if context.as_json:
+        context.json(found)
+        return
+    context.facts({name: value for name, value in found.items() if name not in ("delivery_states", "record")})
+    for state in found["delivery_states"]:
+        click.echo(f"\n{printable(_format_state(state))}")
+        print_exchange(state["exchange"])
+    click.echo(f"\n{orjson.dumps(found['record'], option=orjson.OPT_INDENT_2).decode()}")
 
 
 def _read_history(api: Client, bucket: str, key: str, limit: int) -> list[dict[str, Any]]:

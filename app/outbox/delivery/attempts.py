@@ -33,7 +33,9 @@ class Attempt:
     """An attempt at one event, or at a run of events that had the same outcome in one call to the target.
 
     `at` is when it was settled (ms), `duration` how long the target took for the whole call (ms), `attempt` the number
-    of an event's attempt if it counts as one, else 0. `superseded` and `unchanged` events were not sent.
+    of an event's attempt if it counts as one, else 0. `superseded` and `unchanged` events were not sent. `exchange` is
+    the request of the last event and its answer, as JSON (`app.resources.event.Exchange`), None if the target has no
+    requests that can be shown, and in a timeline.
     """
 
     target_id: int
@@ -47,6 +49,7 @@ class Attempt:
     attempt: int = 0
     replay_id: int = WHOLE_LOG
     reason: str = ""
+    exchange: str | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -94,18 +97,15 @@ def timelines(connection: sa.Connection, event: Any) -> Mapping[TargetId, Sequen
     """
     a = tables.attempts.c
     query = (
-        sa.select(tables.attempts)
+        sa.select(*(column for column in tables.attempts.c if column is not a.exchange), sa.null().label("exchange"))
         .where(a.target_id == sa.bindparam("of_target"), a.partition == event.partition)
         .where(a.last_seq >= event.seq, a.first_seq <= event.seq)
         .order_by(a.at.desc(), a.id.desc())
         .limit(ATTEMPTS.max_read_attempts)
     )
-    t = tables.targets.c
-    ids = [int(part) for part in event.targets.split(",") if part]
-    names = connection.execute(sa.select(t.id, t.type, t.name).where(t.id.in_(ids))).all()
     by_target = {
         TargetId(name.type, name.name): [_attempt(row) for row in connection.execute(query, {"of_target": name.id})]
-        for name in names
+        for name in _targets_of(connection, event)
     }
     replays = {attempt.replay_id for attempts in by_target.values() for attempt in attempts} - {WHOLE_LOG}
     selecting = _selecting(connection, event, replays) | {WHOLE_LOG} if replays else {WHOLE_LOG}
@@ -117,6 +117,32 @@ def timelines(connection: sa.Connection, event: Any) -> Mapping[TargetId, Sequen
         ]
         for target, attempts in by_target.items()
     }
+
+
+def last_exchanges(connection: sa.Connection, event: Any) -> Mapping[TargetId, str]:
+    """Return the exchange of the last recorded attempt at an event, a row of the log, that failed and has one.
+
+    By target, as JSON. An attempt at a run of events has that of the last one of them.
+    """
+    a = tables.attempts.c
+    query = (
+        sa.select(a.exchange)
+        .where(a.target_id == sa.bindparam("of_target"), a.partition == event.partition)
+        .where(a.last_seq == event.seq, a.exchange.is_not(None))
+        .order_by(a.id.desc())
+        .limit(1)
+    )
+    found = {
+        TargetId(name.type, name.name): connection.execute(query, {"of_target": name.id}).scalar()
+        for name in _targets_of(connection, event)
+    }
+    return {target: exchange for target, exchange in found.items() if exchange}
+
+
+def _targets_of(connection: sa.Connection, event: Any) -> Sequence[Any]:
+    t = tables.targets.c
+    ids = [int(part) for part in event.targets.split(",") if part]
+    return connection.execute(sa.select(t.id, t.type, t.name).where(t.id.in_(ids))).all()
 
 
 def _selecting(connection: sa.Connection, event: Any, replay_ids: Iterable[int]) -> set[int]:

@@ -25,7 +25,8 @@ class DeliveryState:
     A settled one was delivered or superseded. `reason` is the result of its last attempt, or why it was discarded;
     empty for a parked event that waits behind another one of its object. `history` has the last attempts of a parked or
     dead event, as (time in ms, reason), and `next_try` (ms) is when a parked one is due: 0 at once, None if it waits
-    behind another one. `timeline` has the recorded attempts, oldest first, if they were read.
+    behind another one. `timeline` has the recorded attempts, oldest first, and `exchange` the request and answer of the
+    last one that failed (JSON), if they were read.
     """
 
     target: TargetId
@@ -35,6 +36,7 @@ class DeliveryState:
     history: Sequence[tuple[int, str]] = ()
     next_try: int | None = None
     timeline: Sequence[Attempt] = ()
+    exchange: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
+import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.outbox.engine.database import Database
+from app.outbox import tables
+from app.outbox.delivery import attempts
+from app.outbox.delivery.attempts import Attempt
+from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.findings import store_findings
 from app.outbox.reconcile.runs import Reconciliations
@@ -153,6 +158,19 @@ def test_rules_are_removed_in_one_operation_and_keys_set_by_one(client: Cli) -> 
     assert (settings.get("comment"), settings["queue_limit"]) == (None, "5")
 
 
+def record_exchange(outbox: Database, event_id: str) -> None:
+    """Record what was sent and answered for an event of `webhook:audit`."""
+    request = {"line": "POST https://h:443", "headers": {"A": "b"}, "body": "{}", "size": 2}
+    response = {"line": "HTTP 422", "headers": {}, "body": "too\nlarge", "size": 2000}
+    exchange = orjson.dumps({"request": request, "response": response}).decode()
+    e, t = tables.events.c, tables.targets.c
+    with outbox.writing() as connection:
+        row = connection.execute(sa.select(e.partition, e.seq).where(e.id == event_id)).one()
+        target_id = connection.execute(sa.select(t.id).where(t.type == "webhook", t.name == "audit")).scalar_one()
+        made = Attempt(target_id, row.partition, row.seq, row.seq, now_ms(), "rejected", exchange=exchange)
+        attempts.record(connection, [made])
+
+
 def test_dead_letters_are_listed_shown_replayed_and_deleted(client: Cli, outbox: Database) -> None:
     target = with_audit(client)
     deliver(outbox, target, [event("bad", bucket=bucket) for bucket in ("one", "two", "three")], rejecting="bad")
@@ -173,6 +191,13 @@ def test_dead_letters_are_listed_shown_replayed_and_deleted(client: Cli, outbox:
     assert shown["history"][-1]["reason"] == "it is too large"
     assert shown["record"]["s3"]["bucket"]["name"] == "one"
     assert "it is too large" in client("dead-letter", "show", number).out
+    record_exchange(outbox, shown["event_id"])
+    for command in (("dead-letter", "show", number), ("event", "show", shown["event_id"])):
+        printed = client(*command).out
+        assert "request of the last failed attempt\n  POST https://h:443\n  A: b\n\n  {}\n" in printed
+        assert "answer of the last failed attempt\n  HTTP 422\n\n  too\n  large\n  (9 of 2,000 bytes)\n" in printed
+    [state] = client("event", "show", shown["event_id"], "--json").json["delivery_states"]
+    assert state["exchange"]["response"]["size"] == 2000
     assert client("dead-letter", "show", "999").code == 1
     for verb in ("replay", "purge"):
         refused = client("dead-letter", verb, number, "998", "999")

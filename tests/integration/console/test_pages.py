@@ -40,7 +40,9 @@ from tests.support.builders import add_target, event, registry
 from tests.support.hostile_names import BUCKETS
 from tests.support.scripted_target import Courier, ScriptedTarget
 from tests.support.tuning import tune
-from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
+from workers.delivery import policy
+from workers.delivery.outcomes import DELIVERED, Exchange, Failed, HttpMessage, Outcome, Rejected
+from workers.telemetry.attempt_recorder import AttemptRecorder
 
 PAGES = (
     "", "events", "events?state=dead", "events?follow=1", "events?follow=1&bucket=images&key=again",
@@ -457,6 +459,22 @@ def test_an_events_page_explains_each_state(busy: Browser, database: Database) -
     newest = busy.get(again[0]["href"].removeprefix("./"))
     assert "waits behind an earlier event of the same object" in newest.text
     assert "this one is the newest" in newest.text
+
+
+def test_an_events_page_has_the_request_and_the_answer_of_the_last_failure(
+    local: Browser, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "RECORD_INTERVAL_SECONDS", 3600.0)
+    target, recorder = add_target(database, "audit"), AttemptRecorder(database)
+    Log(database).append([[event("bad")]])
+    request = HttpMessage("POST https://h:443", {"Content-Type": "application/json"}, "{}", 2048)
+    answer = HttpMessage("HTTP 422 No", {"Server": "<b>x</b>"}, "<script>alert(1)</script>\nno", 28)
+    outcome = Rejected("no", exchange=Exchange(request, answer))
+    Courier(database, target, ScriptedTarget(lambda _: outcome), recorder=recorder).run()
+    recorder.close()
+    page = local.get(f"events/{_event_id(database, 'bad')}")
+    assert "Request 2 of 2,048 bytes of its body POST https://h:443 Content-Type: application/json {}" in page.text
+    assert "Answer HTTP 422 No Server: <b>x</b> <script>alert(1)</script> no" in page.text
 
 
 def test_an_events_page_shortens_a_long_record(busy: Browser, database: Database) -> None:

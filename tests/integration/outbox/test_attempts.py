@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import orjson
 import pytest
 import sqlalchemy as sa
 
@@ -20,7 +21,7 @@ from tests.support.builders import add_target, event, registry
 from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier
 from workers.delivery import policy
-from workers.delivery.outcomes import DELIVERED, Failed, Rejected
+from workers.delivery.outcomes import DELIVERED, Exchange, Failed, HttpMessage, Rejected, Unavailable
 from workers.telemetry.attempt_recorder import AttemptRecorder
 
 
@@ -59,6 +60,38 @@ def test_an_event_has_its_failures_and_its_delivery_in_order(database: Database,
     ]  # fmt: skip
     assert timeline(database, good.id, target) == [("delivered", 0, "")]
     assert timeline(database, good.id, other) == []
+
+
+def test_the_last_failure_of_an_event_has_its_request_and_answer(database: Database, recorder: AttemptRecorder) -> None:
+    target = add_target(database, "audit")
+    courier = Courier(database, target, recorder=recorder)
+    odd, good = event("odd"), event("good")
+    Log(database).append([[odd, good]])
+
+    def exchange(status: int) -> Exchange:
+        request = HttpMessage("POST https://h:443", {"Content-Type": "application/json"}, "{}", 2)
+        return Exchange(request, HttpMessage(f"HTTP {status}", {}, "é\n", 3))
+
+    failures = [Unavailable("x", exchange=exchange(503)), Failed("x", exchange=exchange(500)), Failed("x")]
+    courier.scripted.script = lambda one: failures.pop() if one.key == "odd" and failures else DELIVERED
+    for _ in range(4):
+        courier.run()
+    recorder.flush()
+
+    def kept(event_id: str) -> str:
+        found = find_event(database, event_id)
+        assert found is not None
+        [state] = found.delivery_states
+        return state.exchange
+
+    assert not failures
+    assert orjson.loads(kept(odd.id)) == {
+        "request": {
+            "line": "POST https://h:443", "headers": {"Content-Type": "application/json"}, "body": "{}", "size": 2,
+        },
+        "response": {"line": "HTTP 503", "headers": {}, "body": "é\n", "size": 3},
+    }  # fmt: skip
+    assert kept(good.id) == ""
 
 
 def test_an_event_in_a_range_that_was_delivered_is_found_and_no_other(

@@ -17,24 +17,25 @@ Delivered means: the endpoint answered with a status from 200 to 299. Redirects 
 The Failed or Rejected of a request with several events does not apply to any single event: each is sent again alone.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
-from urllib3 import Timeout
+from urllib3 import BaseHTTPResponse, Timeout
 from urllib3.exceptions import ConnectTimeoutError, HTTPError
 from urllib3.exceptions import TimeoutError as HTTPTimeoutError
+from urllib3.util import SKIP_HEADER
 
 from app.config.errors import BadValue
 from app.config.targets.webhook import WebhookSettings
 from app.events.model import Event
-from workers.delivery.outcomes import Failed, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import Exchange, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
 from workers.targets.endpoint import Endpoint
 from workers.targets.http_connection import PrivateAddressError
-from workers.targets.http_errors import describe_http_error
+from workers.targets.http_errors import describe_http_error, http_message
 from workers.targets.http_pool import HttpPool, http_endpoint, http_pool
 from workers.targets.request_threads import MAX_THREADS, RequestThreads
 from workers.targets.socket_deadline import Deadline
@@ -142,6 +143,7 @@ class WebhookTarget:
             target = call.endpoint.requests.target(http.target, events[0])
         except BadValue as error:
             return Rejected(error.problem)
+        keep = partial(_with_exchange, http.where, headers, body, events)
         no_answer = Unavailable(f"{http.where}: no answer within {self._settings.read_timeout:g} s")
         with Deadline(self._settings.timeout + self._settings.read_timeout) as limit:
             try:
@@ -150,11 +152,38 @@ class WebhookTarget:
                 if limit.expired or (
                     isinstance(error, HTTPTimeoutError) and not isinstance(error, ConnectTimeoutError)
                 ):
-                    return no_answer
-                return outcome_of_error(http, error, self._settings.timeout)
+                    return keep(no_answer)
+                return keep(outcome_of_error(http, error, self._settings.timeout))
             if limit.expired:  # the end of the connection was taken for the end of the headers
                 response.close()
-                return no_answer
+                return keep(no_answer)
             answer = read_answer(response, self._settings.timeout)
         of_template = self._settings.path.fixed is None
-        return outcome_of_answer(http.where, response, answer, self._secrets, of_template=of_template)
+        outcome = outcome_of_answer(http.where, response, answer, self._secrets, of_template=of_template)
+        return keep(outcome, response, answer)
+
+
+def _with_exchange(
+    where: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    events: Sequence[Event],
+    outcome: Outcome,
+    response: BaseHTTPResponse | None = None,
+    answer: bytes = b"",
+) -> Outcome:
+    """Return the outcome with the request and its answer, unless it was delivered or nothing was sent.
+
+    The request's line has no path, as a webhook's path may be a secret. Of a request with events of several buckets
+    nothing is kept: who may see one of the buckets may not see the others.
+    """
+    if not isinstance(outcome, Failed | Rejected | Unavailable) or len({event.bucket for event in events}) > 1:
+        return outcome
+    if isinstance(outcome, Unavailable) and outcome.unreachable:
+        return outcome
+    sent = {name: value for name, value in headers.items() if value != SKIP_HEADER}
+    request = http_message(f"POST {where}", sent, body)
+    if response is None:
+        return replace(outcome, exchange=Exchange(request))
+    line = f"HTTP {response.status} {response.reason or ''}".rstrip()
+    return replace(outcome, exchange=Exchange(request, http_message(line, response.headers, answer)))
