@@ -28,6 +28,8 @@ from tests.support.sender_operations import (
     Buckets,
     Operation,
     again,
+    append,
+    below_a_key,
     copy,
     drift,
     hostile_keys,
@@ -47,7 +49,7 @@ QUIET = 40  # looks at the counters, 0.2 s apart at most, without a new event: t
 # Seconds until what was done has arrived. SeaweedFS waits up to 300 s between two attempts; Ceph looks for new queues
 # every 30 s, and takes over those of a gateway that has ended after 90 s.
 LATEST = {"seaweedfs": 330.0, "versity": 20.0, "ceph": 180.0}
-RECONCILED = (hostile_keys, overwrite, copy, versions, rename)
+RECONCILED = (hostile_keys, overwrite, copy, below_a_key, versions, rename, append)
 
 
 @dataclass

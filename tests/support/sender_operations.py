@@ -213,6 +213,20 @@ def folders(at: Buckets) -> str:
     return bucket
 
 
+def below_a_key(at: Buckets) -> str:
+    """Keys that begin with the key of another object and a slash, written before and after it."""
+    bucket = at.bucket()
+    for key in ("first", "first/one", "last/one", "last", "slash/", "slash"):
+        at.put(bucket, key, f"one {key}")
+    for key in ("hidden", "hidden/one", "alone", "alone/one"):
+        at.put(bucket, key, f"one {key}")
+    for key in ("first", "last", "last/one"):
+        at.put(bucket, key, f"two {key}")
+    for key in ("hidden", "alone/one", "alone"):
+        at.delete(bucket, key)
+    return bucket
+
+
 def versions(at: Buckets) -> str:
     bucket = at.bucket(versioned=True)
     oldest, newest = {}, {}
@@ -327,6 +341,28 @@ def delete_folder(at: Buckets) -> str:
     return bucket
 
 
+def append(at: Buckets) -> str:
+    """A file that is written part by part, which a mount does too."""
+    bucket = at.bucket()
+    for number, content in enumerate((b"one", b"two", bytes(100_000))):
+        at.file("POST", bucket, "appended", content, **({"op": "append"} if number else {}))
+    at.file("POST", bucket, "begun", b"one", op="append")
+    return bucket
+
+
+def rename_versions(at: Buckets) -> str:
+    """A folder whose files have versions, one of them hidden by a marker."""
+    bucket = at.bucket(versioned=True)
+    for key in ("from/kept", "from/hidden", "from/removed"):
+        for content in ("one", "two", "three"):
+            newest = at.put(bucket, key, f"{content} {key}")
+    at.delete(bucket, "from/hidden")
+    at.delete(bucket, "from/removed", VersionId=newest)
+    at.file("POST", bucket, "to", **{"mv.from": f"/buckets/{bucket}/from"})
+    at.put(bucket, "from/kept", "new content")
+    return bucket
+
+
 def restart(at: Buckets) -> str:
     """The sender is stopped and started between two changes of its objects."""
     bucket = at.bucket()
@@ -355,9 +391,9 @@ def at_once(at: Buckets) -> str:
 
 OPERATIONS: tuple[Operation, ...] = (
     hostile_keys, overwrite, overwrite_in_other_ways, delete, delete_many, copy, copy_onto_itself, multipart,
-    multipart_versions, abort,
-    form_post, tagging, folders, versions, markers, null_versions, delete_many_versions, expire, expire_versions,
-    rename, rename_folder, delete_folder, at_once, restart,
+    multipart_versions, abort, form_post, tagging, folders, below_a_key,
+    versions, markers, null_versions, delete_many_versions, expire, expire_versions,
+    rename, rename_folder, rename_versions, delete_folder, append, at_once, restart,
 )  # fmt: skip
 
 
@@ -378,12 +414,13 @@ class Loss(NamedTuple):
 
 
 _ABORTS = "RGW 16.2 aborts in DeleteObjects when a notification matches"
-_NO_FILES = "S3 has no folders to rename or delete"
-_OF_FILES = ("rename", "rename_folder", "delete_folder")
+_NO_FILES = "S3 has no files to rename or append to, and no folders to delete"
+_OF_FILES = ("rename", "rename_folder", "rename_versions", "delete_folder", "append")
 CANNOT: Mapping[tuple[str, str], str] = {
     ("ceph", "delete_many"): _ABORTS,
     ("ceph", "delete_many_versions"): _ABORTS,
     ("seaweedfs", "expire_versions"): "its lifecycle counts in days",
+    ("versity", "below_a_key"): "a file of its folder cannot be a folder as well",
     ("versity", "expire"): "it has no lifecycle",
     ("versity", "expire_versions"): "it has no lifecycle",
     **{(name, operation): _NO_FILES for name in ("ceph", "versity") for operation in _OF_FILES},

@@ -5,11 +5,13 @@ a deletion does not tell its own time, so it comes just after what it deleted. F
 entry's modification time, in seconds or nanoseconds, which a deletion shares with what it deleted.
 
 A version of `KEY` is the file `KEY.versions/v_ID`, a delete marker such a file without content. A key that ends with a
-slash is a folder with a content type; other folders are no objects.
+slash is a folder with a content type; an object with others below its key is a folder that says so. Other folders are
+no objects.
 """
 
 import base64
 import binascii
+import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -35,6 +37,7 @@ _VERSIONS, _VERSION_FILE = ".versions", "v_"
 _VERSION_ID, _IS_MARKER = "Seaweed-X-Amz-Version-Id", "Seaweed-X-Amz-Delete-Marker"
 _SUPERSEDED = "Seaweed-X-Amz-Noncurrent-Since-Ns"  # added to a version when a newer one has been written
 _ETAG, _GRANTS = "Seaweed-X-Amz-ETag", "Seaweed-X-Amz-Acl"
+_IS_OBJECT = "x-seaweedfs-prefix-object"  # of a folder: it is the object of the same key too, with content of its own
 _METADATA, _TAG = "x-amz-meta-", "x-amz-tagging"  # what names begin with, in lower case
 
 
@@ -63,8 +66,9 @@ def records(event: Record) -> tuple[Record, ...]:
             made = [_created(event, after, new)]
         case "update":
             name = _update(old, new) if before == after else _PUT
-            # A folder whose key was deleted while there are objects below it is not an object any more.
-            made = [None if after else _removed(event, before, old), _created(event, after, new, name)]
+            # A folder whose key was deleted while there are objects below it is not an object any more, and one that
+            # becomes the object of the same key is not that of the key with a slash any more.
+            made = [None if before == after else _removed(event, before, old), _created(event, after, new, name)]
         case "delete":
             made = [_removed(event, before, old)]
         case "rename":
@@ -91,7 +95,7 @@ def _object(path: str, entry: Any) -> _Object | None:
         return None
     if bucket.startswith(".") or key.split("/", 1)[0] == _TEMPORARY:  # the filer's own files
         return None
-    if find(entry, "is_directory") is True:
+    if find(entry, "is_directory") is True and _extended_text(entry, _IS_OBJECT) != "true":
         is_key = bool(optional_text(entry, "attributes", "mime")) and not find(entry, "chunks")
         return _Object(bucket, f"{key}/", "", False) if is_key else None
     version = _extended_text(entry, _VERSION_ID)
@@ -133,13 +137,14 @@ def _created(event: Record, thing: _Object | None, entry: Any, name: str | None 
     if thing is None or name is None:
         return None
     committed, modified = _committed(entry), _modified(entry)
+    # A renamed file keeps its modification time, which is not when it got its name. A renamed version stays older than
+    # the one that had superseded it, which may be renamed before it.
+    order = _superseded(entry) or committed if name == _COPY else committed or modified
     if thing.is_marker:
-        return _record(event, _MARKER, thing, {}, modified, committed or modified)
+        return _record(event, _MARKER, thing, {}, modified, order)
     content = _content(entry)
-    if name == _PUT and "-" in content["eTag"]:
+    if name == _PUT and "-" in _extended_text(entry, _ETAG):
         name = _MULTIPART
-    # A renamed file keeps its modification time, which is not when it got its name.
-    order = committed if name == _COPY else committed or modified
     return _record(event, name, thing, without_empty(content), modified, order)
 
 
@@ -186,8 +191,16 @@ def _record(
 
 def _committed(entry: Any) -> int | None:
     """Return when the filer committed the entry (ns since 1970), or None if it does not report that."""
-    committed = number(entry, "commit_ts_ns")
-    return committed if committed and 0 < committed < _LATEST * _SECOND else None
+    return _possible(number(entry, "commit_ts_ns"))
+
+
+def _superseded(entry: Any) -> int | None:
+    """Return when a newer version of the object was written (ns since 1970), or None for the newest version."""
+    return _possible(number({_SUPERSEDED: _extended_text(entry, _SUPERSEDED)}, _SUPERSEDED))
+
+
+def _possible(time: int | None) -> int | None:
+    return time if time and 0 < time < _LATEST * _SECOND else None
 
 
 def _modified(entry: Any) -> int | None:
@@ -201,16 +214,28 @@ def _modified(entry: Any) -> int | None:
 
 def _content(entry: Any) -> Record:
     mime = optional_text(entry, "attributes", "mime")
-    digest = _decoded(find(entry, "attributes", "md5"))
     metadata = {"content-type": mime} if mime else {}
     for name, value in _starting(_extended(entry), _METADATA).items():
         metadata[name] = (_decoded(value) or b"").decode(errors="replace")
     return {
         "size": _size(entry),
-        "eTag": _extended_text(entry, _ETAG).strip('"') or (digest.hex() if digest else ""),
+        "eTag": _etag(entry),
         "contentType": mime,
         "userMetadata": dict(sorted(metadata.items())),
     }
+
+
+def _etag(entry: Any) -> str:
+    """Return the ETag that SeaweedFS lists; "" if the entry has nothing that it is made of."""
+    if etag := _extended_text(entry, _ETAG).strip('"'):
+        return etag
+    if digest := _decoded(find(entry, "attributes", "md5")):
+        return digest.hex()
+    chunks = find(entry, "chunks")  # a file that was appended to, or written through a mount
+    digests = [_decoded(find(chunk, "e_tag")) or b"" for chunk in (chunks if isinstance(chunks, list) else ())]
+    if len(digests) > 1:
+        return f"{hashlib.md5(b''.join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"
+    return digests[0].hex() if digests else ""
 
 
 def _size(entry: Any) -> int:

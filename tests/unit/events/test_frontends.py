@@ -441,6 +441,14 @@ def test_a_deleted_file_is_as_old_as_it_was_and_a_renamed_one_has_no_age() -> No
     assert "size" not in json.loads(deleted.record)["s3"]["object"]
 
 
+@pytest.mark.parametrize("time", ["", "soon", "0", "-5", "٧", "9" * 5000])
+def test_a_renamed_version_whose_time_cannot_be_is_as_of_its_renaming(time: str) -> None:
+    since = {"Seaweed-X-Amz-Noncurrent-Since-Ns": base64.b64encode(time.encode()).decode()}
+    new = entry(name="d", extended=since, commit_ts_ns=1795718485777173530)
+    _, copied = take(seaweed("rename", old_entry=entry(), new_entry=new)).events
+    assert copied.sequencer == f"{1795718485777173530:016X}"
+
+
 @pytest.mark.parametrize("mtime", [None, 0, -5, 10**30, "soon", True])
 def test_a_file_without_a_time_that_can_be_is_as_of_its_arrival(mtime: Any) -> None:
     sent = seaweed(new_entry=entry(attributes={"mtime": mtime}))
