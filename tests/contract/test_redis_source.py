@@ -259,13 +259,6 @@ def test_an_entry_with_any_id_is_kept(entries: Entries, database: Database) -> N
 # ---------------------------------------------------------------- both
 
 
-@pytest.fixture(scope="module")
-def old_redis() -> Iterator[services.Redis]:
-    """The oldest that is promised, which does not count the entries of a stream."""
-    with services.redis() as server:
-        yield server
-
-
 RIGHTS = {
     "access": "+type +lrange +ltrim +llen +blmove +eval",
     "stream": "+type +xread +xrange +xinfo|stream +xgroup",
@@ -273,32 +266,28 @@ RIGHTS = {
 
 
 @pytest.mark.parametrize("kind", RIGHTS)
-def test_a_user_with_the_documented_rights_pulls_from_an_old_redis(old_redis: services.Redis, kind: str) -> None:
-    with closing(old_redis.client()) as client:
-        assert client.info("server")["redis_version"].startswith("6.2.")
+def test_a_user_with_the_documented_rights_pulls(elements: Elements, kind: str) -> None:
+    with closing(elements.server.client()) as client:
         client.acl_setuser(
-            "puller", enabled=True, passwords=["+s3cret"], keys=["events"], reset=True,
+            "puller", enabled=True, passwords=["+s3cret"], keys=[KEY], reset=True,
             commands=[*RIGHTS[kind].split(), "+client|setname"],
         )  # fmt: skip
-        client.delete("events")
         for text in ("1", "2"):
-            client.rpush("events", text) if kind == "access" else client.xadd("events", {"body": text})
-        values = {"address": f"{services.LOOPBACK}:{old_redis.port}", "user": "puller", "password": "s3cret"}
-        with closing(RedisSource(parse(RedisSourceSettings, values | {"key": "events", "format": kind}))) as source:
-            opened = source.open({})
-            assert opened.moved == ({} if kind == "access" else {"stream": "0-0"})
+            client.rpush(KEY, text) if kind == "access" else client.xadd(KEY, {"body": text})
+        with closing(source_of(elements, user="puller", password="s3cret", format=kind)) as source:
+            source.open({})
             assert source.lag() == 2
             pulled = source.pull(1, 0.1)
             source.commit(pulled)
-            assert source.lag() == (1 if kind == "access" else None)
+            assert source.lag() == 1
             pulled += source.pull(9, 0.1)
             source.commit(pulled[1:])
             assert (texts(pulled), source.lag(), source.pull(9, 0.1)) == ([b"1", b"2"], 0, [])
-        client.acl_setuser("puller", commands=["-type"])
-        with closing(RedisSource(parse(RedisSourceSettings, values | {"key": "events", "format": kind}))) as source:
+        client.acl_setuser("puller", enabled=True, commands=["-type"])
+        with closing(source_of(elements, user="puller", password="s3cret", format=kind)) as source:
             with pytest.raises(SourceUnavailable) as refused:
                 source.open({})
-            assert RIGHTS[kind].split(" +x")[0] in str(refused.value)
+            assert RIGHTS[kind].partition(" +xgroup")[0] in str(refused.value)
 
 
 # ---------------------------------------------------------------- what fills it
