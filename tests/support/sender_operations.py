@@ -19,9 +19,11 @@ import httpx
 from tests import services
 from tests.services.server_process import until
 
+LONGEST = f"{'/'.join(['é' * 100] * 5)}/{'z' * 19}"  # 1,024 bytes, of which no file's name has more than 255
 HOSTILE = [
     "a.txt", "folder/with space/b  c.txt", "plus+sign+.txt", "percent%20literal%2Bx%.txt", "quotes\"'`and<&>.txt",
     "emoji-🎉-日本語-é.txt", "decomposed-e\u0301", "%2F", "k" * 200, "semi;colon=x&y", "a/.uploads", "x.versions/v_1",
+    "_leading", "line\nbreak", " spaces ", "two//slashes", "in/.uploads/x", "in.versions/x", "--all", LONGEST,
 ]  # fmt: skip
 Operation = Callable[["Buckets"], str]
 PART = 5 << 20  # bytes, the least that S3 takes as a part
@@ -162,6 +164,18 @@ def copy_onto_itself(at: Buckets) -> str:
 def multipart(at: Buckets) -> str:
     bucket = at.bucket()
     at.complete(bucket, "parts")
+    return bucket
+
+
+def complete_again(at: Buckets) -> str:
+    """A client completes an upload once more, when something else was put already."""
+    bucket = at.bucket()
+    upload, parts = at.multipart(bucket, "parts")
+    done = {"Bucket": bucket, "Key": "parts", "UploadId": upload, "MultipartUpload": {"Parts": parts}}
+    at.s3.complete_multipart_upload(**done)
+    at.put(bucket, "parts", "changed")
+    with contextlib.suppress(botocore.exceptions.ClientError):
+        at.s3.complete_multipart_upload(**done)
     return bucket
 
 
@@ -391,7 +405,7 @@ def at_once(at: Buckets) -> str:
 
 OPERATIONS: tuple[Operation, ...] = (
     hostile_keys, overwrite, overwrite_in_other_ways, delete, delete_many, copy, copy_onto_itself, multipart,
-    multipart_versions, abort, form_post, tagging, folders, below_a_key,
+    complete_again, multipart_versions, abort, form_post, tagging, folders, below_a_key,
     versions, markers, null_versions, delete_many_versions, expire, expire_versions,
     rename, rename_folder, rename_versions, delete_folder, append, at_once, restart,
 )  # fmt: skip
@@ -439,14 +453,22 @@ LOSES: Mapping[tuple[str, str], Loss] = {
     ("ceph", "expire"): Loss(_NO_LIFECYCLE, {"expires/one": "orphaned"}),
     ("ceph", "expire_versions"): Loss(_NO_LIFECYCLE, {"expires/one": "orphaned"}),
     ("seaweedfs", "hostile_keys"): Loss(
-        "SeaweedFS lists a file v_… in a folder whose name ends with .versions as a version",
-        {"x": "missing", "x.versions/v_1": "orphaned"},
+        "a folder .uploads or one that ends with .versions is not listed, and a file v_… in the latter is a version",
+        {"x": "missing", "x.versions/v_1": "orphaned", "in.versions/x": "orphaned", "in/.uploads/x": "orphaned"},
     ),
     ("seaweedfs", "expire"): Loss("a file whose time to live is over has no message", {"expires/one": "orphaned"}),
+    ("versity", "hostile_keys"): Loss(
+        "its event has the key as it was sent, the folder of its files the path that this is",
+        {"two//slashes": "orphaned", "two/slashes": "missing"},
+    ),
     ("versity", "overwrite_in_other_ways"): Loss(_NO_SIZE, {"parts": "size", "copy": "size"}),
     ("versity", "copy"): Loss(_NO_SIZE, {"to": "size", "to+there/with space": "size"}),
     ("versity", "copy_onto_itself"): Loss(_NO_SIZE, {"same": "size"}),
     ("versity", "multipart"): Loss(_NO_SIZE, {"parts": "size"}),
+    ("versity", "complete_again"): Loss(
+        "it answers 200 for what it has completed already, changes nothing, and sends the event once more",
+        {"parts": "stale"},
+    ),
     ("versity", "multipart_versions"): Loss(_NO_SIZE, {"parts": "size"}),
     ("versity", "form_post"): Loss("its event has no key", {"posted + form": "missing"}),
     ("versity", "versions"): Loss(_NO_VERSION, {"older": "missing", "newest": "missing", "shown": "missing"}),
