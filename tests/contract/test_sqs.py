@@ -23,6 +23,7 @@ from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttem
 from workers.targets import cloudevents
 from workers.targets.base import NO_LEASE, TargetUnavailable
 from workers.targets.sqs import SqsTarget, _outcome
+from workers.targets.sqs_client import SqsClient
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 
@@ -148,11 +149,11 @@ def test_what_was_confirmed_before_the_server_went_away_is_delivered(
     queue: Standard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The outcomes of a call that became unavailable in its middle are kept, in either mode."""
-    usual = SqsTarget._ask
+    usual = SqsClient.ask
     for window in (1, 100):
         asked = []
 
-        def ask(self: SqsTarget, *words: object) -> object:
+        def ask(self: SqsClient, *words: object) -> object:
             asked.append(words)  # noqa: B023 (called within this turn)
             if len(asked) == 3:  # noqa: B023
                 raise TargetUnavailable("away")
@@ -160,9 +161,9 @@ def test_what_was_confirmed_before_the_server_went_away_is_delivered(
 
         made = [sample_events.put("a", number=number + 1) for number in range(5)]
         with queue.opened() as target:
-            monkeypatch.setattr(SqsTarget, "_ask", ask)
+            monkeypatch.setattr(SqsClient, "ask", ask)
             outcomes = list(target.deliver(made, window, NO_LEASE))
-            monkeypatch.setattr(SqsTarget, "_ask", usual)
+            monkeypatch.setattr(SqsClient, "ask", usual)
         assert outcomes[:2] == [DELIVERED] * 2
         assert isinstance(outcomes[2], Unavailable)
         assert outcomes[3:] == [NOT_ATTEMPTED] * 2

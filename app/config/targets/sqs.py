@@ -9,7 +9,7 @@ from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HttpUrl
 from app.config.fields.field_types import Choice, FieldType, Text, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import MessageSettings, Payload, TlsSettings
+from app.config.targets.base import MessageSettings, Payload, TlsFiles
 
 _AWS_HOST = re.compile(r"(?:.+\.)?sqs\.([a-z0-9-]+)\.(?:vpce\.)?amazonaws\.com(?:\.cn)?")
 _DEFAULT_REGION = "us-east-1"
@@ -54,18 +54,8 @@ class Region(FieldType[str]):
 
 
 @declared
-class SqsSettings(
-    MessageSettings,
-    TlsSettings,
-    type_name="sqs",
-    title="SQS",
-    example={
-        "queue_url": "https://sqs.us-east-1.amazonaws.com/123456789012/bucketevents",
-        "access_key": "ACCESS_KEY",
-        "secret_key": "SECRET_KEY",
-    },
-):
-    """Amazon SQS: standard and FIFO queues, also of servers that speak its JSON protocol."""
+class SqsConnection(TlsFiles):
+    """How to reach a queue and log in: of a target or a source."""
 
     tls_hint = "begin queue_url with https://"
 
@@ -83,16 +73,6 @@ class SqsSettings(
     )
     instance_role: bool = setting(
         Toggle(), default="off", about="log in as the role of the machine, container or pod, in place of access_key"
-    )
-    payload: Literal["minio", "cloudevents"] = setting(
-        Payload("minio", "cloudevents"),
-        default="minio",
-        about="messages in the shape of body_shape, or CloudEvents in JSON",
-    )
-    body_shape: str = setting(
-        Choice("s3", "minio", "guide"),
-        default="s3",
-        about="messages as S3 sends them to SQS, as MinIO writes them, or as in MinIO's old guides",
     )
 
     @property
@@ -131,3 +111,29 @@ class SqsSettings(
         if self.instance_role and not _AWS_HOST.fullmatch(urlsplit(self.url).hostname or ""):
             hint = "set access_key and secret_key, or leave endpoint out"
             yield Problem("instance_role", "on", "would send the role's token to a host that is not of AWS", hint)
+
+
+@declared
+class SqsSettings(
+    SqsConnection,
+    MessageSettings,
+    type_name="sqs",
+    title="SQS",
+    example={
+        "queue_url": "https://sqs.us-east-1.amazonaws.com/123456789012/bucketevents",
+        "access_key": "ACCESS_KEY",
+        "secret_key": "SECRET_KEY",
+    },
+):
+    """Amazon SQS: standard and FIFO queues, also of servers that speak its JSON protocol."""
+
+    payload: Literal["minio", "cloudevents"] = setting(
+        Payload("minio", "cloudevents"),
+        default="minio",
+        about="messages in the shape of body_shape, or CloudEvents in JSON",
+    )
+    body_shape: str = setting(
+        Choice("s3", "minio", "guide"),
+        default="s3",
+        about="messages as S3 sends them to SQS, as MinIO writes them, or as in MinIO's old guides",
+    )
