@@ -8,7 +8,7 @@ same, and the inventory follows from them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from pyspark import StorageLevel
@@ -17,9 +17,9 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.log.log_reader import first_seq, ids_between, log_end, log_state
+from app.outbox.log.log_reader import first_seq, log_end, log_state
 from spark_jobs.iceberg.table import BEGINNING, IcebergTable, Mark
-from spark_jobs.jobs.recorded_events import recorded_between
+from spark_jobs.jobs.recorded_events import ids_recorded_between, recorded_between
 from spark_jobs.jobs.tables_inventory import (
     INVENTORY,
     MERGE_INVENTORY,
@@ -71,21 +71,26 @@ class UpdateResult:
 
 
 def update(tables: Tables, database: Database, retention: int) -> UpdateResult:
-    """Read the log up to its end; `retention` (ms) is how long the log keeps settled events.
+    """Read the log up to its present end; `retention` (ms) is how long the log keeps settled events.
+
+    The log may be replaced by an older state of itself meanwhile, so each part asks for its end and epoch again.
 
     Raises `AlreadyUpdating`, `LogMovedBack`, `LostPosition`, and what Spark and Iceberg raise.
     """
     events, keys, gaps = 0, 0, list[str]()
-    end = _end(database)
+    goal = _end(database).position
     while True:
         mark, snapshot = tables.journal.state()
+        end = _end(database)
         if mark.position > end.position:
             raise LogMovedBack(_moved_back(mark.position, f"that ends at {end.position}"))
         is_other_epoch = mark != BEGINNING and mark.epoch != end.epoch
         if is_other_epoch and mark.epoch:
-            _check_newest_event(tables, database, mark, end.read_at - retention)
+            _check_newest_events(tables, database, mark, end.read_at - retention)
+        goal = min(goal, end.position)
+        end = replace(end, position=max(goal, mark.position))
         if mark.position < end.position:
-            if gap := describe_gap(mark, _end(database).read_at, retention):
+            if gap := describe_gap(mark, end.read_at, retention):
                 tables.journal.set_property(f"{GAP}{mark.position}", gap)
                 gaps.append(gap)
             events += _read_log(tables, database, mark, snapshot, end)
@@ -94,7 +99,7 @@ def update(tables: Tables, database: Database, retention: int) -> UpdateResult:
             tables.journal.set_mark(end, snapshot)
         keys += _fold_journal(tables)
         _follow_versions(tables)
-        if tables.journal.mark().position >= end.position:
+        if mark.position >= goal:
             return UpdateResult(events, keys, end.position, tuple(gaps))
 
 
@@ -122,31 +127,36 @@ def describe_gaps(gaps: Sequence[str]) -> str:
 
 
 def _end(database: Database) -> Mark:
-    """Return the log's end. Its time is read first: every later event is received after it."""
+    """Return the log's end. Its time is read first: every later event is received after it.
+
+    After a failover that no worker has noticed yet, the epoch is none that a worker begins.
+    """
     with database.reading() as connection:
         now = database_now(connection)
     _, state = log_state(database)
-    return Mark(state.last_seq, now, state.epoch)
+    return Mark(state.last_seq, now, state.epoch if state.is_current else f"after {state.epoch}")
 
 
-def _check_newest_event(tables: Tables, database: Database, mark: Mark, kept_since: int) -> None:
-    """Raise `LogMovedBack` unless the log has the journal's newest event at the position where it was read.
+def _check_newest_events(tables: Tables, database: Database, mark: Mark, kept_since: int) -> None:
+    """Raise `LogMovedBack` unless journal and log have the same events at the positions of two commits.
 
-    The event may be missing if it was received before `kept_since` (ms): then it may have left the log.
+    The log may have been replaced while the last one was read, and have lost events of the one before. An event that
+    was received before `kept_since` (ms) may have left the log.
     """
-    rows = tables.journal.frame().where(F.col("log_position").between(mark.position - _MAX_POSITIONS, mark.position))
-    newest = (
-        rows.orderBy(F.desc("log_position"))
-        .select("log_position", "event_id", F.unix_millis("recorded_at").alias("received_at"))
-        .first()
-    )
-    if newest is None:
-        return
-    position = newest.log_position
-    at_position = ids_between(database, log_end(database).partitions, position - 1, position)
-    has_left = not at_position and newest.received_at < kept_since
-    if not has_left and at_position != [(position, newest.event_id)]:
-        raise LogMovedBack(_moved_back(position, "that does not have the event which they read there"))
+    first = max(_least_position(tables.journal.frame()) or 1, mark.position - 2 * _MAX_POSITIONS + 1)
+    rows = tables.journal.frame().where(F.col("log_position").between(first, mark.position))
+    read = rows.select("log_position", "event_id", F.unix_millis("recorded_at").alias("received_at"))
+    in_log = ids_recorded_between(tables.spark, database, log_end(database).partitions, first - 1, mark.position)
+    both = read.join(in_log.withColumn("in_log", F.lit(True)), ["log_position", "event_id"], "full_outer")
+    differs = F.col("received_at").isNull() | (F.col("in_log").isNull() & (F.col("received_at") >= kept_since))
+    different = _least_position(both.where(differs))
+    if different is not None:
+        raise LogMovedBack(_moved_back(mark.position, f"that does not have the same event at position {different}"))
+
+
+def _least_position(rows: DataFrame) -> int | None:
+    least = rows.agg(F.min("log_position")).first()
+    return None if least is None else least[0]
 
 
 def _moved_back(position: int, log: str) -> str:

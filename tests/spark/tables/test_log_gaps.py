@@ -1,6 +1,7 @@
 """Events that left the log unread are reported, and a log that is another one is not read."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -11,6 +12,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.log_reader import log_state
 from app.outbox.tables import events as events_table
+from app.outbox.tables import log_head as head_table
 from spark_jobs.iceberg.catalog import Warehouse
 from spark_jobs.iceberg.table import LostPosition, Mark
 from spark_jobs.jobs import tables as job_of_tables
@@ -110,6 +112,73 @@ def test_a_log_that_has_lost_events_and_grown_again_is_not_read(
             update(tables, older, WEEK)
         assert journal_ids(tables) == [one.id for one in events[:3]]
         older.close()
+
+
+def fail_over(outbox: Database, kept: int, since: list[Event]) -> None:
+    """Make the log what it was after so many events, in a new epoch, and record others since."""
+    with outbox.writing() as connection:
+        connection.execute(events_table.delete().where(events_table.c.seq > kept))
+        connection.execute(head_table.update().values(last_seq=kept))
+        log_head.begin_epoch(connection, "by a test")
+    if since:
+        Log(outbox).append([since])
+
+
+@pytest.mark.parametrize(
+    ("step", "kept", "count", "lost"),
+    [
+        ("between", 2, 4, True),  # an event of the first part is lost
+        ("between", 3, 3, False),
+        ("while", 2, 4, True),  # the newest event of the second part is one that the log has
+        ("while", 3, 3, False),
+        ("while", 3, 0, True),  # the log ends before what was read, and has grown again since
+    ],
+)
+def test_a_log_that_fails_over_within_a_run_is_read_on_only_if_it_has_what_was_read(
+    tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch, step: str, kept: int, count: int, lost: bool
+) -> None:
+    """Between two parts of the run, or while the second is read."""
+    monkeypatch.setattr(job_of_tables, "_MAX_POSITIONS", 3)
+    events = [made(f"k{n}", number=n) for n in range(6)]
+    others = [made(f"k{n}", number=n) for n in range(6, 13)]
+    since = others[:count]
+    Log(outbox).append([events])
+    name = {"between": "_fold_journal", "while": "_read_log"}[step]
+    real, calls = getattr(job_of_tables, name), []
+
+    def stepped(*arguments: Any) -> Any:
+        calls.append(name)
+        if len(calls) == {"between": 1, "while": 2}[step]:
+            fail_over(outbox, kept, since)
+        made_of_it = real(*arguments)
+        if len(calls) == 2 and not count:
+            Log(outbox).append([others[:4]])
+        return made_of_it
+
+    monkeypatch.setattr(job_of_tables, name, stepped)
+    if lost:
+        with pytest.raises(job_of_tables.LogMovedBack):
+            update(tables, outbox, WEEK)
+    else:
+        update(tables, outbox, WEEK)
+        assert journal_ids(tables) == [one.id for one in (*events[:3], *since)]
+        assert tables.journal.mark().epoch == log_state(outbox)[1].epoch
+
+
+def test_a_failover_that_no_worker_has_noticed_is_another_epoch(
+    tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = [made(f"k{n}", number=n) for n in range(4)]
+    Log(outbox).append([events[:3]])
+    update(tables, outbox, WEEK)
+    with outbox.writing() as connection:
+        connection.execute(events_table.delete().where(events_table.c.seq == 3))
+        connection.execute(head_table.update().values(last_seq=2))
+    Log(outbox).append([events[3:]])
+    head, state = log_state(outbox)
+    monkeypatch.setattr(job_of_tables, "log_state", lambda _: (head, state._replace(is_current=False)))
+    with pytest.raises(job_of_tables.LogMovedBack, match="same event at position 3"):
+        update(tables, outbox, WEEK)
 
 
 def test_a_log_of_another_epoch_that_has_lost_nothing_is_read_on(
