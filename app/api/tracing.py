@@ -12,10 +12,10 @@ from flask import Flask, Response, g, request
 from app import telemetry
 from app.events.model import Event
 from app.events.trace import trace_of
+from app.telemetry.appending import append_span, in_span
 from app.telemetry.tracing import Span, Tracing
 
 _INTAKE = "events.record"  # the endpoint that frontends post to
-_IDS = slice(3, 35)  # the trace's id in a stored context
 
 
 def install(app: Flask, tracing: Tracing) -> None:
@@ -27,33 +27,14 @@ def install(app: Flask, tracing: Tracing) -> None:
 
 @contextmanager
 def appending(operation: str, events: Sequence[Event]) -> Iterator[Sequence[Event]]:
-    """Provide the events as they are to be stored, within a span of the operation if the request has one.
-
-    Events without a trace, or with the request's, get the span's context. Those with a trace of their own (that of the
-    CloudEvent which contains them) keep it, and the span is linked to it.
-    """
+    """Provide the events as they are to be stored, within a span of the operation if the request has one."""
     intake: Span | None = g.get("intake")
     tracing = telemetry.tracing()
     if intake is None or tracing is None:
         yield events
         return
-    trace = intake.trace[_IDS]
-    span = tracing.start(
-        f"{operation} events",
-        "producer",
-        parent=intake,
-        links=(event.trace for event in events if event.trace[_IDS] != trace),
-        attributes={
-            "messaging.system": "bucketwire",
-            "messaging.operation.type": "send",
-            "messaging.operation.name": operation,
-            "messaging.destination.name": "events",
-            "messaging.batch.message_count": len(events),
-        },
-    )
-    with span:
-        context = span.trace
-        yield [event._replace(trace=context) if event.trace[_IDS] in ("", trace) else event for event in events]
+    with append_span(tracing, operation, events, intake) as span:
+        yield in_span(span, events, intake.trace)
 
 
 def _begin(tracing: Tracing) -> None:

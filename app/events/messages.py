@@ -9,6 +9,7 @@ from app.events.frontends import Frontend
 from app.events.limits import Limits
 from app.events.minio_json import YEAR_10000
 from app.events.model import Event
+from app.events.origin import UNKNOWN, by_source
 from app.events.parsing import HEADERS, parse
 
 
@@ -40,18 +41,20 @@ class ReadMessage:
     problem: str = ""
 
 
-def read_message(message: Message, limits: Limits, sender: Frontend | None) -> ReadMessage:
+def read_message(message: Message, limits: Limits, sender: Frontend | None, source: str = "") -> ReadMessage:
     """Return the events of a message, by the rules of a posted body. Raises nothing: a queue must never stop.
 
     An event without a time has the message's, so that the same message always has the same events. An empty message has
     none: in a compacted topic it only says that a key is gone. A time that no payload could have counts as none.
+    `source` is what has pulled the message, as TYPE:NAME; "" if that does not matter.
     """
     if not message.body:
         return ReadMessage(message)
     sent_at = message.sent_at if message.sent_at < YEAR_10000 else 0  # whatever the producer chose
     try:
         headers = {name: message.headers[name] for name in HEADERS if name in message.headers}
-        parsed = parse(message.body, headers, now_ms=sent_at, limits=limits, sender=sender)
+        origin = by_source(source, message.share, message.position) if source else UNKNOWN
+        parsed = parse(message.body, headers, now_ms=sent_at, limits=limits, sender=sender, origin=origin)
     except BadEvents as error:
         return ReadMessage(message, problem=error.problem)
     except Exception as error:  # noqa: BLE001 - a defect of the parser must not stop all that comes after it

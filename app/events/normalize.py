@@ -5,7 +5,7 @@ from typing import Any
 
 from app.events import minio_json
 from app.events.errors import BadRecord, excerpt
-from app.events.model import Event
+from app.events.model import Effect, Event
 from app.events.names import is_known
 from app.events.order import sequencer_of
 
@@ -20,7 +20,11 @@ _NO_VERSION = "1"  # sent by MinIO until 2018 if there was no version (§1.9)
 
 
 def event_of(
-    record: dict[str, Any], arrived: int, nesting: int, order: Callable[[Mapping[str, Any]], str] = sequencer_of
+    record: dict[str, Any],
+    arrived: int,
+    nesting: int,
+    order: Callable[[Mapping[str, Any]], str] = sequencer_of,
+    origin: str = "",
 ) -> Event:
     """Make an event from a record; `order` is that of its frontend. Raises `BadRecord`.
 
@@ -55,6 +59,9 @@ def event_of(
         order(record),
         arrived if time is None else time,
         text,
+        Effect.NONE,
+        "",
+        origin,
     )
 
 

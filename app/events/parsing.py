@@ -22,6 +22,7 @@ from app.events.frontends.envelopes import form_message
 from app.events.limits import Allowance, Limits
 from app.events.model import Event
 from app.events.normalize import event_of
+from app.events.origin import UNKNOWN, Origin, Texts
 from app.events.stored_size import is_larger, stored_size
 from app.events.trace import trace_of
 
@@ -68,23 +69,24 @@ def parse(
     limits: Limits = _DEFAULT,
     partial: bool = False,
     sender: Frontend | None = None,
+    origin: Origin = UNKNOWN,
 ) -> Parsed:
     """Return the events of a body, in order and including duplicates.
 
     The events have the trace context of the request, or of the CloudEvent that contains them, if it is valid. The body
     is one JSON value or several in lines, recognised by its content and by `Content-Type`; it must have been
-    decompressed. Records of S3's form are those of `sender`; without it each record shows its sender. `now_ms`
-    (milliseconds since 1970) is the time of events without a time. Raises `BadEvents`, and only that. With `partial` an
-    invalid record is left out and described in `refused`, but a body that is no JSON at all or exceeds the limits (413)
-    is still refused as a whole.
+    decompressed. `origin` is what has brought it. Records of S3's form are those of `sender`; without it each record
+    shows its sender. `now_ms` (milliseconds since 1970) is the time of events without a time. Raises `BadEvents`, and
+    only that. With `partial` an invalid record is left out and described in `refused`, but a body that is no JSON at
+    all or exceeds the limits (413) is still refused as a whole.
     """
     parsed = Parsed()
-    allowance = Allowance(limits)
+    allowance, origins = Allowance(limits), origin.texts()
     for index, (line, item) in enumerate(_items(body, headers, context_of(allowance, sender))):
         allowance.take_record()
         first = len(parsed.events)
         try:
-            _take(item, parsed, now_ms, limits.nesting)
+            _take(item, parsed, now_ms, limits.nesting, origins)
             for event in parsed.events[first:]:
                 if is_larger(event, limits.event_bytes):
                     raise _too_large(event, limits.event_bytes)
@@ -117,21 +119,24 @@ def _trace(headers: Mapping[str, str]) -> str:
     return of_event or trace_of(found.get("traceparent"), found.get("tracestate"))
 
 
-def _take(item: Item, parsed: Parsed, now_ms: int, nesting: int) -> None:
+def _take(item: Item, parsed: Parsed, now_ms: int, nesting: int, origins: Texts) -> None:
     sender, thing, where = item
     made = sender.normalize(thing)
+    origin = origins[sender.name]
     if isinstance(made, dict):  # nearly every record
-        parsed.events.append(event_of(made, now_ms, nesting, sender.order))
+        parsed.events.append(event_of(made, now_ms, nesting, sender.order, origin))
     else:
-        _keep(made, sender, where, parsed, now_ms, nesting)
+        _keep(made, sender, where, parsed, now_ms, nesting, origin)
 
 
-def _keep(made: Normalized, sender: Frontend, where: Location, parsed: Parsed, now_ms: int, nesting: int) -> None:
+def _keep(
+    made: Normalized, sender: Frontend, where: Location, parsed: Parsed, now_ms: int, nesting: int, origin: str
+) -> None:
     if isinstance(made, dict):
-        parsed.events.append(event_of(made, now_ms, nesting, sender.order))
+        parsed.events.append(event_of(made, now_ms, nesting, sender.order, origin))
     elif isinstance(made, Traced):
         first = len(parsed.events)
-        _keep(made.made, sender, where, parsed, now_ms, nesting)
+        _keep(made.made, sender, where, parsed, now_ms, nesting, origin)
         parsed.events[first:] = _with_trace(parsed.events[first:], made.trace)
     elif isinstance(made, SnsConfirmation):
         if where is None:
@@ -140,7 +145,7 @@ def _keep(made: Normalized, sender: Frontend, where: Location, parsed: Parsed, n
             parsed.ignored += 1
     elif made:
         # All or none: half of a rename would lose an object or add one.
-        parsed.events.extend([event_of(record, now_ms, nesting, sender.order) for record in made])
+        parsed.events.extend([event_of(record, now_ms, nesting, sender.order, origin) for record in made])
     else:
         parsed.ignored += 1
 

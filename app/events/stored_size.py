@@ -13,7 +13,7 @@ def stored_size(event: Event) -> int:
     """
     record = event.record
     size = len(record.encode()) + record.count('"') + record.count("'") + record.count("\\")
-    others = (event.id, event.name, event.bucket, event.key, event.version, event.sequencer, event.trace)
+    others = (event.id, event.name, event.bucket, event.key, event.version, event.sequencer, event.trace, event.origin)
     return size + 2 * sum(len(text.encode()) for text in others) + _OTHERS
 
 

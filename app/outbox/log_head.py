@@ -42,7 +42,10 @@ _COLUMNS = (_H.last_seq, _H.partitions, _H.version)
 # Built once: building a statement takes about as long as running it in the database.
 _READ = sa.select(*_COLUMNS)
 _LOCK = tables.log_head.update().values(last_seq=_H.last_seq)
-_RESERVE = tables.log_head.update().values(last_seq=_H.last_seq + sa.bindparam("count"))
+_RESERVE = tables.log_head.update().values(
+    last_seq=_H.last_seq + sa.bindparam("count"), posted=_H.posted + sa.bindparam("posted", type_=sa.BigInteger)
+)
+_COUNT_POSTED = tables.log_head.update().values(posted=_H.posted + sa.bindparam("posted", type_=sa.BigInteger))
 _CHANGE_ROUTING = tables.log_head.update().values(version=sa.bindparam("new_version", type_=sa.BigInteger))
 _RETURNING = {update: update.returning(*_COLUMNS) for update in (_LOCK, _RESERVE, _CHANGE_ROUTING)}
 
@@ -64,9 +67,22 @@ def lock(connection: sa.Connection) -> LogHead:
     return _update(connection, _LOCK, {})
 
 
-def reserve(connection: sa.Connection, count: int) -> LogHead:
-    """Lock the head and reserve `count` seqs, which are the last ones up to the returned `last_seq`."""
-    return _update(connection, _RESERVE, {"count": count})
+def reserve(connection: sa.Connection, count: int, *, posted: int = 0) -> LogHead:
+    """Lock the head and reserve `count` seqs, which are the last ones up to the returned `last_seq`.
+
+    `posted` of the events are counted as recorded by requests; `count_posted` corrects that.
+    """
+    return _update(connection, _RESERVE, {"count": count, "posted": posted})
+
+
+def count_posted(connection: sa.Connection, more: int) -> None:
+    """Count so many more events, or fewer if negative, as recorded by requests. The head has to be locked."""
+    connection.execute(_COUNT_POSTED, {"posted": more})
+
+
+def read_posted(connection: sa.Connection) -> int:
+    """Return how many events requests have recorded since the count began; what sources have pulled is not in it."""
+    return int(connection.execute(sa.select(_H.posted)).scalar_one())
 
 
 def change_routing(connection: sa.Connection) -> LogHead:

@@ -35,6 +35,7 @@ log_head = sa.Table(
     # Random, another one after a restore or a failover: with it a seq is the same event at any time.
     sa.Column("epoch", sa.CHAR(32), nullable=False, server_default=""),
     sa.Column("timeline", sa.CHAR(8), nullable=False, server_default=""),  # PostgreSQL's when the epoch began
+    sa.Column("posted", sa.BigInteger, nullable=False, server_default="0"),  # events that requests have recorded
     **MYSQL,
 )
 
@@ -120,6 +121,7 @@ events = sa.Table(
     sa.Column("targets", LongText, nullable=False),  # ids of the targets it goes to, as ",3,17,"; negative: discarded
     sa.Column("record", LongText, nullable=False),
     sa.Column("trace", sa.String(600), nullable=False, default=""),  # "": the event had none
+    sa.Column("origin", sa.String(600), nullable=False, server_default=""),  # of `app.events.origin`; "": unknown
     sa.Index(None, "key_hash", "sequencer"),
     **MYSQL,
 )

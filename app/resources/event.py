@@ -92,6 +92,26 @@ class DeliveryState(Resource):
     ] = UNSET
 
 
+class Origin(Resource):
+    """By what an event came. A token that is limited to buckets sees only `kind` and `frontend`."""
+
+    kind: Annotated[str, about("a request that posted it, or a source that pulled it", enum=["request", "source"])]
+    frontend: Annotated[str, about("the kind of sender, as it was recognised or named")]
+    token: Annotated[str | UnsetType, about("the name of the request's token, if it had one")] = UNSET
+    source: Annotated[str | UnsetType, about("the source, as TYPE:NAME")] = UNSET
+    share: Annotated[str | UnsetType, about("of the source's queue, such as a partition of Kafka")] = UNSET
+    position: Annotated[str | UnsetType, about("after the message, if the queue has positions")] = UNSET
+
+
+def describe_origin(origin: Mapping[str, str]) -> str:
+    """Return the origin of an answer in a few words."""
+    by = f"source {origin['source']}" if "source" in origin else origin["kind"]
+    with_token = f"token {origin['token']}" if "token" in origin else ""
+    place = f"position {origin['position']}" if "position" in origin else ""
+    share = f"of share {origin['share']}" if "share" in origin else ""
+    return ", ".join(filter(None, (by, with_token, f"{place} {share}".strip(), f"sender {origin['frontend']}")))
+
+
 class Event(Resource):
     """An event of the log."""
 
@@ -108,6 +128,9 @@ class Event(Resource):
     delivery_states: list[DeliveryState]
     traceparent: Annotated[str | UnsetType, about("W3C Trace Context, if the event had one")] = UNSET
     tracestate: str | UnsetType = UNSET
+    origin: Annotated[
+        Origin | UnsetType, about("by what it came; not of events that the service made, or recorded before 0.3")
+    ] = UNSET
     record: Annotated[Json | UnsetType, about("not in a search")] = UNSET
 
 

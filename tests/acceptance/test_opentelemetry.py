@@ -128,6 +128,8 @@ def test_one_trace_leads_from_the_request_of_the_frontend_to_the_webhooks(observ
     assert received.attributes["http.response.status_code"] == 202
     appended = observed.span("of the append", lambda one: one.parent == received.span)
     assert (appended.name, appended.kind, appended.trace) == ("append events", "PRODUCER", trace)
+    origin = {name.removeprefix("bucketwire.origin."): text for name, text in appended.attributes.items()}
+    assert (origin["kind"], origin["frontend"]) == ("request", "minio")
     delivery = observed.span("of the delivery", lambda one: one.parent == appended.span)
     assert (delivery.name, delivery.trace) == (f"deliver webhook:{bucket}", trace)
     assert delivery.attributes["aws.s3.key"] == sent.key

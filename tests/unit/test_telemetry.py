@@ -23,6 +23,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from app import telemetry
+from app.events.messages import Message, ReadMessage
 from app.telemetry.otlp import reports
 from app.telemetry.otlp.contexts import links_to, span_context, text_of
 from app.telemetry.otlp.log_records import LogRecords, severity, with_ids
@@ -31,6 +33,8 @@ from app.telemetry.otlp.spans import OtelTracing
 from app.telemetry.otlp.text import exportable
 from app.telemetry.switch import Signals, endpoint, signals
 from app.telemetry.tracing import NO_SPAN
+from tests.support.builders import event
+from workers.sources import puller
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"
@@ -201,6 +205,24 @@ def test_a_span_follows_its_parent_and_hostile_attributes_break_no_export(
     shown = {one.key: one.value for one in encoded.resource_spans[0].scope_spans[0].spans[1].attributes}
     assert shown["key"].string_value.startswith("a?bx")
     assert shown["count"].int_value == 3
+
+
+def test_pulled_events_are_recorded_within_a_span_that_names_their_source(
+    spans: tuple[OtelTracing, InMemorySpanExporter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "_tracing", spans[0])
+    made = [event(key)._replace(origin="source kafka:minio minio 7 0") for key in ("a", "b")]
+    made[1] = made[1]._replace(trace=PARENT)
+    with puller._appending([ReadMessage(Message(b""), tuple(made))]) as [read]:
+        assert [one.trace[:36] == PARENT[:36] for one in read.events] == [False, True], "an event keeps its own"
+    [span] = spans[1].get_finished_spans()
+    assert span.name == "append events"
+    assert {name: text for name, text in (span.attributes or {}).items() if name.startswith("bucketwire.")} == {
+        "bucketwire.origin.kind": "source", "bucketwire.origin.source": "kafka:minio",
+        "bucketwire.origin.frontend": "minio",
+    }  # fmt: skip
+    assert [format(link.context.trace_id, "032x") for link in span.links] == [TRACE]
+    assert read.events[0].trace.split("-")[1] == format(span.context.trace_id, "032x")
 
 
 def test_an_error_within_a_span_is_named_without_its_words(spans: tuple[OtelTracing, InMemorySpanExporter]) -> None:

@@ -9,9 +9,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 
+from app import telemetry
 from app.config.errors import BadSettings
 from app.config.sources.base import SourceSettings
 from app.events.frontends import S3_FRONTENDS
@@ -25,6 +26,7 @@ from app.outbox.sources.intake import SourceIntake, TargetFull
 from app.outbox.sources.leases import SourceLease, SourceLeases
 from app.outbox.sources.registry import SourceRegistry
 from app.outbox.sources.rejected import ShelfFull
+from app.telemetry.appending import append_span, in_span
 from workers.sources import create, policy
 from workers.sources.base import Source, SourceChanged, SourceUnavailable
 from workers.telemetry.redaction import Redaction
@@ -112,7 +114,7 @@ class Puller(threading.Thread):
             log.error("source %s: %s", self.lease.stored.source, notice)
         if opened.moved or notice:
             self._outbox.leases.begin(self.lease, self._outbox.clock(), opened.moved, notice)
-        reading = _Reading(source, settings, self._outbox.limits())
+        reading = _Reading(source, str(self.lease.stored.source), settings, self._outbox.limits())
 
         def tell() -> None:
             queue_thread.submit(source.commit, self._taken()).result()
@@ -135,22 +137,26 @@ class Puller(threading.Thread):
         The queue is told meanwhile what is recorded, so that it does not take the source for gone.
         """
         for some in _commits(messages):
-            left, pause = some, policy.FIRST_FULL_SECONDS
-            while left:
-                self._step()
-                try:
-                    for count, receipt in self._intake.record(
-                        self.lease, left, most=settings.rejected_limit, most_bytes=settings.rejected_size
-                    ):
-                        self._recorded += [read.message for read in left[:count]]
-                        left = left[count:]
-                        self._outbox.wake(receipt)
-                except TargetFull as error:
-                    self._outbox.leases.wait(self.lease, self._outbox.clock(), str(error))
-                    tell()
-                    if self._ending.wait(pause):
-                        raise _Stopped from None
-                    pause = min(2 * pause, policy.MAX_FULL_SECONDS)
+            with _appending(some) as left:
+                self._record_commit(left, settings, tell)
+
+    def _record_commit(self, left: Sequence[ReadMessage], settings: SourceSettings, tell: Callable[[], None]) -> None:
+        pause = policy.FIRST_FULL_SECONDS
+        while left:
+            self._step()
+            try:
+                for count, receipt in self._intake.record(
+                    self.lease, left, most=settings.rejected_limit, most_bytes=settings.rejected_size
+                ):
+                    self._recorded += [read.message for read in left[:count]]
+                    left = left[count:]
+                    self._outbox.wake(receipt)
+            except TargetFull as error:
+                self._outbox.leases.wait(self.lease, self._outbox.clock(), str(error))
+                tell()
+                if self._ending.wait(pause):
+                    raise _Stopped from None
+                pause = min(2 * pause, policy.MAX_FULL_SECONDS)
 
     def _taken(self) -> Sequence[Message]:
         """Return the messages that are recorded since the last call."""
@@ -183,8 +189,9 @@ class Puller(threading.Thread):
 class _Reading:
     """The steps that the thread of a source takes. `lag` is what it said last."""
 
-    def __init__(self, source: Source, settings: SourceSettings, limits: Limits) -> None:
+    def __init__(self, source: Source, name: str, settings: SourceSettings, limits: Limits) -> None:
         self._source = source
+        self._name = name
         self._settings = settings
         self._limits = limits
         self._sender = S3_FRONTENDS.get(settings.frontend)
@@ -198,7 +205,7 @@ class _Reading:
         if time.monotonic() >= self._measured_at + policy.REPORT_SECONDS:
             self._measured_at = time.monotonic()
             self.lag = self._source.lag()
-        return [read_message(message, self._limits, self._sender) for message in messages]
+        return [read_message(message, self._limits, self._sender, self._name) for message in messages]
 
 
 def _finish(source: Source, recorded: Sequence[Message]) -> None:
@@ -206,6 +213,18 @@ def _finish(source: Source, recorded: Sequence[Message]) -> None:
     with suppress(SourceUnavailable, SourceChanged):
         source.commit(recorded)
     source.close()
+
+
+@contextmanager
+def _appending(messages: Sequence[ReadMessage]) -> Iterator[Sequence[ReadMessage]]:
+    """Provide the messages of one commit as they are to be recorded, within a span if traces are exported."""
+    tracing = telemetry.tracing()
+    events = [event for read in messages for event in read.events] if tracing is not None else []
+    if tracing is None or not events:
+        yield messages
+        return
+    with append_span(tracing, "append", events) as span:
+        yield [replace(read, events=tuple(in_span(span, read.events))) for read in messages]
 
 
 def _commits(messages: Sequence[ReadMessage]) -> Iterator[Sequence[ReadMessage]]:

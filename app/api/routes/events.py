@@ -18,6 +18,7 @@ from app.config.arn import TargetId
 from app.config.errors import did_you_mean
 from app.events.frontends import S3_FRONTENDS, Frontend
 from app.events.model import Event
+from app.events.origin import by_request
 from app.events.parsing import Parsed, SnsConfirmation, parse
 from app.events.stored_size import is_larger
 from app.outbox.engine.database import VALUE_ERRORS, describe_error, now_ms
@@ -93,7 +94,15 @@ def _parsed() -> Parsed:
     name = request.args.get("frontend", "") if request.query_string else ""
     sender = _sender(name or (g.token.frontend if g.token else ""))
     body = read_body(request, made.settings.body_limit)
-    return parse(body, event_headers(request), now_ms=now_ms(), limits=made.limits, partial=partial, sender=sender)
+    return parse(
+        body,
+        event_headers(request),
+        now_ms=now_ms(),
+        limits=made.limits,
+        partial=partial,
+        sender=sender,
+        origin=by_request(g.token.name if g.token else ""),
+    )
 
 
 def _sender(name: str) -> Frontend | None:

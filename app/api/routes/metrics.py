@@ -19,6 +19,7 @@ from app.api.auth import READ, needs
 from app.api.description import answers
 from app.api.services import Services, services
 from app.config.arn import TargetId
+from app.outbox import log_head
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import Audit, TargetCounters, TargetStatus, audit, read_status
 from app.outbox.delivery.leases import leased_partitions
@@ -109,6 +110,7 @@ class Scrape:
                 leased = leased_partitions(connection, now)
                 drifts = latest_results(connection)
                 sources, kept = read_sources(connection), read_kept(connection)
+                posted = log_head.read_posted(connection)
         except DatabaseUnavailable:
             yield _single("database_up", "Whether the outbox database can be read.", 0)
         else:
@@ -122,6 +124,7 @@ class Scrape:
             yield from _leased({one.stored.target: leased.get(one.stored.row_id, 0) for one in statuses})
             yield from _drift(drifts)
             yield _difference(self._audits)
+            yield _posted(posted)
             yield from source_metrics(sources, kept, now)
         if self._services.feeder is not None:
             spool = self._services.feeder.spool
@@ -201,6 +204,12 @@ def source_metrics(sources: Sequence[StoredSource], kept: Mapping[int, int], now
         for each in SOURCE_STATES:
             states.add_metric([*place, each], int(stored.state(now) == each))
     yield from (*counters.values(), lag, rejected, age, states)
+
+
+def _posted(count: int) -> Metric:
+    counter = CounterMetricFamily("bucketwire_posted_events", "Events that requests to the API have recorded.")
+    counter.add_metric([], count)
+    return counter
 
 
 def _labels(target: TargetId) -> list[str]:

@@ -2,12 +2,13 @@
 
 import msgspec
 from flask import Blueprint, request
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from app.api.auth import PUBLIC, READ, authorize, may_see, needs, require_bucket, require_target
+from app.api.auth import PUBLIC, READ, authorize, is_limited, may_see, needs, require_bucket, require_target
 from app.api.description import answers
 from app.api.errors import ApiProblem
 from app.api.services import services
+from app.events import origin as origins
 from app.events.trace import fields
 from app.outbox.delivery import attempts, event_states
 from app.outbox.delivery.event_states import RecordedEvent
@@ -16,7 +17,7 @@ from app.outbox.delivery.replays import Selection, checked
 from app.outbox.search import EventFilter, search
 from app.resources.dead_letter import failed_attempts
 from app.resources.declaration import MAX_PAGE, BadMember, format_time, parse_query, parse_text, refuse_unknown
-from app.resources.event import Attempt, DeliveryState, Event, Events, EventsQuery, Exchange
+from app.resources.event import Attempt, DeliveryState, Event, Events, EventsQuery, Exchange, Origin
 
 routes = Blueprint("search", __name__)
 _HISTORY = ("bucket", "key", "limit", "after", "brief")
@@ -89,7 +90,24 @@ def _event(event: RecordedEvent, *, has_attempts: bool = False) -> Event:
             _state(state, has_attempts=has_attempts) for state in event.delivery_states if may_see(state.target)
         ],
         **dict(fields(event.trace)),
+        origin=_origin(origins.origin_of(event.origin)),
         record=msgspec.Raw(event.record) if event.record else UNSET,
+    )
+
+
+def _origin(origin: origins.Origin) -> Origin | UnsetType:
+    """Return what the request's token may know of an origin: one that is limited learns no names of others."""
+    if not origin.kind:
+        return UNSET
+    if is_limited():
+        return Origin(kind=origin.kind, frontend=origin.frontend)
+    return Origin(
+        kind=origin.kind,
+        frontend=origin.frontend,
+        token=(origin.name or UNSET) if origin.kind == "request" else UNSET,
+        source=origin.name if origin.kind == "source" else UNSET,
+        share=origin.share or UNSET,
+        position=origin.position or UNSET,
     )
 
 

@@ -12,7 +12,7 @@ from app.cli.exchanges import print_exchange
 from app.cli.groups import Group
 from app.cli_common.output import Columns, columns, printable
 from app.resources.declaration import short_target
-from app.resources.event import Event
+from app.resources.event import Event, describe_origin
 
 _MC_ACTIONS = ("add", "list", "ls", "remove", "rm")  # of `mc event`, on rules
 
@@ -65,12 +65,16 @@ def history(context: CommandContext, bucket: str, key: str, limit: int, attempts
 @click.argument("event_id", metavar="ID")
 @with_api
 def show(context: CommandContext, event_id: str) -> None:
-    """Show one event: where it stands at each target, what was sent and answered last where it failed, its record."""
+    """Show one event: by what it came, where it stands at each target, and its record.
+
+    Where it failed, it shows what was sent and answered last.
+    """
     found = context.api.get(f"/v1/events/{quote(event_id, safe='')}")
     if context.as_json:
         context.json(found)
         return
-    context.facts({name: value for name, value in found.items() if name not in ("delivery_states", "record")})
+    facts = {name: value for name, value in found.items() if name not in ("delivery_states", "origin", "record")}
+    context.facts(facts | {"came by": describe_origin(found["origin"]) if "origin" in found else "unknown"})
     for state in found["delivery_states"]:
         click.echo(f"\n{printable(_format_state(state))}")
         print_exchange(state["exchange"])

@@ -13,6 +13,7 @@ from app.console.pages import done, form_values, page, show, visitor, within_lim
 from app.events.model import EVENT_ID
 from app.events.names import AGGREGATES, KNOWN
 from app.events.test_events import TEST_BUCKET
+from app.resources.event import describe_origin
 
 _STATES = ("pending", "parked", "dead", "settled")
 _FILTERS = ("bucket", "prefix", "key", "events", "target", "state", "since", "before")
@@ -100,6 +101,7 @@ def event(event_id: str) -> Response:
         "event.html",
         here="events",
         event=shown,
+        origin=describe_origin(shown["origin"]) if "origin" in shown else "",
         history=history,
         newer=newer,
         states=[

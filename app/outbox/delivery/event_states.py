@@ -54,6 +54,7 @@ class RecordedEvent:
     trace: str = ""
     bucket: str = ""
     key: str = ""
+    origin: str = ""
 
 
 def recorded_events(connection: sa.Connection, rows: Sequence[Any]) -> list[RecordedEvent]:
@@ -97,6 +98,7 @@ def recorded_events(connection: sa.Connection, rows: Sequence[Any]) -> list[Reco
             trace=row.trace,
             bucket=row.bucket,
             key=row.key,
+            origin=row.origin,
         )
         for row in rows
     ]

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.events.model import Event
+from app.events.origin import BY_REQUEST
 from app.events.stored_size import is_larger
 from app.outbox import audit, log_head, tables
 from app.outbox.buckets import Remembered
@@ -191,8 +192,9 @@ class Log:
         Raises `RoutingChanged` if rules or targets have changed, unless they did so with the appends before, too.
         """
         now, wanted = self._clock(), sum(map(len, requests))
+        posted = sum(len(events) for events in requests if events and events[0].origin.startswith(BY_REQUEST))
         with self._database.writing() as connection:
-            head = log_head.reserve(connection, wanted)
+            head = log_head.reserve(connection, wanted, posted=posted)
             if head.version != self._routing.version:
                 if self._changes < APPEND.max_unlocked_matches:
                     raise RoutingChanged
@@ -209,6 +211,8 @@ class Log:
                 batch = Batch(requests, matches, self._partitions, known=known, overtaken=overtaken, room=room)
             insert(connection, tables.events, batch.complete_rows(head.last_seq - wanted + 1, now))
             _count(connection, batch)
+            if batch.posted != posted:
+                log_head.count_posted(connection, batch.posted - posted)
             if options.action and batch.rows:
                 _audit(connection, options, len(batch.rows), sorted({event.bucket for event in new}))
             buckets = self._buckets.new(connection, batch.buckets, now)

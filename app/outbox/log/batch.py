@@ -10,6 +10,7 @@ from typing import Any
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.events.order import comparable, states_content
+from app.events.origin import BY_REQUEST
 from app.events.service_events import SERVICE_BUCKET
 from app.events.test_events import TEST_BUCKET
 from app.outbox.buckets import REMOVED
@@ -100,6 +101,7 @@ class Batch:
         self.buckets: set[str] = set()  # those that exist according to the rows, without our own
         self.recorded: dict[int, int] = {}  # by target, as is `discarded`
         self.discarded: dict[int, int] = {}
+        self.posted = 0  # of the rows, those that requests have brought
         self.answers = [self._add_request(events) for events in requests]
 
     def fits(self, room: Mapping[int, int]) -> bool:
@@ -127,6 +129,8 @@ class Batch:
             return full
         receipt = Receipt(len(new), len(events) - len(new), requested - len(events))
         self._known.update(new)
+        if new and events[0].origin.startswith(BY_REQUEST):  # all events of a request came by the same
+            self.posted += len(new)
         counts: dict[tuple[Targets, Targets], int] = {}
         due: set[tuple[Targets, int]] = set()
         for event in new.values():
@@ -193,6 +197,7 @@ class Batch:
                 targets,
                 event.record,
                 event.trace,  # not NULL: saves the row's NULL bitmap, and a special case for COPY
+                event.origin,
             )
         )
         if event.name not in REMOVED and event.bucket not in _NO_BUCKETS:

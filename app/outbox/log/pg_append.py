@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from app.outbox.log.batch import Batch
 
-CALL = f"SELECT append_events({', '.join(['%s'] * 16)})"
+CALL = f"SELECT append_events({', '.join(['%s'] * 18)})"
 
 
 def parameters(batch: Batch, version: int, ceilings: Mapping[int, int]) -> list[object]:
@@ -22,6 +22,7 @@ def parameters(batch: Batch, version: int, ceilings: Mapping[int, int]) -> list[
         array(recorded),
         array(recorded.values()),
         array(ceilings.get(target, "NULL") for target in recorded) if ceilings else None,
+        batch.posted,
         *[_text_array(column) if isinstance(column[0], str) else array(column) for column in columns],
     ]
 

@@ -24,8 +24,10 @@ def encoded(events: Sequence[Event]) -> bytes:
         "rows": [[getattr(event, name) for name in _FIELDS] for event in events],
     }
     if any(event.trace for event in events):
-        # Outside the rows, where a version without traces ignores them: it may feed files of a later version.
+        # Outside the rows, where a version that does not know them ignores them: it may feed files of a later version.
         document["traces"] = [event.trace for event in events]
+    if any(event.origin for event in events):
+        document["origins"] = [event.origin for event in events]
     body = orjson.dumps(document)
     return f"{_FORMAT} {len(events)} {hashlib.sha256(body).hexdigest()}\n".encode() + body
 
@@ -43,6 +45,8 @@ def decoded(content: bytes) -> Sequence[Event]:
         events = [Event(**dict(zip(document["fields"], row, strict=True))) for row in document["rows"]]
         if "traces" in document:
             events = [event._replace(trace=trace) for event, trace in zip(events, document["traces"], strict=True)]
+        if "origins" in document:
+            events = [event._replace(origin=origin) for event, origin in zip(events, document["origins"], strict=True)]
         for event in events:
             _check_types(event)
     except (KeyError, TypeError, ValueError) as error:
@@ -54,6 +58,6 @@ def _check_types(event: Event) -> None:
     """Raise `TypeError` for wrong types, as in a file edited by hand: they must not fail during a commit."""
     if type(event.time) is not int:
         raise TypeError("time is no whole number")
-    for name in (*_TEXTS, "trace"):
+    for name in (*_TEXTS, "trace", "origin"):
         if type(getattr(event, name)) is not str:
             raise TypeError(f"{name} is no text")

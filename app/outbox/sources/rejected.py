@@ -80,7 +80,7 @@ class RejectedMessages:
         message = self.message(stored, number)
         if not message.body:
             raise StillRejected("the database has refused its body; the queue may still have it at its position")
-        read = read_message(message, limits, sender)
+        read = read_message(message, limits, sender, str(stored.source))
         if read.problem:
             raise StillRejected(read.problem)
 

@@ -111,6 +111,9 @@ def test_the_figures_are_those_of_the_counters(api: Api, database: Database) -> 
     api.post(body("g"))
     assert 'bucketwire_target_discarded_events_total{name="x",type="webhook"} 1.0' in api.client.get("/metrics").text
     assert figure("bucketwire_database_up") == 1
+    before = figure("bucketwire_posted_events_total")
+    api.post(body("h", "i"))
+    assert f"bucketwire_posted_events_total {before + 3}" in api.client.get("/metrics").text, "with the one above"
 
 
 def test_a_file_that_was_set_aside_is_no_longer_ready(log: Database, start: Start, tmp_path: Path) -> None:

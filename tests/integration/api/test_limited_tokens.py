@@ -95,11 +95,42 @@ def test_events_are_posted_and_read_for_its_buckets_only(log: Database, limited:
     assert found["delivery_states"] == [], "it is limited to buckets, and has no target"
     assert client.get("/v1/events", params={"bucket": "images", "key": "a"}).json()["events"]
     assert client.get(f"/v1/events/{found['id']}").json()["delivery_states"] == []
+    assert client.get(f"/v1/events/{found['id']}").json()["origin"] == {"kind": "request", "frontend": "minio"}
+    for origin in ("source kafka:secret minio 7 0", "request secret minio"):
+        pulled = event(origin)._replace(origin=origin)
+        Log(log).append([[pulled]])
+        shown = client.get(f"/v1/events/{pulled.id}").text
+        assert "secret" not in shown.replace(pulled.key, ""), "it learns no names of other tokens, and of no source"
     problem(client.get(f"/v1/events/{other.id}"), 403, "forbidden")
     for query in ({"bucket": "salaries"}, {"prefix": "s"}, {"bucket": "images", "target": "webhook:other"},
                   {"bucket": "images", "state": "dead"}):  # fmt: skip
         problem(client.get("/v1/events", params=query), 403, "forbidden")
     problem(client.get("/v1/targets/webhook/mine"), 403, "forbidden")
+
+
+def test_an_event_says_by_which_token_or_source_it_came(log: Database, start: Start) -> None:
+    tokens = Tokens(log)
+    sent = tokens.create("ceph-east", ("ingest", "read"), frontend="ceph")
+    client = httpx.Client(base_url=start(url_of(log)).url, headers={"Authorization": f"Bearer {sent}"}, timeout=60)
+    with client:
+        tokens_known(client)
+        record = body(("images", "a"))["Records"][0] | {"eventSource": "ceph:s3"}
+        assert client.post("/v1/events", json={"Records": [record]}).status_code == 202
+        pulled = event("pulled")._replace(origin="source kafka:minio minio 1235 3")
+        Log(log).append([[pulled, event("unknown")]])
+        found = {
+            one["key"]: one.get("origin") for one in client.get("/v1/events", params={"limit": 9}).json()["events"]
+        }
+        assert found == {
+            "a": {"kind": "request", "token": "ceph-east", "frontend": "ceph"},
+            "pulled": {
+                "kind": "source", "source": "kafka:minio", "frontend": "minio", "share": "3", "position": "1235",
+            },
+            "unknown": None,
+        }  # fmt: skip
+        assert client.get(f"/v1/events/{pulled.id}").json()["origin"] == found["pulled"]
+        [of_object] = client.get("/v1/events", params={"bucket": "images", "key": "a"}).json()["events"]
+        assert of_object["origin"] == found["a"]
 
 
 def test_its_targets_are_read_and_managed_and_no_others(log: Database, limited: Callable[..., httpx.Client]) -> None:

@@ -165,7 +165,7 @@ def test_quarantined_files_are_not_among_those_that_each_request_looks_through(f
     assert int(again.files()[0].stem) > max(int(path.stem) for path in spool.quarantined.glob("*.bad"))
 
 
-@pytest.mark.parametrize("changed", [{"key": None}, {"time": "now"}, {"record": {}}, {"trace": 7}])
+@pytest.mark.parametrize("changed", [{"key": None}, {"time": "now"}, {"record": {}}, {"trace": 7}, {"origin": 7}])
 def test_a_file_that_holds_no_events_is_set_aside(
     postgres_database: str, folder: Path, changed: dict[str, Any]
 ) -> None:

@@ -64,6 +64,18 @@ def test_the_history_of_an_object_says_where_each_event_stands(cli: Cli, databas
     assert "no events of images/none" in cli("event", "history", "images", "none").out
 
 
+def test_an_event_says_by_what_it_came_and_where_it_stands(cli: Cli, database: Database, target: TargetId) -> None:
+    pulled = event("k")._replace(origin="source kafka:minio minio 1235 3")
+    deliver(database, target, [pulled, other := event("other")])
+    shown = cli("event", "show", pulled.id).out
+    assert "source kafka:minio, position 1235 of share 3, sender minio" in shown
+    assert "webhook:audit settled" in shown
+    assert cli("event", "show", pulled.id, "--json").json["origin"]["source"] == "kafka:minio"
+    assert "unknown" in cli("event", "show", other.id).out
+    missing = cli("event", "show", "../x")
+    assert (missing.code, "no event" in missing.err) == (1, True)
+
+
 @pytest.mark.parametrize("command", ["replay", "purge"])
 def test_all_dead_letters_are_touched_only_when_that_is_said(
     cli: Cli, database: Database, target: TargetId, command: str

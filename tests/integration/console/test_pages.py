@@ -477,6 +477,17 @@ def test_an_events_page_has_the_request_and_the_answer_of_the_last_failure(
     assert "Answer HTTP 422 No Server: <b>x</b> <script>alert(1)</script> no" in page.text
 
 
+def test_an_events_page_says_by_what_it_came(busy: Browser, database: Database) -> None:
+    pulled = event("pulled")._replace(origin="source kafka:minio minio 1235 3")
+    posted = event("posted")._replace(origin="request minio-1 minio")
+    Log(database).append([[pulled, posted]])
+    page = busy.get(f"events/{pulled.id}")
+    assert "source kafka:minio, position 1235 of share 3, sender minio" in page.text
+    assert [link for link in page.all("a") if link["href"].endswith("sources/kafka/minio")]
+    assert "request, token minio-1, sender minio" in busy.get(f"events/{posted.id}").text
+    assert "came by" not in busy.get(f"events/{_event_id(database, 'good')}").text
+
+
 def test_an_events_page_shortens_a_long_record(busy: Browser, database: Database) -> None:
     long = event("long")
     long = long._replace(record=f'{long.record[:-1]},"note":"{"x" * 2_000_000}"}}')

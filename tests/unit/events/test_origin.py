@@ -1,0 +1,58 @@
+"""By what an event came, as a text and read again."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.events.frontends import S3_FRONTENDS
+from app.events.limits import Limits
+from app.events.messages import Message, read_message
+from app.events.origin import UNKNOWN, Origin, by_request, by_source, origin_of
+from app.events.parsing import parse
+from tests.support import sample_events
+
+RECORD = sample_events.put("a").record.encode()
+BODY = b'{"Records":[%s]}' % RECORD
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        Origin("request", "", "minio"),
+        Origin("request", "minio-1", "aws"),
+        Origin("source", "kafka:minio", "minio", "3", "1235"),
+        Origin("source", "nats:x", "ceph", "a share with spaces", "7"),
+        Origin("source", "redis:x", "minio", "", "1526919030474-55"),
+        Origin("source", "amqp:x", "minio"),
+    ],
+)
+def test_an_origin_is_read_as_it_was_written(origin: Origin) -> None:
+    assert origin_of(origin.text(origin.frontend)) == origin
+
+
+def test_a_text_fits_its_column_whatever_a_queue_calls_its_shares() -> None:
+    text = by_source("kafka:x", "s" * 5000, "12").text("minio")
+    assert len(text) == 600
+    assert origin_of(text).position == "12"
+
+
+@pytest.mark.parametrize("text", ["", "request", "request x", "other x minio", "source x y z", "\0", " " * 9])
+def test_a_text_of_another_version_is_no_origin(text: str) -> None:
+    assert origin_of(text) == UNKNOWN
+
+
+def test_each_event_of_a_body_has_the_sender_that_it_was_recognised_as() -> None:
+    aws = sample_events.put("b").record.encode().replace(b'"minio:s3"', b'"aws:s3"').replace(b'"s3:Ob', b'"Ob')
+    parsed = parse(b"[%s,%s]" % (RECORD, aws), {}, now_ms=0, origin=by_request("t"))
+    assert [origin_of(event.origin) for event in parsed.events] == [
+        Origin("request", "t", "minio"), Origin("request", "t", "aws"),
+    ]  # fmt: skip
+    named = parse(b"[%s]" % aws, {}, now_ms=0, sender=S3_FRONTENDS["ceph"], origin=by_request("t"))
+    assert [origin_of(event.origin).frontend for event in named.events] == ["ceph"]
+    assert [event.origin for event in parse(BODY, {}, now_ms=0).events] == [""]
+    assert parsed.events[0].id == parse(BODY, {}, now_ms=0).events[0].id, "it is not part of the event"
+
+
+def test_a_pulled_event_has_the_position_of_its_message() -> None:
+    read = read_message(Message(BODY, "3", "1235"), Limits(), None, "kafka:minio")
+    assert [origin_of(event.origin) for event in read.events] == [Origin("source", "kafka:minio", "minio", "3", "1235")]
