@@ -17,7 +17,7 @@ from app.outbox.log.append import Log
 from app.outbox.reconcile.log_queries import newest_sequencers
 from spark_jobs.jobs.repair_events import repair_event
 from tests.support.builders import add_target
-from tests.support.frontend_buckets import SENDERS, Message, ModelBucket
+from tests.support.frontend_buckets import SENDERS, Message, ModelBucket, Operation
 from tests.support.scripted_target import Courier, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
 
@@ -130,3 +130,26 @@ def findings(rows: dict[str, Row], bucket: ModelBucket) -> list[dict[str, Any]]:
         one |= {"etag": top.content, "size": 1, "modified": top.time // 10**6} if top else {"modified": None}
         found.append(one | {"version": top.version if top else None})
     return found
+
+
+@pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("name", ["minio", "ceph", "seaweedfs", "versity"])
+def test_what_a_clock_that_was_set_back_hides_is_repaired(name: str, database: Database) -> None:
+    """What is written until the clock has caught up looks older than what was written before."""
+    target = add_target(database)
+    courier = Courier(database, target, policy=Policy.MIRROR)
+    rows: dict[str, Row] = {}
+    messages = SENDERS[name].messages
+    before = Operation("put", "k", 1795549401 * 10**9, 1, "a" * 32)
+    hidden = Operation("put", "k", before.time - 600 * 10**9, 2, "b" * 32, old=(before.content, before.time))
+    after = Operation("put", "k", before.time + 10**9, 3, "c" * 32, old=(hidden.content, hidden.time))
+    send(database, courier, rows, [*messages("bucket", before), *messages("bucket", hidden)])
+    assert rows["bucket/k"].etag == before.content
+    finding = {"key": "k", "kind": "stale", "row_sequencer": rows["bucket/k"].sequencer, "version": None}
+    finding |= {"etag": hidden.content, "size": 1, "modified": hidden.time // 10**6}
+    newest = newest_sequencers(database, "bucket", ["k"], mirror=target)["k"]
+    repair = repair_event(finding, "bucket", target, newest, hidden.time // 10**6 + 60_000)
+    send(database, courier, rows, [{"Records": [repair]}])
+    assert rows["bucket/k"].etag == hidden.content
+    send(database, courier, rows, messages("bucket", after))
+    assert rows["bucket/k"].etag == after.content
