@@ -57,10 +57,11 @@
       whole.addEventListener("change", () => {
         for (const box of boxes) box.checked = whole.checked;
       });
-      // Who ticks a box means the ticked ones, where there is another choice.
+      // Who ticks a box means the ticked ones, where there is another choice; who chooses the other one ticks none.
       const selected = form.querySelector("input[name=scope][value=selected]");
       form.addEventListener("change", (event) => {
         if (selected && event.target.type === "checkbox") selected.checked = true;
+        if (event.target.name === "scope" && !selected.checked) for (const box of boxes) box.checked = false;
         show();
       });
       show();

@@ -107,8 +107,8 @@ def purge() -> Response:
         400 if problem else 200,
         here="dead-letters",
         given=given,
-        ids=request.form.getlist("ids"),
-        everything=request.form.get("scope") == "matching",
+        ids=chosen.get("ids", []),
+        everything="ids" not in chosen,
         count=len(chosen["ids"]) if "ids" in chosen else None,
         problem=problem,
         typed=typed["typed"],
@@ -117,12 +117,17 @@ def purge() -> Response:
 
 
 def _chosen(given: dict[str, str]) -> dict[str, Any] | None:
-    """Return the filter that a form means: the ticked ones, or all that match; None for nothing."""
+    """Return the filter that a form means: the ticked ones, else all that match; None for nothing.
+
+    Without a script, a chosen reason leaves the choice at all that match although some are ticked.
+    """
+    ids = [int(text) for text in request.form.getlist("ids") if text.isascii() and text.isdigit() and len(text) < 19]
+    if ids:
+        target = {"target": given["target"]} if given["target"] else {}  # all of the page are of this target
+        return {"ids": ids, **target}
     if request.form.get("scope") == "matching":
         return {name: text for name, text in given.items() if text} or {"all": True}
-    ids = [int(text) for text in request.form.getlist("ids") if text.isascii() and text.isdigit() and len(text) < 19]
-    target = {"target": given["target"]} if given["target"] else {}  # all of the page are of this target
-    return {"ids": ids, **target} if ids else None
+    return None
 
 
 def _options(given: dict[str, str]) -> list[str]:

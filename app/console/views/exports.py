@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ MAX_ROWS = 10_000  # of a file
 MAX_BYTES = 16 << 20  # of a file's rows as JSON, after which it ends: all of them are in this process' memory
 _PAGE = 250  # rows of a call
 _SECONDS = 20  # after which a file ends as it is: a search may find little in a long log
-# A spreadsheet takes a text that begins with one of these for a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# A spreadsheet takes a text that begins with one of these for a formula. Where its separator is a semicolon or a tab, a
+# text also begins after one; quotation marks do not prevent it, because the line's quoted parts are others then.
+_FORMULA = re.compile(r"""((?:^|[;\t\r\n])"?)(?=[=+@\t\r-])""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def _cell(value: Any) -> Any:
     """Return what a cell has of a value: a list as a text, and no text that a spreadsheet would execute."""
     if isinstance(value, list):
         value = "; ".join(_brief(one) for one in value)
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value
 
 
 def _brief(one: Mapping[str, Any]) -> str:

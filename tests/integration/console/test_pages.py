@@ -554,6 +554,14 @@ def test_dead_letters_are_grouped_selected_and_replayed(local: Browser, database
     local.post("dead-letters/replay", "dead-letters", scope="matching", reason="403 forbidden")
     left = local.get("dead-letters")
     assert ("403 forbidden" in left.text, "400 bad" in left.text) == (False, True)
+    # Without a script, a box that is ticked does not change the other choice.
+    ticked, *others = left.values("ids")
+    chosen = {"scope": "matching", "reason": "400 bad", "ids": ticked}
+    for step in ("preview", "purge"):
+        page = local.post(f"dead-letters/{step}", "dead-letters", **chosen)
+        assert ("1 dead letter" in page.text, page.values("ids")) == (True, [ticked]), step
+    local.post("dead-letters/replay", "dead-letters", **chosen)
+    assert local.get("dead-letters").values("ids") == others
     local.post("dead-letters/replay", "dead-letters", scope="matching")
     assert "No dead letters" in local.get("dead-letters").text
 
@@ -653,7 +661,7 @@ def test_a_time_is_chosen_by_one_control_and_links_keep_it(busy: Browser, path: 
 
 
 def test_what_a_page_lists_can_be_exported(busy: Browser, database: Database) -> None:
-    Log(database).append([[event('=cmd|"/c"!A1,\n', bucket="images")]])
+    Log(database).append([[event('=cmd|"/c"!A1,\n;=1+1;"-2;a-b', bucket="images")]])
     for what, member, count in (("events", "events", 5), ("dead-letters", "dead_letters", 1)):
         found = busy.get(f"export/{what}.json?bucket=images").response
         assert found.headers["Content-Disposition"].startswith(f'attachment; filename="bucketwire-{what}-20')
@@ -663,7 +671,8 @@ def test_what_a_page_lists_can_be_exported(busy: Browser, database: Database) ->
         table = list(csv.DictReader(busy.get(f"export/{what}.csv?bucket=images").text_lines))
         assert [row["id"] for row in table] == [str(row["id"]) for row in rows[member]]
     odd, *others = csv.DictReader(busy.get("export/events.csv?bucket=images").text_lines)
-    assert odd["key"] == '\'=cmd|"/c"!A1,\n'
+    # Also where the separator is a semicolon.
+    assert odd["key"] == "'=cmd|\"/c\"!A1,\n;'=1+1;\"'-2;a-b"
     assert "webhook:audit dead" in [row["delivery_states"].partition(";")[0] for row in others]
     assert "400 <script>alert(1)</script>" in busy.get("export/dead-letters.csv").text_lines[1]
     assert busy.get("export/targets/webhook/audit.csv?since=1h").status == 200
