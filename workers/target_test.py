@@ -1,12 +1,14 @@
-"""`python -m workers.target_test TYPE:NAME [--json]`: send a target a marked test event and report each step.
+"""`python -m workers.target_test TYPE:NAME [--json] [--settings]`: send a target a marked test event, report each step.
 
-`bucketwire target test` executes this program. It uses neither the event log nor rules: it opens the adapter as a
-worker does, and passes it the test events (`app.events.test_events`). The exit code is 0 if the target confirmed them,
-else 1.
+`bucketwire target test` executes this program, and so does the API, with `--settings`: then settings that are not
+stored are read from standard input, as JSON, `{"settings": {…}, "allow_private": false}`. It uses neither the event log
+nor rules: it opens the adapter as a worker does, and passes it the test events (`app.events.test_events`). The exit
+code is 0 if the target confirmed them, else 1.
 """
 
 import contextlib
 import os
+import signal
 import socket
 import ssl
 import sys
@@ -19,7 +21,7 @@ import orjson
 
 from app.config.arn import TargetId, parse_target
 from app.config.settings import Settings
-from app.config.target_settings import BadSettings
+from app.config.target_settings import BadSettings, load
 from app.config.targets.base import TargetSettings
 from app.events.model import Event
 from app.events.test_events import make_test_events
@@ -32,6 +34,8 @@ from workers.targets.base import Adapter, Target, TargetUnavailable
 from workers.targets.endpoint import Endpoint, tls_handshake
 from workers.targets.http_connection import PrivateAddressError
 from workers.telemetry.redaction import RedactingTarget
+
+_LONGEST_SECONDS = 60  # of a test by the API, which ends it before
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,14 +196,24 @@ def read_settings(target: TargetId) -> TargetSettings:
         return registry.settings(registry.target(target)).served(allow_private=service.allow_private)
 
 
+def given_settings(target: TargetId, text: bytes) -> TargetSettings:
+    """Return the settings that the API passes. Raises `BadSettings`."""
+    given = orjson.loads(text)
+    return load(target.type, given["settings"]).served(allow_private=given["allow_private"])
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the program; return its exit code."""
-    names = [argument for argument in arguments if argument != "--json"]
-    as_json = len(names) < len(arguments)
+    names = [argument for argument in arguments if not argument.startswith("--")]
+    as_json = "--json" in arguments
     target = parse_target(names[0])
     steps = []
     try:
-        settings = read_settings(target)
+        if "--settings" in arguments:
+            signal.alarm(_LONGEST_SECONDS)  # the API may be gone that would end this process
+            settings = given_settings(target, sys.stdin.buffer.read())
+        else:
+            settings = read_settings(target)
     except (BadSettings, UnknownTarget) as error:
         steps.append(Step("settings", False, 0.0, str(error)))
     except DatabaseUnavailable as error:

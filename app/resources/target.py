@@ -144,6 +144,23 @@ class TargetTest(Resource):
     history: Annotated[str, about("the address of their delivery state")]
 
 
+class TestStep(Resource):
+    """A step of a test."""
+
+    step: Annotated[str, about("such as resolve, connect, tls, login, deliver")]
+    ok: bool
+    seconds: Annotated[float, about("that it took")]
+    message: Annotated[str, about("what was found, or why it failed; without secrets")]
+
+
+class SettingsTest(Resource):
+    """What came of a test of settings that are not stored."""
+
+    target: Arn
+    ok: Annotated[bool, about("whether the target accepted the event")]
+    steps: Annotated[list[TestStep], about("in order; one that fails is the last")]
+
+
 class Sample(Resource):
     """A target's counters in a step of time."""
 

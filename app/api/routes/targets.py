@@ -11,6 +11,7 @@ from app.api.errors import ApiProblem
 from app.api.request_body import json_object
 from app.api.serialization import target_of
 from app.api.services import services
+from app.api.settings_test import run_settings_test
 from app.config.api_settings import SyncEvents, is_sync, sync_events
 from app.config.arn import TargetId
 from app.config.errors import BadSettings, BadValue
@@ -18,13 +19,26 @@ from app.config.fields.fields import fields_of, references
 from app.config.target_settings import load, texts, with_kept_secrets
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import settings_type
+from app.outbox import audit
 from app.outbox.delivery.counters import TargetCounters, read_status
 from app.outbox.delivery.failing import with_failing
 from app.outbox.engine.database import now_ms
 from app.outbox.service_settings import read_api_settings
 from app.outbox.targets import StoredTarget, UnknownTarget
 from app.resources.declaration import Nothing, format_time
-from app.resources.target import BriefQuery, Counters, Opening, Pause, Removed, RemoveQuery, Seconds, Target, Targets
+from app.resources.target import (
+    BriefQuery,
+    Counters,
+    Opening,
+    Pause,
+    Removed,
+    RemoveQuery,
+    Seconds,
+    SettingsTest,
+    Target,
+    Targets,
+    TestStep,
+)
 
 routes = Blueprint("targets", __name__)
 _OF_ALL = {"allow_private": True, "queue_full": "reject"}  # values that concern more than their target
@@ -61,22 +75,35 @@ def put(type_name: str, name: str) -> tuple[Target, int]:
     sent as `*redacted*` is kept. A changed target takes effect within a second, and a worker opens it within seconds:
     `opening` is then `opened`, or `failed` with the reason.
     """
-    target, status = target_of(type_name, name), 200
-    settings: Mapping[str, object] = json_object(request)
-    before: Mapping[str, str] = {}
-    try:
-        stored = services().registry.target(target)
-        before = services().registry.readable_texts(stored)
-        settings = with_kept_secrets(target.type, lambda: services().registry.texts(stored), settings)
-    except UnknownTarget:
-        status = 201
-    if is_limited():
-        _check_tenant(target.type, before, texts(target.type, settings))
-    wanted = load(target.type, settings)  # refuses settings without effect too, which MinIO's forms accept
-    if is_limited():
-        _check_host_files(target.type, before, wanted)
+    target = target_of(type_name, name)
+    settings, is_new = _wanted_settings(target)
     services().registry.put(target, settings)
-    return _one(target), status
+    return _one(target), 201 if is_new else 200
+
+
+@routes.post("/v1/targets/<type_name>/<name>/test-settings")
+@needs(ADMIN, limited=True)
+@answers(SettingsTest, "what came of the test", content=_SETTINGS)
+def test_settings(type_name: str, name: str) -> SettingsTest:
+    """Send a test event with settings that are not stored, from the API's host, and return each step.
+
+    The target need not exist. The body is that of `PUT`: a secret that is sent as `*redacted*` is the stored one. A
+    namespace keeps nothing of the event; other targets keep one entry, of bucket bucketwire-test. At most two tests run
+    in a process of the API, for 25 s each.
+    """
+    target = target_of(type_name, name)
+    settings, _ = _wanted_settings(target)
+    with services().database.writing() as connection:
+        audit.record(
+            connection, "target.test", f"target:{target}", {"events": "sent directly", "settings": "not stored"}
+        )
+    allow_private = services().settings.allow_private
+    steps = run_settings_test(target, texts(target.type, settings), allow_private=allow_private)
+    return SettingsTest(
+        target=target.arn(services().settings.region),
+        ok=all(step["ok"] for step in steps),
+        steps=[TestStep(**step) for step in steps],
+    )
 
 
 @routes.delete("/v1/targets/<type_name>/<name>")
@@ -158,6 +185,28 @@ def _resource(
 def counters_of(counters: TargetCounters) -> Counters:
     """Return a target's counters."""
     return Counters.of(counters)
+
+
+def _wanted_settings(target: TargetId) -> tuple[Mapping[str, object], bool]:
+    """Return the checked settings of the request's body, with the stored secrets, and whether the target is new.
+
+    Raises `BadSettings`, and `ApiProblem` for what the request's token may not set.
+    """
+    settings: Mapping[str, object] = json_object(request)
+    before: Mapping[str, str] = {}
+    is_new = False
+    try:
+        stored = services().registry.target(target)
+        before = services().registry.readable_texts(stored)
+        settings = with_kept_secrets(target.type, lambda: services().registry.texts(stored), settings)
+    except UnknownTarget:
+        is_new = True
+    if is_limited():
+        _check_tenant(target.type, before, texts(target.type, settings))
+    wanted = load(target.type, settings)  # refuses settings without effect too, which MinIO's forms accept
+    if is_limited():
+        _check_host_files(target.type, before, wanted)
+    return settings, is_new
 
 
 def _check_tenant(type_name: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:

@@ -28,7 +28,7 @@ from app.private_folder import create_files_for_this_user_only
 from app.supervisor import fork_server
 from app.supervisor.start import sync_environment
 
-# The only link from app to workers: a name that celery imports, so that nothing here does.
+# The link from app to workers: a name that celery imports, so that nothing here does.
 CELERY = ("celery", "-A", "workers.celery")
 # What the processes below import, for a fork server; in order, so that a missing one of the last costs little.
 PRELOADED = (

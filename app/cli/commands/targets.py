@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from app.api.refused import Refused
 from app.cli.client import target_name, target_path
 from app.cli.commands.config import remove_target, set_keys
 from app.cli.commands.rules import rule_columns
@@ -11,8 +12,12 @@ from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
 from app.cli.pausing import add_pausing
 from app.cli_common.context import ServiceContext, pass_context
+from app.cli_common.errors import CommandError
+from app.cli_common.output import printable
 from app.cli_common.param_types import KEY_VALUE, TARGET
 from app.config.arn import TargetId
+from app.config.fields.fields import names_of
+from app.config.targets.registry import settings_type
 from app.resources.target import Target
 
 _FACTS = ("arn", "state", "reason", "mode", "origin")
@@ -56,10 +61,40 @@ def show(context: CommandContext, which: TargetId) -> None:
 @click.argument("which", metavar="TARGET", type=TARGET)
 @click.argument("pairs", metavar="KEY=VALUE...", type=KEY_VALUE, nargs=-1, required=True)
 @click.option("--dry-run", is_flag=True, help="Check, show what would change, and change nothing.")
+@click.option(
+    "--test", is_flag=True, help="Before, send a test event with these settings; if it fails, change nothing."
+)
 @with_api
-def set_(context: CommandContext, which: TargetId, pairs: tuple[tuple[str, str], ...], dry_run: bool) -> None:
+def set_(
+    context: CommandContext, which: TargetId, pairs: tuple[tuple[str, str], ...], dry_run: bool, test: bool
+) -> None:
     """Create or change a target; keys that are left out keep their values, an empty value resets to the default."""
+    if test:
+        _test_settings(context, which, dict(pairs))
     set_keys(context, {which: {"enable": "on"} | dict(pairs)}, dry_run=dry_run, lenient=False)
+
+
+def _test_settings(context: CommandContext, which: TargetId, pairs: dict[str, str]) -> None:
+    """Send a test event with the stored settings and these; print each step. Raises `CommandError` if one fails."""
+    try:
+        stored = context.api.get(target_path(which))["settings"]
+    except Refused as refused:
+        if refused.kind != "unknown-target":
+            raise
+        stored = {}
+    names = names_of(settings_type(which.type))
+    stored = {names.get(name, name): text for name, text in stored.items()}
+    changed = {names.get(name, name): text for name, text in pairs.items()}
+    settings = {name: text for name, text in (stored | changed).items() if text}
+    found = context.api.change("POST", f"{target_path(which)}/test-settings", settings)
+    for step in found["steps"]:
+        result = "ok" if step["ok"] else "failed"
+        click.echo(
+            f"{step['step']:>8}  {result:<6}  {step['seconds'] * 1000:8.1f} ms  {printable(step['message'])}",
+            err=context.as_json,
+        )
+    if not found["ok"]:
+        raise CommandError(f"{which} did not accept the test event; nothing was changed")
 
 
 @target.command()

@@ -90,10 +90,12 @@ def new(room: str) -> Response:
     if request.method == "POST":
         try:
             _refuse_existing(room, kind, name)
+            if "test" in request.form:
+                return _form(room, kind, name, settings, None, existing=False, trial=_try(room, kind, name, settings))
             calls.change("PUT", resource_path(room, kind, name), settings)
             return done(f"{kind}:{name} is created. {of.begins}", f"{room}/{kind}/{name}")
         except Refused as refused:
-            if refused.status not in (400, 404, 409):
+            if refused.status not in (400, 404, 409, 503):
                 raise
             wrong = refused
     return _form(room, kind, name, settings, wrong, existing=False)
@@ -107,13 +109,21 @@ def edit(room: str, kind: str, name: str) -> Response:
     if request.method == "POST":
         settings = _settings(room, kind, stored)
         try:
+            if "test" in request.form:
+                return _form(room, kind, name, settings, None, existing=True, trial=_try(room, kind, name, settings))
             calls.change("PUT", resource_path(room, kind, name), settings)
             return done(f"{kind}:{name} is changed; {ROOMS[room].changes}.", f"{room}/{kind}/{name}")
         except Refused as refused:
-            if refused.status not in (400, 409):
+            if refused.status not in (400, 409, 503):
                 raise
             wrong = refused
     return _form(room, kind, name, settings, wrong, existing=True)
+
+
+def _try(room: str, kind: str, name: str, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Return what comes of a test with the settings of the form, which are not stored. Raises `Refused`."""
+    found: dict[str, Any] = calls.change("POST", f"{resource_path(room, kind, name)}/test-settings", settings)
+    return found
 
 
 def _refuse_existing(room: str, kind: str, name: str) -> None:
@@ -143,7 +153,14 @@ def _settings(room: str, kind: str, stored: Mapping[str, str]) -> dict[str, str]
 
 
 def _form(
-    room: str, kind: str, name: str, settings: Mapping[str, str], wrong: Refused | None, *, existing: bool
+    room: str,
+    kind: str,
+    name: str,
+    settings: Mapping[str, str],
+    wrong: Refused | None,
+    *,
+    existing: bool,
+    trial: Mapping[str, Any] | None = None,
 ) -> Response:
     of = ROOMS[room]
     texts = {key: fields_of(of.types[kind])[key].shown(text) for key, text in settings.items()}
@@ -151,7 +168,7 @@ def _form(
     words = (of.noun, "set", f"{kind}:{name or 'NAME'}", *shown)
     return show(
         "settings_form.html",
-        wrong.status if wrong else 200,
+        wrong.status if wrong and "test" not in request.form else 200,  # htmx shows no other answer
         here=of.here,
         room=room,
         of=of,
@@ -162,6 +179,8 @@ def _form(
         inputs=inputs(of, kind, settings),
         existing=existing,
         wrong=wrong,
+        trial=trial,
+        typed=any(fields_of(of.types[kind])[key].secret and text != REDACTED for key, text in settings.items()),
         cli=command(*words),
     )
 

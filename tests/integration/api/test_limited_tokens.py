@@ -232,6 +232,7 @@ def test_a_limited_token_names_no_file_and_no_socket_of_the_host(
         for beyond, allowed in pairs:
             refused = problem(client.put(path, json=beyond), 403, "forbidden")
             assert "of this host" in refused["detail"], refused
+            problem(client.post(f"{path}/test-settings", json=beyond), 403, "forbidden")
             assert client.put(path, json=allowed).status_code in (200, 201), allowed
             assert client.put(path, json=beyond, headers=admin).status_code == 200, "an operator may"
             changed = client.put(path, json=beyond | {"comment": "mine"})

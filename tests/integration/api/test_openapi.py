@@ -77,6 +77,7 @@ KNOWS_MORE = {
     "POST /v1/events",
     "GET /v1/events",
     "PUT /v1/targets/{type_name}/{name}",
+    "POST /v1/targets/{type_name}/{name}/test-settings",
     "PUT /v1/sources/{type_name}/{name}",
     "POST /v1/sources/{type_name}/{name}/rejected/delete",
     "POST /v1/rules",

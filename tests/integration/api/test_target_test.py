@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
+from app.api import settings_test
+from app.api.errors import ApiProblem
+from app.config.arn import TargetId
 from app.events.test_events import DELETE, NAME, PUT, TEST_BUCKET
 from app.outbox.engine.database import Database
+from tests import services
 from tests.integration.api.conftest import Api, problem
 from tests.support.builders import add_target, registry
 from tests.support.scripted_target import Courier, ScriptedTarget
@@ -53,6 +59,45 @@ def test_a_test_event_goes_to_one_target_alone_and_its_history_tells(
     )
     plain.client.post("/v1/targets/redis/tried/test", json={})
     assert len(plain.client.get(trial["history"]).json()["events"]) == len(trial["ids"])
+
+
+def test_settings_are_tested_without_being_stored(plain: Api, receiver: services.Receiver) -> None:
+    path = "/v1/targets/webhook/hook"
+    good = {"endpoint": receiver.url, "allow_private": "on", "auth_token": "hunter2x"}
+    tried = plain.client.post(f"{path}/test-settings", json=good)
+    assert tried.status_code == 200, tried.text
+    found = tried.json()
+    assert (found["ok"], found["target"]) == (True, TargetId("webhook", "hook").arn())
+    assert [step["step"] for step in found["steps"]] == ["resolve", "connect", "login", "deliver"]
+    [request] = receiver.requests()
+    assert request.headers["authorization"] == "Bearer hunter2x"
+    problem(plain.client.get(path), 404, "unknown-target")
+    [entry] = plain.client.get("/v1/audit", params={"action": "target.test"}).json()["entries"]
+    assert entry["details"] == {"events": "sent directly", "settings": "not stored"}
+
+    assert plain.client.put(path, json=good).status_code == 201
+    receiver.forget()
+    receiver.set(status=401, body="not with hunter2x")
+    changed = plain.client.post(f"{path}/test-settings", json=good | {"auth_token": "*redacted*", "timeout": "3s"})
+    assert "hunter2x" not in changed.text
+    step = changed.json()["steps"][-1]
+    assert (changed.json()["ok"], step["step"], step["ok"]) == (False, "deliver", False)
+    assert "answered 401" in step["message"]
+    [request] = receiver.requests()
+    assert request.headers["authorization"] == "Bearer hunter2x", "what is masked is the stored secret"
+    assert "timeout" not in plain.client.get(path).json()["settings"]
+    problem(plain.client.post(f"{path}/test-settings", json={"endpoint": "x"}), 400, "bad-settings")
+
+
+def test_few_tests_of_settings_run_at_once_and_one_without_a_result_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, closed = TargetId("webhook", "hook"), {"endpoint": "http://127.0.0.1:9/", "allow_private": "on"}
+    monkeypatch.setattr(settings_test, "MAX_SECONDS", 0.001)
+    [step] = settings_test.run_settings_test(target, closed, allow_private=True)
+    assert (step["ok"], step["message"]) == (False, "no result within 0.001 s")
+    monkeypatch.setattr(settings_test, "_running", threading.BoundedSemaphore(1))
+    with settings_test._running, pytest.raises(ApiProblem) as caught:
+        settings_test.run_settings_test(target, closed, allow_private=True)
+    assert caught.value.kind == "too-many-tests"
 
 
 def test_a_test_event_of_a_target_that_cannot_get_it_is_refused(plain: Api, plain_log: Database) -> None:

@@ -14,6 +14,7 @@ from app.config.arn import TargetId
 from app.outbox.delivery.openings import record_opening
 from app.outbox.engine.database import Database, now_ms
 from app.supervisor.start import sync_environment
+from tests import services
 from tests.integration.cli.conftest import Cli, deliver
 from tests.support.builders import event, registry
 
@@ -34,6 +35,22 @@ def test_a_target_is_made_changed_and_shown_without_its_secret(cli: Cli) -> None
     assert "no rule names it" in cli("target", "show", "arn:minio:sqs::cache:redis").out
     for words in (["target", "show", "redis:cache"], ["target", "ls"], ["config", "get"], ["config", "export"]):
         assert SECRET not in cli(*words).out
+
+
+def test_a_target_is_tested_before_it_is_changed(cli: Cli, receiver: services.Receiver) -> None:
+    words = ("target", "set", "webhook:hook", f"endpoint={receiver.url}", "allow_private=on", f"auth_token={SECRET}")
+    receiver.set(status=401)
+    refused = cli(*words, "--test")
+    assert (refused.code, cli("target", "ls", "--json").json) == (1, [])
+    assert " deliver  failed" in refused.out
+    assert "webhook:hook did not accept the test event; nothing was changed" in refused.err
+    receiver.set(status=200)
+    assert "webhook:hook: new" in cli(*words, "--test").out
+    receiver.forget()
+    plan = cli("target", "set", "webhook:hook", "timeout=3s", "--test", "--dry-run", "--json").json
+    assert "+ timeout=3s" in plan["targets"][0]["changes"]
+    assert receiver.requests()[0].headers["authorization"] == f"Bearer {SECRET}"
+    assert "timeout" not in cli("target", "show", "webhook:hook", "--json").json["settings"]
 
 
 @pytest.mark.parametrize(

@@ -766,6 +766,36 @@ def test_a_target_is_added_and_edited_by_its_declaration(local: Browser, databas
     assert (bad.status, "is not a duration" in bad.text, bad.values("s.timeout")) == (400, True, ["soon"])
 
 
+def test_a_target_is_tested_before_it_is_saved(
+    local: Browser, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[dict[str, str]] = []
+
+    def run(_target: TargetId, settings: dict[str, str], **_: object) -> list[dict[str, object]]:
+        tried.append(dict(settings))
+        return [{"step": "login", "ok": len(tried) > 1, "seconds": 0.1, "message": "<b>not</b> you"}]
+
+    monkeypatch.setattr("app.api.routes.targets.run_settings_test", run)
+    new, settings = "targets/new?type=webhook", {"s.endpoint": "http://127.0.0.1:9/a", "s.auth_token": "hunter2x"}
+    form = {"type": "webhook", "target_name": "hook", **settings}
+    page = local.post("targets/new", new, test="1", **form)
+    assert (page.status, registry(database).targets()) == (200, [])
+    assert "The target did not accept the test event" in page.text
+    assert "<b>not</b> you" in page.text
+    assert "Type the secrets again" in page.text
+    assert (page.values("target_name"), page.values("s.endpoint")) == (["hook"], ["http://127.0.0.1:9/a"])
+    assert "hunter2x" not in page.response.get_data(as_text=True)
+    wrong = local.post("targets/new", new, test="1", **(form | {"s.timeout": "soon"}))
+    assert (wrong.status, "timeout is not a duration" in wrong.text) == (200, True)
+    assert local.post("targets/new", new, **form).status == 303
+    page = local.post("targets/webhook/hook/edit", test="1", **{"s.endpoint": "http://127.0.0.1:9/b"})
+    assert "The target accepted the test event" in page.text
+    assert "Type the secrets again" not in page.text
+    assert tried[-1] == {"endpoint": "http://127.0.0.1:9/b", "auth_token": "hunter2x"}
+    [stored] = registry(database).targets()
+    assert local.app.extensions["bucketwire"].registry.texts(stored)["endpoint"] == "http://127.0.0.1:9/a"
+
+
 def test_the_types_of_targets_name_the_servers_that_people_look_for(local: Browser) -> None:
     page = local.get("targets/new")
     for server in ("AMQP, RabbitMQ", "MySQL, MariaDB", "Elasticsearch, OpenSearch"):
