@@ -1,5 +1,8 @@
 """Keep time series of each target's counters: a sample every 10 s for a day, and every 5 minutes for 90 days.
 
+So are those of what comes in: `recorded` of a sample whose `target_id` is `REQUESTS` or `of_source` counts the events
+that requests or a source have recorded.
+
 The table is a ring: a sample replaces the one that had its place a day (or 90 days) before, whatever time that one
 has. So the number of rows is bounded without a purge, and a clock that jumps overwrites as many samples as it is wrong
 for, and removes no others. The places of a removed target are freed in the same way.
@@ -14,7 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.delivery.counters import cursor_sums, oldest_undelivered
 from app.outbox.delivery_times import Histogram, decode, encode, take_reports
 from app.outbox.engine import copy_insert
@@ -43,13 +46,17 @@ FINE = Resolution(10, 24 * 360)
 COARSE = Resolution(300, 90 * 288)
 RESOLUTIONS: Mapping[int, Resolution] = {FINE.step: FINE, COARSE.step: COARSE}
 
+REQUESTS = 0  # in place of a target's id
+_RATE_MS = 20_000  # over which an incoming rate is taken
+_RECENT_MS = 60_000  # since the newest sample; before that nobody knows the rate of now
+
 _TOTALS = ("recorded", "delivered", "superseded", "failed", "dead_lettered", "discarded")
 _NUMBERS = attrgetter(*_TOTALS, "backlog", "oldest_age")  # in the order of the table's columns
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One target's counters at `at` (ms, the beginning of the step).
+    """One target's counters at `at` (ms, the beginning of the step); only `recorded` of what comes in.
 
     `backlog` and `oldest_age` (ms) are values of the moment, or the greatest ones in the 5 minutes; an age of 0 means
     that no event waits, None that it was not measured. All others are totals, of which two samples differ by what
@@ -159,6 +166,29 @@ def read_merged(
     ]
 
 
+def of_source(row_id: int) -> int:
+    """Return what stands in place of a target's id in the samples of a source."""
+    return -row_id
+
+
+def incoming_rates(connection: sa.Connection, ids: Collection[int], now: int) -> dict[int, float]:
+    """Return how many events a second came in lately, by what stands in place of a target's id; without the unknown."""
+    s = tables.series.c
+    query = sa.select(s.target_id, s.at, s.recorded).where(
+        s.target_id.in_(ids), s.step == FINE.step, s.at > now - _RECENT_MS, s.at <= now
+    )
+    samples: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for row in connection.execute(query.order_by(s.at)):
+        samples[row.target_id].append((row.at, row.recorded))
+    rates = {}
+    for each, totals in samples.items():
+        newest, total = totals[-1]
+        before, earlier = next((at, total) for at, total in totals if at >= newest - _RATE_MS)
+        if newest > before:
+            rates[each] = max(0, total - earlier) / (newest - before) * 1000
+    return rates
+
+
 def _is_taken(connection: sa.Connection, at: int) -> bool:
     s = tables.series.c
     here = sa.select(s.at).where(s.step == FINE.step, s.slot == FINE.slot(at), s.at == at).limit(1)
@@ -195,7 +225,28 @@ def _measure(connection: sa.Connection, at: int, now: int, seconds: float) -> li
             )
         )
     # All writers of these rows use this order.
-    return sorted(samples, key=lambda sample: sample.target_id)
+    return sorted([*samples, *_incoming(connection, at)], key=lambda sample: sample.target_id)
+
+
+def _incoming(connection: sa.Connection, at: int) -> list[Sample]:
+    s, posted = tables.sources.c, log_head.read_posted(connection)
+    totals = [(REQUESTS, posted)] if posted else []
+    totals += [(of_source(row.id), row.recorded) for row in connection.execute(sa.select(s.id, s.recorded))]
+    return [
+        Sample(
+            target_id=each,
+            at=at,
+            recorded=total,
+            delivered=0,
+            superseded=0,
+            failed=0,
+            dead_lettered=0,
+            discarded=0,
+            backlog=0,
+            oldest_age=0,
+        )
+        for each, total in totals
+    ]
 
 
 def _at(connection: sa.Connection, resolution: Resolution, at: int) -> Sequence[Any]:

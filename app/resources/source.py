@@ -68,6 +68,21 @@ class Sources(Resource):
     sources: list[Source]
 
 
+class Incoming(Resource):
+    """What came in by one way: by all requests, or by a source."""
+
+    kind: Annotated[str, about("what the events came by", enum=["request", "source"])]
+    source: Annotated[str | UnsetType, about("the source, as TYPE:NAME")] = UNSET
+    recorded: Annotated[int, about("events, in total")]
+    rate: Annotated[float | None, about("events a second, over the last 20 seconds; null: unknown")]
+
+
+class Intake(Resource):
+    """What came in, by each way."""
+
+    intake: list[Incoming]
+
+
 class SourceRemoveQuery(Query):
     """How to remove a source."""
 

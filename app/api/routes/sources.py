@@ -15,12 +15,16 @@ from app.config.sources.registry import SOURCE_TYPES, source_type
 from app.config.sources.source_id import SourceId
 from app.config.target_settings import with_kept_secrets
 from app.events.frontends import S3_FRONTENDS
+from app.outbox import log_head
 from app.outbox.engine.clock import database_now
 from app.outbox.log.batch import QueueFull
+from app.outbox.series import REQUESTS, incoming_rates, of_source
 from app.outbox.sources.errors import UnknownSource
-from app.outbox.sources.stored import StoredSource
+from app.outbox.sources.stored import StoredSource, read_sources
 from app.resources.declaration import Nothing, format_time
 from app.resources.source import (
+    Incoming,
+    Intake,
     RejectedBody,
     RejectedChoice,
     RejectedDeleted,
@@ -57,6 +61,25 @@ def ls() -> Sources:
     return Sources(
         sources=[_resource(stored, now, kept.get(stored.row_id, 0)) for stored in services().sources.sources()]
     )
+
+
+@routes.get("/v1/intake")
+@needs(READ)
+@answers(Intake, "what came in")
+def intake() -> Intake:
+    """Return how many events requests and each source have recorded, and their rates.
+
+    The rates come from the samples that a running drain takes every ten seconds.
+    """
+    with services().database.snapshot() as connection:
+        posted, stored = log_head.read_posted(connection), read_sources(connection)
+        ids = [REQUESTS, *(of_source(one.row_id) for one in stored)]
+        rates = incoming_rates(connection, ids, database_now(connection))
+    by_source = [
+        Incoming(kind="source", source=str(one.source), recorded=one.recorded, rate=rates.get(of_source(one.row_id)))
+        for one in stored
+    ]
+    return Intake(intake=[Incoming(kind="request", recorded=posted, rate=rates.get(REQUESTS)), *by_source])
 
 
 @routes.get("/v1/sources/<type_name>/<name>")

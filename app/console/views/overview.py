@@ -44,6 +44,7 @@ def overview() -> Response:
         findings=[one | {"path": _page_of(one["subject"])} for one in sorted(found, key=_severity)],
         waiting=events.get("pending", 0) + events.get("parked", 0),
         slowest=max((p99 for _, p99 in times.values() if p99 is not None), default=None),
+        intake=[] if limited else calls.get("/v1/intake")["intake"],
         incoming=sum(point.recorded for point in rates) if rates else None,
         outgoing=sum(point.delivered for point in rates) if rates else None,
         has_rules=limited or (bool(targets) and bool(calls.get("/v1/rules")["rules"])),

@@ -315,6 +315,21 @@ def test_the_series_of_a_target_are_read_by_time_and_step(plain: Api, plain_log:
     problem(plain.client.get("/v1/series", params={"target": "webhook:none"}), 404, "unknown-target")
 
 
+def test_what_comes_in_is_counted_by_requests_and_by_each_source(plain: Api, plain_log: Database) -> None:
+    def rows() -> list[dict[str, Any]]:
+        return list(plain.client.get("/v1/intake").json()["intake"])
+
+    [before] = rows()
+    assert (before["kind"], before["rate"]) == ("request", None)
+    values = {"brokers": "kafka", "topic": "events"}
+    assert plain.client.put("/v1/sources/kafka/q", json=values).status_code == 201
+    assert plain.post(body("a", "b")).status_code == 202
+    assert rows() == [
+        {"kind": "request", "recorded": before["recorded"] + 2, "rate": None},
+        {"kind": "source", "source": "kafka:q", "recorded": 0, "rate": None},
+    ]
+
+
 def test_what_is_not_there_is_a_problem(plain: Api) -> None:
     problem(plain.client.get("/v1/nothing"), 404, "not-found")
     problem(plain.client.post("/v2/events", content=b"x"), 404, "not-found")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from app.config.sources.source_id import SourceId
+from app.outbox import tables
 from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
 from tests.integration.console.conftest import Browser
-from tests.support.builders import add_target, registry
+from tests.support.builders import add_target, event, registry
 from tests.support.pulled_events import recorded, reject
 
 HERE = "sources/kafka/minio"
@@ -55,6 +57,14 @@ def test_the_list_and_the_page_say_what_is_wrong_and_what_to_do(pulled: Browser)
     assert "Rejected, kept 2" in page.text
     assert {given["value"] for given in page.all("input") if given.get("name") == "ids"} == {"1", "2"}
     assert any(given["href"].endswith(HERE) for given in pulled.get("").all("a")), "the overview leads to it"
+
+
+def test_the_overview_has_the_rate_of_each_source_and_of_requests(pulled: Browser, database: Database) -> None:
+    Log(database).append([[event("a")._replace(origin="request x minio")]])
+    with database.writing() as connection:
+        connection.execute(tables.sources.update().values(recorded=1234))
+    page = pulled.get("")
+    assert "requests to the API – 1 kafka:minio – 1,234" in page.text, "there is no rate before there are samples"
 
 
 def test_a_source_is_added_edited_paused_resumed_and_removed(local: Browser) -> None:

@@ -9,12 +9,13 @@ import pytest
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
+from app.config.sources.source_id import SourceId
 from app.outbox import series, tables
 from app.outbox.delivery_times import histogram, percentile, report
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.markers import NEVER
-from app.outbox.series import Resolution, Sample, merged, read_merged, read_series, take_sample
+from app.outbox.series import Resolution, Sample, incoming_rates, merged, read_merged, read_series, take_sample
 from tests.support.builders import add_target, event, registry
 from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier, ScriptedTarget
@@ -75,6 +76,36 @@ def test_a_sample_has_the_counters_and_a_step_has_one(database: Database, clock:
     assert second.at == first.at + 10_000
     assert first.oldest_age == first.at - received
     assert [(one.recorded, one.backlog, one.oldest_age) for one in samples(database, idle)] == [(0, 0, 0)] * 2
+
+
+def test_what_comes_in_has_a_rate_by_requests_and_for_each_source(database: Database, clock: Clock) -> None:
+    add_target(database)
+    source = registry(database).sources
+    source.put(SourceId("kafka", "q"), {"brokers": "kafka", "topic": "events"})
+    ids = [series.REQUESTS, pulled := series.of_source(source.source(SourceId("kafka", "q")).row_id)]
+
+    def rates() -> dict[int, float]:
+        with database.reading() as connection:
+            return incoming_rates(connection, ids, clock.now)
+
+    posted = [event(f"k{number}")._replace(origin="request x minio") for number in range(90)]
+    for part in (posted[:10], posted[10:30], posted[30:]):
+        Log(database).append([part])
+        with database.writing() as connection:
+            connection.execute(tables.sources.update().values(recorded=tables.sources.c.recorded + 300))
+        assert take_sample(database)
+        clock.now += 10_000
+    assert rates() == {series.REQUESTS: 4.0, pulled: 30.0}, "of the last 20 seconds"
+    for _ in range(3):
+        assert take_sample(database)
+        clock.now += 10_000
+    assert rates() == {series.REQUESTS: 0.0, pulled: 0.0}
+    clock.now += 60_000
+    assert rates() == {}, "nobody knows what is now"
+    take_sample(database)
+    assert rates() == {}, "one sample is no rate"
+    with database.reading() as connection:
+        assert {one.target_id for one in series.newest_samples(connection, clock.now)} >= set(ids)
 
 
 def test_of_two_that_sample_at_once_one_stores_its_samples(
