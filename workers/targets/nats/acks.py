@@ -17,7 +17,7 @@ from app.events.model import Event
 from workers.delivery.outcomes import Delivered, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.batch import Batch
-from workers.targets.nats.connection import Connection
+from workers.targets.nats.target_connection import TargetConnection
 
 # The most pending bytes, so that writing never waits for the server, and no acknowledgement waits for writing.
 MAX_UNCONFIRMED_BYTES = 1_500_000
@@ -112,7 +112,7 @@ class Flight:
 class Acknowledged:
     """Publishing on one connection, with one inbox for all acknowledgements."""
 
-    def __init__(self, connection: Connection, dialect: Dialect) -> None:
+    def __init__(self, connection: TargetConnection, dialect: Dialect) -> None:
         self._connection = connection
         self._dialect = dialect
         self._inbox = connection.client.new_inbox()

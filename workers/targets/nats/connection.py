@@ -18,11 +18,10 @@ from typing import TypeVar
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
 
 from app.config.fields.addresses import HostPort
 from app.config.targets.nats import NatsSettings
-from app.events.model import Event
-from workers.delivery.outcomes import Failed, Rejected
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
 from workers.targets.nats.login import login_options
@@ -34,7 +33,6 @@ CLIENT_NAME = "Bucketwire"
 # More than the largest message (64 MB): `publish` never waits for buffer space, as this package limits pending bytes.
 _MAX_PENDING_BYTES = 128 * 1024 * 1024
 _PING_SECONDS = 120
-_NOT_ALLOWED = re.compile(r'permissions violation for publish to "([^"]*)"')  # nats-py makes it lower case
 
 
 class Connection:
@@ -48,7 +46,6 @@ class Connection:
         self.news = asyncio.Event()  # an answer arrived, or the connection is lost
         self._is_encrypted = is_encrypted
         self._refusal = ""  # the server's error about one of our messages
-        self._not_allowed: set[str] = set()  # subjects of a template that the user may not publish to, in lower case
         self._connecting = True
         self._patience: asyncio.Timeout | None = None  # of the call that waits for an answer
 
@@ -109,6 +106,10 @@ class Connection:
         finally:
             self._patience = None
 
+    async def ask(self, subject: str, question: bytes, nobody: str) -> bytes:
+        """Return the answer to a request. Raises `TargetUnavailable`, with `nobody` as its reason if nobody listens."""
+        return await self.answered(self._request(subject, question, nobody))
+
     async def confirm(self) -> None:
         """Return when the server has read everything published so far, by the answer to a PING after it.
 
@@ -124,19 +125,6 @@ class Connection:
         if problem := self.problem():
             raise problem
 
-    def forget_refusals(self) -> None:
-        """Forget which subjects were refused: the next messages may be allowed."""
-        self._not_allowed.clear()
-
-    def refused(self, event: Event) -> Failed | None:
-        """Return the outcome of a message that was sent if the user may not publish to its subject, else None.
-
-        Only with a template, where that is no reason to do without the other subjects.
-        """
-        if not self._not_allowed or (subject := self.settings.subject.of(event)).lower() not in self._not_allowed:
-            return None
-        return Failed(f"{self.where}: the user may not publish to {subject!r}")
-
     def no_answer(self) -> TargetUnavailable:
         """Return the error for an answer that did not arrive in time."""
         return TargetUnavailable(f"{self.where}: no answer within {self.settings.timeout:g} s")
@@ -145,9 +133,11 @@ class Connection:
         """Return an exception of nats-py as `TargetUnavailable`."""
         return self.problem() or TargetUnavailable(f"{self.where}: {self._describe_error(error)}")
 
-    def too_large(self, size: int) -> Rejected:
-        """Return the outcome of a message of this size: the server would close the connection over it."""
-        return Rejected(f"{self.where}: the message has {size} bytes, max_payload is {self.client.max_payload}")
+    async def _request(self, subject: str, question: bytes, nobody: str) -> bytes:
+        try:
+            return (await self.client.request(subject, question, timeout=self.settings.timeout + 1)).data
+        except NoRespondersError as error:
+            raise TargetUnavailable(f"{self.where}: {nobody}") from error
 
     async def _flush(self) -> None:
         await asyncio.sleep(0)  # now nats-py writes its buffer, unless the socket is full
@@ -161,14 +151,15 @@ class Connection:
         if self._connecting:
             raise error
         reason = self._describe_error(error)
-        chosen = self.settings
-        refused = _NOT_ALLOWED.search(reason) if chosen.subject.fixed is None and not chosen.streaming else None
-        if refused:
-            self._not_allowed.add(refused[1])
+        if self._is_of_one_subject(reason):
             self.news.set()
             return
         self._refusal = reason
         await self._closed()
+
+    def _is_of_one_subject(self, _reason: str) -> bool:
+        """Return whether the server's error is no reason to send nothing more."""
+        return False
 
     async def _closed(self) -> None:
         """Wake the call that waits for an answer."""

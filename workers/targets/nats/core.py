@@ -12,7 +12,7 @@ from workers.targets.base import TargetUnavailable
 from workers.targets.batch import Batch
 from workers.targets.messages import message_format
 from workers.targets.nats.acks import Message, headed
-from workers.targets.nats.connection import Connection
+from workers.targets.nats.target_connection import TargetConnection
 
 # A PING follows after this many bytes: what is written without one must be sent within the time limit.
 BATCH_BYTES = 1_000_000
@@ -21,7 +21,7 @@ BATCH_BYTES = 1_000_000
 class Core:
     """Messages, and a PING whose answer shows that the server has read them."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: TargetConnection) -> None:
         self._connection = connection
         self._format = message_format(connection.settings, cloudevents.NATS)
 

@@ -9,7 +9,7 @@ from workers.targets import cloudevents
 from workers.targets.batch import Batch
 from workers.targets.messages import message_format
 from workers.targets.nats.acks import NO_RESPONDERS, Acknowledged, Message, headed
-from workers.targets.nats.connection import Connection
+from workers.targets.nats.target_connection import TargetConnection
 
 # JetStream's error for a message beyond the stream's max_msg_size (err_code JSStreamMessageExceedsMaximumErr).
 _EXCEEDS_STREAM = 10054
@@ -18,7 +18,7 @@ _EXCEEDS_STREAM = 10054
 class JetStream:
     """Messages that a stream acknowledges."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: TargetConnection) -> None:
         self._connection = connection
         self._subject = connection.settings.subject
         self._format = message_format(connection.settings, cloudevents.NATS)

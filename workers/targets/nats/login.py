@@ -8,7 +8,7 @@ from typing import Any
 
 import nkeys  # type: ignore[import-untyped]  # it ships no types
 
-from app.config.targets.nats import NatsSettings
+from app.config.targets.nats import NatsConnection
 from workers.targets.base import TargetUnavailable
 
 Secret = Callable[[str], Callable[[], str]]  # returns a callback, which is called just before the secret is sent
@@ -16,7 +16,7 @@ Secret = Callable[[str], Callable[[], str]]  # returns a callback, which is call
 _SEED = re.compile(rb"SU[A-Z2-7]+")
 
 
-def login_options(chosen: NatsSettings, secret: Secret) -> dict[str, Any]:
+def login_options(chosen: NatsConnection, secret: Secret) -> dict[str, Any]:
     """Return the options of nats-py's `connect` for the login in the settings; `secret` wraps each secret.
 
     Raises `TargetUnavailable` for unreadable or invalid files.

@@ -8,7 +8,6 @@ docs/decisions/0009-nats-py.md explains why this code is small enough to maintai
 import uuid
 
 from nats.aio.msg import Msg
-from nats.errors import NoRespondersError
 
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Outcome, Unavailable
@@ -16,7 +15,7 @@ from workers.targets.base import TargetUnavailable
 from workers.targets.batch import Batch
 from workers.targets.messages import message_format
 from workers.targets.nats.acks import NO_RESPONDERS, Acknowledged, Message
-from workers.targets.nats.connection import Connection
+from workers.targets.nats.target_connection import TargetConnection
 
 # The default of stan.go, hence of MinIO (§4.5).
 _MAX_PUB_ACKS_IN_FLIGHT = 16_384
@@ -36,7 +35,7 @@ Value = str | bytes | int
 class Streaming:
     """A client of the cluster, with a unique id."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: TargetConnection) -> None:
         self._connection = connection
         self._settings = connection.settings
         self._write = message_format(connection.settings).body
@@ -88,18 +87,9 @@ class Streaming:
         refusal = text(fields.get(_ACK_ERROR))
         return Unavailable(f"{where}: {refusal}") if refusal else DELIVERED
 
-    async def _ask(self, subject: str, asked: bytes) -> bytes:
-        return (await self._connection.answered(self._request(subject, asked))).data
-
-    async def _request(self, subject: str, asked: bytes) -> Msg:
-        connection = self._connection
-        try:
-            return await connection.client.request(subject, asked, timeout=connection.settings.timeout + 1)
-        except NoRespondersError as error:
-            raise TargetUnavailable(
-                f"{connection.where}: there is no NATS Streaming server of cluster "
-                f"{connection.settings.streaming_cluster_id!r}"
-            ) from error
+    async def _ask(self, subject: str, question: bytes) -> bytes:
+        nobody = f"there is no NATS Streaming server of cluster {self._settings.streaming_cluster_id!r}"
+        return await self._connection.ask(subject, question, nobody)
 
     async def _alive(self, heartbeat: Msg) -> None:
         await self._connection.client.publish(heartbeat.reply, b"")

@@ -26,10 +26,11 @@ from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
 from workers.targets.endpoint import Endpoint
 from workers.targets.event_loop_thread import EventLoopThread
-from workers.targets.nats.connection import Connection, tls_context
+from workers.targets.nats.connection import tls_context
 from workers.targets.nats.core import Core
 from workers.targets.nats.jetstream import JetStream
 from workers.targets.nats.streaming import Streaming
+from workers.targets.nats.target_connection import TargetConnection
 from workers.targets.node_rotation import NodeRotation
 
 
@@ -53,7 +54,7 @@ class NatsTarget:
         self._settings = settings
         self._servers = NodeRotation(settings.address, settings.timeout)
         self._loop: EventLoopThread | None = None
-        self._connection: Connection | None = None
+        self._connection: TargetConnection | None = None
         self._publisher: Publisher | None = None
 
     def endpoints(self) -> Sequence[Endpoint]:
@@ -113,8 +114,10 @@ class NatsTarget:
         return loop, self._publisher
 
 
-async def _connected(settings: NatsSettings, server: HostPort, loop: EventLoopThread) -> tuple[Connection, Publisher]:
-    connection = Connection(settings, server, lambda: loop.is_encrypted)
+async def _connected(
+    settings: NatsSettings, server: HostPort, loop: EventLoopThread
+) -> tuple[TargetConnection, Publisher]:
+    connection = TargetConnection(settings, server, lambda: loop.is_encrypted)
     await connection.connect()
     publisher: Publisher = Core(connection)
     if settings.jetstream:
