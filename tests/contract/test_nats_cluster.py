@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from app.config.fields.fields import parse
+from app.config.sources.jetstream import JetstreamSourceSettings
 from tests import services
 from tests.contract.probes.base import attempt
 from tests.contract.probes.nats import SUBJECT
@@ -19,6 +21,8 @@ from tests.services.messaging import http_json
 from tests.services.server_process import accepting
 from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, Unavailable
+from workers.sources.base import SourceUnavailable
+from workers.sources.jetstream import JetstreamSource
 from workers.targets.base import TargetUnavailable
 
 
@@ -99,6 +103,40 @@ def test_a_server_that_dies_is_replaced_by_the_next(cluster: JetStream, members:
         services.until(are_delivered, 60, what="the others to take over")
     restart(members)  # the consumer that reads the stream lives on one of the three, which must not be the dead one
     assert {path for path, _ in cluster.held()} == {event.path for event in batch}
+
+
+def test_a_source_goes_on_at_another_server(cluster: JetStream, members: list[Member]) -> None:
+    login = {"username": services.USER, "password": services.PASSWORD, "stream": STREAM, "timeout": "2s"}
+    settings = parse(JetstreamSourceSettings, {**login, "address": values(cluster, *members)["address"]})
+    sent = [b"%d" % number for number in range(200)]
+    with closing(Wire(members[2])) as wire:
+        for body in sent:
+            wire.publish(SUBJECT, body)
+        wire.flush()
+    pulled: list[bytes] = []
+    positions: dict[str, str] = {}
+
+    with closing(JetstreamSource(settings)) as source:
+        is_open = False
+
+        def has_pulled(count: int) -> bool:
+            nonlocal is_open
+            try:
+                if not is_open:
+                    positions.update(source.open(positions).moved)
+                    is_open = True
+                for message in source.pull(20, 0.5):
+                    pulled.append(message.body)
+                    positions[message.share] = message.position
+            except SourceUnavailable:
+                is_open = False
+            return len(pulled) >= count
+
+        services.until(lambda: has_pulled(40), 60, what="the first messages")
+        members[0].kill()  # it is the one that is connected to
+        services.until(lambda: has_pulled(200), 60, what="every message")
+    assert pulled == sent
+    restart(members)
 
 
 def test_a_server_that_hangs_costs_one_attempt(cluster: JetStream, members: list[Member]) -> None:

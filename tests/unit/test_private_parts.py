@@ -37,7 +37,7 @@ PRIVATE = {
         "workers/targets/kafka/target.py": {"_metadata", "_sender"},
     },
     "kombu": {"app/broker.py": {"_size"}},
-    "nats-py": {"workers/targets/nats/connection.py": {"_server_info"}},
+    "nats-py": {"workers/targets/nats/connection.py": {"_build_message", "_server_info"}},
     "opentelemetry-exporter-otlp-proto-http": {"app/telemetry/otlp/exports.py": {"_log_exporter"}},
     "opentelemetry-sdk": {"app/telemetry/otlp/exports.py": {"_logs"}, "app/telemetry/otlp/log_records.py": {"_logs"}},
     "paho-mqtt": {

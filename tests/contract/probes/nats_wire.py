@@ -22,7 +22,7 @@ class Received(NamedTuple):
 class Wire:
     """One connection. Messages gather in the socket until somebody asks for them."""
 
-    def __init__(self, server: services.Nats) -> None:
+    def __init__(self, server: services.Nats, user: str = services.USER) -> None:
         self._socket: socket.socket = socket.create_connection((services.LOOPBACK, server.port), timeout=10)
         self._buffer = b""
         self._numbers = count(1)
@@ -33,7 +33,7 @@ class Wire:
             context = ssl.create_default_context(cafile=str(certs.ca))
             context.load_cert_chain(certs.client_cert, certs.client_key)
             self._socket = context.wrap_socket(self._socket, server_hostname=services.LOOPBACK)
-        login = {"auth_token": server.token} if server.token else {"user": services.USER, "pass": services.PASSWORD}
+        login = {"auth_token": server.token} if server.token else {"user": user, "pass": services.PASSWORD}
         options = login | {"verbose": False, "headers": True, "no_responders": True}
         self._send(f"CONNECT {json.dumps(options)}\r\n".encode())
         self.flush()
@@ -42,6 +42,12 @@ class Wire:
         """Have all messages of a subject from now on."""
         self._send(f"SUB {subject} {next(self._numbers)}\r\n".encode())
         self.flush()
+
+    def publish(self, subject: str | bytes, body: bytes, headers: bytes = b"") -> None:
+        """Send a message, with headers as they are written."""
+        named = subject.encode() if isinstance(subject, str) else subject
+        sizes = f"{len(headers)} {len(headers) + len(body)}" if headers else str(len(body))
+        self._send(b"%s %s %s\r\n%s%s\r\n" % (b"HPUB" if headers else b"PUB", named, sizes.encode(), headers, body))
 
     def flush(self) -> None:
         """Return when everything that the server had for us is in `received`."""

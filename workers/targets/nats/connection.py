@@ -1,11 +1,14 @@
 """One connection to a NATS server by nats-py, with what that client leaves to its user (reference libraries §1.1).
 
-This module works around four defects of nats-py 2.16, each shown by a test of `tests/contract/test_nats.py`:
+This module works around defects of nats-py 2.16, each shown by a test of `tests/contract/test_nats.py`, or the last one
+of `test_jetstream_source.py`:
 
 * `flush` writes its PING before the buffered data of `publish`, so that its PONG confirms nothing.
 * It continues without TLS, and sends the password, if the server does not ask for TLS.
 * A call that waits for an answer does not learn that the connection is lost.
 * It reads a credentials file without a JWT forever.
+* A message whose subject or headers are no UTF-8, or whose subject has a space beyond a blank and a tab, ends the
+  connection, whoever sent it.
 """
 
 import asyncio
@@ -14,13 +17,15 @@ import os
 import re
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
+from nats.protocol import parser
 
 from app.config.fields.addresses import HostPort
+from app.config.sources.jetstream import JetstreamSourceSettings
 from app.config.targets.nats import NatsSettings
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
@@ -35,14 +40,41 @@ _MAX_PENDING_BYTES = 128 * 1024 * 1024
 _PING_SECONDS = 120
 
 
+# As the server reads such lines itself; with those of nats-py a word ends at any space.
+parser.MSG_RE = re.compile(rb"\AMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)\r\n")
+parser.HMSG_RE = re.compile(rb"\AHMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)[ \t]+(\d+)\r\n")
+
+
+class _Client(Client):
+    """A client that reads whatever a server passes on: a subject is any bytes, and so are headers."""
+
+    def _build_message(self, sid: int, subject: bytes, *rest: Any) -> Any:
+        return super()._build_message(sid, subject.decode(errors="replace").encode(), *rest)
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        if not headers:
+            return None
+        first, *lines = headers.decode(errors="replace").split("\r\n")
+        _, _, status = first.partition(" ")
+        code, _, description = status.partition(" ")
+        parsed = {"Status": code, "Description": description} if code else {}
+        for line in lines:
+            name, colon, value = line.partition(":")
+            if colon:
+                parsed[name.strip()] = value.strip()
+        return parsed
+
+
 class Connection:
     """A connection that is open from `connect` until it is lost; `problem` returns the reason."""
 
-    def __init__(self, settings: NatsSettings, server: HostPort, is_encrypted: Callable[[], bool]) -> None:
+    def __init__(
+        self, settings: NatsSettings | JetstreamSourceSettings, server: HostPort, is_encrypted: Callable[[], bool]
+    ) -> None:
         self.settings = settings
         self.where = f"NATS at {server}"
         self._server = server
-        self.client = Client()
+        self.client = _Client()
         self.news = asyncio.Event()  # an answer arrived, or the connection is lost
         self._is_encrypted = is_encrypted
         self._refusal = ""  # the server's error about one of our messages
@@ -196,7 +228,7 @@ class Connection:
         return str(error).removeprefix("nats: ").strip("'") or type(error).__name__
 
 
-def tls_context(chosen: NatsSettings) -> ssl.SSLContext:
+def tls_context(chosen: NatsSettings | JetstreamSourceSettings) -> ssl.SSLContext:
     """Return the TLS context. Raises `TargetUnavailable` for an unusable file."""
     return tls.context(
         chosen.cert_authority,

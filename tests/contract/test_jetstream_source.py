@@ -1,0 +1,324 @@
+"""What is JetStream's own as a source: positions in a stream, what a stream loses, requests, hostile messages."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.config.fields.fields import parse
+from app.config.sources.jetstream import JetstreamSourceSettings
+from app.events.messages import Message
+from app.outbox.engine.database import Database
+from tests import services
+from tests.contract.probes.nats import SUBJECT
+from tests.contract.probes.nats_jetstream import STREAM
+from tests.contract.probes.nats_servers import Configured
+from tests.contract.probes.nats_wire import Wire
+from tests.contract.source_probes.jetstream import Stream
+from tests.services import until
+from tests.support.pulled_events import Sources, messages, numbered, recorded, running, wait_for
+from workers.sources.base import SourceChanged, SourceUnavailable
+from workers.sources.jetstream import JetstreamSource, start_at
+from workers.sources.jetstream_reader import StreamState
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Stream]:
+    with closing(Stream()) as stream:
+        yield stream
+
+
+@pytest.fixture
+def stream(served: Stream) -> Stream:
+    served.renew()
+    return served
+
+
+def url(database: Database) -> str:
+    return database.url.render_as_string(hide_password=False)
+
+
+def source_of(values: Mapping[str, Any], **more: str) -> JetstreamSource:
+    """A source, not opened yet."""
+    return JetstreamSource(parse(JetstreamSourceSettings, {**values, **more}))
+
+
+def pull(source: JetstreamSource, count: int, most: int = 1000) -> list[Message]:
+    """Pull until there are so many messages."""
+    pulled: list[Message] = []
+
+    def enough() -> bool:
+        pulled.extend(source.pull(most, 0.5))
+        return len(pulled) >= count
+
+    until(enough, what=f"{count} messages")
+    return pulled
+
+
+def sequence_numbers(pulled: list[Message]) -> list[int]:
+    return [int(message.position) - 1 for message in pulled]
+
+
+SHARE = "2026-11-26T18:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("stored", "state", "sequence", "lost"),
+    [
+        ({}, (1, 1), 1, ""),
+        ({}, (5, 9), 5, ""),
+        ({SHARE: "5"}, (5, 9), 5, ""),
+        ({SHARE: "9"}, (5, 9), 9, ""),
+        ({SHARE: "9"}, (9, 9), 9, ""),
+        ({SHARE: "3"}, (5, 9), 5, "2 messages were removed"),
+        ({SHARE: "10"}, (5, 9), 5, "was restored or has lost messages"),
+        ({"2025-01-01T00:00:00Z": "7"}, (5, 9), 5, "the stream was made again"),
+    ],
+)
+def test_where_a_stream_is_read_from(stored: dict[str, str], state: tuple[int, int], sequence: int, lost: str) -> None:
+    for at_end in (False, True):
+        start = start_at(stored, StreamState(SHARE, *state), at_end=at_end)
+        assert start.sequence == (state[1] if at_end and not stored else sequence)
+        assert lost in start.lost
+        assert bool(start.lost) == bool(lost)
+
+
+def test_messages_that_the_stream_has_removed_are_counted_and_those_after_them_are_pulled(
+    stream: Stream, database: Database
+) -> None:
+    sources, events = Sources(database), numbered(7)
+    source = sources.put("jetstream", stream.values())
+    stream.send(messages(events[:2]))
+    with running(url(database)):
+        wait_for(database, events[:2])
+    stream.send(messages(events[2:5]))
+    stream.ask(f"STREAM.PURGE.{STREAM}", seq=5)
+    with running(url(database)):
+        wait_for(database, events[4:5])
+        assert sources.stored(source).notice == "2 messages were removed before they were pulled"
+        stream.renew()
+        stream.send(messages(events[5:]))
+        wait_for(database, events[5:])
+    assert sources.stored(source).notice == "the stream was made again; it is pulled from its beginning"
+    assert recorded(database) == [one.id for one in [*events[:2], *events[4:]]]
+
+
+def test_messages_that_are_removed_while_the_source_reads_are_noticed(stream: Stream) -> None:
+    stream.send([b"%d" % number for number in range(1, 11)])
+    with closing(source_of(stream.values())) as source:
+        begun = source.open({})
+        pulled = pull(source, 1, 1)
+        stream.ask(f"STREAM.PURGE.{STREAM}", seq=9)
+
+        def is_noticed() -> bool:
+            try:
+                pulled.extend(source.pull(1, 0.5))
+            except SourceChanged:
+                return True
+            return False
+
+        until(is_noticed, what="a source that has to be opened again")
+        assert sequence_numbers(pulled) == list(range(1, len(pulled) + 1))
+        assert len(pulled) < 8
+        opened = source.open(dict.fromkeys(begun.moved, pulled[-1].position))
+        assert opened.lost == [f"{8 - len(pulled)} messages were removed before they were pulled"]
+        assert sequence_numbers(pull(source, 2)) == [9, 10]
+
+
+def test_a_message_that_was_deleted_among_others_is_no_lost_one(stream: Stream) -> None:
+    stream.send([b"%d" % number for number in range(1, 7)])
+    for deleted in (3, 6):
+        stream.ask(f"STREAM.MSG.DELETE.{STREAM}", seq=deleted)
+    with closing(source_of(stream.values())) as source:
+        begun = source.open({})
+        assert sequence_numbers(pull(source, 4)) == [1, 2, 4, 5]
+        assert source.open(dict.fromkeys(begun.moved, "6")).lost == []
+        stream.send([b"7"])
+        assert sequence_numbers(pull(source, 1)) == [7]
+
+
+def test_a_subject_is_pulled_alone_and_what_the_stream_removes_of_others_is_no_loss(
+    stream: Stream, database: Database
+) -> None:
+    stream.target.make_stream(subjects=["minio.*.>"])
+    sources, events = Sources(database), numbered(3)
+    source = sources.put("jetstream", {**stream.values(), "subject": "minio.*.one"})
+    stream.publish("minio.a.one", messages(events[:1]))
+    stream.publish("minio.a.two", [b"other"] * 20)
+    stream.publish("minio.b.one", messages(events[1:2]))
+    stream.publish("minio.a.two", [b"other"] * 20)
+
+    def position() -> str:
+        return "".join(sources.registry.positions(sources.stored(source)).values())
+
+    with running(url(database)):
+        wait_for(database, events[:2])
+        until(lambda: position() == "43", what="the position after all that is in the stream")
+    stream.ask(f"STREAM.PURGE.{STREAM}", seq=43)
+    stream.publish("minio.a.one", messages(events[2:]))
+    with running(url(database)):
+        wait_for(database, events)
+        stored = sources.stored(source)
+    assert (stored.notice, stored.messages, stored.rejected) == ("", 3, 0)
+
+
+def test_a_new_source_may_begin_with_what_is_sent_from_then_on(stream: Stream, database: Database) -> None:
+    sources, events = Sources(database), numbered(2)
+    stream.send(messages(events[:1]))
+    source = sources.put("jetstream", {**stream.values(), "start": "latest"})
+    with running(url(database)):
+        until(lambda: sources.registry.positions(sources.stored(source)), what="the position at which it begins")
+        stream.send(messages(events[1:]))
+        wait_for(database, events[1:])
+    assert recorded(database) == [events[1].id]
+
+
+def test_a_consumer_that_is_deleted_is_made_again(stream: Stream, database: Database) -> None:
+    sources, events = Sources(database), numbered(2)
+    source = sources.put("jetstream", stream.values())
+    stream.send(messages(events[:1]))
+    with running(url(database)):
+        wait_for(database, events[:1])
+        [consumer] = stream.ask(f"CONSUMER.NAMES.{STREAM}")["consumers"]
+        stream.ask(f"CONSUMER.DELETE.{STREAM}.{consumer}")
+        until(lambda: consumer not in stream.ask(f"CONSUMER.NAMES.{STREAM}")["consumers"], what="no such consumer")
+        stream.send(messages(events[1:]))
+        wait_for(database, events)
+    assert (sources.stored(source).repeated, sources.stored(source).notice) == (0, "")
+
+
+def test_a_stream_that_is_missing_is_named_and_pulled_from_when_it_is_there(stream: Stream, database: Database) -> None:
+    sources, events = Sources(database), numbered(1)
+    stream.ask(f"STREAM.DELETE.{STREAM}")
+    source = sources.put("jetstream", stream.values())
+    with running(url(database)):
+        until(lambda: sources.state(source) == "failing", what="a failing source")
+        assert "stream not found (error 10059); create it" in sources.stored(source).error
+        stream.renew()
+        stream.send(messages(events))
+        wait_for(database, events)
+
+
+@pytest.mark.parametrize("retention", ["interest", "workqueue"])
+def test_a_stream_that_keeps_nothing_that_is_acknowledged_is_refused(stream: Stream, retention: str) -> None:
+    stream.target.make_stream(retention=retention)
+    with closing(source_of(stream.values())) as source:
+        assert f"retention={retention}" in refusal(source)
+
+
+def test_what_the_server_refuses_is_named() -> None:
+    denied = f'{{ user: "{services.USER}", password: "{services.PASSWORD}", permissions: {{ publish: "minio.>" }} }}'
+    login = f"authorization {{ users: [ {denied} ] }}\n"
+    for server, reason in (
+        (services.Nats(), "JetStream is not enabled"),
+        (Configured(jetstream=True, login=login), "permissions violation for publish"),
+    ):
+        with server.start(), closing(source_of(values_of(server))) as source:
+            assert reason in refusal(source)
+
+
+def refusal(source: JetstreamSource) -> str:
+    """Why it cannot be opened."""
+    with pytest.raises(SourceUnavailable) as raised:
+        source.open({})
+    return str(raised.value)
+
+
+def test_a_user_needs_no_more_permissions_than_the_page_says() -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/pull-from-jetstream.md").read_text()
+    permissions = [
+        f"{what}: {json.dumps([subject.replace('BUCKETEVENTS', STREAM) for subject in re.findall('`([^`]+)`', row)])}"
+        for what, row in re.findall(r"^\| (publish|subscribe) \| (.+) \|$", page, re.MULTILINE)
+    ]
+    assert len(permissions) == 2
+    login = f'user: "{services.USER}", password: "{services.PASSWORD}"'
+    admin = f'user: "admin", password: "{services.PASSWORD}"'
+    users = f"{{ {login}, permissions: {{ {', '.join(permissions)} }} }}, {{ {admin} }}"
+    server = Configured(jetstream=True, login=f"authorization {{ users: [ {users} ] }}\n")
+    with server.start(), closing(source_of(values_of(server))) as source:
+        with closing(Wire(server, user="admin")) as wire:
+            wire.ask(f"STREAM.CREATE.{STREAM}", name=STREAM, subjects=[SUBJECT], storage="file")
+            wire.publish(SUBJECT, b"one")
+            wire.flush()
+        source.open({})
+        assert [message.body for message in pull(source, 1)] == [b"one"]
+        assert source.lag() == 0
+
+
+def values_of(server: services.Nats) -> dict[str, str]:
+    login = {"username": services.USER, "password": services.PASSWORD}
+    return {"address": f"{services.LOOPBACK}:{server.port}", "stream": STREAM, **login}
+
+
+def test_a_server_with_tls_and_a_token_is_pulled_from() -> None:
+    with services.nats(jetstream=True, tls=True, token="s3cret-token") as server:
+        with closing(Wire(server)) as wire:
+            wire.ask(f"STREAM.CREATE.{STREAM}", name=STREAM, subjects=[SUBJECT], storage="file")
+            wire.publish(SUBJECT, b"one")
+            wire.flush()
+        values = {"address": f"{services.LOOPBACK}:{server.port}", "stream": STREAM, "token": "s3cret-token"}
+        with closing(source_of(values, cert_authority=str(services.certificates().ca))) as source:
+            source.open({})
+            assert [message.body for message in pull(source, 1)] == [b"one"]
+        with closing(source_of(values, cert_authority=str(services.certificates().ca), token="wrong-s3cret")) as source:
+            reason = refusal(source)
+            assert "authorization violation" in reason.lower()
+            assert "s3cret" not in reason
+
+
+def test_a_message_larger_than_a_request_asks_for_holds_up_nothing() -> None:
+    sizes = [100, 1 << 20, 18 << 20, 1 << 23, 1 << 23, 17 << 20, 100]
+    with Configured(jetstream=True, more="max_payload: 32MB\n").start() as server:
+        with closing(Wire(server)) as wire:
+            wire.ask(f"STREAM.CREATE.{STREAM}", name=STREAM, subjects=[SUBJECT], storage="file")
+            for size in sizes:
+                wire.publish(SUBJECT, b"x" * size)
+            wire.flush()
+        with closing(source_of(values_of(server))) as source:
+            source.open({})
+            assert [len(message.body) for message in pull(source, len(sizes))] == sizes
+
+
+@pytest.mark.promise
+def test_subjects_and_headers_that_are_no_text_stop_nothing(stream: Stream, database: Database) -> None:
+    stream.target.make_stream(subjects=["minio.>"])
+    sources, events = Sources(database), numbered(9)
+    source = sources.put("jetstream", stream.values())
+    bodies = iter(messages(events))
+    for subject in ("minio.events", b"minio.\xff\xfe", b"minio.a\x0bb", b"minio.a\x0cb"):
+        stream.publish(subject, [next(bodies)])
+    for headers in (b"NATS/1.0\r\n\xff: \xff\r\nno colon\r\n\r\n", b"NATS/1.0 \xff\xfe\xfd \xff\r\n\r\n",
+                    b"NATS/1.0 404\r\nStatus: 409\r\nDescription: x\r\n\r\n", b"NATS/1.0\r\n\r\n"):  # fmt: skip
+        stream.publish("minio.events", [next(bodies)], headers)
+    stream.publish("minio.events", [next(bodies)])
+    with running(url(database)):
+        wait_for(database, events)
+    assert recorded(database) == [one.id for one in events]
+    assert sources.stored(source).rejected == 0
+
+
+def test_what_a_real_minio_publishes_is_recorded(stream: Stream, database: Database) -> None:
+    stream.target.make_stream(subjects=["bucketevents"])
+    values = {
+        "ENABLE": "on", "ADDRESS": stream.values()["address"], "SUBJECT": "bucketevents", "JETSTREAM": "on",
+        "USERNAME": services.USER, "PASSWORD": services.PASSWORD,
+    }  # fmt: skip
+    sources = Sources(database)
+    source = sources.put("jetstream", stream.values())
+    with (
+        services.minio(extra_env={f"MINIO_NOTIFY_NATS_{key}_BW": value for key, value in values.items()}) as minio,
+        closing(minio.boto3()) as s3,
+        running(url(database)),
+    ):
+        s3.create_bucket(Bucket="images")
+        minio.mc("event", "add", "m/images", "arn:minio:sqs::BW:nats", "--event", "put,delete")
+        s3.put_object(Bucket="images", Key="a b/ü.txt", Body=b"x")
+        s3.delete_object(Bucket="images", Key="a b/ü.txt")
+        until(lambda: len(recorded(database)) == 2, what="two events")
+    assert (sources.stored(source).messages, sources.stored(source).rejected) == (2, 0)

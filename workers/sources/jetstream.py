@@ -1,0 +1,122 @@
+"""NATS JetStream: one stream, read from a position on by a consumer that lives as long as the source reads.
+
+The share is the stream as it was created at some time, and its position the sequence number of the next message. The
+outbox has the position, so the consumer needs no acknowledgements: the server sends each message once, in order, and
+whatever is missing in its count makes the source begin again at the position. The server deletes the consumer when
+nobody has asked it for messages for a while.
+
+Where the messages after a position have been removed by the stream's limits, or by somebody who purged it, the source
+begins with the oldest one that there is, and says how many were lost. A stream that was deleted and made again is
+another share, and is read from its beginning; so it is if its end is before the position, as in a restored one.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from app.config.fields.addresses import HostPort
+from app.config.sources.jetstream import JetstreamSourceSettings
+from app.events.messages import Message
+from workers.sources.base import Opened, SourceUnavailable
+from workers.sources.jetstream_reader import StreamReader, StreamState
+from workers.targets.base import TargetUnavailable
+from workers.targets.event_loop_thread import EventLoopThread
+from workers.targets.nats.connection import Connection
+from workers.targets.node_rotation import NodeRotation
+
+
+class Start(NamedTuple):
+    """The sequence number of the first message to pull, and what was lost before it, if anything."""
+
+    sequence: int
+    lost: str = ""
+
+
+class JetstreamSource:
+    """One stream, one connection to one of the servers, and one thread that reads it."""
+
+    def __init__(self, settings: JetstreamSourceSettings) -> None:
+        self._settings = settings
+        self._servers = NodeRotation(settings.address, settings.timeout)
+        self._loop: EventLoopThread | None = None
+        self._reader: StreamReader | None = None
+
+    def open(self, positions: Mapping[str, str]) -> Opened:
+        """Connect to the first server that answers, and begin at the position."""
+        self.close()
+        try:
+            return self._servers.connect(partial(self._connect, positions), TargetUnavailable)
+        except TargetUnavailable as error:
+            raise SourceUnavailable(error.reason) from error
+
+    def pull(self, most: int, seconds: float) -> Sequence[Message]:
+        """Return what has arrived, and wait only for the first message."""
+        loop, reader = self._ready()
+        try:
+            return loop.run(reader.pull(most, seconds))
+        except TargetUnavailable as error:
+            raise SourceUnavailable(error.reason) from error
+
+    def commit(self, messages: Sequence[Message]) -> None:
+        """Do nothing: the outbox alone has the position."""
+
+    def lag(self) -> int:
+        """Return how many messages of the subject the stream has after the position."""
+        loop, reader = self._ready()
+        try:
+            return loop.run(reader.lag())
+        except TargetUnavailable as error:
+            raise SourceUnavailable(error.reason) from error
+
+    def close(self) -> None:
+        """Close the connection and end its thread."""
+        loop, self._loop, self._reader = self._loop, None, None
+        if loop is not None:
+            loop.close()
+
+    def _ready(self) -> tuple[EventLoopThread, StreamReader]:
+        if self._loop is None or self._reader is None:
+            raise SourceUnavailable("it is not open")
+        return self._loop, self._reader
+
+    def _connect(self, positions: Mapping[str, str], server: HostPort) -> Opened:
+        loop = self._loop = EventLoopThread("jetstream")
+        try:
+            self._reader, opened = loop.run(self._begin(positions, server, loop))
+        except BaseException:
+            self.close()
+            raise
+        return opened
+
+    async def _begin(
+        self, positions: Mapping[str, str], server: HostPort, loop: EventLoopThread
+    ) -> tuple[StreamReader, Opened]:
+        connection = Connection(self._settings, server, lambda: loop.is_encrypted)
+        await connection.connect()
+        reader = StreamReader(connection, self._settings)
+        state = await reader.state()
+        at_end = self._settings.start == "latest" and not positions
+        start = start_at(positions, state, at_end=at_end)
+        await reader.begin(state.share, start.sequence)
+        is_moved = positions.get(state.share) != str(start.sequence)
+        return reader, Opened(
+            {state.share: str(start.sequence)} if is_moved else {}, [start.lost] if start.lost else []
+        )
+
+
+def start_at(positions: Mapping[str, str], state: StreamState, *, at_end: bool) -> Start:
+    """Decide where to begin: after the position, unless the stream has not what is there."""
+    if state.share not in positions:
+        if positions:
+            return Start(state.first, "the stream was made again; it is pulled from its beginning")
+        return Start(state.end if at_end else state.first)
+    stored = int(positions[state.share])
+    if stored > state.end:
+        return Start(
+            state.first,
+            f"the stream ends before {state.end}, and was pulled up to {stored}: it was restored or has lost messages;"
+            " it is pulled from its beginning",
+        )
+    if stored < state.first:
+        return Start(state.first, f"{state.first - stored} messages were removed before they were pulled")
+    return Start(stored)
