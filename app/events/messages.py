@@ -6,11 +6,14 @@ from types import MappingProxyType
 
 from app.events.errors import BadEvents
 from app.events.frontends import Frontend
+from app.events.frontends.filer_protobuf import is_filer_message, webhook_body
 from app.events.limits import Limits
 from app.events.minio_json import YEAR_10000
 from app.events.model import Event
 from app.events.origin import UNKNOWN, by_source
 from app.events.parsing import HEADERS, parse
+
+KEY_HEADER = "kafka-key"  # under which `headers` have a message's key that may be a path
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,11 @@ def read_message(message: Message, limits: Limits, sender: Frontend | None, sour
     sent_at = message.sent_at if message.sent_at < YEAR_10000 else 0  # whatever the producer chose
     try:
         headers = {name: message.headers[name] for name in HEADERS if name in message.headers}
+        body = message.body
+        if is_filer_message(path := message.headers.get(KEY_HEADER, ""), body):
+            body = webhook_body(path, body)
         origin = by_source(source, message.share, message.position) if source else UNKNOWN
-        parsed = parse(message.body, headers, now_ms=sent_at, limits=limits, sender=sender, origin=origin)
+        parsed = parse(body, headers, now_ms=sent_at, limits=limits, sender=sender, origin=origin)
     except BadEvents as error:
         return ReadMessage(message, problem=error.problem)
     except Exception as error:  # noqa: BLE001 - a defect of the parser must not stop all that comes after it

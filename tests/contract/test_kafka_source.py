@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
@@ -11,7 +14,9 @@ from confluent_kafka.admin import NewPartitions
 from kafka import KafkaProducer
 
 from app.config.sources.source_id import SourceId
+from app.events.limits import Limits
 from app.outbox.engine.database import Database
+from app.outbox.sources.errors import StillRejected
 from tests.contract.probes.kafka import PARTITIONS
 from tests.contract.source_probes.kafka import Topic
 from tests.services import until
@@ -72,6 +77,24 @@ def test_a_header_whose_name_is_no_text_stops_nothing(topic: Topic, database: Da
     with running(url):
         wait_for(database, events)
     assert recorded(database) == [one.id for one in events]
+
+
+def test_what_a_seaweedfs_has_written_is_recorded_by_the_path_in_the_key(topic: Topic, database: Database) -> None:
+    fixture = Path(__file__).parents[1] / "fixtures" / "seaweedfs_kafka.jsonl"
+    lines = [json.loads(line) for line in fixture.read_text(encoding="utf-8").splitlines()]
+    with closing(KafkaProducer(bootstrap_servers=topic.server.brokers)) as producer:
+        for line in [{"key": "/buckets/images/cut", "body": "Cv8="}, *lines]:
+            producer.send(topic.target.topic, base64.b64decode(line["body"]), key=line["key"].encode(), partition=0)
+        producer.flush(30)
+    sources = Sources(database)
+    source = sources.put("kafka", topic.values())
+    with running(database.url.render_as_string(hide_password=False)):
+        until(lambda: len(recorded(database)) == 9, what="the events of the objects")
+        until(lambda: sources.stored(source).messages == 26, what="every message")
+    [rejected] = sources.rejected.page(sources.stored(source), limit=2)
+    assert "no message of a SeaweedFS filer" in rejected.reason
+    with pytest.raises(StillRejected, match="no message of a SeaweedFS filer"):
+        sources.rejected.retry(sources.stored(source), rejected.number, Limits(), None)
 
 
 def test_a_partition_that_is_added_is_read_from_its_beginning(topic: Topic, database: Database) -> None:

@@ -20,7 +20,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka.structs import OffsetAndMetadata
 
 from app.config.sources.kafka import KafkaSourceSettings
-from app.events.messages import Message
+from app.events.messages import KEY_HEADER, Message
 from workers.sources.any_text import AnyText
 from workers.sources.base import Opened, SourceChanged, SourceUnavailable
 from workers.targets.base import TargetUnavailable
@@ -221,6 +221,8 @@ def _message(partition: TopicPartition, record: Any) -> Message:
     headers = {
         name.lower(): value.decode(errors="replace") for name, value in record.headers or () if value is not None
     }
+    if record.key and record.key.startswith(b"/"):
+        headers[KEY_HEADER] = record.key.decode(errors="replace")
     return Message(
         body=record.value or b"",
         share=str(partition.partition),

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from app.events.frontends import Frontend
 from app.events.limits import Limits
-from app.events.messages import Message, ReadMessage, read_message
+from app.events.messages import KEY_HEADER, Message, ReadMessage, read_message
 from app.events.parsing import HEADERS
 from app.outbox import audit, tables
 from app.outbox.delivery.reasons import clean_reason
@@ -136,7 +136,7 @@ def keep(
 
 def _headers_text(headers: Mapping[str, str]) -> str:
     """Return headers as JSON; of those that are too long only what reading the message needs, if that is not."""
-    needed = {name: headers[name] for name in HEADERS if name in headers}
+    needed = {name: headers[name] for name in (*HEADERS, KEY_HEADER) if name in headers}
     texts = (orjson.dumps(dict(kept)) for kept in (headers, needed, {}))
     return next(text for text in texts if len(text) <= _MAX_HEADERS_BYTES).decode()
 
