@@ -447,6 +447,9 @@ LOSES: Mapping[tuple[str, str], Loss] = {
         "RGW 16.2 lists an object with an empty ETag after its tags were changed; the mirror has it",
         {"tagged": "stale"},
     ),
+    ("ceph", "multipart_versions"): Loss(
+        "the event of a completed upload lacks its version id, which a reconciliation finds stale", {}
+    ),
     ("ceph", "versions"): Loss(
         "the event of a delete marker lacks its version id, so its removal restores nothing", {"shown": "missing"}
     ),
