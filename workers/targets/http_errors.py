@@ -7,7 +7,8 @@ from urllib3.util import Retry
 
 from workers.delivery.outcomes import HttpMessage
 
-_MAX_TEXT_BYTES = 64 * 1024  # of a body; what is kept of it is far less
+# Of a body and of all headers. What is kept is far less; until a batch ends, each of its failed events has this.
+_MAX_TEXT_BYTES = 8 * 1024
 
 
 def describe_http_error(error: HTTPError) -> str:
@@ -17,8 +18,15 @@ def describe_http_error(error: HTTPError) -> str:
 
 
 def http_message(line: str, headers: Mapping[str, str], body: bytes) -> HttpMessage:
-    """Return a request or an answer for an `Exchange`."""
-    return HttpMessage(line, dict(headers), body[:_MAX_TEXT_BYTES].decode(errors="replace"), len(body))
+    """Return a request or an answer for an `Exchange`, with as much of it as is needed to shorten it later."""
+    some: dict[str, str] = {}
+    left = _MAX_TEXT_BYTES
+    for name, value in headers.items():
+        left -= len(name) + len(value)
+        if left < 0:
+            break
+        some[name] = value
+    return HttpMessage(line, some, body[:_MAX_TEXT_BYTES].decode(errors="replace"), len(body))
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -17,6 +17,7 @@ _KNOWN = re.compile(r"ce-.*|content-type|traceparent|tracestate|user-agent|webho
 _SECRET = re.compile(r"auth|cookie|credential|key|password|secret|session|signature|token", re.IGNORECASE)
 _OF_LOGIN = re.compile(r"(?:proxy-)?authorization|webhook-signature", re.IGNORECASE)
 _MIN_CHARACTERS = 8  # of a part of a login, which is hidden in the answer: shorter ones are `Basic` and the like
+_MAX_SECRET_CHARACTERS = 4096  # of a body that ends early, which may end within a secret
 
 
 def kept(exchange: Exchange, hide: Callable[[str], str]) -> Exchange:
@@ -61,10 +62,13 @@ def _shortened(message: HttpMessage, clean: Callable[[str], str]) -> HttpMessage
         if left < 0:
             break
         headers[short_name] = short_value
+    body = clean(message.body)
+    if len(message.body.encode()) < message.size:
+        body = body[:-_MAX_SECRET_CHARACTERS]
     return HttpMessage(
         _cut(clean(message.line), policy.MAX_EXCHANGE_LINE_BYTES),
         headers,
-        _cut(clean(message.body), policy.MAX_EXCHANGE_BODY_BYTES),
+        _cut(body, policy.MAX_EXCHANGE_BODY_BYTES),
         message.size,
     )
 

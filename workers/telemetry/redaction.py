@@ -53,7 +53,8 @@ class RedactingTarget:
             outcomes = self._target.deliver(events, window, lease)
         if all(type(outcome) is Delivered for outcome in outcomes):
             return outcomes
-        return [self._redact(outcome) for outcome in outcomes]
+        redacted = {id(outcome): self._redact(outcome) for outcome in {id(one): one for one in outcomes}.values()}
+        return [redacted[id(outcome)] for outcome in outcomes]  # the events of one request share theirs
 
     def close(self) -> None:
         """Close the target."""

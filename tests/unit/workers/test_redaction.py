@@ -10,9 +10,10 @@ import pytest
 from app.config import target_settings
 from app.events.model import Event
 from tests.support.builders import event
-from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, Exchange, Failed, HttpMessage, Outcome, Rejected, Unavailable
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
-from workers.telemetry.redaction import RedactingTarget
+from workers.targets.http_errors import http_message
+from workers.telemetry.redaction import RedactingTarget, Redaction
 
 SECRET = "hunter2x"
 SIGNING = "aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMg=="
@@ -90,3 +91,50 @@ def test_a_defects_trace_does_not_quote_a_secret_and_one_that_quotes_none_stays_
     with pytest.raises(ValueError, match="of a driver") as plain:
         RedactingTarget(Defective("not at all"), settings).open()
     assert isinstance(plain.value.__cause__, LookupError)
+
+
+class Refusing(Parrot):
+    """Refuses a batch, which it sent in one request."""
+
+    def __init__(self, headers: dict[str, str], body: bytes) -> None:
+        super().__init__("")
+        self.outcome = Unavailable(
+            "no", exchange=Exchange(http_message("POST h", {}, b""), http_message("HTTP 503", headers, body))
+        )
+
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> list[Outcome]:
+        """The outcome of one request with all of the events."""
+        return [self.outcome] * len(events)
+
+
+def answered(headers: dict[str, str], body: bytes, *, token: str = SECRET, events: int = 1) -> list[HttpMessage]:
+    """What is kept of an answer to one request with several events."""
+    settings = target_settings.load("webhook", {"endpoint": "http://h/", "auth_token": token})
+    outcomes = RedactingTarget(Refusing(headers, body), settings).deliver([event()] * events, 1)
+    exchanges = [outcome.exchange for outcome in outcomes if isinstance(outcome, Unavailable)]
+    return [exchange.response for exchange in exchanges if exchange and exchange.response]
+
+
+def test_a_large_answer_costs_a_batch_neither_memory_nor_time_of_each_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of 64 KB for each of 500 events, or headers of megabytes, would stop what else the worker does."""
+    headers = {f"X-{number}": "y" * 3_000 for number in range(90)}
+    message = http_message("HTTP 503", headers, b"<p>" * 30_000)
+    assert len(message.body) + sum(map(len, message.headers.values())) < 20_000
+    assert message.size == 90_000
+    hidden: list[str] = []
+    hide = Redaction.hide
+
+    def noted(self: Redaction, text: str) -> str:
+        hidden.append(text)
+        return hide(self, text)
+
+    monkeypatch.setattr(Redaction, "hide", noted)
+    kept = answered({}, b"<p>" * 30_000, events=100)
+    assert len(kept) == 100
+    assert len(hidden) < 10, "once, and not for each event"
+
+
+def test_no_part_of_a_secret_is_kept_where_what_is_read_of_an_answer_ends_within_it() -> None:
+    token = "".join(f"{number:04}" for number in range(500))
+    [answer] = answered({}, token.encode() * 10, token=token)
+    assert token[:4] not in answer.body
