@@ -73,7 +73,8 @@ def test_settings_are_tested_without_being_stored(plain: Api, receiver: services
     assert request.headers["authorization"] == "Bearer hunter2x"
     problem(plain.client.get(path), 404, "unknown-target")
     [entry] = plain.client.get("/v1/audit", params={"action": "target.test"}).json()["entries"]
-    assert entry["details"] == {"events": "sent directly", "settings": "not stored"}
+    assert entry["details"]["events"] == "sent directly"
+    assert "+ auth_token=*redacted*" in entry["details"]["not_stored"]
 
     assert plain.client.put(path, json=good).status_code == 201
     receiver.forget()
@@ -86,6 +87,8 @@ def test_settings_are_tested_without_being_stored(plain: Api, receiver: services
     [request] = receiver.requests()
     assert request.headers["authorization"] == "Bearer hunter2x", "what is masked is the stored secret"
     assert "timeout" not in plain.client.get(path).json()["settings"]
+    entry, *_ = plain.client.get("/v1/audit", params={"action": "target.test"}).json()["entries"]
+    assert entry["details"]["not_stored"] == ["+ timeout=3s"], "where a stored secret went"
     problem(plain.client.post(f"{path}/test-settings", json={"endpoint": "x"}), 400, "bad-settings")
 
 
