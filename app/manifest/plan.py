@@ -207,7 +207,7 @@ def _names(resources_of_both: Sequence[Resource], kind: type) -> list[str]:
 
 
 def _current(row: StoredTarget | StoredSource, registry: SealedSettings[Any]) -> Current:
-    return Current(registry.readable_texts(row), row.origin, row.origin == "environment" and row.enabled)
+    return Current(registry.readable_texts(row), row.origin, row.is_read_only)
 
 
 def _plan_settings(

@@ -13,6 +13,8 @@ from app.config.fields.fields import Declared
 from app.config.secrets import Sealer
 from app.config.target_settings import load, redacted
 
+NOT_NAMED = "the environment no longer names it"  # a reason
+
 _Settings = TypeVar("_Settings", bound=Declared)
 _Stored = TypeVar("_Stored")
 

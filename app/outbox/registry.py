@@ -19,7 +19,7 @@ from app.config.target_settings import BadSettings, changed_lines, load, texts
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import settings_type
 from app.outbox import audit, log_head, tables
-from app.outbox.declared_rows import SealedSettings, read_row, read_rows
+from app.outbox.declared_rows import NOT_NAMED, SealedSettings, read_row, read_rows
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.policies import REMOVAL
 from app.outbox.delivery.reasons import clean_reason
@@ -140,6 +140,7 @@ class Registry(SealedSettings[TargetSettings]):
             columns |= {"breaker": "closed", "failures": 0, "resume_at": 0, "revision": t.revision + 1}
             columns |= {"opening": OPENING_DUE, "opening_reason": "", "opening_at": 0}
             columns |= {"opening_due_at": 0, "opening_tries": 0}
+            columns |= {"reason": ""} if known.reason == NOT_NAMED else {}
             connection.execute(tables.targets.update().where(t.id == known.id).values(**columns))
             audit.record(connection, "target.change", _resource(target), details)
 
@@ -173,8 +174,8 @@ class Registry(SealedSettings[TargetSettings]):
                     pass  # sealed with a key that is not known any more: store the environment's secret again
             self.put(target, values, origin="environment", problem=problem)
         for target, entry in stored.items():
-            if entry.origin == "environment" and target not in found and entry.enabled:
-                self._update(target, "disable", enabled=False, reason="the environment no longer names it")
+            if entry.origin == "environment" and target not in found and (entry.enabled or entry.reason != NOT_NAMED):
+                self._update(target, "disable", enabled=False, reason=NOT_NAMED)
 
     def remove(self, target: TargetId, *, force: bool = False) -> list[str]:
         """Delete a target with its cursors, parked events and dead letters, and return what was lost, as phrases.
@@ -203,7 +204,7 @@ class Registry(SealedSettings[TargetSettings]):
                     return lost
                 row_id = stored.row_id
                 lock_cursors(connection, stored.row_id)  # before parked events and dead letters, as a settlement does
-                if stored.is_read_only:
+                if stored.origin == "environment" and stored.enabled:
                     raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; remove them first")
                 if lost is None:
                     lost = _losses(connection, stored.row_id)

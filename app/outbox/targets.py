@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId, differing_in_case
 from app.outbox import tables
-from app.outbox.declared_rows import converted, read_row
+from app.outbox.declared_rows import NOT_NAMED, converted, read_row
 from app.outbox.engine.database import Database
 
 # Whether a target was opened with its present settings (`app.outbox.delivery.openings`).
@@ -67,7 +67,7 @@ class StoredTarget:
     @property
     def is_read_only(self) -> bool:
         """Whether it can only be changed in the environment, which names it."""
-        return self.origin == "environment" and self.enabled
+        return self.origin == "environment" and (self.enabled or self.reason != NOT_NAMED)
 
     @property
     def state(self) -> str:

@@ -11,7 +11,7 @@ from app.config.sources.registry import source_type
 from app.config.sources.source_id import SourceId
 from app.config.target_settings import BadSettings, changed_lines, load, texts
 from app.outbox import audit, log_head, tables
-from app.outbox.declared_rows import SealedSettings, read_row
+from app.outbox.declared_rows import NOT_NAMED, SealedSettings, read_row
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database, OpenTransaction, now_ms
 from app.outbox.sources.errors import ReadOnlySource, SourceInUse
@@ -88,7 +88,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
             if origin != "environment" and stored_source(known).is_read_only:
                 raise ReadOnlySource(source)
             columns |= _AS_NEW | _REVOKED | {"revision": s.revision + 1}
-            columns |= {} if known.paused else {"reason": ""}
+            columns |= {"reason": ""} if not known.paused or known.reason == NOT_NAMED else {}
             connection.execute(tables.sources.update().where(s.id == known.id).values(**columns))
             if any(before.get(name) != stored.get(name) for name in declaration.names_queue):
                 positions = tables.source_positions
@@ -117,8 +117,8 @@ class SourceRegistry(SealedSettings[SourceSettings]):
                 continue
             self.put(source, values, origin="environment", invalid=source in invalid)
         for source, entry in stored.items():
-            if entry.origin == "environment" and source not in found and entry.enabled:
-                self._update(source, "disable", enabled=False, reason="the environment no longer names it")
+            if entry.origin == "environment" and source not in found and (entry.enabled or entry.reason != NOT_NAMED):
+                self._update(source, "disable", enabled=False, reason=NOT_NAMED)
 
     def remove(self, source: SourceId, *, force: bool = False) -> int:
         """Delete a source with its positions and rejected messages, and return how many of these there were.

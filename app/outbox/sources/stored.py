@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from app.config.sources.source_id import SourceId
 from app.outbox import tables
-from app.outbox.declared_rows import converted, read_row, read_rows
+from app.outbox.declared_rows import NOT_NAMED, converted, read_row, read_rows
 from app.outbox.engine.database import Database
 from app.outbox.sources.errors import UnknownSource
 
@@ -52,7 +52,7 @@ class StoredSource:
     @property
     def is_read_only(self) -> bool:
         """Whether it can only be changed in the environment, which names it."""
-        return self.origin == "environment" and (self.enabled or self.reason == INVALID_SETTINGS)
+        return self.origin == "environment" and (self.enabled or self.reason != NOT_NAMED)
 
     def state(self, now: int) -> str:
         """Return `disabled`, `paused`, `failing`, `running`, or `waiting`: no worker pulls it."""

@@ -158,5 +158,10 @@ def test_targets_of_the_environment_follow_it_and_one_broken_leaves_the_others(d
         bad: ("", True),
         good: ("", False),
     }
+    off = {good: {"enable": "off", "endpoint": "http://127.0.0.1:9/"}}
+    counters.sync_environment(off, {})
+    with pytest.raises(ReadOnlyTarget):  # the environment names it, and has it disabled
+        counters.put(good, {"endpoint": "http://127.0.0.1:10/"})
+    counters.sync_environment({}, {})
     counters.put(good, {"endpoint": "http://127.0.0.1:10/"})  # the environment does not name it any more
     assert (counters.target(good).origin, counters.target(good).enabled) == ("stored", True)

@@ -416,6 +416,9 @@ def test_a_source_that_the_environment_no_longer_names_is_taken_over_with_its_po
     assert is_refused()
     sources.sync_environment({source: {"enable": "on", "topc": "t"}}, {source})
     assert is_refused(), "its variables are there, and only invalid"
+    sources.sync_environment({}, ())
+    sources.sync_environment({source: values | {"enable": "off"}}, ())
+    assert is_refused(), "its variables are there, and disable it"
     sources.sync_environment({source: values}, ())
     sources.sync_environment({}, ())
     assert not is_refused()
