@@ -57,9 +57,13 @@ $$
 
 
 def upgrade() -> None:
+    is_postgresql = op.get_bind().dialect.name == "postgresql"
+    if is_postgresql:
+        # First, as every append does: else an append and the migration wait for each other, and one of them fails.
+        op.execute("LOCK TABLE log_head IN ACCESS EXCLUSIVE MODE")
     op.add_column("events", sa.Column("origin", sa.String(600), nullable=False, server_default=""))
     op.add_column("log_head", sa.Column("posted", sa.BigInteger(), nullable=False, server_default="0"))
-    if op.get_bind().dialect.name == "postgresql":
+    if is_postgresql:
         op.execute(APPEND_EVENTS)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,14 @@ from alembic.script import ScriptDirectory
 import migrations
 from app.config.arn import TargetId
 from app.config.target_settings import BadSettings
-from app.outbox import audit, tables
+from app.outbox import audit, log_head, tables
 from app.outbox.delivery.object_history import object_history
 from app.outbox.engine import migration, schema_version
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.retention import purge
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
+from tests.services import until
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from tests.support.service_processes import BUCKETWIRE
@@ -73,6 +75,24 @@ def test_of_several_that_migrate_at_once_one_does_and_the_others_wait(empty_url:
     said = [run.communicate(timeout=60)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0, 0], said
     database = Database(empty_url)
+    assert schema_version.current(database) == schema_version.head()
+    database.close()
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+def test_a_migration_that_waits_for_an_append_has_nothing_that_the_append_waits_for(empty_url: str) -> None:
+    """Otherwise one of the two fails by a deadlock: under load a migration could never be made while the API runs."""
+    database = Database(empty_url)
+    migration.migrate(database)
+    migration.downgrade(database, "0013")
+    waits = sa.text("SELECT 1 FROM pg_locks WHERE relation = CAST('log_head' AS regclass) AND NOT granted")
+    with ThreadPoolExecutor(1) as pool:
+        with database.writing() as connection:
+            log_head.lock(connection)  # as an append does first
+            migrated = pool.submit(migration.migrate, database)
+            until(lambda: connection.execute(waits).first(), 60)
+            connection.execute(sa.select(tables.events.c.seq).limit(1)).all()
+        migrated.result(60)
     assert schema_version.current(database) == schema_version.head()
     database.close()
 
