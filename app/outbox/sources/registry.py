@@ -5,6 +5,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from app.config.fields.fields import fields_of
 from app.config.secrets import Sealer
 from app.config.sources.base import SourceSettings
 from app.config.sources.registry import source_type
@@ -90,7 +91,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
             columns |= _AS_NEW | _REVOKED | {"revision": s.revision + 1}
             columns |= {"reason": ""} if not known.paused or known.reason == NOT_NAMED else {}
             connection.execute(tables.sources.update().where(s.id == known.id).values(**columns))
-            if any(before.get(name) != stored.get(name) for name in declaration.names_queue):
+            if _queue(declaration, before) != _queue(declaration, stored):
                 positions = tables.source_positions
                 connection.execute(positions.delete().where(positions.c.source_id == known.id))
                 connection.execute(tables.sources.update().where(s.id == known.id).values(_NO_NOTICE))
@@ -157,6 +158,11 @@ class SourceRegistry(SealedSettings[SourceSettings]):
             connection.execute(tables.sources.update().where(s.id == row_id).values(**change))
             details = {"reason": values["reason"]} if values["reason"] else {}
             audit.record(connection, f"source.{action}", _resource(source), details)
+
+
+def _queue(declaration: type[SourceSettings], values: Mapping[str, str]) -> list[str | None]:
+    """Return what names the queue; a default is the same whether it is written or left out."""
+    return [values.get(name) or fields_of(declaration)[name].default for name in declaration.names_queue]
 
 
 def _resource(source: SourceId) -> str:

@@ -161,6 +161,17 @@ def test_a_source_of_another_queue_begins_as_a_new_one(outbox: Outbox) -> None:
     assert outbox.lease().positions == {}
 
 
+def test_a_default_that_is_written_out_names_no_other_queue(outbox: Outbox) -> None:
+    values = {"address": "127.0.0.1:9", "key": "k", "format": "stream"}
+    outbox.source = outbox.sources.put("redis", values)
+    outbox.record(outbox.lease(), reads(numbered(1)))
+    for default in ("0", "", None):
+        outbox.sources.put("redis", {**values, "db": default})
+        assert outbox.positions == {"0": "1"}
+    outbox.sources.put("redis", {**values, "db": "1"})
+    assert outbox.positions == {}
+
+
 def test_an_older_state_of_the_outbox_is_noticed_before_anything_is_skipped(outbox: Outbox) -> None:
     lease, events = outbox.lease(), numbered(3)
     outbox.record(lease, reads(events[:1]))
