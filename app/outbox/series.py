@@ -130,7 +130,7 @@ def newest_samples(connection: sa.Connection, now: int) -> list[Sample]:
     """Return the newest fine sample of every target; none if the last step had none."""
     begin = FINE.begin(now)
     rows = _at(connection, FINE, begin) or _at(connection, FINE, begin - FINE.step * 1000)
-    return [_sample(row) for row in rows]
+    return [_sample(row) for row in rows if row.target_id > REQUESTS]
 
 
 def pause_before(connection: sa.Connection, sample: Sample) -> int:
