@@ -19,6 +19,7 @@ from tests.contract.probes.sqs import Fifo
 from tests.contract.source_probes.sqs import Unordered
 from tests.contract.source_probes.sqs_fifo import Groups
 from tests.services import until
+from tests.services.speed import slowness
 from tests.support.frontend_records import TEST_EVENT, aws, eventbridge, sns
 from tests.support.pulled_events import Sources, messages, numbered, recorded, running, wait_for
 from workers.sources.base import SourceUnavailable
@@ -87,7 +88,8 @@ def test_what_aws_sends_is_recorded(queue: Unordered, database: Database) -> Non
 
 def test_a_message_that_waits_stays_hidden_and_comes_again_when_nobody_has_it(queue: Unordered) -> None:
     queue.send([b"one"])
-    with closing(source_of(queue.values(), visibility=3)) as holder, closing(source_of(queue.values())) as other:
+    seconds = 5 * slowness()  # it is extended after half of that, when two looks of a second each are over
+    with closing(source_of(queue.values(), visibility=seconds)) as holder, closing(source_of(queue.values())) as other:
         holder.open({})
         other.open({})
         assert texts(pull(holder, 1)) == ["one"]
@@ -97,9 +99,9 @@ def test_a_message_that_waits_stays_hidden_and_comes_again_when_nobody_has_it(qu
             holder.commit([])
             hidden_until.update(holder._hidden.values())
             assert other.pull(1, 0.1) == []
-            return len(hidden_until) > 3
+            return len(hidden_until) > 2
 
-        until(extended_twice, what="a message that is hidden for longer than it was pulled for")
+        until(extended_twice, 30, what="a message that is hidden for longer than it was pulled for")
         assert texts(pull(other, 1)) == ["one"]  # nobody extends it any more
 
 
