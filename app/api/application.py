@@ -6,7 +6,7 @@ from functools import partial
 from flask import Flask, Response, g, request
 
 from app import telemetry
-from app.api import asyncapi, auth, errors, openapi, services, tracing
+from app.api import asyncapi, errors, openapi, services, token_scopes, tracing
 from app.api.routes import (
     audit,
     dead_letters,
@@ -73,7 +73,7 @@ def create_app(settings: Settings) -> Flask:
     app.url_map.merge_slashes = False
     services.install(app, opened)
     errors.install(app)
-    auth.install(app)
+    token_scopes.install(app)
     health.install(app, opened.database)
     doctor.install(app, opened)
     metrics.install(app, settings.database_url)

@@ -1,8 +1,8 @@
-"""Authorize requests: each route declares the scope that it needs, and every request is checked against it.
+"""Authenticate requests: find out whose token a request presents.
 
-The scopes are those of the tokens: ingest, read, admin; admin includes the others. Until the first token is created the
-API needs none, but only for requests from this machine: it must listen on a loopback address, be called by one, and not
-through a proxy. From then on the API always needs a token, even after the last one has been revoked.
+Until the first token is created the API needs none, but only for requests from this machine: it must listen on a
+loopback address, be called by one, and not through a proxy. From then on the API always needs a token, even after the
+last one has been revoked.
 
 The console calls the routes for a browser: its session stands in for the token in the header. A command on the
 service's own database runs routes with every right, as the operating system's user: what it could not do by a route, it
@@ -11,21 +11,17 @@ could by the database.
 
 import base64
 import re
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from flask import Flask, Request, current_app, g, request
+from flask import Request, g, request
 
 from app.api.errors import ApiProblem
 from app.api.services import services
-from app.config.arn import TargetId
 from app.config.networks import is_loopback
 from app.config.settings import ApiToken
-from app.outbox import audit
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.errors import TokensUnknown
 
@@ -33,15 +29,9 @@ if TYPE_CHECKING:
     from app.outbox.sessions import Sessions
     from app.outbox.tokens import Tokens
 
-F = TypeVar("F", bound=Callable[..., object])
-
-PUBLIC = "anyone"  # for probes, which have no token; reveals nothing about the events
-VISITOR = "visitor"  # of a page of the console, which checks its session itself and then calls routes that have a scope
-INGEST, READ, ADMIN = "ingest", "read", "admin"
 # In the environment of a call within the process: a `ConsoleSession`, or the `audit.Actor` of a command. No client can
 # set a name of the environment that does not begin with HTTP_.
 SESSION, COMMAND = "bucketwire.session", "bucketwire.command"
-_SCOPE, _LIMITED = "needed_scope", "checks_limits"
 # Headers by which proxies and content delivery networks name the client or themselves.
 _FORWARDED = re.compile(r"x-(?:original-)?forwarded(?:-|$)", re.IGNORECASE)
 _FORWARDING = frozenset(
@@ -63,81 +53,6 @@ class ConsoleSession:
     number: str = ""
     digest: str = ""
     identity: ApiToken | None = None
-
-
-def needs(scope: str, *, limited: bool = False) -> Callable[[F], F]:
-    """Declare the scope of a route; use it below the routing decorators.
-
-    A token that is limited to buckets and targets is refused, unless the route is declared `limited`: its path names a
-    target, which is checked here, or it calls `require_target` or `require_bucket` before it does anything.
-    """
-
-    def declare(view: F) -> F:
-        setattr(view, _SCOPE, scope)
-        setattr(view, _LIMITED, limited)
-        return view
-
-    return declare
-
-
-def scope_of(app: Flask, endpoint: str) -> str | None:
-    """Return the scope that a route has declared; a test verifies that every route has one."""
-    return getattr(app.view_functions[endpoint], _SCOPE, None)
-
-
-def scope_of_view(endpoint: str | None) -> str | None:
-    """Return the scope of the route that handles a request of this app."""
-    return scope_of(current_app, endpoint) if endpoint else None
-
-
-def install(app: Flask) -> None:
-    """Check every request before its route is called."""
-
-    @app.before_request
-    def _check() -> None:
-        if request.endpoint is None:
-            return  # the path does not exist
-        scope = scope_of(current_app, request.endpoint)
-        if scope in (PUBLIC, VISITOR):
-            return
-        token = authorize(request, scope or ADMIN)
-        if token is not None and token.is_limited:
-            _check_limits(token, request)
-        if scope not in (INGEST, READ):  # what the others change is in the audit log
-            g.acting = ExitStack()
-            g.acting.enter_context(audit.acting(_actor(request, token)))
-
-    @app.teardown_request
-    def _end(_error: BaseException | None) -> None:
-        acting: ExitStack | None = g.pop("acting", None)
-        if acting is not None:
-            acting.close()
-
-
-def authorize(request: Request, scope: str) -> ApiToken | None:
-    """Do as `check`, and remember the token for the limits."""
-    token = check(request, scope)
-    g.token = token
-    return token
-
-
-def require_target(target: TargetId | None) -> None:
-    """Raise `ApiProblem` if the request's token is limited and does not name this target, or none is given."""
-    token = _limited_token()
-    if token is not None and (target is None or str(target) not in token.targets):
-        raise _beyond_limits(token, "targets", token.targets)
-
-
-def require_bucket(bucket: str) -> None:
-    """Raise `ApiProblem` if the request's token is limited and does not name this bucket."""
-    token = _limited_token()
-    if token is not None and bucket not in token.buckets:
-        raise _beyond_limits(token, "buckets", token.buckets)
-
-
-def is_limited() -> bool:
-    """Return whether the request's token is limited to buckets or targets."""
-    return _limited_token() is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,44 +88,11 @@ def watch_token() -> TokenWatch:
     return TokenWatch(opened.tokens, opened.sessions, digest, session.number if token is not None else "")
 
 
-def may_see(target: TargetId) -> bool:
-    """Return whether the request's token allows to read about a target."""
-    token = _limited_token()
-    return token is None or str(target) in token.targets
-
-
-def _limited_token() -> ApiToken | None:
-    token: ApiToken | None = g.get("token")
-    return token if token is not None and token.is_limited else None
-
-
-def _check_limits(token: ApiToken, request: Request) -> None:
-    if not getattr(current_app.view_functions[request.endpoint or ""], _LIMITED, False):
-        raise ApiProblem("forbidden", f"the token {token.name!r} is limited to buckets or targets; this concerns all")
-    path = request.view_args or {}
-    if "type_name" in path:
-        require_target(TargetId(path["type_name"], path["name"]))
-
-
-def _beyond_limits(token: ApiToken, kind: str, allowed: Sequence[str]) -> ApiProblem:
-    names = f"the {kind} {', '.join(allowed)}" if allowed else f"no {kind}"
-    return ApiProblem("forbidden", f"the token {token.name!r} is limited to {names}"[:4096])
-
-
-def _actor(request: Request, token: ApiToken | None) -> audit.Actor:
-    if COMMAND in request.environ:
-        actor: audit.Actor = request.environ[COMMAND]
-        return actor
-    route = request.url_rule.rule if request.url_rule else ""
-    via = ("console " if SESSION in request.environ else "") + f"{request.method} {route}"
-    return audit.Actor(token.actor if token else "local", request.remote_addr or "", via)
-
-
-def check(request: Request, scope: str) -> ApiToken | None:
+def authenticate(request: Request) -> ApiToken | None:
     """Return the token of the request, or of the console's session; None if none is needed.
 
-    A command needs none, nor does anybody before the first one exists. Raises `ApiProblem` unless the request has the
-    scope; `TokensUnknown` if the tokens cannot be read.
+    A command needs none, nor does anybody before the first one exists. Raises `ApiProblem` for a request that has no
+    valid one; `TokensUnknown` if the tokens cannot be read.
     """
     if COMMAND in request.environ:
         return None
@@ -228,8 +110,6 @@ def check(request: Request, scope: str) -> ApiToken | None:
             _check_local(request)  # also if it presents a token, configured before the first one existed
             return None
         raise _unauthorized(_describe_refusal(tokens, presented))
-    if not {scope, ADMIN} & token.scopes:
-        raise ApiProblem("forbidden", f"the token {token.name!r} lacks the scope {scope}", {"scope": scope})
     return token
 
 

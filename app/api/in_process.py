@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from flask import Flask, Response
 
-from app.api import auth, errors, services
+from app.api import auth, errors, services, token_scopes
 from app.api.refused import Refused
 from app.api.services import Services
 from app.outbox.audit import Actor
@@ -106,7 +106,7 @@ class CommandApi:
         if module not in self._apps:
             app = self._apps[module] = Flask("bucketwire", static_folder=None)
             services.install(app, self._opened)
-            auth.install(app)
+            token_scopes.install(app)
             app.register_error_handler(Exception, _answer)
             app.register_blueprint(import_module(f"app.api.routes.{module}").routes)
         return self._apps[module]

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from flask import Blueprint, Flask, Response, current_app
 
-from app.api.auth import PUBLIC, VISITOR, needs, scope_of
 from app.api.description import Description, answers, description_of
 from app.api.errors import PROBLEM_TYPES
 from app.api.serialization import json_response
+from app.api.token_scopes import PUBLIC, VISITOR, needs, scope_of
 from app.config.fields.fields import Declared, fields_of
 from app.config.settings import SCOPES
 from app.config.sources.registry import SOURCE_TYPES

@@ -2,9 +2,9 @@
 
 from flask import Blueprint
 
-from app.api.auth import ADMIN, needs
 from app.api.description import answers
 from app.api.services import services
+from app.api.token_scopes import ADMIN, needs
 from app.config.errors import did_you_mean
 from app.outbox import audit
 from app.outbox.audit import AuditFilter, Entry

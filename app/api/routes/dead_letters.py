@@ -2,9 +2,9 @@
 
 from flask import Blueprint
 
-from app.api.auth import ADMIN, READ, needs, require_target
 from app.api.description import answers
 from app.api.services import services
+from app.api.token_scopes import ADMIN, READ, needs, require_target
 from app.resources.dead_letter import (
     DeadLetterFilter,
     DeadLetterPage,

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from flask import Blueprint, Flask, current_app, request
 
-from app.api.auth import READ, is_limited, may_see, needs
 from app.api.description import answers
 from app.api.errors import to_problem
 from app.api.services import Services, services
+from app.api.token_scopes import READ, is_limited, may_see, needs
 from app.config.arn import parse_target
 from app.config.errors import BadSettings, BadValue
 from app.doctor.checks import SHORT_CHECKS, run_checks

@@ -8,11 +8,11 @@ import sqlalchemy as sa
 from flask import Blueprint, Response, g, request
 from msgspec import UNSET, UnsetType
 
-from app.api.auth import INGEST, PUBLIC, may_see, needs, require_bucket
 from app.api.description import answers
 from app.api.errors import ApiProblem, database_unavailable
 from app.api.request_body import event_headers, read_body
 from app.api.services import services
+from app.api.token_scopes import INGEST, PUBLIC, may_see, needs, require_bucket
 from app.api.tracing import appending
 from app.config.arn import TargetId
 from app.config.errors import did_you_mean

@@ -6,9 +6,9 @@ from typing import Any
 from flask import Blueprint, current_app
 from msgspec import UNSET
 
-from app.api.auth import PUBLIC, needs
 from app.api.description import answers
 from app.api.services import services
+from app.api.token_scopes import PUBLIC, needs
 from app.outbox.delivery import heartbeats
 from app.outbox.engine import schema_version
 from app.outbox.engine.cached_probe import CachedProbe, NoAnswer

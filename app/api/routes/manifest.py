@@ -4,10 +4,10 @@ from typing import Any
 
 from flask import Blueprint, request
 
-from app.api.auth import ADMIN, needs
 from app.api.description import answers, json_body
 from app.api.request_body import json_object
 from app.api.services import services
+from app.api.token_scopes import ADMIN, needs
 from app.manifest.changes import set_keys
 from app.manifest.document import parse_manifest, schema
 from app.manifest.plan import apply, make_plan, plan_resource

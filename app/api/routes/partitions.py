@@ -2,10 +2,10 @@
 
 from flask import Blueprint
 
-from app.api.auth import READ, needs
 from app.api.description import answers
 from app.api.serialization import target_of
 from app.api.services import services
+from app.api.token_scopes import READ, needs
 from app.outbox.delivery.partition_states import read_partitions
 from app.resources.target import Partition, Partitions
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from flask import Blueprint
 
-from app.api.auth import ADMIN, READ, may_see, needs, require_target
 from app.api.description import answers
 from app.api.errors import ApiProblem
 from app.api.services import services
+from app.api.token_scopes import ADMIN, READ, may_see, needs, require_target
 from app.outbox.delivery import replays
 from app.outbox.delivery.replays import Selection
 from app.outbox.errors import UnknownReplay

@@ -4,10 +4,10 @@ import msgspec
 from flask import Blueprint, request
 from msgspec import UNSET, UnsetType
 
-from app.api.auth import PUBLIC, READ, authorize, is_limited, may_see, needs, require_bucket, require_target
 from app.api.description import answers
 from app.api.errors import ApiProblem
 from app.api.services import services
+from app.api.token_scopes import PUBLIC, READ, authorize, is_limited, may_see, needs, require_bucket, require_target
 from app.events import origin as origins
 from app.events.trace import fields
 from app.outbox.delivery import attempts, event_states

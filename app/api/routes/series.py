@@ -2,9 +2,9 @@
 
 from flask import Blueprint
 
-from app.api.auth import READ, may_see, needs, require_target
 from app.api.description import answers
 from app.api.services import services
+from app.api.token_scopes import READ, may_see, needs, require_target
 from app.outbox import series
 from app.outbox.delivery_times import percentile
 from app.outbox.engine.database import now_ms

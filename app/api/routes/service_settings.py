@@ -2,10 +2,10 @@
 
 from flask import Blueprint, request
 
-from app.api.auth import ADMIN, READ, needs
 from app.api.description import answers, json_body
 from app.api.request_body import json_object
 from app.api.services import services
+from app.api.token_scopes import ADMIN, READ, needs
 from app.config.api_settings import ApiSettings, api_texts, sync_events
 from app.config.fields.fields import fields_of
 from app.resources.service import EffectiveApiSettings, EffectiveSetting

@@ -6,10 +6,10 @@ from importlib.metadata import version
 
 from flask import Blueprint
 
-from app.api.auth import READ, needs
 from app.api.description import answers
 from app.api.routes.health import readiness
 from app.api.services import services
+from app.api.token_scopes import READ, needs
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import read_status
 from app.outbox.delivery.leases import lease_holders, leased_partitions

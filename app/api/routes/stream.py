@@ -8,7 +8,7 @@ from typing import Any
 
 from flask import Blueprint, Flask, Response, current_app, request
 
-from app.api.auth import READ, is_limited, needs, require_bucket, require_target, watch_token
+from app.api.auth import watch_token
 from app.api.description import answers
 from app.api.errors import ApiProblem
 from app.api.listen import query as listen
@@ -18,6 +18,7 @@ from app.api.listen.streams import Streams
 from app.api.listen.wire_format import SERVER_SENT_EVENTS
 from app.api.s3.errors import S3Error
 from app.api.services import services
+from app.api.token_scopes import READ, is_limited, needs, require_bucket, require_target
 from app.config.errors import BadValue
 from app.config.secrets import Sealer
 from app.events.model import EVENT_ID

@@ -2,10 +2,10 @@
 
 from flask import Blueprint
 
-from app.api.auth import ADMIN, needs
 from app.api.description import answers
 from app.api.errors import ApiProblem
 from app.api.services import services
+from app.api.token_scopes import ADMIN, needs
 from app.outbox.errors import UnknownToken
 from app.resources.declaration import parse_text
 from app.resources.token import CreatedToken, NewToken, Token, Tokens

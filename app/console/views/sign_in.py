@@ -4,8 +4,8 @@ from urllib.parse import urlsplit
 
 from flask import Response, request
 
-from app.api.auth import ADMIN, READ
 from app.api.services import services
+from app.api.token_scopes import ADMIN, READ
 from app.console.pages import check_form, open_page, page, redirect, seals, show, visitor
 from app.console.session import LIFETIME, Session, forget_session, is_secure, new_session
 

@@ -11,7 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from app.api.application import create_app
-from app.api.auth import ADMIN, INGEST, PUBLIC, READ, VISITOR, presented_token, scope_of
+from app.api.auth import presented_token
+from app.api.token_scopes import ADMIN, INGEST, PUBLIC, READ, VISITOR, scope_of
 from app.config.errors import BadSettings, BadValue
 from app.config.settings import Settings
 from app.outbox import tables
