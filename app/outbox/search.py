@@ -18,6 +18,7 @@ from app.outbox import log_head, tables
 from app.outbox.delivery.event_states import DEAD, PARKED, PENDING, RecordedEvent, recorded_events
 from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.replays import Selection
+from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
 from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.policies import SEARCH
@@ -164,7 +165,7 @@ class _Search:
 
     def _in_state(self, rows: Sequence[Any]) -> Iterator[RecordedEvent]:
         """Yield the rows' events that are in the state, at the target if there is one; reads some states at a time."""
-        for some in (rows[start : start + SEARCH.batch_events] for start in range(0, len(rows), SEARCH.batch_events)):
+        for some in chunks(rows, SEARCH.batch_events):
             for event in recorded_events(self._connection, some):
                 states = [one.state for one in event.delivery_states if self._which.target in (None, one.target)]
                 if not self._which.state or self._which.state in states:
@@ -220,10 +221,7 @@ class _Search:
         quoted = self._connection.dialect.identifier_preparer.quote("partition")
         rows: list[Any] = []
         numbers = range(self._head.partitions) if partitions is None else partitions
-        for some in (
-            numbers[start : start + SEARCH.batch_partitions]
-            for start in range(0, len(numbers), SEARCH.batch_partitions)
-        ):
+        for some in chunks(numbers, SEARCH.batch_partitions):
             parts = [(select.format(partition=quoted, number=number), number) for number in some]
             union = " UNION ALL ".join(f"SELECT * FROM ({part}) AS of{number}" for part, number in parts)  # noqa: S608 - numbers
             rows += self._connection.exec_driver_sql(union, execution_options={"no_parameters": True}).all()

@@ -18,6 +18,7 @@ from app.config.arn import TargetId
 from app.outbox import log_head, tables
 from app.outbox.delivery.failing import with_failing
 from app.outbox.delivery.log_ahead import WINDOW_SEQS, LogWindow, events_ahead, first_of_each, is_for
+from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.targets import StoredTarget, find_target, stored_target
@@ -32,7 +33,6 @@ _SUMS = {
     "freed": "freed",
 }
 _MAX_WINDOWS = 10  # windows of the log that are searched for the oldest pending event
-_BATCH_EVENTS = 1000  # events of one query
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +296,7 @@ def _received(connection: sa.Connection, events: Sequence[tuple[int, int]]) -> d
     """Return when events, by partition and seq, were received (ms); they are sorted."""
     e = tables.events.c
     received: dict[tuple[int, int], int] = {}
-    for some in (events[start : start + _BATCH_EVENTS] for start in range(0, len(events), _BATCH_EVENTS)):
+    for some in chunks(events):
         partitions = groupby(some, itemgetter(0))
         places = [sa.and_(e.partition == place, e.seq.in_([seq for _, seq in of_it])) for place, of_it in partitions]
         rows = connection.execute(sa.select(e.partition, e.seq, e.received_at).where(sa.or_(*places)))

@@ -66,7 +66,7 @@ class DueTarget:
     def groups(self) -> list[list[int]]:
         """Return the partitions as they are claimed: busy ones alone, so that workers share them; others together."""
         quiet = [due.partition for due in self.partitions if not due.busy]
-        together = [quiet[start : start + MAX_QUIET_PARTITIONS] for start in range(0, len(quiet), MAX_QUIET_PARTITIONS)]
+        together = [list(some) for some in chunks(quiet, MAX_QUIET_PARTITIONS)]
         return [[due.partition] for due in self.partitions if due.busy] + together
 
     @property

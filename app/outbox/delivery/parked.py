@@ -1,8 +1,10 @@
 """Find parked events: when the first of a partition is due, and an object's oldest ones."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import sqlalchemy as sa
+
+from app.outbox.engine.chunks import chunks
 
 ObjectHash = tuple[int, int]  # partition and key hash
 
@@ -17,7 +19,7 @@ def first_due(connection: sa.Connection, cursors: Iterable[tuple[int, int]]) -> 
     quoted = connection.dialect.identifier_preparer.quote("partition")
     search = _first_due_at_once if connection.dialect.name == "postgresql" else _first_due_of_each
     first: dict[tuple[int, int], int] = {}
-    for part in _few(list(cursors)):
+    for part in chunks(list(cursors), _BATCH_PARTITIONS):
         for row in connection.exec_driver_sql(search(part, quoted), execution_options={"no_parameters": True}):
             if row.due is not None:
                 first[row.target_id, row.in_partition] = row.due
@@ -53,7 +55,7 @@ def oldest_parked(
     """
     quoted = connection.dialect.identifier_preparer.quote("partition")
     oldest: list[tuple[int, int]] = []
-    for part in _few(objects):
+    for part in chunks(objects, _BATCH_PARTITIONS):
         union = " UNION ALL ".join(
             f"SELECT {partition:d} AS in_partition, seq FROM (SELECT seq FROM parked"  # noqa: S608 - numbers
             f" WHERE target_id = {target_id:d} AND {quoted} = {partition:d} AND key_hash = {key_hash:d}"
@@ -63,8 +65,3 @@ def oldest_parked(
         rows = connection.exec_driver_sql(union, execution_options={"no_parameters": True})
         oldest += [(row.in_partition, row.seq) for row in rows]
     return oldest
-
-
-def _few(cursors: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
-    for start in range(0, len(cursors), _BATCH_PARTITIONS):
-        yield cursors[start : start + _BATCH_PARTITIONS]

@@ -14,6 +14,7 @@ from app.config.arn import TargetId
 from app.outbox import log_head, tables
 from app.outbox.delivery.due_work import FREE_TOKENS
 from app.outbox.delivery.log_ahead import WINDOW_SEQS
+from app.outbox.engine.chunks import chunks
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.markers import NEVER, REVOKED, WHOLE_LOG
@@ -97,7 +98,7 @@ def _count(connection: sa.Connection, target_id: int, cursors: Sequence[Any]) ->
             f" LIMIT {MAX_COUNTED_EVENTS + 1:d}) AS {name}{place:d}) AS {name}"
         )
 
-    for some in (cursors[start : start + _BATCH_PARTITIONS] for start in range(0, len(cursors), _BATCH_PARTITIONS)):
+    for some in chunks(cursors, _BATCH_PARTITIONS):
         union = " UNION ALL ".join(
             ", ".join(
                 (

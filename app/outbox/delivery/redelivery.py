@@ -59,9 +59,7 @@ def park_redeliveries(database: Database, reader: PartitionReader, lease: Lease,
     if not lease.has_redeliveries:
         return count
     for partition, requested in groupby(reader.redeliveries(now), key=lambda request: request.partition):
-        rows = list(requested)
-        for start in range(0, len(rows), REDELIVERY.batch_objects):
-            some = rows[start : start + REDELIVERY.batch_objects]
+        for some in chunks(list(requested), REDELIVERY.batch_objects):
             # Choose before locking: no other worker may settle an event of this partition, and other changes of the
             # chosen event are checked again under the lock.
             chosen = [_newest(reader, asked, lease.positions[partition], choose) for asked in some]

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
+from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
 from app.outbox.log.records import small_record, within_budget
 from app.outbox.log_head import LogHead, LogState
 
-_MAX_IDS = 500  # in one statement
 _e = tables.events.c
 _PLACE = sa.select(_e.seq, _e.bucket).where(_e.id == sa.bindparam("event_id"))
 _SINCE = sa.select(sa.func.min(_e.seq)).where(_e.received_at >= sa.bindparam("since"))
@@ -61,8 +61,7 @@ def last_kept(database: Database, known: Sequence[tuple[int, str]], before: int)
     That is `before` if it does not have the first. Of events that were lost others may be the next at their seqs.
     """
     kept = before
-    for start in range(0, len(known), _MAX_IDS):
-        some = known[start : start + _MAX_IDS]
+    for some in chunks(known):
         with database.reading() as connection:
             rows = connection.execute(sa.select(_e.id, _e.seq).where(_e.id.in_([event_id for _, event_id in some])))
             seqs = {row.id: row.seq for row in rows}
