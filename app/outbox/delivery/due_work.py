@@ -13,6 +13,7 @@ from app.outbox import tables
 from app.outbox.delivery.isolation import TargetIsolation
 from app.outbox.delivery.log_ahead import WINDOW_SEQS, LogWindow, events_ahead
 from app.outbox.delivery.parked import first_due
+from app.outbox.delivery.policies import DUE_WORK
 from app.outbox.delivery.rate_limits import MAX_WAIT_MS
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
@@ -21,14 +22,7 @@ from app.outbox.markers import NEVER, WHOLE_LOG
 # Tokens that are no worker's: a partition with one of them is free, whenever its lease ends. A drain of version 0.2,
 # which may run beside this one for some minutes, writes the second; it goes with the next release.
 FREE_TOKENS = ("", "offered")
-_FEW_TARGETS = 16  # with so many targets all are searched: that costs less than to find out which can have work
-_NEAR_SEQS = 1_000  # newest seqs of the log in which the targets with work are looked for
-# Targets that are far behind in one search, and ms until the next search if there are more.
-_MAX_FAR_TARGETS, _FAR_INTERVAL_MS = 64, 100
-_LIMITED_INTERVAL_MS = 100  # between two wake-ups for a target whose rate limit is in use
 _RNG = Random()  # noqa: S311 - which targets are first, not a secret
-BUSY_EVENTS = 20  # with this many waiting events a partition is claimed alone, otherwise together with others
-MAX_QUIET_PARTITIONS = 64  # in one claim; more cost more to search than they save
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +60,7 @@ class DueTarget:
     def groups(self) -> list[list[int]]:
         """Return the partitions as they are claimed: busy ones alone, so that workers share them; others together."""
         quiet = [due.partition for due in self.partitions if not due.busy]
-        together = [list(some) for some in chunks(quiet, MAX_QUIET_PARTITIONS)]
+        together = [list(some) for some in chunks(quiet, DUE_WORK.max_quiet_partitions)]
         return [[due.partition] for due in self.partitions if due.busy] + together
 
     @property
@@ -98,7 +92,7 @@ class DueWork:
         """
         with self._database.reading() as connection:
             head, partitions_of_log, targets, *times = connection.execute(_HEAD, {"now": now}).one()
-            if targets <= _FEW_TARGETS:
+            if targets <= DUE_WORK.few_targets:
                 times.append(connection.execute(_EXPIRY, {"now": now}).scalar_one())
                 rows = connection.execute(_FREE, {"now": now}).all()
             else:
@@ -121,7 +115,7 @@ class DueWork:
         self._isolation.run(behind, search)
         due = [target for some in by_target.values() if (target := _due_target(some, parked, ahead, now)) is not None]
         if any(target.limited and len(target.groups()) > 1 for target in due):
-            times.append(now + _LIMITED_INTERVAL_MS)
+            times.append(now + DUE_WORK.limited_interval_ms)
         self.next_at = min((at for at in (*times, *parked.values()) if at is not None and at > now), default=NEVER)
         return due
 
@@ -153,15 +147,15 @@ def _candidates(connection: sa.Connection, head: int, partitions: int, now: int)
     replays. Of very many that are far behind, which are most likely idle until their cursors are moved, some are
     returned, others the next time.
     """
-    near = head - _NEAR_SEQS
+    near = head - DUE_WORK.near_seqs
     rows = connection.execute(_BEHIND_OR_LEASED, {"now": now, "near": near}).all()
     behind = {row.target_id: row.position for row in rows if row.position is not None and row.position < near}
-    after = near if len(behind) <= _FEW_TARGETS else max(head - WINDOW_SEQS, min(behind.values()))
+    after = near if len(behind) <= DUE_WORK.few_targets else max(head - WINDOW_SEQS, min(behind.values()))
     far = [target_id for target_id, position in behind.items() if position < after]
     later = [row.expiry for row in rows if row.expiry is not None]
-    if len(far) > _MAX_FAR_TARGETS:
-        far = _RNG.sample(far, _MAX_FAR_TARGETS)
-        later.append(now + _FAR_INTERVAL_MS)
+    if len(far) > DUE_WORK.max_far_targets:
+        far = _RNG.sample(far, DUE_WORK.max_far_targets)
+        later.append(now + DUE_WORK.far_interval_ms)
     found = set(far)
     logged = {"partitions": list(range(partitions)), "after": after, "head": head}
     for text in connection.execute(_GOES_TO, logged).scalars():
@@ -177,7 +171,7 @@ def _ahead(connection: sa.Connection, rows: Iterable[Any]) -> dict[tuple[int, in
         for row in rows
         if row.position < row.last_seq
     ]
-    return events_ahead(connection, windows, BUSY_EVENTS)
+    return events_ahead(connection, windows, DUE_WORK.busy_events)
 
 
 def _due_target(
@@ -213,7 +207,8 @@ def _due_target(
 
 def _due(row: Any, parked_at: int, ahead: Sequence[int]) -> DuePartition:
     # If few of the log's events are for the target, many more may wait than one window contains.
-    busy = len(ahead) == BUSY_EVENTS or bool(ahead and row.position + WINDOW_SEQS < row.last_seq) or bool(row.replay)
+    more = bool(ahead and row.position + WINDOW_SEQS < row.last_seq)
+    busy = len(ahead) == DUE_WORK.busy_events or more or bool(row.replay)
     state = (row.partition, row.position, parked_at, row.resume_at, row.ready_at, row.replay, row.redelivery)
     return DuePartition(row.partition, state, busy, bool(ahead))
 

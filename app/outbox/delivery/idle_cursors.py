@@ -13,17 +13,11 @@ import sqlalchemy as sa
 
 from app.outbox import log_head, tables
 from app.outbox.delivery.log_ahead import WINDOW_SEQS
+from app.outbox.delivery.policies import IDLE_CURSORS
 from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
 from app.outbox.markers import WHOLE_LOG
-
-_LAG_SEQS = 1000  # seqs that a cursor may lag behind the log before it is moved
-# If more cursors lag than that, they are moved when they lag farther: to move them costs more than what is scanned.
-_MANY, _MANY_LAG_SEQS = 1000, 5000
-_FORGET_INTERVAL_SECONDS = 60.0  # seconds
-_RUN_SECONDS = 0.5  # for all targets together; the next run continues
-_BATCH_CURSORS = 500  # cursors in one statement, whose rows an append on SQLite waits for
 
 
 class _Place(NamedTuple):
@@ -51,8 +45,8 @@ class IdleCursors:
         """
         if log == self._idle:
             return False  # no event was recorded since, and cursors do not move back
-        ends = time.monotonic() + _RUN_SECONDS
-        if time.monotonic() - self._forgotten > _FORGET_INTERVAL_SECONDS:
+        ends = time.monotonic() + IDLE_CURSORS.run_seconds
+        if time.monotonic() - self._forgotten > IDLE_CURSORS.forget_interval_seconds:
             self._waiting.clear()
             self._forgotten = time.monotonic()
         with self._database.reading() as connection:
@@ -75,7 +69,7 @@ class IdleCursors:
                     if seq < until:
                         self._waiting.add((target_id, _Place(place.partition, seq)))
                 for seq, target_ids in reached.items():
-                    for some in chunks(target_ids, _BATCH_CURSORS) if seq > place.position else ():
+                    for some in chunks(target_ids, IDLE_CURSORS.batch_cursors) if seq > place.position else ():
                         if time.monotonic() > ends:
                             return moved
                         with self._database.committing() as connection:
@@ -94,9 +88,9 @@ class IdleCursors:
         c = tables.cursors.c
         free = sa.and_(c.replay_id == WHOLE_LOG, c.leased_until < now)
         counts = sa.select(sa.func.count(sa.case((free, 1))), sa.func.min(c.position))
-        behind_log = counts.where(c.replay_id == WHOLE_LOG, c.position < head - _LAG_SEQS)
+        behind_log = counts.where(c.replay_id == WHOLE_LOG, c.position < head - IDLE_CURSORS.lag_seqs)
         count, first = connection.execute(behind_log).one()
-        behind = _LAG_SEQS if count <= _MANY else _MANY_LAG_SEQS
+        behind = IDLE_CURSORS.lag_seqs if count <= IDLE_CURSORS.many_cursors else IDLE_CURSORS.many_lag_seqs
         lagging: dict[_Place, list[int]] = {}
         if count:
             query = sa.select(c.partition, c.position, c.target_id).where(free, c.position < head - behind)

@@ -5,12 +5,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from app.outbox import log_head
+from app.outbox.delivery.policies import ISOLATION
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
 
 log = logging.getLogger("bucketwire.outbox")
-
-_PAUSE_FACTOR = 10  # after a failure, a target is skipped for this many times as long as its failed query took
-_MIN_PAUSE_SECONDS = 1.0
 
 
 class TargetIsolation:
@@ -48,7 +46,7 @@ class TargetIsolation:
             work([target])
         except DatabaseUnavailable as error:
             self._check()
-            wait = max(_MIN_PAUSE_SECONDS, _PAUSE_FACTOR * (time.monotonic() - began))
+            wait = max(ISOLATION.min_pause_seconds, ISOLATION.pause_factor * (time.monotonic() - began))
             self._failed[target] = time.monotonic() + wait
             log.warning(
                 "a query for the target with the row id %d failed, so no worker is woken for it for %.0f s; other"

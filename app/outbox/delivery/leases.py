@@ -21,16 +21,15 @@ import orjson
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
-from app.outbox.delivery.due_work import MAX_QUIET_PARTITIONS, DueTarget, due_of_target, is_free, refused_partitions
+from app.outbox.delivery.due_work import DueTarget, due_of_target, is_free, refused_partitions
 from app.outbox.delivery.idle_cursors import IdleCursors
 from app.outbox.delivery.log_ahead import has_work, read_claimed
+from app.outbox.delivery.policies import DUE_WORK, LEASES
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.markers import REVOKED, WHOLE_LOG
 
 log = logging.getLogger("bucketwire.outbox")
 
-_PROBE_BEGINS_MS = 1_000  # for which a worker keeps the others from probing, until it has claimed a partition
-_MAX_TRIES = 4  # of one claim, each for other partitions; each fails only because another worker has just claimed some
 _MAX_HOST_CHARACTERS = 39  # with the longest process id and the random part, the column has 64
 
 
@@ -115,9 +114,10 @@ class Leases:
         takes_free = with_free and not any(partition.busy for partition in due.partitions)
         groups = due.groups()
         if takes_free:
-            groups = [[*groups[0], *(place for place in due.free if place not in groups[0])][:MAX_QUIET_PARTITIONS]]
+            others = [place for place in due.free if place not in groups[0]]
+            groups = [[*groups[0], *others][: DUE_WORK.max_quiet_partitions]]
         self._rng.shuffle(groups)
-        for partitions in groups[:_MAX_TRIES]:
+        for partitions in groups[: LEASES.max_tries]:
             if (lease := self.claim(due.row_id, partitions, token, now)) is not None:
                 lease.has_free, lease.searched = takes_free, due.searched
                 lease.leaves_work = len(groups) > 1 and not due.limited
@@ -134,7 +134,7 @@ class Leases:
         t = tables.targets.c
         mine = (t.id == due.row_id, t.breaker != "closed", t.resume_at == due.probe_at)
         with self._database.committing() as connection:
-            begins = tables.targets.update().where(*mine).values(resume_at=now + _PROBE_BEGINS_MS)
+            begins = tables.targets.update().where(*mine).values(resume_at=now + LEASES.probe_begins_ms)
             if not connection.execute(begins).rowcount:
                 return None
         with self._database.reading() as connection:

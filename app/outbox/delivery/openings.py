@@ -17,14 +17,11 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.delivery.policies import OPENINGS
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database
 from app.outbox.markers import NEVER
 from app.outbox.targets import OPENED, OPENING_FAILED
-
-_FIRST_PAUSE_MS, _MAX_PAUSE_MS = 10_000, 3_600_000  # until a target is offered again, unless it was opened
-_POSTPONED_MS = 2_000  # until a target is offered again that no worker process could take
-_BATCH_OFFERS, _MAX_SECONDS = 10, 0.2  # of one call, which holds up the drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +42,19 @@ def offer_openings(database: Database, now: int) -> list[Opening]:
     A paused, disabled or broken target is not contacted; it is offered when it is no longer. A call is short; the next
     one returns further targets.
     """
-    ends = time.monotonic() + _MAX_SECONDS
+    ends = time.monotonic() + OPENINGS.max_seconds
     t = tables.targets.c
     query = (
         sa.select(t.id, t.type, t.name, t.revision, t.opening_tries, t.opening_due_at)
         .where(t.enabled, sa.not_(t.paused), t.problem == "", t.opening_due_at <= now)
         .order_by(t.opening_due_at, t.id)
-        .limit(_BATCH_OFFERS)
+        .limit(OPENINGS.batch_offers)
     )
     with database.reading() as connection:
         due = connection.execute(query).all()
     offered: list[Opening] = []
     for row in due:
-        next_at = now + min(_MAX_PAUSE_MS, _FIRST_PAUSE_MS << min(row.opening_tries, 10))
+        next_at = now + min(OPENINGS.max_pause_ms, OPENINGS.first_pause_ms << min(row.opening_tries, 10))
         if _mark(database, row, next_at):
             offered.append(Opening(TargetId(row.type, row.name), row.revision, next_at))
         if time.monotonic() > ends:
@@ -73,7 +70,7 @@ def postpone_opening(database: Database, row_id: int, opening: Opening, now: int
             tables.targets.update()
             .where(t.id == row_id, t.revision == opening.revision, t.opening_due_at == opening.next_at)
             .where(t.opening != OPENED, t.opening_tries > 0)
-            .values(opening_due_at=now + _POSTPONED_MS, opening_tries=t.opening_tries - 1)
+            .values(opening_due_at=now + OPENINGS.postponed_ms, opening_tries=t.opening_tries - 1)
         )
 
 

@@ -27,15 +27,12 @@ from app.outbox.delivery.logged_events import (
 )
 from app.outbox.delivery.newest_sequencers import fill_in_newest
 from app.outbox.delivery.parked import ObjectHash, first_due, oldest_parked
+from app.outbox.delivery.policies import PARTITION_READS
 from app.outbox.engine.chunks import chunks
 from app.outbox.log.records import first_within_budget
 from app.outbox.markers import NEVER
 from app.outbox.versions.object_versions import ObjectVersions
 
-_MAX_REPLAY_SCAN = 10_000  # events of the log that one query of a replay scans
-_FEW_OBJECTS = 64  # with more due objects than this, one event of each makes a batch
-_FEW_PARTITIONS = 2  # of more it is searched first which have events, which is one statement
-_MAX_WINDOWS = 10  # windows of other targets' events that one batch scans in each partition
 _P = tables.parked.c
 _TIMED = sa.select(_P.partition, _P.key_hash, _P.seq, _P.not_before).where(  # by an index: one row for each object
     _P.target_id == sa.bindparam("target"),
@@ -124,7 +121,7 @@ class PartitionReader:
             head = log_head.read(self._connection).last_seq
         self._read_to = head
         at_end = not replaying
-        search = self._searched[0] == head or (self._lease.has_free and len(positions) > _FEW_PARTITIONS)
+        search = self._searched[0] == head or (self._lease.has_free and len(positions) > PARTITION_READS.few_partitions)
         if search and (busy := positions.keys() & self._with_events(head)):
             at_end &= _near(positions, head)  # the others have no events, but a search ends after a window
             positions = {partition: positions[partition] for partition in positions if partition in busy}
@@ -175,11 +172,11 @@ class PartitionReader:
     ) -> tuple[dict[int, list[LoggedEvent]], dict[int, int]]:
         """Return the next events of each partition, up to a share, and the seq up to which it was read.
 
-        Scans at most `_MAX_WINDOWS` windows, because many events of other targets may come first.
+        Scans at most `PARTITION_READS.max_windows` windows, because many events of other targets may come first.
         """
         events: dict[int, list[LoggedEvent]] = {partition: [] for partition in positions}
         scanned, left = dict(positions), list(positions)
-        for _ in range(_MAX_WINDOWS):
+        for _ in range(PARTITION_READS.max_windows):
             # Events recorded since the head was read may be in the batch too.
             windows = [(partition, scanned[partition], _until(scanned[partition], head)) for partition in left]
             missing = share - max(len(events[partition]) for partition in left)  # 1 or more
@@ -218,8 +215,8 @@ class PartitionReader:
     def load_replay(self, replay: ReplayPartition, limit: int) -> Batch:
         """Return the next events of a replay, which ends at `replay.until`.
 
-        Scans at most `_MAX_REPLAY_SCAN` events of the log: even if none of many millions is selected, each query stays
-        short and the replay advances.
+        Scans at most `PARTITION_READS.max_replay_seqs` events of the log: even if none of many millions is selected,
+        each query stays short and the replay advances.
         """
         if replay.position >= replay.window:
             replay.window = self._window(replay)
@@ -231,10 +228,11 @@ class PartitionReader:
         return Batch(self._resolved(kept), {replay.partition: scanned if beyond is None else beyond - 1})
 
     def _window(self, replay: ReplayPartition) -> int:
-        """Return the seq of the `_MAX_REPLAY_SCAN`th event, of any target, after the replay's position."""
+        """Return the seq of the last event, of any target, that one query scans after the replay's position."""
         e = tables.events.c
         last = sa.select(e.seq).where(e.partition == replay.partition, e.seq > replay.position, e.seq <= replay.until)
-        seq = self._connection.execute(last.order_by(e.seq).offset(_MAX_REPLAY_SCAN - 1).limit(1)).scalar_one_or_none()
+        last = last.order_by(e.seq).offset(PARTITION_READS.max_replay_seqs - 1).limit(1)
+        seq = self._connection.execute(last).scalar_one_or_none()
         return replay.until if seq is None else int(seq)
 
     def recheck_parked(self) -> None:
@@ -270,7 +268,7 @@ class PartitionReader:
         replay, and of the objects whose parked events are due at `now` (ms).
         """
         windows = [
-            (partition, position, position + _MAX_WINDOWS * WINDOW_SEQS)
+            (partition, position, position + PARTITION_READS.max_windows * WINDOW_SEQS)
             for partition, position in self._lease.positions.items()
             if partition in partitions
         ]
@@ -322,7 +320,7 @@ class PartitionReader:
         """
         p, e = tables.parked.c, tables.events.c
         target_id = self._lease.target_id
-        if len(objects) > _FEW_OBJECTS:
+        if len(objects) > PARTITION_READS.few_objects:
             places = [(row.partition, row.seq) for row in self._heads(objects).values()]
         else:
             places = oldest_parked(self._connection, target_id, objects, max(1, limit // max(1, len(objects))))

@@ -9,11 +9,13 @@ from app.outbox import log_head, tables
 from app.outbox.delivery import due_work, heartbeats, idle_cursors
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Leases
+from app.outbox.delivery.policies import DUE_WORK, IDLE_CURSORS
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from tests.support.builders import add_idle_targets, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget
+from tests.support.tuning import tune
 from workers.delivery.outcomes import DELIVERED, Failed
 
 IDLE = 300
@@ -61,10 +63,10 @@ def test_idle_targets_add_no_statements_to_a_search_for_work(
 def test_cursors_of_idle_targets_move_together(
     database: Database, statements: Callable[[Callable[[], object]], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idle_cursors, "_RUN_SECONDS", 60.0)  # this is about the number of statements
+    tune(monkeypatch, idle_cursors, "IDLE_CURSORS", run_seconds=60.0)  # this is about the number of statements
     add_target(database, "busy", bucket="images")
     add_idle_targets(database, IDLE)
-    record(database, idle_cursors._MANY_LAG_SEQS + 100)
+    record(database, IDLE_CURSORS.many_lag_seqs + 100)
     assert statements(lambda: Leases(database, 10_000).advance_idle(now_ms())) < 40
     c = tables.cursors.c
     with database.reading() as connection:
@@ -78,13 +80,13 @@ def test_while_nothing_is_recorded_no_cursor_is_looked_at(
 ) -> None:
     add_idle_targets(database, 3)
     leases, now = Leases(database, 10_000), now_ms()
-    record(database, idle_cursors._LAG_SEQS + 10)
+    record(database, IDLE_CURSORS.lag_seqs + 10)
     assert leases.advance_idle(now)
     while leases.advance_idle(now):
         pass
     looks = statements(lambda: Leases(database, 10_000).advance_idle(now))
     assert statements(lambda: leases.advance_idle(now)) < looks
-    record(database, idle_cursors._LAG_SEQS + 10)
+    record(database, IDLE_CURSORS.lag_seqs + 10)
     assert leases.advance_idle(now)
 
 
@@ -98,7 +100,7 @@ def test_a_cursor_that_was_leased_when_it_lagged_is_moved_when_it_is_free(databa
             connection.execute(leased.values(leased_until=until, lease_token="w" if until else ""))
 
     lease(now + 10_000)
-    record(database, idle_cursors._LAG_SEQS + 10)
+    record(database, IDLE_CURSORS.lag_seqs + 10)
     while leases.advance_idle(now):
         pass
     lease(0)
@@ -107,7 +109,7 @@ def test_a_cursor_that_was_leased_when_it_lagged_is_moved_when_it_is_free(databa
 
 @pytest.mark.parametrize("kind", ["new", "far", "parked", "replay", "expired"])
 def test_work_among_idle_targets_is_found(database: Database, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(due_work, "_NEAR_SEQS", 20)
+    tune(monkeypatch, due_work, "DUE_WORK", near_seqs=20)
     monkeypatch.setattr(due_work, "WINDOW_SEQS", 60)
     target = add_target(database, "one", bucket="rare")
     add_target(database, "busy", bucket="images")
@@ -137,9 +139,9 @@ def test_work_among_idle_targets_is_found(database: Database, kind: str, monkeyp
 def test_of_many_targets_that_are_far_behind_all_are_found_in_the_end(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(due_work, "_NEAR_SEQS", 5)
+    tune(monkeypatch, due_work, "DUE_WORK", near_seqs=5)
     monkeypatch.setattr(due_work, "WINDOW_SEQS", 10)
-    monkeypatch.setattr(due_work, "_MAX_FAR_TARGETS", 4)
+    tune(monkeypatch, due_work, "DUE_WORK", max_far_targets=4)
     names = {f"webhook:t{number}" for number in range(20)}
     for name in names:
         add_target(database, name.removeprefix("webhook:"), bucket="images")
@@ -149,7 +151,7 @@ def test_of_many_targets_that_are_far_behind_all_are_found_in_the_end(
         found |= due_targets(work, now)
         if found == names:
             break
-        assert work.next_at <= now + due_work._FAR_INTERVAL_MS
+        assert work.next_at <= now + DUE_WORK.far_interval_ms
         now = work.next_at
     assert found == names
 

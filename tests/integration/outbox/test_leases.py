@@ -21,6 +21,7 @@ from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash
 from app.outbox.markers import NEVER
 from tests.support.builders import add_target, event, registry
+from tests.support.tuning import tune
 
 pytestmark = pytest.mark.promise
 
@@ -115,7 +116,7 @@ def test_busy_partitions_are_shared_among_workers_and_quiet_ones_go_together(
 def test_of_very_many_partitions_the_rest_is_left_for_the_next_wakeup(
     database: Database, leases: Leases, work: DueWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(due_work, "MAX_QUIET_PARTITIONS", 3)
+    tune(monkeypatch, due_work, "DUE_WORK", max_quiet_partitions=3)
     add_target(database)
     _record(database)
     now = now_ms()
@@ -256,7 +257,7 @@ def test_a_worker_that_dies_before_its_probe_keeps_others_from_probing_for_a_mom
 def test_idle_cursors_move_over_events_of_other_targets(
     database: Database, leases: Leases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idle_cursors, "_RUN_SECONDS", 60.0)  # a busy machine needs longer for all of them
+    tune(monkeypatch, idle_cursors, "IDLE_CURSORS", run_seconds=60.0)  # a busy machine needs longer for all of them
     quiet = add_target(database, "quiet", bucket="elsewhere")
     add_target(database, "busy")
     _record(database, 1_200)

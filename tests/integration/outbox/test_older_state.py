@@ -23,6 +23,7 @@ from app.rules.model import Rule
 from tests.support.builders import add_target, event, registry
 from tests.support.older_state import older_state
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
+from tests.support.tuning import tune
 from workers.delivery.outcomes import DELIVERED, Outcome
 
 pytestmark = pytest.mark.promise
@@ -154,7 +155,7 @@ def test_an_idle_cursor_is_not_moved_over_events_of_another_epoch(
     add_target(database, "busy", bucket="images")
     since = [event("a") for _ in range(3)]
     read = idle_cursors._seqs_by_target
-    monkeypatch.setattr(idle_cursors, "_LAG_SEQS", 1)
+    tune(monkeypatch, idle_cursors, "IDLE_CURSORS", lag_seqs=1)
 
     def restored(*arguments: Any) -> Any:
         monkeypatch.setattr(idle_cursors, "_seqs_by_target", read)

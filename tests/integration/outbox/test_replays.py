@@ -23,6 +23,7 @@ from app.outbox.log.retention import purge
 from app.resources.dead_letter import DeadLetterFilter
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
+from tests.support.tuning import tune
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 from workers.delivery.retry import RetrySchedule
 
@@ -128,7 +129,7 @@ def test_a_live_event_that_is_parked_takes_room_and_gives_it_back(database: Data
 def test_a_replay_passes_over_what_it_does_not_select_in_short_looks(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition_reader, "_MAX_REPLAY_SCAN", 3)
+    tune(monkeypatch, partition_reader, "PARTITION_READS", max_replay_seqs=3)
     courier = Courier(database, add_target(database))
     _record(database, [event(f"k{number}") for number in range(60)] + [event("wanted"), event("k")])
     courier.run(turns=1000)
