@@ -41,7 +41,8 @@ class IdleCursors:
         """Move cursors that lag behind the log and are not leased up to the next event of their target.
 
         Each step scans one window of the log, once for all targets, the cursors that are farthest behind first. A run
-        ends after about half a second; the next one continues. Returns whether a cursor was moved.
+        ends after about half a second, but not before its first step has done something, however slow the database is;
+        the next one continues. Returns whether a cursor was moved.
         """
         if log == self._idle:
             return False  # no event was recorded since, and cursors do not move back
@@ -53,8 +54,9 @@ class IdleCursors:
             partitions = log_head.read(connection).partitions
             lagging, all_near = self._lagging(connection, log.last_seq, now)
         self._idle = log if all_near else None
-        moved = False
-        while lagging and time.monotonic() < ends:
+        moved, is_first = False, True
+        while lagging and (is_first or time.monotonic() < ends):
+            is_first = False
             after = min(place.position for place in lagging)
             until = min(after + WINDOW_SEQS, log.last_seq)
             looked = [place for place in lagging if place.position < until]
@@ -70,8 +72,8 @@ class IdleCursors:
                         self._waiting.add((target_id, _Place(place.partition, seq)))
                 for seq, target_ids in reached.items():
                     for some in chunks(target_ids, IDLE_CURSORS.batch_cursors) if seq > place.position else ():
-                        if time.monotonic() > ends:
-                            return moved
+                        if moved and time.monotonic() > ends:
+                            return True
                         with self._database.committing() as connection:
                             moved |= cursors.pass_over(
                                 connection, some, place.partition, (place.position, seq), epoch=log.epoch, now=now
