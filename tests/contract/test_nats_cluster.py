@@ -73,6 +73,13 @@ def cluster(members: list[Member]) -> Iterator[JetStream]:
 
     services.until(is_made, 60, what="a stream on three servers")
     yield probe
+
+    def is_removed() -> bool:
+        with closing(Wire(members[2])) as wire:
+            return "error" not in wire.ask(f"STREAM.DELETE.{STREAM}")
+
+    # A server that starts again need not catch up with a stream that nobody needs: 2.9 may never say that it has.
+    services.until(is_removed, 60, what="the stream to go")
     restart(members)
 
 
@@ -136,7 +143,6 @@ def test_a_source_goes_on_at_another_server(cluster: JetStream, members: list[Me
         members[0].kill()  # it is the one that is connected to
         services.until(lambda: has_pulled(200), 60, what="every message")
     assert pulled == sent
-    restart(members)
 
 
 def test_a_server_that_hangs_costs_one_attempt(cluster: JetStream, members: list[Member]) -> None:
