@@ -43,6 +43,20 @@ class StoredRow(Protocol):
         """The settings."""
 
 
+class EnvironmentRow:
+    """A row that the environment's variables may have brought."""
+
+    __slots__ = ()
+    origin: str
+    enabled: bool
+    reason: str
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether it can only be changed in the environment, which names it."""
+        return self.origin == "environment" and (self.enabled or self.reason != NOT_NAMED)
+
+
 def read_rows(connection: sa.Connection, table: sa.Table) -> sa.CursorResult[Any]:
     """Read every row, sorted by type and name."""
     return connection.execute(sa.select(table).order_by(table.c.type, table.c.name))

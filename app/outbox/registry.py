@@ -174,7 +174,7 @@ class Registry(SealedSettings[TargetSettings]):
                     pass  # sealed with a key that is not known any more: store the environment's secret again
             self.put(target, values, origin="environment", problem=problem)
         for target, entry in stored.items():
-            if entry.origin == "environment" and target not in found and (entry.enabled or entry.reason != NOT_NAMED):
+            if entry.is_read_only and target not in found:
                 self._update(target, "disable", enabled=False, reason=NOT_NAMED)
 
     def remove(self, target: TargetId, *, force: bool = False) -> list[str]:

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId, differing_in_case
 from app.outbox import tables
-from app.outbox.declared_rows import NOT_NAMED, converted, read_row
+from app.outbox.declared_rows import EnvironmentRow, converted, read_row
 from app.outbox.engine.database import Database
 
 # Whether a target was opened with its present settings (`app.outbox.delivery.openings`).
@@ -35,7 +35,7 @@ class Failing:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTarget:
+class StoredTarget(EnvironmentRow):
     """A row of the table of targets; `values` are its settings as texts, with sealed secrets.
 
     `failing` is there if the reader has looked (`app.outbox.delivery.failing`), which workers do not.
@@ -63,11 +63,6 @@ class StoredTarget:
     def identity(self) -> TargetId:
         """Type and name."""
         return self.target
-
-    @property
-    def is_read_only(self) -> bool:
-        """Whether it can only be changed in the environment, which names it."""
-        return self.origin == "environment" and (self.enabled or self.reason != NOT_NAMED)
 
     @property
     def state(self) -> str:

@@ -118,7 +118,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
                 continue
             self.put(source, values, origin="environment", invalid=source in invalid)
         for source, entry in stored.items():
-            if entry.origin == "environment" and source not in found and (entry.enabled or entry.reason != NOT_NAMED):
+            if entry.is_read_only and source not in found:
                 self._update(source, "disable", enabled=False, reason=NOT_NAMED)
 
     def remove(self, source: SourceId, *, force: bool = False) -> int:

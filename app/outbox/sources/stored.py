@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from app.config.sources.source_id import SourceId
 from app.outbox import tables
-from app.outbox.declared_rows import NOT_NAMED, converted, read_row, read_rows
+from app.outbox.declared_rows import EnvironmentRow, converted, read_row, read_rows
 from app.outbox.engine.database import Database
 from app.outbox.sources.errors import UnknownSource
 
@@ -17,7 +17,7 @@ _UNSERVED_MS = 30_000  # after a failed source is due again, before it counts as
 
 
 @dataclass(frozen=True, slots=True)
-class StoredSource:
+class StoredSource(EnvironmentRow):
     """A row of the table of sources; `values` are its settings as texts, with sealed secrets. Times are ms."""
 
     row_id: int
@@ -48,11 +48,6 @@ class StoredSource:
     def identity(self) -> SourceId:
         """Type and name."""
         return self.source
-
-    @property
-    def is_read_only(self) -> bool:
-        """Whether it can only be changed in the environment, which names it."""
-        return self.origin == "environment" and (self.enabled or self.reason != NOT_NAMED)
 
     def state(self, now: int) -> str:
         """Return `disabled`, `paused`, `failing`, `running`, or `waiting`: no worker pulls it."""
