@@ -3,9 +3,11 @@
 It is stored as a text with each event, from which a read makes an `Origin` again.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-BY_REQUEST = "request "  # begins the text of what was posted
+from app.events.model import Event
+
 _MAX_CHARACTERS = 600  # of the outbox's column
 _SOURCE_PARTS = 5
 
@@ -33,10 +35,6 @@ class Origin(NamedTuple):
         # The share is last, because it alone may contain spaces.
         return f"{self.kind} {self.name} {frontend} {self.position} {self.share}"[:_MAX_CHARACTERS]
 
-    def texts(self) -> "Texts":
-        """Return what is stored with the events of a body, by the frontend of each."""
-        return Texts(self)
-
 
 class Texts(dict[str, str]):
     """The texts of an origin by frontend. Each is made once for a body: every event looks one up."""
@@ -52,6 +50,11 @@ class Texts(dict[str, str]):
 
 
 UNKNOWN = Origin("")
+
+
+def is_posted(events: Sequence[Event]) -> bool:
+    """Return whether the events of one request or message came by a request: all of them by the same."""
+    return bool(events) and events[0].origin.startswith("request ")
 
 
 def by_request(token: str) -> Origin:

@@ -81,7 +81,7 @@ def parse(
     all or exceeds the limits (413) is still refused as a whole.
     """
     parsed = Parsed()
-    allowance, origins = Allowance(limits), origin.texts()
+    allowance, origins = Allowance(limits), Texts(origin)
     for index, (line, item) in enumerate(_items(body, headers, context_of(allowance, sender))):
         allowance.take_record()
         first = len(parsed.events)

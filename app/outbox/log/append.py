@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.events.model import Event
-from app.events.origin import BY_REQUEST
+from app.events.origin import is_posted
 from app.events.stored_size import is_larger
 from app.outbox import audit, log_head, tables
 from app.outbox.buckets import Remembered
@@ -192,7 +192,7 @@ class Log:
         Raises `RoutingChanged` if rules or targets have changed, unless they did so with the appends before, too.
         """
         now, wanted = self._clock(), sum(map(len, requests))
-        posted = sum(len(events) for events in requests if events and events[0].origin.startswith(BY_REQUEST))
+        posted = sum(len(events) for events in requests if is_posted(events))
         with self._database.writing() as connection:
             head = log_head.reserve(connection, wanted, posted=posted)
             if head.version != self._routing.version:

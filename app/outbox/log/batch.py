@@ -10,7 +10,7 @@ from typing import Any
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.events.order import comparable, states_content
-from app.events.origin import BY_REQUEST
+from app.events.origin import is_posted
 from app.events.service_events import SERVICE_BUCKET
 from app.events.test_events import TEST_BUCKET
 from app.outbox.buckets import REMOVED
@@ -129,7 +129,7 @@ class Batch:
             return full
         receipt = Receipt(len(new), len(events) - len(new), requested - len(events))
         self._known.update(new)
-        if new and events[0].origin.startswith(BY_REQUEST):  # all events of a request came by the same
+        if is_posted(events):
             self.posted += len(new)
         counts: dict[tuple[Targets, Targets], int] = {}
         due: set[tuple[Targets, int]] = set()
