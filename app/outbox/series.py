@@ -67,13 +67,13 @@ class Sample:
     target_id: int
     at: int
     recorded: int
-    delivered: int
-    superseded: int
-    failed: int
-    dead_lettered: int
-    discarded: int
-    backlog: int
-    oldest_age: int | None
+    delivered: int = 0
+    superseded: int = 0
+    failed: int = 0
+    dead_lettered: int = 0
+    discarded: int = 0
+    backlog: int = 0
+    oldest_age: int | None = 0
     times: Histogram = field(default_factory=Counter)
 
 
@@ -232,21 +232,7 @@ def _incoming(connection: sa.Connection, at: int) -> list[Sample]:
     s, posted = tables.sources.c, log_head.read_posted(connection)
     totals = [(REQUESTS, posted)] if posted else []
     totals += [(of_source(row.id), row.recorded) for row in connection.execute(sa.select(s.id, s.recorded))]
-    return [
-        Sample(
-            target_id=each,
-            at=at,
-            recorded=total,
-            delivered=0,
-            superseded=0,
-            failed=0,
-            dead_lettered=0,
-            discarded=0,
-            backlog=0,
-            oldest_age=0,
-        )
-        for each, total in totals
-    ]
+    return [Sample(each, at, recorded=total) for each, total in totals]
 
 
 def _at(connection: sa.Connection, resolution: Resolution, at: int) -> Sequence[Any]:
