@@ -12,6 +12,7 @@ from dataclasses import asdict
 
 import orjson
 
+from app.cli_common.test_steps import step_line
 from app.config.settings import Settings
 from app.config.sources.base import SourceSettings
 from app.config.sources.source_id import SourceId, parse_source
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if ok else 1
     for step in steps:
         message = "".join(char if char.isprintable() else " " for char in step.message)
-        sys.stdout.write(f"{step.step:>8}  {'ok' if step.ok else 'failed':<6}  {message}\n")
+        sys.stdout.write(f"{step_line(step.step, message, ok=step.ok)}\n")
     sys.stdout.write(f"{source} can be pulled from\n" if ok else f"{source} cannot be pulled from\n")
     return 0 if ok else 1
 

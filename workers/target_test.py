@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 
 import orjson
 
+from app.cli_common.test_steps import step_line
 from app.config.arn import TargetId, parse_target
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings, load
@@ -35,7 +36,7 @@ from workers.targets.endpoint import Endpoint, tls_handshake
 from workers.targets.http_connection import PrivateAddressError
 from workers.telemetry.redaction import RedactingTarget
 
-_LONGEST_SECONDS = 60  # of a test by the API, which ends it before
+_MAX_SECONDS = 60  # of a test by the API, which ends it before
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,7 @@ def main(arguments: Sequence[str]) -> int:
     steps = []
     try:
         if "--settings" in arguments:
-            signal.alarm(_LONGEST_SECONDS)  # the API may be gone that would end this process
+            signal.alarm(_MAX_SECONDS)  # the API may be gone that would end this process
             settings = given_settings(target, sys.stdin.buffer.read())
         else:
             settings = read_settings(target)
@@ -236,7 +237,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _print(step: Step) -> None:
     message = "".join(char if char.isprintable() else " " for char in step.message)
-    sys.stdout.write(f"{step.step:>8}  {'ok' if step.ok else 'failed':<6}  {step.seconds * 1000:8.1f} ms  {message}\n")
+    sys.stdout.write(f"{step_line(step.step, message, ok=step.ok, seconds=step.seconds)}\n")
     sys.stdout.flush()
 
 

@@ -15,6 +15,7 @@ from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.errors import CommandError
 from app.cli_common.output import printable
 from app.cli_common.param_types import KEY_VALUE, TARGET
+from app.cli_common.test_steps import step_line
 from app.config.arn import TargetId
 from app.config.fields.fields import names_of
 from app.config.targets.registry import settings_type
@@ -88,11 +89,8 @@ def _test_settings(context: CommandContext, which: TargetId, pairs: dict[str, st
     settings = {name: text for name, text in (stored | changed).items() if text}
     found = context.api.change("POST", f"{target_path(which)}/test-settings", settings)
     for step in found["steps"]:
-        result = "ok" if step["ok"] else "failed"
-        click.echo(
-            f"{step['step']:>8}  {result:<6}  {step['seconds'] * 1000:8.1f} ms  {printable(step['message'])}",
-            err=context.as_json,
-        )
+        line = step_line(step["step"], printable(step["message"]), ok=step["ok"], seconds=step["seconds"])
+        click.echo(line, err=context.as_json)
     if not found["ok"]:
         raise CommandError(f"{which} did not accept the test event; nothing was changed")
 
