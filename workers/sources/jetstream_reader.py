@@ -25,6 +25,7 @@ _CONSUMER_SECONDS = 60.0  # after which the server deletes a consumer that nobod
 _GATHER_SECONDS = 0.001  # that further messages are waited for when there are some already
 _NANOSECONDS, _NANOSECONDS_PER_MS = 10**9, 10**6
 _STREAM_NOT_FOUND = 10059  # JetStream's err_code JSStreamNotFoundErr
+_MISSED = "messages of the server did not arrive; they are asked for again"
 _NOBODY = "JetStream is not enabled in the server, or not for the user's account"
 
 
@@ -124,7 +125,7 @@ class StreamReader:
         state = await self.state()
         info = await self._ask(f"CONSUMER.INFO.{self._settings.stream}.{self._consumer}")
         if self._number < self._sent:
-            raise self._unavailable("messages of the server did not arrive; they are asked for again")
+            raise self._unavailable(_MISSED)
         self._sent, waiting = int(info["delivered"]["consumer_seq"]), int(info["num_pending"])
         if not waiting and self._sent == self._number:
             self._skip_to = state.end
@@ -199,7 +200,7 @@ class StreamReader:
         if self._failure:
             return
         if place.number != self._number + 1:
-            self._failure = "messages of the server did not arrive; they are asked for again"
+            self._failure = _MISSED
             return
         self._number = place.number
         self._requested = max(0, self._requested - 1)

@@ -12,19 +12,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from itertools import islice
 from typing import Any, TypeVar
 
 from app.config.sources.sqs import SqsSourceSettings
 from app.events.messages import Message
+from app.outbox.engine.chunks import chunks
 from workers.sources.base import Opened, SourceUnavailable
 from workers.targets.base import TargetUnavailable
-from workers.targets.sqs_client import Refused, SqsClient
+from workers.targets.sqs_client import MAX_ENTRIES, Refused, SqsClient
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_REQUEST_ENTRIES = 10  # that SQS allows
 _THREADS = 10
 _POLL_SECONDS = 1  # that SQS waits for a message: in whole seconds, and without a wait it asks only some of its servers
 _PULLED_BYTES = 1 << 24  # after which a pull ends
@@ -55,12 +54,12 @@ class SqsSource:
 
     def pull(self, most: int, seconds: float) -> Sequence[Message]:  # noqa: ARG002 - SQS waits for whole seconds
         """Return the next messages: those of one request, which waits for the first, or of many if that one is full."""
-        messages = self._receive(min(most, _REQUEST_ENTRIES), _POLL_SECONDS)
-        is_full = len(messages) == _REQUEST_ENTRIES
+        messages = self._receive(min(most, MAX_ENTRIES), _POLL_SECONDS)
+        is_full = len(messages) == MAX_ENTRIES
         while is_full and len(messages) < most and sum(len(one.body) for one in messages) < _PULLED_BYTES:
-            wanted = min(most - len(messages), _THREADS * _REQUEST_ENTRIES)
-            counts = [min(_REQUEST_ENTRIES, wanted - first) for first in range(0, wanted, _REQUEST_ENTRIES)]
-            found = self._at_once(self._receive, counts)
+            wanted = min(most - len(messages), _THREADS * MAX_ENTRIES)
+            counts = [min(MAX_ENTRIES, wanted - first) for first in range(0, wanted, MAX_ENTRIES)]
+            found = self._in_threads(self._receive, counts)
             is_full = sum(map(len, found)) * 2 > wanted
             messages += [message for some in found for message in some]
         return messages
@@ -74,8 +73,8 @@ class SqsSource:
             self._hidden.pop(handle, None)
         soon = time.monotonic() + self._settings.visibility / 2
         waiting = [handle for handle, until in self._hidden.items() if until < soon]
-        self._at_once(self._delete, _parts(handles))
-        self._at_once(self._hide, _parts(waiting))
+        self._in_threads(self._delete, chunks(handles, MAX_ENTRIES))
+        self._in_threads(self._hide, chunks(waiting, MAX_ENTRIES))
 
     def lag(self) -> int:
         """Return how many messages the queue has, with those that are not deleted yet; SQS only knows about how many.
@@ -90,7 +89,7 @@ class SqsSource:
         threads = self._threads
         if threads is not None:
             with suppress(SourceUnavailable):
-                self._at_once(self._give_back, _parts(self._hidden))
+                self._in_threads(self._give_back, chunks(list(self._hidden), MAX_ENTRIES))
             self._threads = None
             threads.shutdown(cancel_futures=True)
         self._hidden.clear()
@@ -131,7 +130,7 @@ class SqsSource:
         except _ERRORS as error:
             raise SourceUnavailable(error.reason) from error
 
-    def _at_once(self, call: Callable[[T], R], values: Iterable[T]) -> list[R]:
+    def _in_threads(self, call: Callable[[T], R], values: Iterable[T]) -> list[R]:
         """Call in several threads, and return the results in order. After an error no further call is begun."""
         threads = self._threads
         if threads is None:
@@ -143,12 +142,6 @@ class SqsSource:
             for one in calls:
                 one.cancel()
             wait(calls)
-
-
-def _parts(handles: Iterable[str]) -> list[list[str]]:
-    """Split handles into those of one request each."""
-    left = iter(list(handles))
-    return list(iter(lambda: list(islice(left, _REQUEST_ENTRIES)), []))
 
 
 def _entries(handles: Sequence[str]) -> list[dict[str, Any]]:

@@ -29,9 +29,8 @@ from workers.targets.batch import Batch
 from workers.targets.endpoint import Endpoint
 from workers.targets.messages import message_format
 from workers.targets.request_threads import MAX_THREADS, RequestThreads
-from workers.targets.sqs_client import ABOUT_MESSAGES, MAX_SHOWN_CHARACTERS, Refused, SqsClient
+from workers.targets.sqs_client import ABOUT_MESSAGES, MAX_ENTRIES, MAX_SHOWN_CHARACTERS, Refused, SqsClient
 
-BATCH_ENTRIES = 10
 BATCH_BYTES = 262_144  # bodies and attributes of a request; AWS takes more since 2025, others do not
 _ABOUT_ONE = re.compile(r"InvalidParameter|InvalidRequest|ValidationError")  # in an entry; of a request it may be ours
 _THROTTLED = re.compile(r"Throttl|OverLimit|TooManyRequests|RequestLimit|ServiceUnavailable")
@@ -74,7 +73,7 @@ class SqsTarget:
         if window == 1:
             self._send_in_order(batch, range(len(events)), most=1)
         else:
-            self._threads.run(batch, window, BATCH_ENTRIES, lambda indexes: self._send_in_order(batch, indexes))
+            self._threads.run(batch, window, MAX_ENTRIES, lambda indexes: self._send_in_order(batch, indexes))
         return batch.outcomes()
 
     def close(self) -> None:
@@ -82,7 +81,7 @@ class SqsTarget:
         self._threads.close()
         self._client.close()
 
-    def _send_in_order(self, batch: Batch, indexes: Sequence[int], most: int = BATCH_ENTRIES) -> None:
+    def _send_in_order(self, batch: Batch, indexes: Sequence[int], most: int = MAX_ENTRIES) -> None:
         """Send these events, of each object one at a time."""
         waiting = list(indexes)
         while waiting and not batch.is_over:

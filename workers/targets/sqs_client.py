@@ -29,6 +29,7 @@ from workers.targets.socket_deadline import Deadline
 logging.getLogger("botocore").setLevel(logging.ERROR)
 
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
+MAX_ENTRIES = 10  # of a request, which SQS allows
 MAX_SHOWN_CHARACTERS = 500
 _MAX_READ_BYTES = 1 << 27  # of an answer: ten messages of 1 MiB, each of whose characters may be written as six
 ABOUT_MESSAGES = re.compile(r"InvalidMessageContents|MessageTooLong|BatchRequestTooLong|InvalidAttributeValue")
