@@ -18,7 +18,7 @@ from app.outbox.engine.database import Database
 from tests.contract.probes.amqp import QUEUE
 from tests.contract.source_probes.amqp import Queue
 from tests.services import until
-from tests.support.pulled_events import Sources, messages, numbered, recorded, running, wait_for
+from tests.support.pulled_events import Sources, messages, numbered, pull, recorded, running, wait_for
 from workers.sources.amqp import AmqpSource
 from workers.sources.base import SourceUnavailable
 
@@ -41,25 +41,9 @@ def queue(served: Queue) -> Queue:
     return served
 
 
-def url(database: Database) -> str:
-    return database.url.render_as_string(hide_password=False)
-
-
 def source_of(values: Mapping[str, Any], **more: str) -> AmqpSource:
     """A source, not opened yet."""
     return AmqpSource(parse(AmqpSourceSettings, {**values, **more}))
-
-
-def pull(source: AmqpSource, count: int, most: int = 1000) -> list[Message]:
-    """Pull until there are so many messages."""
-    pulled: list[Message] = []
-
-    def enough() -> bool:
-        pulled.extend(source.pull(most, 0.5))
-        return len(pulled) >= count
-
-    until(enough, what=f"{count} messages")
-    return pulled
 
 
 def bodies(pulled: Sequence[Message]) -> list[bytes]:
@@ -143,7 +127,7 @@ def test_a_queue_that_is_missing_or_deleted_is_named_and_pulled_from_when_it_is_
     with queue.target.channel() as channel:
         channel.queue_delete(QUEUE)
     source = sources.put("amqp", queue.values())
-    with running(url(database)):
+    with running(database):
         until(lambda: sources.state(source) == "failing", what="a failing source")
         assert "no queue 'bucketevents'" in sources.stored(source).error
         assert "create the queue" in sources.stored(source).error
@@ -186,7 +170,7 @@ def test_properties_that_cannot_be_read_stop_nothing(queue: Queue, database: Dat
         channel.exchange_delete("every")
     sources = Sources(database)
     source = sources.put("amqp", queue.values())
-    with running(url(database)):
+    with running(database):
         wait_for(database, events)
         until(lambda: sources.stored(source).rejected == 2, what="the rejected messages")
         assert sources.stored(source).messages == 10

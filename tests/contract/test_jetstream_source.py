@@ -22,7 +22,7 @@ from tests.contract.probes.nats_servers import Configured
 from tests.contract.probes.nats_wire import Wire
 from tests.contract.source_probes.jetstream import Stream
 from tests.services import until
-from tests.support.pulled_events import Sources, messages, numbered, recorded, running, wait_for
+from tests.support.pulled_events import Sources, messages, numbered, pull, recorded, running, wait_for
 from workers.sources.base import SourceChanged, SourceUnavailable
 from workers.sources.jetstream import JetstreamSource, start_at
 from workers.sources.jetstream_reader import StreamState
@@ -40,25 +40,9 @@ def stream(served: Stream) -> Stream:
     return served
 
 
-def url(database: Database) -> str:
-    return database.url.render_as_string(hide_password=False)
-
-
 def source_of(values: Mapping[str, Any], **more: str) -> JetstreamSource:
     """A source, not opened yet."""
     return JetstreamSource(parse(JetstreamSourceSettings, {**values, **more}))
-
-
-def pull(source: JetstreamSource, count: int, most: int = 1000) -> list[Message]:
-    """Pull until there are so many messages."""
-    pulled: list[Message] = []
-
-    def enough() -> bool:
-        pulled.extend(source.pull(most, 0.5))
-        return len(pulled) >= count
-
-    until(enough, what=f"{count} messages")
-    return pulled
 
 
 def sequence_numbers(pulled: list[Message]) -> list[int]:
@@ -95,11 +79,11 @@ def test_messages_that_the_stream_has_removed_are_counted_and_those_after_them_a
     sources, events = Sources(database), numbered(7)
     source = sources.put("jetstream", stream.values())
     stream.send(messages(events[:2]))
-    with running(url(database)):
+    with running(database):
         wait_for(database, events[:2])
     stream.send(messages(events[2:5]))
     stream.ask(f"STREAM.PURGE.{STREAM}", seq=5)
-    with running(url(database)):
+    with running(database):
         wait_for(database, events[4:5])
         assert sources.stored(source).notice == "2 messages were removed before they were pulled"
         stream.renew()
@@ -157,12 +141,12 @@ def test_a_subject_is_pulled_alone_and_what_the_stream_removes_of_others_is_no_l
     def position() -> str:
         return "".join(sources.registry.positions(sources.stored(source)).values())
 
-    with running(url(database)):
+    with running(database):
         wait_for(database, events[:2])
         until(lambda: position() == "43", what="the position after all that is in the stream")
     stream.ask(f"STREAM.PURGE.{STREAM}", seq=43)
     stream.publish("minio.a.one", messages(events[2:]))
-    with running(url(database)):
+    with running(database):
         wait_for(database, events)
         stored = sources.stored(source)
     assert (stored.notice, stored.messages, stored.rejected) == ("", 3, 0)
@@ -172,7 +156,7 @@ def test_a_new_source_may_begin_with_what_is_sent_from_then_on(stream: Stream, d
     sources, events = Sources(database), numbered(2)
     stream.send(messages(events[:1]))
     source = sources.put("jetstream", {**stream.values(), "start": "latest"})
-    with running(url(database)):
+    with running(database):
         until(lambda: sources.registry.positions(sources.stored(source)), what="the position at which it begins")
         stream.send(messages(events[1:]))
         wait_for(database, events[1:])
@@ -183,7 +167,7 @@ def test_a_consumer_that_is_deleted_is_made_again(stream: Stream, database: Data
     sources, events = Sources(database), numbered(2)
     source = sources.put("jetstream", stream.values())
     stream.send(messages(events[:1]))
-    with running(url(database)):
+    with running(database):
         wait_for(database, events[:1])
         [consumer] = stream.ask(f"CONSUMER.NAMES.{STREAM}")["consumers"]
         stream.ask(f"CONSUMER.DELETE.{STREAM}.{consumer}")
@@ -197,7 +181,7 @@ def test_a_stream_that_is_missing_is_named_and_pulled_from_when_it_is_there(stre
     sources, events = Sources(database), numbered(1)
     stream.ask(f"STREAM.DELETE.{STREAM}")
     source = sources.put("jetstream", stream.values())
-    with running(url(database)):
+    with running(database):
         until(lambda: sources.state(source) == "failing", what="a failing source")
         assert "stream not found (error 10059); create it" in sources.stored(source).error
         stream.renew()
@@ -297,7 +281,7 @@ def test_subjects_and_headers_that_are_no_text_stop_nothing(stream: Stream, data
                     b"NATS/1.0 404\r\nStatus: 409\r\nDescription: x\r\n\r\n", b"NATS/1.0\r\n\r\n"):  # fmt: skip
         stream.publish("minio.events", [next(bodies)], headers)
     stream.publish("minio.events", [next(bodies)])
-    with running(url(database)):
+    with running(database):
         wait_for(database, events)
     assert recorded(database) == [one.id for one in events]
     assert sources.stored(source).rejected == 0
@@ -314,7 +298,7 @@ def test_what_a_real_minio_publishes_is_recorded(stream: Stream, database: Datab
     with (
         services.minio(extra_env={f"MINIO_NOTIFY_NATS_{key}_BW": value for key, value in values.items()}) as minio,
         closing(minio.boto3()) as s3,
-        running(url(database)),
+        running(database),
     ):
         s3.create_bucket(Bucket="images")
         minio.mc("event", "add", "m/images", "arn:minio:sqs::BW:nats", "--event", "put,delete")

@@ -48,9 +48,8 @@ def test_the_group_shows_the_position_of_a_topic_in_which_nothing_happens_any_mo
 ) -> None:
     events = numbered(10)
     topic.send(messages(events))
-    url = database.url.render_as_string(hide_password=False)
     Sources(database).put("kafka", {**topic.values(), "batch_size": "1", "group": topic.target.topic})
-    with running(url):
+    with running(database):
         wait_for(database, events)
         until(lambda: shown(topic, topic.target.topic) == len(events), what="the position of the last message")
 
@@ -72,9 +71,8 @@ def test_a_header_whose_name_is_no_text_stops_nothing(topic: Topic, database: Da
         for body, headers in ((bodies[0], []), (bodies[1], [(Latin("é"), b"x")]), (bodies[2], [])):
             producer.send(topic.target.topic, body, headers=headers, partition=0)
         producer.flush(30)
-    url = database.url.render_as_string(hide_password=False)
     Sources(database).put("kafka", topic.values())
-    with running(url):
+    with running(database):
         wait_for(database, events)
     assert recorded(database) == [one.id for one in events]
 
@@ -88,7 +86,7 @@ def test_what_a_seaweedfs_has_written_is_recorded_by_the_path_in_the_key(topic: 
         producer.flush(30)
     sources = Sources(database)
     source = sources.put("kafka", topic.values())
-    with running(database.url.render_as_string(hide_password=False)):
+    with running(database):
         until(lambda: len(recorded(database)) == 9, what="the events of the objects")
         until(lambda: sources.stored(source).messages == 26, what="every message")
     [rejected] = sources.rejected.page(sources.stored(source), limit=2)
@@ -101,7 +99,7 @@ def test_a_partition_that_is_added_is_read_from_its_beginning(topic: Topic, data
     sources, events = Sources(database), numbered(4)
     source = sources.put("kafka", {**topic.values(), "start": "latest"})
     topic.send(messages(events[:1]))
-    with running(database.url.render_as_string(hide_password=False)):
+    with running(database):
         until(lambda: len(positions(sources, source)) == PARTITIONS, what="the positions at which it begins")
         topic.send(messages(events[1:3]))
         wait_for(database, events[1:3])
@@ -118,15 +116,14 @@ def test_messages_that_kafka_has_removed_are_counted_and_those_after_them_are_pu
 ) -> None:
     sources, events = Sources(database), numbered(6)
     source = sources.put("kafka", topic.values())
-    url = database.url.render_as_string(hide_password=False)
     topic.send(messages(events[:2]))
-    with running(url):
+    with running(database):
         wait_for(database, events[:2])
     topic.send(messages(events[2:5]))
     admin = topic.target.admin()
     [removed] = admin.delete_records([TopicPartition(topic.target.topic, 0, 4)]).values()
     removed.result(20)
-    with running(url):
+    with running(database):
         wait_for(database, events[4:5])
         assert sources.stored(source).notice == "2 messages of partition 0 were removed before they were pulled"
         admin.delete_topics([topic.target.topic])[topic.target.topic].result(20)
@@ -146,15 +143,14 @@ def test_markers_of_transactions_that_kafka_removes_are_no_lost_messages(topic: 
     producer.begin_transaction()
     producer.produce(topic.target.topic, messages([event])[0], partition=0)
     producer.commit_transaction(60)
-    url = database.url.render_as_string(hide_password=False)
-    with running(url):
+    with running(database):
         wait_for(database, [event])
         until(lambda: positions(sources, source)["0"] == "2", what="the position after the marker")
         until(lambda: sources.stored(source).lag == 0, what="no lag")
     admin = topic.target.admin()
     [removed] = admin.delete_records([TopicPartition(topic.target.topic, 0, 2)]).values()
     removed.result(20)
-    with running(url):
+    with running(database):
         until(lambda: sources.stored(source).lag is not None and sources.state(source) == "running", what="a pull")
         stored = sources.stored(source)
     assert (stored.notice, stored.messages, stored.recorded) == ("", 1, 1)

@@ -51,10 +51,6 @@ def entries(elements: Elements) -> Entries:
     return stream
 
 
-def url(database: Database) -> str:
-    return database.url.render_as_string(hide_password=False)
-
-
 def source_of(probe: Elements, **more: str) -> RedisSource:
     """A source, not opened yet."""
     return RedisSource(parse(RedisSourceSettings, {**probe.values(), **more}))
@@ -110,7 +106,7 @@ def test_equal_elements_are_one_event_and_both_are_removed(elements: Elements, d
     first, second = messages(events)
     elements.send([first, first, second, first])
     source = sources.put("redis", elements.values())
-    with running(url(database)):
+    with running(database):
         wait_for(database, events)
         until(lambda: sources.stored(source).lag == 0, what="no lag")
     assert recorded(database) == [one.id for one in events]
@@ -151,7 +147,7 @@ def test_the_group_shows_how_many_entries_wait(entries: Entries, database: Datab
     sources, events = Sources(database), numbered(20)
     source = sources.put("redis", {**entries.values(), "batch_size": "3"})
     entries.send(messages(events[:10]))
-    with running(url(database)):
+    with running(database):
         wait_for(database, events[:10])
         until(lambda: groups(entries).get(b"lag") == 0, what="no lag of the group")
         sources.registry.pause(source, "")
@@ -168,12 +164,12 @@ def test_entries_that_were_trimmed_are_counted_and_those_after_them_are_pulled(
     sources, events = Sources(database), numbered(9)
     source = sources.put("redis", entries.values())
     entries.send(messages(events[:2]))
-    with running(url(database)):
+    with running(database):
         wait_for(database, events[:2])
         until(lambda: sources.stored(source).lag == 0, what="no lag")
     entries.send(messages(events[2:6]))
     entries.target.ask("XTRIM", KEY, "MAXLEN", "1")
-    with running(url(database)):
+    with running(database):
         wait_for(database, events[5:6])
         assert sources.stored(source).notice == "3 entries were removed before they were pulled"
         sources.registry.resume(source)
@@ -196,7 +192,7 @@ def test_a_stream_that_is_another_one_is_pulled_from_its_beginning(
     sources, events = Sources(database), numbered(6)
     source = sources.put("redis", entries.values())
     entries.send(messages(events[:3]))
-    with running(url(database)):
+    with running(database):
         wait_for(database, events[:3])
         until(lambda: sources.stored(source).lag == 0, what="no lag")
     if how == "DEL":
@@ -206,7 +202,7 @@ def test_a_stream_that_is_another_one_is_pulled_from_its_beginning(
         [_, [id_, _]] = entries.target.ask("XREVRANGE", KEY, "+", "-", "COUNT", "2")[::-1]
         entries.target.ask("XDEL", KEY, id_)
         entries.send(messages(events[3:5]))
-    with running(url(database)):
+    with running(database):
         wait_for(database, events[:5])
         assert "pulled from its beginning" in sources.stored(source).notice
         sources.registry.resume(source)
@@ -220,7 +216,7 @@ def test_a_new_source_may_begin_with_what_comes_from_then_on(entries: Entries, d
     sources, events = Sources(database), numbered(4)
     entries.send(messages(events[:2]))
     source = sources.put("redis", {**entries.values(), "start": "latest"})
-    with running(url(database)):
+    with running(database):
         until(lambda: positions(sources, source) != {}, what="the position at which it begins")
         entries.send(messages(events[2:]))
         wait_for(database, events[2:])
@@ -239,7 +235,7 @@ def test_an_entry_without_the_field_is_kept_as_rejected(entries: Entries, databa
     first, second = messages(events)
     for words in (("event", first), ("other", "x", "é", b"\xff"), ("event", second, "event", second)):
         entries.target.ask("XADD", KEY, "*", *words)
-    with running(url(database)):
+    with running(database):
         wait_for(database, events)
         until(lambda: sources.stored(source).rejected == 1, what="a rejected message")
     [one] = sources.rejected.page(sources.stored(source), limit=9)
@@ -251,7 +247,7 @@ def test_an_entry_with_any_id_is_kept(entries: Entries, database: Database) -> N
     sources = Sources(database)
     source = sources.put("redis", entries.values())
     entries.target.ask("XADD", KEY, f"{2**64 - 1}-{2**64 - 1}", "body", "{")
-    with running(url(database)):
+    with running(database):
         until(lambda: sources.stored(source).rejected == 1, what="a rejected message")
         until(lambda: sources.stored(source).lag == 0, what="no lag")
 
@@ -303,6 +299,6 @@ def test_what_minio_appends_is_recorded_as_what_its_webhook_gets(elements: Eleme
         posts = [Message(post.body) for post in reference.requests() if post.method == "POST"]
     events = [event for post in posts for event in read_message(post, Limits(), None).events]
     Sources(database).put("redis", elements.values())
-    with running(url(database)):
+    with running(database):
         wait_for(database, events)
     assert recorded(database) == [one.id for one in events]

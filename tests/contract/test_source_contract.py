@@ -25,6 +25,7 @@ from tests.support.pulled_events import (
     recorded,
     recorded_by_key,
     running,
+    url,
     wait_for,
 )
 from tests.support.service_processes import Role, start_all, stop_all
@@ -67,16 +68,12 @@ def bodies(sources: Sources, source: SourceId) -> list[bytes]:
     return [sources.rejected.message(stored, number).body for number in numbers]
 
 
-def url(database: Database) -> str:
-    return database.url.render_as_string(hide_password=False)
-
-
 def test_messages_are_recorded_in_the_order_of_each_share(probe: SourceProbe, database: Database) -> None:
     sources = Sources(database)
     source = sources.put(probe.type, probe.values())
     events = numbered(500)
     probe.send(messages(events[:200]))
-    with running(url(database)):
+    with running(database):
         wait_for(database, events[:200])
         probe.send(messages(events[200:]))
         wait_for(database, events)
@@ -92,10 +89,10 @@ def test_what_was_recorded_before_a_restart_is_not_recorded_again(probe: SourceP
     source = Sources(database).put(probe.type, probe.values())
     events = numbered(60)
     probe.send(messages(events[:30]))
-    with running(url(database)):
+    with running(database):
         wait_for(database, events[:30])
     probe.send(messages(events[30:]))
-    with running(url(database)):
+    with running(database):
         wait_for(database, events)
     assert len(recorded(database)) == 60
     assert Sources(database).stored(source).recorded == 60
@@ -110,7 +107,7 @@ def test_messages_without_valid_events_are_kept_and_hold_up_nothing(probe: Sourc
     hostile = list(probe.hostile)
     good = messages(events)
     probe.send([good[0], *hostile[:3], good[1], *hostile[3:], good[2]])
-    with running(url(database)):
+    with running(database):
         wait_for(database, events)
         until(lambda: sources.stored(source).rejected == len(hostile), what="rejected messages")
         assert sources.state(source) == "running"
@@ -126,7 +123,7 @@ def test_a_full_shelf_pauses_the_source_and_loses_nothing(probe: SourceProbe, da
     events = numbered(2)
     good = messages(events)
     probe.send([good[0], b"one", b"two", b"three", good[1]])
-    with running(url(database)):
+    with running(database):
         until(lambda: sources.state(source) == "paused", what="a pause")
         stored = sources.stored(source)
         assert "rejected_limit=2" in stored.reason
@@ -147,7 +144,7 @@ def test_a_target_without_room_pauses_pulling_and_nothing_is_lost(probe: SourceP
     source = sources.put(probe.type, probe.values())
     events = numbered(25)
     probe.send([b"{", *messages(events)])
-    with running(url(database)):
+    with running(database):
         until(lambda: sources.state(source) == "failing", what="a source that waits")
         assert "queue of webhook:x is full" in sources.stored(source).error
         some = recorded(database)
@@ -166,7 +163,7 @@ def test_an_operators_pause_holds_until_the_source_is_resumed(probe: SourceProbe
     sources = Sources(database)
     source = sources.put(probe.type, probe.values())
     events = numbered(20)
-    with running(url(database)):
+    with running(database):
         probe.send(messages(events[:10]))
         wait_for(database, events[:10])
         sources.registry.pause(source, "maintenance")
@@ -185,7 +182,7 @@ def test_a_broker_that_is_away_is_named_and_pulled_from_again(probe: SourceProbe
     source = sources.put(probe.type, {**probe.values(), "timeout": "1s"})
     events = numbered(20)
     probe.send(messages(events[:10]))
-    with running(url(database)):
+    with running(database):
         wait_for(database, events[:10])
         probe.server.stop()
         until(lambda: sources.state(source) == "failing", 60, what="a failing source")

@@ -21,7 +21,7 @@ from tests.contract.source_probes.sqs_fifo import Groups
 from tests.services import until
 from tests.services.speed import slowness
 from tests.support.frontend_records import TEST_EVENT, aws, eventbridge, sns
-from tests.support.pulled_events import Sources, messages, numbered, recorded, running, wait_for
+from tests.support.pulled_events import Sources, messages, numbered, pull, recorded, running, wait_for
 from workers.sources.base import SourceUnavailable
 from workers.sources.sqs import SqsSource
 
@@ -53,18 +53,6 @@ def source_of(values: Mapping[str, Any], *, visibility: float = 30.0) -> SqsSour
     return SqsSource(replace(parse(SqsSourceSettings, values), visibility=visibility))
 
 
-def pull(source: SqsSource, count: int, most: int = 1000) -> list[Message]:
-    """Pull until there are so many messages."""
-    pulled: list[Message] = []
-
-    def enough() -> bool:
-        pulled.extend(source.pull(most, 0.5))
-        return len(pulled) >= count
-
-    until(enough, what=f"{count} messages")
-    return pulled
-
-
 def texts(pulled: Sequence[Message]) -> list[str]:
     return [message.body.decode() for message in pulled]
 
@@ -80,7 +68,7 @@ def test_what_aws_sends_is_recorded(queue: Unordered, database: Database) -> Non
     queue.send([json.dumps(body).encode() for body in bodies])
     sources = Sources(database)
     source = sources.put("sqs", queue.values())
-    with running(database.url.render_as_string(hide_password=False)):
+    with running(database):
         until(lambda: sources.stored(source).messages == len(bodies), what="every message")
         until(lambda: sources.stored(source).lag == 0, what="an empty queue")
     assert (sources.stored(source).recorded, sources.stored(source).rejected) == (3, 0)
@@ -159,6 +147,6 @@ def test_a_queue_that_is_missing_and_a_login_that_is_refused_are_named(queue: Un
     events = numbered(30)
     queue.send(messages(events))
     Sources(database).put("sqs", values | stranger)  # each request is signed as AWS checks it
-    with running(database.url.render_as_string(hide_password=False)):
+    with running(database):
         wait_for(database, events)
     assert len(recorded(database)) == len(events)

@@ -25,9 +25,27 @@ from app.outbox.sources.stored import StoredSource, find_source
 from tests import services
 from tests.services import until
 from tests.support.builders import SECRET_KEY, body, event
+from workers.sources.base import Source
 from workers.sources.runner import SourceRunner
 
 KEYS = 7
+
+
+def url(database: Database) -> str:
+    """The address of the database, as a service gets it."""
+    return database.url.render_as_string(hide_password=False)
+
+
+def pull(source: Source, count: int, most: int = 1000) -> list[Message]:
+    """Pull until there are so many messages."""
+    pulled: list[Message] = []
+
+    def enough() -> bool:
+        pulled.extend(source.pull(most, 0.5))
+        return len(pulled) >= count
+
+    until(enough, what=f"{count} messages")
+    return pulled
 
 
 def numbered(count: int, *, keys: int = KEYS, share: int = 0) -> list[Event]:
@@ -99,11 +117,11 @@ class Sources:
 
 
 @contextmanager
-def running(database_url: str, broker_url: str = "redis://127.0.0.1:9/0", **settings: str) -> Iterator[SourceRunner]:
+def running(database: Database, broker_url: str = "redis://127.0.0.1:9/0", **settings: str) -> Iterator[SourceRunner]:
     """What a worker of the role `sources` runs, in this process."""
     given = {
         "BUCKETWIRE_DATA_DIR": str(services.new_folder("var")),
-        "BUCKETWIRE_DATABASE_URL": database_url,
+        "BUCKETWIRE_DATABASE_URL": url(database),
         "BUCKETWIRE_BROKER_URL": broker_url,
         "BUCKETWIRE_SECRET_KEYS": SECRET_KEY,
         **{f"BUCKETWIRE_{name.upper()}": value for name, value in settings.items()},
