@@ -1,7 +1,8 @@
 """A stream, read by no consumer group: the outbox has the position, as of a partition of Kafka.
 
-A group gives an entry to whoever asks first, also to a worker that has lost its lease, and the next worker would read
-what comes after it. The group of the settings is only moved after the commit, so that Redis's tools show the position.
+A group gives an entry to the first worker that asks, also to one that has lost its lease, and the next worker would
+read what comes after it. The group of the settings is only moved after the commit, so that Redis's tools show the
+position.
 
 A position is the id of the last entry, and how many entries the stream had been given by then. Since Redis 7 a stream
 says how many it has been given in all, so entries that were removed before they were pulled are counted. If the stream
