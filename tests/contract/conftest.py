@@ -60,7 +60,7 @@ def probe(running: Probe) -> Probe:
     return running
 
 
-@pytest.fixture(scope="module", params=sorted(SOURCE_PROBES))
+@pytest.fixture(scope="session", params=sorted(SOURCE_PROBES))
 def served(request: pytest.FixtureRequest) -> Iterator[SourceProbe]:
     """Every type of queue in turn."""
     with contextlib.closing(SOURCE_PROBES[request.param]()) as probe:

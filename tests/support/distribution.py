@@ -19,6 +19,7 @@ from xdist.workermanage import WorkerController
 _KEY = "bucketwire/seconds"  # in pytest's cache
 _CASES = "tests/acceptance/test_beat.py", "tests/acceptance/test_clocks.py", "tests/acceptance/test_faults.py"
 _PROBES = {f"tests/contract/test_target_{name}.py" for name in ("contract", "test")}  # they share their servers
+_SOURCES = {f"tests/contract/test_source_{name}.py" for name in ("contract", "test")}  # these too
 _ELASTIC = {  # they use one Elasticsearch and one Kafka
     "tests/contract/test_elasticsearch.py",
     "tests/contract/test_refused_object.py",
@@ -30,7 +31,23 @@ _OF_SERVICES = {f"tests/spark/test_{name}.py" for name in ("backfill", "own_api"
 _WITHOUT_A_SESSION = {f"tests/spark/test_{name}.py" for name in ("cluster", "nightly")}
 # Half of the time of these is waiting for servers that hang, start or lose their leases.
 _WAITING = ("tests/spark", "tests/acceptance", "tests/contract")
-# Where nothing is known yet: the folders in which the longest are.
+# Where nothing is known yet, as in a fresh clone: what takes longest, in seconds of processor time on a core of 2026,
+# and the folders in which the other long ones are.
+_LONGEST = {
+    "tests/spark/frames": 260,
+    "tests/contract/probes[elasticsearch]": 65,
+    "tests/acceptance/test_make_run.py": 57,
+    "tests/spark/test_cluster.py": 56,
+    "tests/integration/outbox/test_interleavings.py[postgresql]": 52,
+    "tests/spark/services": 46,
+    "tests/acceptance/test_console_screens.py": 41,
+    "tests/integration/api/test_openapi.py": 32,
+    "tests/acceptance/test_release.py": 31,
+    "tests/acceptance/test_wheel.py": 26,
+    "tests/integration/api/test_connections.py": 23,
+    "tests/integration/api/test_outage.py": 22,
+    "tests/integration/api/test_mc_admin.py": 21,
+}
 _FIRST = ("tests/spark", "tests/acceptance", "tests/contract", "tests/integration/outbox", "tests/integration")
 
 
@@ -41,8 +58,8 @@ def group(nodeid: str) -> str:
     first = parameter[1] if parameter else ""
     if file in _CASES:
         return nodeid
-    if file in _PROBES or file.startswith("tests/integration/outbox/"):
-        return f"{'tests/contract/probes' if file in _PROBES else file}[{first}]"  # the kind of server, or of database
+    if file in _PROBES or file in _SOURCES or file.startswith("tests/integration/outbox/"):
+        return f"{_room(file)}[{first}]"  # the kind of server, or of database
     if file in _OF_SERVICES:
         return "tests/spark/services"
     if file.startswith("tests/spark/") and file not in _WITHOUT_A_SESSION:
@@ -50,6 +67,11 @@ def group(nodeid: str) -> str:
     if file in _ELASTIC and ("elasticsearch" in case or "refused" not in file):
         return "tests/contract/elasticsearch"
     return file
+
+
+def _room(file: str) -> str:
+    """The file, or what several that share their servers are called."""
+    return "tests/contract/probes" if file in _PROBES else "tests/contract/sources" if file in _SOURCES else file
 
 
 def suits(name: str, process: int) -> bool:
@@ -75,7 +97,8 @@ class Distribution(LoadScopeScheduling):
 
     def _weight(self, name: str) -> tuple[float, int, int]:
         rank = next((number for number, folder in enumerate(_FIRST) if name.startswith(folder)), len(_FIRST))
-        return self.seconds.get(name, math.inf), -rank, len(self.workqueue[name])  # what is new may be long
+        unknown = math.inf if self.seconds else _LONGEST.get(name, 0)  # what is new may be long
+        return self.seconds.get(name, unknown), -rank, len(self.workqueue[name])
 
 
 class Durations:

@@ -59,7 +59,30 @@ def test_a_process_that_waits_and_one_that_computes_run_beside_each_other_to_the
     assert [{group.split("/")[1] for group in worker.groups} for worker in workers] == [{"contract"}, {"unit"}]
 
 
+@pytest.mark.parametrize("seconds", [{}, {"tests/unit/test_a.py": 1.0, "tests/unit/test_c.py": 9.0}])
+def test_the_longest_begins_whether_that_is_known_from_the_last_run_or_not(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]
+) -> None:
+    collection = [f"tests/unit/test_{letter}.py::test_it" for letter in "abc"]
+    monkeypatch.setattr(pytestconfig.option, "tx", ["popen"])
+    monkeypatch.setattr(distribution, "known", lambda _config: seconds)
+    monkeypatch.setattr(distribution, "_LONGEST", {"tests/unit/test_b.py": 2, "tests/unit/test_c.py": 5})
+    scheduler = distribution.Distribution(pytestconfig, None)
+    worker: Any = Worker(1, collection)
+    scheduler.add_node(worker)
+    scheduler.add_node_collection(worker, collection)
+    scheduler.schedule()
+    assert worker.groups[0][len("tests/unit/test_")] == ("b" if seconds else "c")  # which is new, or else the longest
+
+
+def test_the_kinds_of_sources_run_beside_each_other() -> None:
+    files = [f"tests/contract/test_source_{name}.py" for name in ("contract", "test")]
+    groups = {distribution.group(f"{file}::test_it[{kind}]") for file in files for kind in ("amqp", "redis_list")}
+    assert groups == {"tests/contract/sources[amqp]", "tests/contract/sources[redis_list]"}
+
+
 def test_every_file_that_is_named_is_there() -> None:
-    files = (distribution._CASES, distribution._PROBES, distribution._ELASTIC)
+    files = (distribution._CASES, distribution._PROBES, distribution._SOURCES, distribution._ELASTIC)
     named = {*chain(*files, distribution._OF_SERVICES, distribution._WITHOUT_A_SESSION)}
+    named |= {name.partition("[")[0] for name in distribution._LONGEST if ".py" in name}
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
