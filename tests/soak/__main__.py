@@ -1,6 +1,6 @@
 """`make soak`: the whole service at a steady rate, and whether anything that it uses grows.
 
-    python -m tests.soak --minutes 60 --rate 500
+    python -m tests.soak --minutes 60 --rate 500 [--source]
 
 PostgreSQL is the outbox, Redis the broker; five targets get everything. Old events are purged, replays begin, and one
 target is down for ten minutes of each hour, the first time during the warm-up; a shorter run has all of it in
@@ -22,6 +22,7 @@ from pathlib import Path
 from app.outbox.engine.database import now_ms
 from tests import services
 from tests.services import until
+from tests.soak import pulled
 from tests.soak.load import LIST, Latencies, Load
 from tests.soak.sampling import LIMITS, NOT_JUDGED, Measure, Sampler, write_samples
 from tests.soak.trends import WARM_UP, Sample, Trend, envelope, judged, trend, warm_up
@@ -32,7 +33,7 @@ DOWN = (1 / 10, 1 / 10 + 1 / 6)  # of each hour: from the 6th minute for ten min
 SETTLE_WITHIN = 300  # seconds after the last event
 # Each of a worker's 140 threads fills a cache of free memory over hours: some megabytes, which would hide a leak.
 ALLOCATOR = "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=2"
-_LINE = "{:<13}{:<13}{:>15}{:>15}{:>15}{:>16}{:>15}{:>15}  {}"
+_LINE = "{:<17}{:<13}{:>15}{:>15}{:>15}{:>16}{:>15}{:>15}  {}"
 
 
 def write(line: str) -> None:
@@ -108,8 +109,9 @@ def run(given: argparse.Namespace) -> bool:
         url = database.create_database("outbox")
         whole = stack.enter_context(system(url, broker.url, retention=f"{max(10, hour / 12):.0f}s"))
         make_targets(whole, log, down, others)
-        load = Load(whole, given.rate, Latencies())
-        sampler = Sampler(whole, database, load.latencies)
+        topic = stack.enter_context(pulled.topic(whole)) if given.source else None
+        load = Load(whole, given.rate, Latencies(), topic)
+        sampler = Sampler(whole, database, load.latencies, {"source": topic.worker} if topic else {})
         scenario, began = Scenario(whole, down, hour), time.monotonic()
         with load.running(log, down, receiver=others.receiver):
             number = 0
@@ -121,7 +123,8 @@ def run(given: argparse.Namespace) -> bool:
             took, taken = time.monotonic() - began, load.taken
         if not down.running:
             down.start()
-        problems = [problem for problem in (undelivered(whole), mismatch(whole)) if problem]
+        found = [topic.mismatch(SETTLE_WITHIN)] if topic else []
+        problems = [problem for problem in (*found, undelivered(whole), mismatch(whole)) if problem]
     if given.samples:
         write_samples(sampler.series, given.samples)
     write(f"{taken} events in {took:.0f} s ({taken / took:.0f} a second); posts refused: {dict(load.refused)}")
@@ -160,7 +163,7 @@ def report(series: Mapping[Measure, Sequence[Sample]], rate: float, purge_every:
         try:
             found = trend(judged(line_of), LIMITS[measure.what])
         except ValueError:
-            write(f"{measure.of:<13}{measure.what:<13}too few samples")
+            write(f"{measure.of:<17}{measure.what:<13}too few samples")
             continue
         verdict = "" if measure.what not in NOT_JUDGED else "(not judged)"
         if found.grows and not verdict:
@@ -205,6 +208,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--minutes", type=float, default=60, help="how long (default %(default)s)")
     add("--rate", type=float, default=500, help="events a second (default %(default)s)")
     add("--every", type=float, default=5, help="seconds between two samples (default %(default)s)")
+    add("--source", action="store_true", help="write the events to Kafka, from which a worker pulls, and post none")
     add("--samples", type=Path, help="a CSV file for all samples")
     return parser.parse_args(given)
 

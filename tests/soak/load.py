@@ -17,6 +17,7 @@ import orjson
 import redis as redis_py
 
 from tests.services import Receiver, Redis
+from tests.soak.pulled import Topic
 from tests.support.bucket_model import Bucket
 from tests.support.service_processes import System
 
@@ -63,11 +64,12 @@ class Latencies:
 
 @dataclass
 class Load:
-    """Posts `rate` events a second until it is over."""
+    """Posts `rate` events a second until it is over, or writes them to a topic."""
 
     whole: System
     rate: float
     latencies: Latencies
+    topic: Topic | None = None
     taken: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     over: threading.Event = field(default_factory=threading.Event)
@@ -96,12 +98,19 @@ class Load:
             while not self.over.wait(max(0.0, began + made / self.rate - time.monotonic())):
                 batch = [rng.choice(buckets).next() for _ in range(max(1, int(self.rate * _EVERY)))]
                 made += len(batch)
-                content = orjson.dumps({"Records": batch})
-                while not self._taken(client, content):
-                    if self.over.wait(0.2):
-                        return
+                if self.topic is not None:
+                    self.topic.write(batch)
+                elif not self._posted(client, orjson.dumps({"Records": batch})):
+                    return
                 self.taken += len(batch)
                 self.latencies.accepted(map(_name, batch), time.monotonic())
+
+    def _posted(self, client: httpx.Client, content: bytes) -> bool:
+        """Post until it is accepted; false if it is over before that."""
+        while not self._taken(client, content):
+            if self.over.wait(0.2):
+                return False
+        return True
 
     def _taken(self, client: httpx.Client, content: bytes) -> bool:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,7 @@ LIMITS = {
     "latency p99": Limit(0.25, 0.5),
 }
 NOT_JUDGED = frozenset({"RSS"})
-TABLES = ("events", "cursors", "parked", "dead_letters", "replays", "heartbeats")
+TABLES = ("events", "cursors", "parked", "dead_letters", "replays", "heartbeats", "sources", "source_positions")
 
 
 @dataclass(frozen=True, order=True)
@@ -50,6 +50,7 @@ class Sampler:
     whole: System
     database: Postgres
     latencies: Latencies
+    further: Mapping[str, Server] = field(default_factory=dict)  # processes besides those of the system, by name
     series: dict[Measure, list[Sample]] = field(default_factory=lambda: defaultdict(list))
 
     def sample(self, at: float) -> None:
@@ -59,7 +60,7 @@ class Sampler:
 
     def _roles(self) -> Iterator[tuple[Measure, float]]:
         names = ["api", "beat", "drain", *(f"worker {number}" for number in range(1, len(self.whole.workers) + 1))]
-        for name, role in zip(names, self.whole.roles, strict=True):
+        for name, role in [*zip(names, self.whole.roles, strict=True), *self.further.items()]:
             for what, value in self._role(role).items():
                 yield Measure(name, what), value
 
