@@ -156,8 +156,7 @@ def apply(
     if plan.empty:
         return plan
     with registry.at_once() as locked:
-        # From here on no one else changes targets or rules. A source is locked when it is written; what pulls from it
-        # records nothing meanwhile.
+        # From here on no one else changes targets, sources or rules, except that a source may be paused or resumed.
         plan = make_plan(locked, document, prune=prune, lenient=lenient)
         if plan.removed:
             locked.remove_rules([row.row_id for row in plan.removed])

@@ -129,6 +129,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
         """
         r = tables.rejected_messages.c
         with self._database.writing() as connection:
+            log_head.lock(connection)  # a declaration that is being applied has read that it is there
             stored = find_source(connection, source)
             if stored.origin == "environment" and stored.enabled:
                 raise ReadOnlySource(source)

@@ -79,7 +79,9 @@ class RejectedMessages:
         """
         message = self.message(stored, number)
         if not message.body:
-            raise StillRejected("the database has refused its body; the queue may still have it at its position")
+            place = message.position
+            where = f"the queue may still have it at position {place}" if place else "the queue has it no more"
+            raise StillRejected(f"the database has refused its body; {where}")
         read = read_message(message, limits, sender, str(stored.source))
         if read.problem:
             raise StillRejected(read.problem)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from threading import Barrier
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -16,12 +17,15 @@ from app.config.target_settings import BadSettings
 from app.events.limits import Limits
 from app.events.messages import Message, ReadMessage, read_message
 from app.events.model import Event
+from app.manifest import plan
 from app.manifest.changes import set_keys
+from app.manifest.document import Manifest
 from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.log.batch import Receipt
+from app.outbox.registry import Registry
 from app.outbox.sources.errors import ReadOnlySource, SourceInUse, StillRejected, UnknownMessage, UnknownSource
 from app.outbox.sources.intake import SourceIntake, TargetFull
 from app.outbox.sources.leases import SourceLease, SourceLeases
@@ -33,6 +37,7 @@ from tests.support.refused_events import refuse_poison
 
 VALUES = {"brokers": "127.0.0.1:9", "topic": "t"}
 LEASE_MS = 60_000
+OVERTAKING_SECONDS = 0.5  # that another transaction has to overtake one in; it never does if a lock keeps it
 MOST = {"most": 1000, "most_bytes": 1 << 20}
 
 
@@ -263,17 +268,25 @@ def test_a_message_with_more_events_than_a_target_ever_takes_is_rejected(outbox:
         outbox.record(lease, [ReadMessage(Message(b"[]", "0", "3"), tuple(numbered(3, share=1)))])
 
 
-def test_a_message_that_the_database_refuses_whole_is_kept_without_its_body(outbox: Outbox) -> None:
+@pytest.mark.parametrize(
+    ("place", "where"),
+    [(("0", "1"), "the queue may still have it at position 1"), (("", ""), "the queue has it no more")],
+)
+def test_a_message_that_the_database_refuses_whole_is_kept_without_its_body(
+    outbox: Outbox, place: tuple[str, str], where: str
+) -> None:
+    """The position is empty for a queue that forgets what was taken from it, such as one of AMQP."""
     refuse_poison(outbox.database, "rejected_messages", "size", 1000)
     lease, events = outbox.lease(), numbered(1)
-    outbox.record(lease, [bad(1, b"x" * 1000), bad(2), *reads(events, first=2)])
+    refused = read_message(Message(b"x" * 1000, *place), Limits(), None)
+    outbox.record(lease, [refused, bad(2), *reads(events, first=2)])
     stored = outbox.sources.stored(outbox.source)
     kept, whole = outbox.sources.rejected.page(stored, limit=9)
-    assert (kept.size, kept.position, whole.size) == (0, "1", 1)
+    assert (kept.size, kept.position, whole.size) == (0, place[1], 1)
     assert "its body of 1,000 bytes is not kept" in kept.reason
     assert "it is refused" in kept.reason
     assert (recorded(outbox.database), outbox.positions) == ([events[0].id], {"0": "3"})
-    with pytest.raises(StillRejected, match="refused its body"):
+    with pytest.raises(StillRejected, match=f"the database has refused its body; {where}"):
         outbox.sources.rejected.retry(stored, kept.number, Limits(), None)
     assert outbox.sources.rejected.delete(stored, [kept.number]) == 1
 
@@ -463,6 +476,33 @@ def test_processes_that_start_at_once_store_a_new_source_of_the_environment_once
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(start, range(4)))
     assert outbox.sources.stored(source).origin == "environment"
+
+
+def test_a_source_that_is_removed_while_a_declaration_is_applied_is_removed_after_it(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the declaration, which has read that the source is there, is refused although it asks for the same."""
+    planned, removals = plan.make_plan, []
+
+    def remove() -> None:
+        with closing(Database(outbox.database.url.render_as_string(hide_password=False))) as own:
+            Sources(own).registry.remove(outbox.source)
+
+    def overtaken(given: Registry, *rest: Any, **options: Any) -> plan.Plan:
+        made = planned(given, *rest, **options)
+        if given is not before:
+            removals.append(threads.submit(remove))
+            wait(removals, OVERTAKING_SECONDS)
+        return made
+
+    before = registry(outbox.database)
+    monkeypatch.setattr(plan, "make_plan", overtaken)
+    with ThreadPoolExecutor(1) as threads:
+        applied = plan.apply(before, Manifest(), prune=True)
+        assert applied.pruned == (outbox.source,)
+        with pytest.raises(UnknownSource):
+            removals[0].result()
+    assert outbox.sources.registry.sources() == []
 
 
 def test_secrets_are_sealed_and_shown_to_the_worker_only(outbox: Outbox) -> None:
