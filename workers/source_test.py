@@ -19,13 +19,13 @@ from app.config.sources.source_id import SourceId, parse_source
 from app.config.target_settings import BadSettings
 from app.events.frontends import S3_FRONTENDS
 from app.events.limits import Limits
-from app.events.messages import read_message
+from app.events.messages import Message, read_message
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
 from app.outbox.registry import open_sealer
 from app.outbox.sources.errors import UnknownSource
 from app.outbox.sources.registry import SourceRegistry
 from workers.sources import create
-from workers.sources.base import SourceUnavailable
+from workers.sources.base import Source, SourceUnavailable
 from workers.target_test import Step
 from workers.telemetry.redaction import Redaction
 
@@ -42,20 +42,31 @@ def run_source_test(settings: SourceSettings, positions: dict[str, str], limits:
 
     try:
         opened = source.open(positions)
-        yield step("open", "; ".join(opened.lost) or f"begins at {len(opened.moved)} new position(s)")
+        where = f"begins at {len(opened.moved)} new position(s)" if opened.moved else "goes on where it was"
+        yield step("open", "; ".join(opened.lost) or where)
         lag = source.lag()
         yield step("lag", "unknown" if lag is None else f"{lag} message(s) wait")
-        messages = source.pull(1, _PULL_SECONDS)
-        if not messages:
+        message = _first_message(source)
+        if message is None:
             yield step("read", "no message waits")
-        for message in messages[:1]:
-            read = read_message(message, limits, S3_FRONTENDS.get(settings.frontend))
-            found = f"{len(read.events)} event(s)" + (f", the first in {read.events[0].bucket}" if read.events else "")
-            yield step("read", read.problem or found, ok=not read.problem)
+            return
+        read = read_message(message, limits, S3_FRONTENDS.get(settings.frontend))
+        found = f"{len(read.events)} event(s)" + (f", the first in {read.events[0].bucket}" if read.events else "")
+        yield step("read", read.problem or found, ok=not read.problem)
     except SourceUnavailable as error:
         yield step("open", str(error), ok=False)
     finally:
         source.close()
+
+
+def _first_message(source: Source) -> Message | None:
+    """Return the first message that is one, and no gap; None if none comes in time."""
+    until = time.monotonic() + _PULL_SECONDS
+    while (left := until - time.monotonic()) > 0:
+        for message in source.pull(1, left):
+            if not message.is_gap:
+                return message
+    return None
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -18,7 +18,7 @@ from app.outbox.engine.database import Database
 from tests.contract.probes.amqp import QUEUE
 from tests.contract.source_probes.amqp import Queue
 from tests.services import until
-from tests.support.pulled_events import Sources, messages, numbered, pull, recorded, running, wait_for
+from tests.support.pulled_events import Sources, check_minio, messages, numbered, pull, recorded, running, wait_for
 from workers.sources.amqp import AmqpSource
 from workers.sources.base import SourceUnavailable
 
@@ -203,3 +203,12 @@ class Latin(str):
 
     def encode(self, *_: object) -> bytes:
         return super().encode("latin-1")
+
+
+def test_what_a_real_minio_publishes_is_recorded(queue: Queue, database: Database) -> None:
+    with queue.target.channel() as channel:
+        channel.exchange_declare("frontend", "fanout", durable=True)
+        channel.queue_bind(QUEUE, "frontend")
+    settings = {"EXCHANGE": "frontend", "EXCHANGE_TYPE": "fanout", "DURABLE": "on", "DELIVERY_MODE": "2"}
+    settings |= {"URL": queue.server.url, "PUBLISHING_CONFIRMS": "on"}
+    check_minio(database, "amqp", queue.values(), "amqp", **settings)

@@ -13,14 +13,17 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartiti
 from confluent_kafka.admin import NewPartitions
 from kafka import KafkaProducer
 
+from app.config.sources.kafka import KafkaSourceSettings
 from app.config.sources.source_id import SourceId
+from app.config.target_settings import load
 from app.events.limits import Limits
 from app.outbox.engine.database import Database
 from app.outbox.sources.errors import StillRejected
 from tests.contract.probes.kafka import PARTITIONS
 from tests.contract.source_probes.kafka import Topic
 from tests.services import until
-from tests.support.pulled_events import Sources, messages, numbered, recorded, running, wait_for
+from tests.support.pulled_events import Sources, check_minio, messages, numbered, recorded, running, wait_for
+from workers.source_test import run_source_test
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +98,10 @@ def test_what_a_seaweedfs_has_written_is_recorded_by_the_path_in_the_key(topic: 
         sources.rejected.retry(sources.stored(source), rejected.number, Limits(), None)
 
 
+def test_what_a_real_minio_writes_is_recorded(topic: Topic, database: Database) -> None:
+    check_minio(database, "kafka", topic.values(), "kafka", BROKERS=topic.server.brokers, TOPIC=topic.target.topic)
+
+
 def test_a_partition_that_is_added_is_read_from_its_beginning(topic: Topic, database: Database) -> None:
     sources, events = Sources(database), numbered(4)
     source = sources.put("kafka", {**topic.values(), "start": "latest"})
@@ -143,6 +150,9 @@ def test_markers_of_transactions_that_kafka_removes_are_no_lost_messages(topic: 
     producer.begin_transaction()
     producer.produce(topic.target.topic, messages([event])[0], partition=0)
     producer.commit_transaction(60)
+    after_it = {**dict.fromkeys(map(str, range(PARTITIONS)), "0"), "0": "1"}
+    *_, step = run_source_test(load(KafkaSourceSettings, topic.values()), after_it, Limits())
+    assert step.message == "no message waits"
     with running(database):
         wait_for(database, [event])
         until(lambda: positions(sources, source)["0"] == "2", what="the position after the marker")

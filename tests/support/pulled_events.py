@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import sqlalchemy as sa
@@ -134,6 +134,27 @@ def running(database: Database, broker_url: str = "redis://127.0.0.1:9/0", **set
         runner.request_stop()
         runner.join(60)
         assert not runner.is_alive()
+
+
+def check_minio(database: Database, type_name: str, values: Mapping[str, Any], target: str, **settings: str) -> None:
+    """Have a real MinIO put and delete an object, whose target of its own writes to a queue; both are recorded."""
+    sources, key = Sources(database), "a b/ü.txt"
+    source = sources.put(type_name, values)
+    environ = {
+        f"MINIO_NOTIFY_{target.upper()}_{name}_BW": value for name, value in {"ENABLE": "on", **settings}.items()
+    }
+    with services.minio(extra_env=environ) as minio, closing(minio.boto3()) as s3, running(database):
+        s3.create_bucket(Bucket="images")
+        minio.mc("event", "add", "m/images", f"arn:minio:sqs::BW:{target}", "--event", "put,delete")
+        s3.put_object(Bucket="images", Key=key, Body=b"x")
+        until(lambda: len(recorded(database)) == 1, what="the put")
+        s3.delete_object(Bucket="images", Key=key)
+        until(lambda: len(recorded(database)) == 2, what="the delete")
+    e = tables.events.c
+    with database.reading() as connection:
+        rows = connection.execute(sa.select(e.key, e.name).order_by(e.seq)).all()
+    assert list(map(tuple, rows)) == [(key, "s3:ObjectCreated:Put"), (key, "s3:ObjectRemoved:Delete")]
+    assert (sources.stored(source).messages, sources.stored(source).rejected) == (2, 0)
 
 
 def wait_for(database: Database, events: Sequence[Event], seconds: float = 30) -> None:

@@ -156,7 +156,7 @@ class KafkaSource:
         topic = self._settings.topic
         numbers = sorted(self._consumer.partitions_for_topic(topic))
         if not numbers:
-            raise SourceUnavailable(f"{self._where}: the topic does not exist, or the user may not describe it")
+            raise SourceUnavailable(f"{self._where}: the topic is not there; create it, or let the user describe it")
         return [TopicPartition(topic, number) for number in numbers]
 
     def _bounds(self) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]]:
