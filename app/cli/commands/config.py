@@ -90,7 +90,7 @@ def get(context: CommandContext, words: tuple[str, ...]) -> None:
 @click.option("--secrets", is_flag=True, help="Include the secrets, to set the targets elsewhere.")
 @with_api
 def export(context: CommandContext, secrets: bool) -> None:
-    """Write all targets as lines that `config set --file` reads."""
+    """Write all targets as lines that `config set --file` reads; sources and rules are not among them."""
     if secrets and context.url:
         raise click.UsageError(
             "secrets cannot be read through the API; run this on the service's machine, without --url"
