@@ -13,23 +13,22 @@ Ends with 1 where something was lost, made up, out of order or otherwise not as 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 import time
 from collections.abc import Sequence
 from random import Random
 
 from tests.chaos.operations import Operator
-from tests.chaos.plan import PARTS, SINGLE, SOURCE, STANDBY, draw, parts_of, single_faults
+from tests.chaos.plan import PARTS, PULLER, SINGLE, draw, parts_of, single_faults
 from tests.chaos.rounds import HEADINGS, Chaos, Row
 from tests.chaos.verification import Verification
 from tests.support.fault_injection import BROKERS, OUTBOXES, make_targets, serving
 from tests.support.ledger import Ledger
-from tests.support.pulled_traffic import Topic, pulled_from
+from tests.support.pulled_traffic import QUEUES, Sender, pulled_from
 from tests.support.service_processes import System, stop_all, system
 from tests.support.traffic import Poster, Traffic
 
-POSTERS = 4
+SOURCES = (PULLER, *(queue.part for queue in QUEUES.values()))
 SET_UPS = (("postgresql", "redis"), ("mariadb", "rabbitmq"), ("sqlite", "redis"))
 
 
@@ -49,7 +48,7 @@ def make_idle_targets(whole: System, count: int) -> None:
 
 def run(outbox: str, broker: str, given: argparse.Namespace) -> bool:
     """Do it over one set-up, and print a row for each round; whether all were sound."""
-    plan = draw(given.seed, given.rounds, parts_of(outbox, broker, source=given.source), given.only)
+    plan = draw(given.seed, given.rounds, parts_of(outbox, broker, given.source), given.only)
     rng, began, sound = Random(given.seed), time.monotonic(), True
     write(f"outbox {outbox}, broker {broker}, seed {given.seed}, lease {given.lease} s\n{HEADINGS}")
     with (
@@ -61,13 +60,14 @@ def run(outbox: str, broker: str, given: argparse.Namespace) -> bool:
             lease_ttl=f"{given.lease}s",
             lease_max_work=f"{given.lease * 5 / 6:.1f}s",
         ) as whole,
-        pulled_from(whole, servers) if given.source else contextlib.nullcontext() as topic,
+        pulled_from(whole, servers, given.source) as queues,
     ):
         make_targets(whole, servers)
         make_idle_targets(whole, given.idle)
-        posters = [Poster(number, Random(rng.random()), given.large) for number in range(POSTERS)]
-        if topic is not None:
-            posters.append(Topic(POSTERS, Random(rng.random()), brokers=topic))
+        posters = [Poster(number, Random(rng.random()), given.large) for number in range(given.posters)]
+        posters += [
+            Sender(number, Random(rng.random()), queue=queue) for number, queue in enumerate(queues, len(posters))
+        ]
         flow = Traffic(whole, posters)
         ledger = Ledger()
         operator = Operator(whole, servers, ledger, given.lease)
@@ -81,8 +81,7 @@ def run(outbox: str, broker: str, given: argparse.Namespace) -> bool:
                 sound = sound and row.sound
                 if row.problem:
                     break
-        pullers = [servers.source_worker] if servers.source_worker else []
-        stop_all([*whole.roles, *pullers])  # by now each has written what it still had in hand
+        stop_all([*whole.roles, *servers.source_workers])  # by now each has written what it still had in hand
         row = Row("service stopped", "", figures=chaos.verification.look())
         write(str(row))
     faults = sum(len(each.faults) for each in plan[: number + 1])
@@ -101,7 +100,14 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rounds", type=int, default=54, help="of each set-up (default %(default)s: every single fault, and 18 pairs)")
     add("--seed", default="1", help="of what happens when (default %(default)s)")
     add("--idle", type=int, default=0, help="further targets that no rule names, such as 300 (default %(default)s)")
-    add("--source", action="store_true", help="a fifth sender writes to Kafka, from which a worker pulls")
+    add("--posters", type=int, default=4, help="senders that post their events (default %(default)s)")
+    add(
+        "--source",
+        action="append",
+        default=[],
+        choices=QUEUES,
+        help="one more sender writes to such a queue, from which two workers pull; several may be given",
+    )
     add("--large", type=int, default=0, help="MiB of one event in each poster's rounds, such as 16 (default: none)")
     add(
         "--lease",
@@ -111,15 +117,19 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--outbox", choices=OUTBOXES, default="postgresql", help="(default %(default)s)")
     add("--broker", choices=BROKERS, default="redis", help="(default %(default)s)")
-    singles = [" ".join(fault) for fault in single_faults((*PARTS, *SOURCE, *SINGLE))]
+    singles = [" ".join(fault) for fault in single_faults((*PARTS, *SOURCES, *SINGLE))]
     add("--only", action="append", default=[], choices=singles, help="this single fault, and others so given")
     names = ", ".join(f"{outbox} with {broker}" for outbox, broker in SET_UPS)
     add("--all", action="store_true", help=f"one after the other: {names}")
     parsed = parser.parse_args(given)
-    if not parsed.source and any(each.endswith(SOURCE) for each in parsed.only):
-        parser.error("faults of a source's worker and of Kafka need --source")
-    if parsed.outbox != "postgresql" and any(each.endswith(STANDBY) for each in parsed.only):
-        parser.error("only a PostgreSQL outbox has a standby")
+    if not parsed.posters + len(parsed.source):
+        parser.error("nobody sends anything: give --posters or --source")
+    if len(set(parsed.source)) < len(parsed.source):
+        parser.error("give each kind of --source once")
+    set_ups = SET_UPS if parsed.all else [(parsed.outbox, parsed.broker)]
+    possible = set.intersection(*(set(single_faults(parts_of(*each, parsed.source))) for each in set_ups))
+    if missing := [each for each in parsed.only if tuple(each.split(" ", 1)) not in possible]:
+        parser.error(f"not possible here: {', '.join(missing)}; give the --source, --outbox or --broker that it needs")
     return parsed
 
 

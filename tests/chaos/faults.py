@@ -15,11 +15,12 @@ import psutil
 
 from app.broker import queue_name
 from app.config.arn import TargetId
-from tests.chaos.plan import DELAY, DRIP, HANG, KILL, NETWORK, QUEUE, STANDBY, Fault
-from tests.services import RabbitMQ, Server, until
+from tests.chaos.plan import DELAY, DRIP, HANG, KILL, NETWORK, PULLER, QUEUE, STANDBY, Fault
+from tests.services import RabbitMQ, Server, reaper, until
 from tests.services.proxy import Proxy
 from tests.services.sql import Postgres
 from tests.support.fault_injection import Failover, Servers
+from tests.support.pulled_traffic import pullers
 from tests.support.service_processes import Role, System
 
 MEANWHILE = 10
@@ -68,7 +69,7 @@ def _effect(fault: Fault, worker: Role, whole: System, servers: Servers) -> Effe
         return _child(role, fault, signal.SIGKILL if kill else signal.SIGSTOP)
     if fault.part == "worker's parent":
         return started_again(worker.kill_alone, worker) if kill else _stopped(lambda: worker.pid)
-    server = _servers(whole, servers, worker)[fault.part]
+    server = _puller(whole, servers) if fault.part == PULLER else _servers(whole, servers, worker)[fault.part]
     assert server is not None, f"there is no {fault.part}"
     return started_again(server.kill, server) if kill else Effect(server.freeze, _once(server.thaw))
 
@@ -130,9 +131,14 @@ def _servers(whole: System, servers: Servers, worker: Role) -> dict[str, Server 
         "Redis target": servers.redis,
         "PostgreSQL target": servers.postgres,
         "webhook target": servers.receiver,
-        "source's worker": servers.source_worker,
-        "Kafka": servers.kafka,
+        **servers.queues,
     }
+
+
+def _puller(whole: System, servers: Servers) -> Role:
+    """The worker that pulls from most sources: another one has to take them over."""
+    holders = pullers(whole)
+    return max(servers.source_workers, key=lambda role: sum(holders[each.pid] for each in reaper.family(role.pid)))
 
 
 def _child(role: Role, fault: Fault, number: signal.Signals) -> Effect:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
+from tests.support.pulled_traffic import QUEUES
+
 T = TypeVar("T")
 KILL, STOP = "kill", "stop"
 # What the network before a target does, in place of the target; one that delays keeps back what a single connection
@@ -17,7 +19,7 @@ KILL, STOP = "kill", "stop"
 HANG, DRIP, DELAY = "hang", "drip", "delay"
 NETWORK = (HANG, DRIP, DELAY)
 REFUSE, FAIL_OVER = "refuse", "fail over to"
-SOURCE = ("source's worker", "Kafka")  # where events also come by a source
+PULLER = "source's worker"  # where events also come by sources, besides the queues
 QUEUE = "target's queue"  # which RabbitMQ has with other properties than the service declares
 STANDBY = "a lagging standby"  # of the outbox's PostgreSQL
 SINGLE = {STANDBY: FAIL_OVER, QUEUE: REFUSE}  # what happens to no process, and never beside another fault
@@ -95,11 +97,15 @@ def single_faults(parts: Sequence[str] = PARTS) -> list[tuple[str, str]]:
     ]
 
 
-def parts_of(outbox: str, broker: str, *, source: bool = False) -> tuple[str, ...]:
-    """What there is to hurt: SQLite has no server, only PostgreSQL a standby, and only RabbitMQ's queues properties."""
+def parts_of(outbox: str, broker: str, sources: Sequence[str] = ()) -> tuple[str, ...]:
+    """What there is to hurt: SQLite has no server, only PostgreSQL a standby, and only RabbitMQ's queues properties.
+
+    A queue that remembers by itself what was taken does not have what a failover loses, and its sender does not know.
+    """
     parts = [part for part in PARTS if not (outbox == "sqlite" and part == "database")]
-    standby, queue = outbox == "postgresql", broker == "rabbitmq"
-    return (*parts, *(SOURCE if source else ()), *((STANDBY,) if standby else ()), *((QUEUE,) if queue else ()))
+    parts += [PULLER, *(QUEUES[source].part for source in sources)] if sources else []
+    parts += [STANDBY] if outbox == "postgresql" and all(QUEUES[source].repeats for source in sources) else []
+    return (*parts, QUEUE) if broker == "rabbitmq" else tuple(parts)
 
 
 def _cycled(rng: Random, items: Sequence[T]) -> Iterator[T]:

@@ -44,8 +44,8 @@ class Servers:
     redis: services.Redis
     postgres: services.Postgres
     receiver: services.Receiver
-    kafka: services.Kafka | None = None  # these two where events also come by a source
-    source_worker: services.Server | None = None
+    queues: dict[str, services.Server] = field(default_factory=dict)  # that are pulled from, by their part
+    source_workers: list[Role] = field(default_factory=list)  # that pull them
     proxies: dict[str, Proxy] = field(default_factory=dict)  # before a target, by its part's name
     failovers: list[Failover] = field(default_factory=list)  # of the outbox's database, until somebody takes them
 

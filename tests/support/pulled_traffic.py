@@ -1,84 +1,201 @@
-"""Events that a frontend writes to a Kafka topic while something is done to the service, which pulls them."""
+"""Events that frontends write to queues while something is done to the service, which pulls them.
+
+What a queue has not confirmed is written again; it keeps the order, and what is in it twice is one event.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
+import amqp
 import httpx
 import orjson
+import redis
+import sqlalchemy as sa
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from app.outbox import tables
+from app.outbox.engine.database import now_ms
 from tests import services
 from tests.support.fault_injection import Servers
 from tests.support.service_processes import Role, System
+from tests.support.target_readers import path
 from tests.support.traffic import Poster
 
-TOPIC, SOURCE = "chaos", "/v1/sources/kafka/chaos"
+NAME = "chaos"  # of every source, and of what it pulls from
 LOOK_SECONDS = 10.0  # for recorded messages, before it is counted that there are none yet
+WORKERS = 2  # that pull: while one is away the other one has its sources
+_ERRORS = (OSError, redis.RedisError, amqp.AMQPError)
+
+Waiting = deque[tuple[str, bytes]]  # objects and messages, the oldest first
+
+
+class Queue(Protocol):
+    """A queue of the source `type:chaos`; its server keeps what it has confirmed, also when it is killed."""
+
+    type: ClassVar[str]
+    part: ClassVar[str]  # what is hurt
+    repeats: ClassVar[bool]  # whether the outbox has the position, so that what it has forgotten is pulled again
+    counter: ClassVar[str]  # of the source: which one says how many different messages were recorded
+
+    @property
+    def server(self) -> services.Server:
+        """What has the queue."""
+
+    def values(self) -> Mapping[str, Any]:
+        """The source's settings."""
+
+    def write(self, waiting: Waiting) -> None:
+        """Write these and take away what is written; one of `_ERRORS` if that is not possible now."""
+
+
+class Topic:
+    """A topic of Kafka. An object's events are in one partition, as MinIO's are."""
+
+    type, part, repeats = "kafka", "Kafka", True
+    counter = "messages"  # one that is counted twice, or not at all, shows as too early or never
+
+    def __init__(self) -> None:
+        self.server = services.kafka()
+        servers = {"bootstrap.servers": self.server.brokers, "log_level": 0}
+        topic = NewTopic(NAME, num_partitions=3, replication_factor=1)
+        admin = AdminClient(servers)  # which ends what it was asked when it is gone
+        admin.create_topics([topic])[NAME].result(60)
+        self._producer = Producer({**servers, "enable.idempotence": True, "message.timeout.ms": 600_000})
+
+    def values(self) -> Mapping[str, Any]:
+        return {"brokers": self.server.brokers, "topic": NAME}
+
+    def write(self, waiting: Waiting) -> None:
+        while waiting:
+            key, message = waiting.popleft()
+            self._producer.produce(NAME, message, key)  # which it does once, however often it has to try
+        self._producer.flush(LOOK_SECONDS)
+
+
+class Stream:
+    """A stream of Redis. Its entries have ids of ours, so that one that is written already is refused."""
+
+    type, part, repeats, counter = "redis", "Redis stream", True, "messages"
+
+    def __init__(self) -> None:
+        self.server = services.redis(durable=True)
+        self._client = self.server.client()
+        self._written, self._since = 0, now_ms()
+
+    def values(self) -> Mapping[str, Any]:
+        return {"address": f"{services.LOOPBACK}:{self.server.port}", "key": NAME, "format": "stream"}
+
+    def write(self, waiting: Waiting) -> None:
+        while waiting:
+            try:
+                self._client.xadd(NAME, {"body": waiting[0][1]}, id=f"{self._since}-{self._written}")
+            except redis.ResponseError as error:
+                if "equal or smaller" not in str(error):
+                    raise
+            waiting.popleft()
+            self._written += 1
+
+
+class AmqpQueue:
+    """A durable queue of RabbitMQ, which remembers by itself what was taken."""
+
+    type, part, repeats = "amqp", "AMQP queue", False
+    counter = "recorded"  # events: a message without a confirmation may be there twice
+
+    def __init__(self) -> None:
+        self.server = services.rabbitmq()
+        self._connection: amqp.Connection | None = None
+        with self.server.connection() as connection:
+            connection.channel().queue_declare(NAME, durable=True, auto_delete=False)
+
+    def values(self) -> Mapping[str, Any]:
+        return {"url": self.server.url, "queue": NAME}
+
+    def write(self, waiting: Waiting) -> None:
+        self._connection = self._connection or self.server.connection()
+        try:
+            channel = self._connection.channel()
+            while waiting:
+                channel.basic_publish(amqp.Message(waiting[0][1], delivery_mode=2), routing_key=NAME)
+                waiting.popleft()
+            channel.close()
+        except BaseException:
+            self._connection.collect()
+            self._connection = None
+            raise
+
+
+QUEUES: Mapping[str, type[Queue]] = {"kafka": Topic, "redis": Stream, "amqp": AmqpQueue}
 
 
 @dataclass
-class Topic(Poster):
-    """One frontend that writes its own objects' events to a topic, and counts them as taken when they are recorded.
+class Sender(Poster):
+    """One frontend that writes its own objects' events to a queue, and counts them as taken when they are recorded."""
 
-    An object's events are in one partition, as MinIO's are. The source's own counter says how many messages were
-    recorded, so a message that is counted twice, or none, shows as too early or never.
-    """
-
-    repeats: ClassVar[bool] = True
-    brokers: str = ""
+    queue: Queue = field(kw_only=True)
     _written: int = 0
     _body: bytes = b""
-    _producer: Producer = field(init=False)
+    _waiting: Waiting = field(default_factory=deque)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        options = {"bootstrap.servers": self.brokers, "log_level": 0, "enable.idempotence": True}
-        self._producer = Producer({**options, "message.timeout.ms": 600_000})
+    @property
+    def repeats(self) -> bool:  # type: ignore[override]  # it depends on the queue
+        """What the outbox has forgotten comes again by itself, if the queue still has it."""
+        return self.queue.repeats
 
     def _refusal(self, client: httpx.Client, url: str, content: bytes) -> str:  # type: ignore[override]  # it has a state
-        """Write each record of a body to the topic, once; empty when all are recorded."""
+        """Write each record of a body to the queue; empty when all are recorded."""
         if content is not self._body:
             self._body = content
-            for record in orjson.loads(content)["Records"]:
-                key = f"{record['s3']['bucket']['name']}/{record['s3']['object']['key']}"
-                self._producer.produce(TOPIC, orjson.dumps({"Records": [record]}), key)
-                self._written += 1
-        self._producer.flush(LOOK_SECONDS)
+            records = orjson.loads(content)["Records"]
+            self._waiting.extend((path(record), orjson.dumps({"Records": [record]})) for record in records)
+            self._written += len(records)
+        try:
+            self.queue.write(self._waiting)
+        except _ERRORS as error:
+            return f"{self.queue.part}: {type(error).__name__}"
         deadline = time.monotonic() + LOOK_SECONDS
         while time.monotonic() < deadline:
             if self._recorded(client, url) >= self._written:
                 return ""
             time.sleep(0.05)
-        return "in the topic"
+        return f"{self.queue.part}: not recorded yet"
 
-    @staticmethod
-    def _recorded(client: httpx.Client, url: str) -> int:
+    def _recorded(self, client: httpx.Client, url: str) -> int:
         """How many messages the source has taken; 0 while nobody can say."""
         try:
-            answer = client.get(f"{url}{SOURCE}")
+            answer = client.get(f"{url}/v1/sources/{self.queue.type}/{NAME}")
         except httpx.TransportError:
             return 0
-        return int(answer.json()["counters"]["messages"]) if answer.status_code == 200 else 0
+        return int(answer.json()["counters"][self.queue.counter]) if answer.status_code == 200 else 0
+
+
+def pullers(whole: System) -> Counter[int]:
+    """From how many sources each process pulls, by its id."""
+    with whole.database.reading() as connection:
+        tokens = connection.execute(sa.select(tables.sources.c.lease_token)).scalars()
+        return Counter(int(token.split(":")[1]) for token in tokens if token)
 
 
 @contextmanager
-def pulled_from(whole: System, servers: Servers) -> Iterator[str]:
-    """Run a Kafka and a worker that pulls from a topic in it; yields the address of the former."""
-    with services.kafka() as kafka:
-        servers.kafka = kafka
-        worker = Role(["worker", "--only", "sources"], dict(whole.settings), " ready.")
-        servers.source_worker = worker
-        whole.ask("PUT", SOURCE, json={"brokers": kafka.brokers, "topic": TOPIC})
-        admin = AdminClient({"bootstrap.servers": kafka.brokers, "log_level": 0})
-        admin.create_topics([NewTopic(TOPIC, num_partitions=3, replication_factor=1)])[TOPIC].result(30)
-        worker.start()
-        try:
-            yield kafka.brokers
-        finally:
-            worker.stop()
+def pulled_from(whole: System, servers: Servers, types: Sequence[str]) -> Iterator[list[Queue]]:
+    """Run servers with a queue each, and the workers that pull from them, if there are any queues."""
+    with ExitStack() as stack:
+        queues: list[Queue] = []
+        for type_name in types:
+            queues.append(QUEUES[type_name]())
+            stack.callback(queues[-1].server.stop)
+            servers.queues[queues[-1].part] = queues[-1].server
+            whole.ask("PUT", f"/v1/sources/{type_name}/{NAME}", json=dict(queues[-1].values()))
+        for _ in range(WORKERS if queues else 0):
+            worker = Role(["worker", "--only", "sources"], dict(whole.settings), " ready.")
+            servers.source_workers.append(worker)
+            stack.callback(worker.stop)
+            worker.start()
+        yield queues

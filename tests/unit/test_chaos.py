@@ -22,8 +22,8 @@ from tests.chaos.plan import (
     OPERATIONS,
     QUEUE,
     REFUSE,
-    SOURCE,
     STANDBY,
+    PULLER,
     STOP,
     WORKER,
     Fault,
@@ -241,13 +241,26 @@ def test_an_operator_changes_nothing_that_a_failover_would_lose() -> None:
 
 
 def test_a_source_adds_its_worker_and_its_queue_to_what_is_hurt(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = draw("1", 51, parts_of("postgresql", "redis", source=True))
-    assert {fault.part for each in plan for fault in each.faults} >= set(SOURCE)
+    plan = draw("1", 60, parts_of("postgresql", "redis", ["kafka", "redis"]))
+    parts = {fault.part for each in plan for fault in each.faults}
+    assert {PULLER, "Kafka", "Redis stream", STANDBY} <= parts
+    assert "AMQP queue" not in parts
     only = ["--only", "kill Kafka"]
-    assert arguments(["--source", *only]).only == ["kill Kafka"]
+    assert arguments(["--source", "redis", "--source", "kafka", *only]).only == ["kill Kafka"]
     with pytest.raises(SystemExit):
-        arguments(only)
-    assert "need --source" in capsys.readouterr().err
+        arguments(["--source", "redis", *only])
+    assert "give the --source" in capsys.readouterr().err
+
+
+def test_no_standby_takes_over_from_an_outbox_that_alone_has_what_was_in_a_queue() -> None:
+    assert STANDBY in parts_of("postgresql", "redis", ["kafka"])
+    assert STANDBY not in parts_of("postgresql", "redis", ["kafka", "amqp"])
+
+
+@pytest.mark.parametrize("given", [["--posters", "0"], ["--source", "amqp", "--source", "amqp"]])
+def test_a_run_without_senders_or_with_two_of_one_kind_is_refused(given: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        arguments(given)
 
 
 def test_a_timeline_begins_each_fault_before_it_ends_and_marks_the_last() -> None:
