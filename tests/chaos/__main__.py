@@ -20,7 +20,7 @@ from random import Random
 
 from tests.chaos.operations import Operator
 from tests.chaos.plan import PARTS, PULLER, SINGLE, draw, parts_of, single_faults
-from tests.chaos.rounds import HEADINGS, Chaos, Row
+from tests.chaos.rounds import HEADINGS, Chaos
 from tests.chaos.verification import Verification
 from tests.support.fault_injection import BROKERS, OUTBOXES, make_targets, serving
 from tests.support.ledger import Ledger
@@ -79,10 +79,10 @@ def run(outbox: str, broker: str, given: argparse.Namespace) -> bool:
                 row = chaos.carry_out(each, share // len(posters), given.lease)
                 write(str(row))
                 sound = sound and row.sound
-                if row.problem:
+                if row.stuck:
                     break
-        stop_all([*whole.roles, *servers.source_workers])  # by now each has written what it still had in hand
-        row = Row("service stopped", "", figures=chaos.verification.look())
+        stop_all([*whole.roles, *servers.source_workers])
+        row = chaos.after_the_stop()
         write(str(row))
     faults = sum(len(each.faults) for each in plan[: number + 1])
     write(

@@ -17,7 +17,7 @@ from app.broker import queue_name
 from app.config.arn import TargetId
 from tests.chaos.plan import DELAY, DRIP, HANG, KILL, NETWORK, PULLER, QUEUE, STANDBY, Fault
 from tests.services import RabbitMQ, Server, reaper, until
-from tests.services.proxy import Proxy
+from tests.services.proxy_process import FarProxy
 from tests.services.sql import Postgres
 from tests.support.fault_injection import Failover, Servers
 from tests.support.pulled_traffic import pullers
@@ -74,7 +74,7 @@ def _effect(fault: Fault, worker: Role, whole: System, servers: Servers) -> Effe
     return started_again(server.kill, server) if kill else Effect(server.freeze, _once(server.thaw))
 
 
-def _network(action: str, wire: Proxy) -> Effect:
+def _network(action: str, wire: FarProxy) -> Effect:
     """Swallow everything, pass answers byte by byte, or keep one connection's bytes back."""
     begins = {HANG: wire.swallow, DRIP: lambda: wire.drip(SECONDS_PER_BYTE), DELAY: wire.hold_next}
     return Effect(begins[action], _once(wire.release if action == DELAY else wire.heal))

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from app.outbox.engine.database import now_ms
-from tests.services import Answer
+from tests.services import Answer, speed
 from tests.support.fault_injection import Servers, target_settings
 from tests.support.ledger import Ledger, Stream, Window
 from tests.support.service_processes import System
@@ -157,7 +157,7 @@ class Operator:
 
     def _ask(self, method: str, path: str, *, or_status: int = 0, **options: Any) -> httpx.Response:
         """The answer to a request, which is sent again while the service or its database is away."""
-        deadline, problem = time.monotonic() + PATIENCE, ""
+        deadline, problem = speed.deadline(PATIENCE), ""
         while time.monotonic() < deadline:
             try:
                 with self.whole.client() as client:

@@ -12,7 +12,8 @@ from tests.chaos.faults import MEANWHILE, Effect, carry_out, effects, timeline
 from tests.chaos.operations import Operator
 from tests.chaos.plan import DELAY, Round
 from tests.chaos.verification import Figures, Verification
-from tests.services import until
+from tests.services import speed, until
+from tests.support.backlog import waiting
 from tests.support.fault_injection import Servers, Victim, Watch, target_settings
 from tests.support.service_processes import System
 from tests.support.traffic import Traffic
@@ -20,7 +21,7 @@ from tests.support.traffic import Traffic
 RESUME_WITHIN = 60  # seconds from the end of the last fault until events come in and go out again, everywhere
 AT_FIRST, DURING = 0.4, 0.5  # shares of a round's events; few come after the faults: they would hide what went back
 SETTLE_WITHIN = 600  # seconds until everything of a round has to be delivered
-_LINE = "{:<42}{:<14}{:>8}{:>6}{:>12}{:>10}{:>13}{:>11}{:>8}{:>10}{:>18}{:>9}{:>11}"
+_LINE = "{:<48}{:<14}{:>8}{:>6}{:>12}{:>10}{:>13}{:>11}{:>8}{:>10}{:>18}{:>9}{:>11}"
 _COLUMNS = (
     *("lost", "unexpected", "repeated", "out of order", "went back", "mirror", "counters", "lost by failover"),
     *("at work", "caught up"),
@@ -39,6 +40,7 @@ class Row:
     resumed: float | None = None
     recovered: float | None = None
     problem: str = ""
+    stuck: bool = False  # not everything was delivered or could be read, so no other round can follow
 
     @property
     def sound(self) -> bool:
@@ -65,17 +67,29 @@ class Chaos:
 
     def carry_out(self, plan: Round, share: int, lease: float) -> Row:
         """Do what one round's plan says, with `share` events of each poster, and verify everything at its end."""
+        speed.measure_again()  # others may use the machine by now
         row, taken = Row(str(plan), plan.operation), self.flow.taken
         incident = Victim(str(plan), lambda: None)
         try:
             with Watch(self.flow, SETTLE_WITHIN, frozenset(target_settings(self.servers))).running() as watch:
                 self._hurt(plan, share, lease, watch, incident)
                 self._settle()
-        except (AssertionError, RuntimeError) as error:  # too late, or a server that does not start
-            row.problem = f"{str(error).splitlines()[0]}; {self.describe()}"
+        except Exception as error:  # noqa: BLE001 - too late, a server that does not start, or a defect of these tests
+            row.problem = f"{describe(error)}; {waiting(self.whole)}"
+            row.stuck = not self._settles_after_all()
         row.events = self.flow.taken - taken
         row.resumed, row.recovered = max(incident.resumed, default=None), max(incident.recovered, default=None)
-        row.figures = self.verification.look(delayed=any(fault.action == DELAY for fault in plan.faults))
+        return self._compared(row, delayed=any(fault.action == DELAY for fault in plan.faults))
+
+    def after_the_stop(self) -> Row:
+        """Verify everything once more when the service has stopped: each process has written what it had in hand."""
+        return self._compared(Row("service stopped", ""))
+
+    def _compared(self, row: Row, *, delayed: bool = False) -> Row:
+        try:
+            row.figures = self.verification.look(delayed=delayed)
+        except Exception as error:  # noqa: BLE001 - what cannot be read cannot be compared
+            row.problem, row.stuck = f"{row.problem}; not compared: {describe(error)}".removeprefix("; "), True
         return row
 
     def _hurt(self, plan: Round, share: int, lease: float, watch: Watch, incident: Victim) -> None:
@@ -107,7 +121,10 @@ class Chaos:
                 end_all(carried)
             [(taken, settled, over)] = at_end
             operation.result()
-        until(lambda: watch.moves(taken, settled), RESUME_WITHIN, what="progress at every target")
+        try:
+            until(lambda: watch.moves(taken, settled), RESUME_WITHIN, what="progress at every target")
+        except AssertionError as error:
+            raise AssertionError(f"{describe(error)}: {watch.still(taken, settled)}") from None
         incident.resumed.append(time.monotonic() - over)
 
     def _settle(self) -> None:
@@ -122,13 +139,19 @@ class Chaos:
         counters = self.flow.counters()
         return bool(counters) and all(entry.pending == entry.parked == 0 for entry in counters)
 
-    def describe(self) -> str:
-        """How many events wait for which target."""
-        return ", ".join(
-            f"{entry.target} pending {entry.pending} parked {entry.parked} dead {entry.dead}"
-            for entry in self.flow.counters()
-            if entry.pending or entry.parked or entry.dead
-        ) or ("nothing waits" if self.flow.counters() else "the outbox cannot be read")
+    def _settles_after_all(self) -> bool:
+        """Whether the next round finds everything delivered: one that was only slow is not the last."""
+        try:
+            self._settle()
+        except Exception:  # noqa: BLE001 - the round has a problem already
+            return False
+        return True
+
+
+def describe(error: Exception) -> str:
+    """An error in one line."""
+    [first, *_] = str(error).splitlines() or [""]
+    return first if isinstance(error, AssertionError) else f"{type(error).__name__}: {first}"
 
 
 def end_all(carried: Sequence[Effect]) -> None:

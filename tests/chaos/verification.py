@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, field
 from itertools import compress
+from typing import TypeVar
 
 import orjson
+import psycopg2
+import redis
 import sqlalchemy as sa
 
 from app.events.parsing import parse
 from app.outbox import tables
 from app.outbox.delivery.replays import Replays
-from app.outbox.engine.database import Database
+from app.outbox.engine.database import Database, DatabaseUnavailable
 from tests.chaos.operations import Operator
+from tests.services import speed
 from tests.support.fault_injection import Failover, Servers, target_settings, texts
 from tests.support.ledger import Counts, Ledger, Span, Stream
 from tests.support.service_processes import System
 from tests.support.target_readers import Record, hashed, path, rows
 from tests.support.traffic import Traffic
 
+T = TypeVar("T")
+READ_WITHIN = 120  # seconds: a server that has just come back, on a busy machine, may need several tries
+READ_EVERY = 0.5  # seconds
+_BUSY = (redis.RedisError, psycopg2.Error, *DatabaseUnavailable, OSError)
 CORE = ("webhook", "Redis list", "PostgreSQL log")  # streams that get everything
 DECISIVE = {"s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete"}  # what an object without versions is after such an event
 
@@ -82,7 +91,7 @@ class Verification:
             out_of_order=new.out_of_order,
             went_back=0 if delayed else len(went_back - self._went_back),
             mirror=len(different - self._different),
-            counters=self._mismatch(),
+            counters=patiently(self._mismatch),
             lost_by_failover=self._lost_by_failover - lost_before,
         )
         self._counts, self._lost, self._went_back, self._different = counts, lost, went_back, different
@@ -117,21 +126,45 @@ class Verification:
             self._unsure.discard(name)
 
     def _listed(self, key: str) -> list[Record]:
-        with self.servers.redis.client() as client, client.pipeline(transaction=True) as both:
-            entries, _ = both.lrange(key, 0, -1).delete(key).execute()
+        """Take what a list has. Each step may be done twice: one without an answer may have been done."""
+        taken = f"{key}.taken"
+
+        def take() -> list[bytes]:
+            with self.servers.redis.client() as client:
+                if not client.exists(taken) and client.exists(key):
+                    client.rename(key, taken)
+                return client.lrange(taken, 0, -1)
+
+        def forget() -> None:
+            with self.servers.redis.client() as client:
+                client.delete(taken)
+
+        entries = patiently(take)
+        patiently(forget)
         return [orjson.loads(entry)[0]["Event"][0] for entry in entries]
 
     def _logged(self) -> list[Record]:
-        with self.servers.postgres.connection("target") as connection, connection.cursor() as cursor:
-            cursor.execute("DELETE FROM log RETURNING written, event_data")
-            return [data["Records"][0] for _, data in sorted(cursor.fetchall(), key=lambda row: row[0])]
+        """Take what a table has, in steps that may be done twice."""
+
+        def take() -> list[tuple[int, Record]]:
+            with self.servers.postgres.connection("target") as connection, connection.cursor() as cursor:
+                cursor.execute("SELECT written, event_data FROM log ORDER BY written")
+                return [(number, data["Records"][0]) for number, data in cursor.fetchall()]
+
+        def forget() -> None:
+            with self.servers.postgres.connection("target") as connection, connection.cursor() as cursor:
+                cursor.execute("DELETE FROM log WHERE written = ANY(%s)", ([number for number, _ in taken],))
+
+        taken = patiently(take)
+        patiently(forget)
+        return [record for _, record in taken]
 
     def _differences(self) -> set[tuple[str, str, bytes | None]]:
         """Mirror, object and what the mirror has, where that is not what the bucket holds."""
         buckets = texts(self.flow.rows())
         mirrors = {
-            "redis": texts(hashed(self.servers.redis, "rows")),
-            "postgresql": texts(rows(self.servers.postgres, "target", "rows")),
+            "redis": texts(patiently(lambda: hashed(self.servers.redis, "rows"))),
+            "postgresql": texts(patiently(lambda: rows(self.servers.postgres, "target", "rows"))),
         }
         return {
             (name, path, mirror.get(path))
@@ -167,6 +200,18 @@ class Verification:
             for replay in Replays(database).list():
                 counts[str(replay.target)] += replay.replayed
         return counts
+
+
+def patiently(read: Callable[[], T]) -> T:
+    """What `read` returns, which is called again while a busy server refuses it or gives no answer in time."""
+    deadline = speed.deadline(READ_WITHIN)
+    while True:
+        try:
+            return read()
+        except _BUSY:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(READ_EVERY)
 
 
 def was_lost(record: Record, span: Span, failovers: Sequence[Failover]) -> bool:

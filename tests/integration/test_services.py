@@ -27,6 +27,7 @@ from redis.retry import Retry
 
 from tests import provision, services
 from tests.services import reaper
+from tests.services.proxy_process import far_proxies
 
 TOP = Path(__file__).parents[2]
 ONCE = Retry(NoBackoff(), 0)
@@ -318,6 +319,29 @@ def test_the_receiver_answers_by_its_rules_and_writes_down_what_came(receiver: s
     assert httpx.post(receiver.url).status_code == 401
     receiver.forget()
     assert receiver.requests() == []
+
+
+def test_a_proxy_in_a_process_of_its_own_hurts_and_heals(receiver: services.Receiver) -> None:
+    def post(path: str, seconds: float = 30) -> int:
+        return httpx.post(f"http://{services.LOOPBACK}:{wire.port}/{path}", timeout=seconds).status_code
+
+    with far_proxies([receiver.port, receiver.port]) as (_, wire):
+        assert post("first") == 200
+        wire.swallow()
+        with pytest.raises(httpx.TimeoutException):
+            post("swallowed", 0.5)
+        wire.heal()
+        wire.hold_next()
+        with pytest.raises(httpx.TimeoutException):
+            post("held", 0.5)
+        assert post("passes") == 200
+        wire.release()
+        services.until(lambda: len(receiver.requests()) == 3)
+        wire.drip(0.01)
+        assert post("dripped") == 200
+    assert [request.path for request in receiver.requests()] == ["/first", "/passes", "/held", "/dripped"]
+    with pytest.raises(httpx.ConnectError):
+        post("gone")
 
 
 def test_the_receiver_takes_chunked_bodies_and_refuses_bad_framing(receiver: services.Receiver) -> None:

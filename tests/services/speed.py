@@ -25,6 +25,13 @@ def measure() -> None:
         os.environ[_VARIABLE] = f"{(time.monotonic() - began) / _QUIET_SECONDS:.1f}"
 
 
+def measure_again() -> None:
+    """Measure now, for a run of hours."""
+    os.environ.pop(_VARIABLE, None)
+    slowness.cache_clear()
+    measure()
+
+
 def deadline(seconds: float) -> float:
     """When so many seconds are over, or in proportion more on a slow machine, by `time.monotonic()`."""
     return time.monotonic() + seconds * slowness()
@@ -32,5 +39,5 @@ def deadline(seconds: float) -> float:
 
 @cache
 def slowness() -> float:
-    """1 on a quiet machine and outside of pytest, more on a busy or slow one, 10 at most."""
+    """1 on a quiet machine and before it was measured, more on a busy or slow one, 10 at most."""
     return min(_MAX, max(1.0, float(os.environ.get(_VARIABLE, "1"))))

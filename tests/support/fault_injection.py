@@ -15,7 +15,7 @@ from random import Random
 from app.outbox.engine.database import now_ms
 from tests import services
 from tests.services import until
-from tests.services.proxy import Proxy, proxy
+from tests.services.proxy_process import FarProxy, far_proxies
 from tests.support.service_processes import Role, System
 from tests.support.target_readers import Record, create_log, text
 from tests.support.traffic import Traffic
@@ -46,7 +46,7 @@ class Servers:
     receiver: services.Receiver
     queues: dict[str, services.Server] = field(default_factory=dict)  # that are pulled from, by their part
     source_workers: list[Role] = field(default_factory=list)  # that pull them
-    proxies: dict[str, Proxy] = field(default_factory=dict)  # before a target, by its part's name
+    proxies: dict[str, FarProxy] = field(default_factory=dict)  # before a target, by its part's name
     failovers: list[Failover] = field(default_factory=list)  # of the outbox's database, until somebody takes them
 
     def port(self, part: str, server: services.Server) -> int:
@@ -110,8 +110,8 @@ def serving(outbox: str = "postgresql", broker: str = "redis", *, proxied: bool 
                 "PostgreSQL target": servers.postgres,
                 "webhook target": servers.receiver,
             }
-            for part, server in targets.items():
-                servers.proxies[part] = stack.enter_context(proxy(server.port))
+            made = stack.enter_context(far_proxies([server.port for server in targets.values()]))
+            servers.proxies.update(zip(targets, made, strict=True))
         yield servers
 
 
@@ -176,6 +176,7 @@ class Watch:
     known: Sequence[int] = ()  # how many were settled at each target when that was last known
     _settled: Sequence[int] = ()
     _done: Sequence[bool] = ()  # whether each target had settled all that was taken by then
+    _names: Sequence[str] = ()
     _taken: int = 0  # how many were, by then
     _open: list[tuple[Victim, int]] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -213,6 +214,7 @@ class Watch:
         counters = [entry for entry in self.flow.counters() if not self.targets or str(entry.target) in self.targets]
         self._settled = [entry.delivered + entry.superseded for entry in counters]
         self.known = self._settled or self.known
+        self._names = [str(entry.target) for entry in counters]
         self._done = [not entry.pending + entry.parked for entry in counters]
         self._taken = taken
         oldest = min((entry.oldest or now_ms() for entry in counters), default=0)
@@ -236,6 +238,15 @@ class Watch:
         over, now = self._all_known, zip(self.settled, before, self._done, strict=False)
         goes_out = [new > old or (over and done) for new, old, done in now]
         return comes_in and bool(goes_out) and all(goes_out)
+
+    def still(self, taken: int, before: Sequence[int]) -> str:
+        """What does not move, in words."""
+        rows = zip(self._names, self.settled, before, self._done, strict=False)
+        known = self._all_known
+        stays = [f"{name} stays at {new}" for name, new, old, done in rows if new <= old and not (known and done)]
+        if self.flow.taken <= taken and not self.flow.all_taken:
+            stays.append(f"no event comes in after {taken}, posts refused: {dict(self.flow.refused)}")
+        return ", ".join(stays) or ("all move" if self.settled else "the outbox cannot be read")
 
     def _run(self) -> None:
         while not self._over.wait(0.1):

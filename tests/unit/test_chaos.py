@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from random import Random
 from types import SimpleNamespace
@@ -10,8 +11,11 @@ from typing import Any
 
 import orjson
 import pytest
+import redis
+import sqlalchemy as sa
 
 from app.events.parsing import parse
+from tests.chaos import rounds, verification
 from tests.chaos.__main__ import arguments
 from tests.chaos.faults import Effect, started_again, timeline
 from tests.chaos.plan import (
@@ -20,20 +24,22 @@ from tests.chaos.plan import (
     HANG,
     KILL,
     OPERATIONS,
+    PULLER,
     QUEUE,
     REFUSE,
     STANDBY,
-    PULLER,
     STOP,
     WORKER,
     Fault,
+    Round,
     draw,
     parts_of,
     single_faults,
 )  # fmt: skip
-from tests.chaos.verification import was_lost
+from tests.chaos.rounds import Chaos, Row
+from tests.chaos.verification import Figures, patiently, was_lost
 from tests.services import until
-from tests.support.fault_injection import Failover
+from tests.support.fault_injection import Failover, Watch
 from tests.support.ledger import UNKNOWN, Counts, Expected, Ledger, Stream, Window, expected
 from tests.support.target_readers import Record
 from tests.support.traffic import Poster, Traffic
@@ -320,3 +326,86 @@ def test_what_needs_something_that_is_stopped_is_started_meanwhile_and_is_waited
     effect.end()
     effect.wait()
     assert done == ["killed", "started"]
+
+
+def test_a_busy_server_is_asked_again_until_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([redis.TimeoutError("busy"), sa.exc.OperationalError("select", {}, Exception("away")), "read"])
+
+    def read() -> str:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(verification, "READ_WITHIN", 30)
+    monkeypatch.setattr(verification, "READ_EVERY", 0)
+    assert patiently(read) == "read"
+    monkeypatch.setattr(verification, "READ_WITHIN", -1)
+    answers = iter([redis.TimeoutError("still busy")])
+    with pytest.raises(redis.TimeoutError):
+        patiently(read)
+
+
+class Trouble:
+    """A round of which something fails, and what is there to be read afterwards."""
+
+    def __init__(self, *, settles: bool = True, reads: bool = True) -> None:
+        self.settles, self.reads = settles, reads
+
+    def look(self, *, delayed: bool) -> Figures:
+        assert not delayed
+        if not self.reads:
+            raise redis.TimeoutError("no answer\nin time")
+        return Figures(repeated=7)
+
+    def carry_out(self, monkeypatch: pytest.MonkeyPatch) -> Row:
+        def fail(*_: object) -> None:
+            raise ConnectionError("refused")
+
+        def settle(*_: object) -> None:
+            assert self.settles
+
+        monkeypatch.setattr(Chaos, "_hurt", fail)
+        monkeypatch.setattr(Chaos, "_settle", settle)
+        monkeypatch.setattr(rounds, "waiting", lambda _: "nothing waits")
+        monkeypatch.setattr(rounds, "target_settings", lambda _: {})
+        flow: Any = SimpleNamespace(taken=3, counters=lambda: ())
+        nothing: Any = SimpleNamespace()
+        chaos = Chaos(nothing, nothing, flow, nothing, self)  # type: ignore[arg-type]  # it reads nothing
+        return chaos.carry_out(Round((Fault(KILL, "beat"),), "pause", 0.5, 0.5, 0.5), 10, 6.0)
+
+
+def test_a_round_with_a_problem_is_compared_all_the_same_and_others_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Trouble().carry_out(monkeypatch)
+    assert (row.sound, row.stuck, row.figures) == (False, False, Figures(repeated=7))
+    assert str(row).endswith("WRONG: ConnectionError: refused; nothing waits")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [(Trouble(settles=False), ""), (Trouble(reads=False), "; not compared: TimeoutError: no answer")],
+)
+def test_no_round_follows_one_that_does_not_settle_or_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, trouble: Trouble, said: str
+) -> None:
+    row = trouble.carry_out(monkeypatch)
+    assert row.stuck
+    assert row.problem == f"ConnectionError: refused; nothing waits{said}"
+
+
+def test_a_target_without_progress_is_named() -> None:
+    counts = {"redis:list": 4, "webhook:all": 2, "redis:idle": 0}
+
+    def counters() -> list[Any]:
+        return [
+            SimpleNamespace(target=name, delivered=count, superseded=0, pending=1, parked=0, oldest=0)
+            for name, count in counts.items()
+        ]
+
+    flow: Any = SimpleNamespace(taken=9, all_taken=False, refused=Counter({"503": 2}), counters=counters)
+    watch = Watch(flow, targets=frozenset(["redis:list", "webhook:all"]))
+    before = watch.look()
+    counts["redis:list"] = 5
+    watch.look()
+    assert watch.still(8, before) == "webhook:all stays at 2"
+    assert watch.still(9, before) == "webhook:all stays at 2, no event comes in after 9, posts refused: {'503': 2}"

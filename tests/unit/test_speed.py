@@ -55,3 +55,11 @@ def test_it_is_measured_once_and_handed_on() -> None:
     assert float(first) > 0
     speed.measure()
     assert os.environ["TEST_SLOWNESS"] == first
+
+
+def test_a_run_of_hours_measures_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_SLOWNESS", "9.9")
+    assert speed.slowness() == 9.9
+    monkeypatch.setattr(speed, "_STEPS", 1)
+    speed.measure_again()
+    assert speed.slowness() == 1
