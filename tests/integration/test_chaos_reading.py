@@ -14,11 +14,14 @@ import psycopg2
 import pytest
 import redis as redis_py
 
+from app.outbox.delivery import redelivery
 from app.outbox.delivery.leases import Leases, new_token
+from app.outbox.delivery.policies import REDELIVERY
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from tests import services
 from tests.chaos import verification
+from tests.chaos.rounds import hasten_redeliveries, redeliveries
 from tests.chaos.verification import Verification
 from tests.support.backlog import waiting
 from tests.support.builders import add_target, event, migrated, registry
@@ -110,3 +113,13 @@ def test_a_backlog_names_its_target_what_waits_and_who_has_its_partitions(databa
     worker: Any = SimpleNamespace(running=True, pid=os.getpid())
     whole.workers.append(worker)
     assert f"leased by process {os.getpid()} (running) of worker 1" in waiting(whole)
+
+
+def test_what_a_late_request_may_have_overwritten_goes_out_again_before_it_is_compared(database: Database) -> None:
+    target = add_target(database, "mine")
+    row_id = registry(database).target(target).row_id
+    assert hasten_redeliveries(database) == 0
+    redelivery.request(database, row_id, {(0, 7): 1, (1, 8): 2}, now_ms() + REDELIVERY.latest_arrival_ms)
+    assert redeliveries(database, due=True) == 0
+    assert hasten_redeliveries(database) == 2
+    assert redeliveries(database, due=True) == 2
