@@ -20,6 +20,7 @@ from tests.support import (
     compiled_pages,
     compiled_statements,
     interruption,
+    parsing,
     properties,
     reruns,
     server_logs,
@@ -60,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if "TMPDIR" not in os.environ and room > _ROOM:
         os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
     speed.measure()
+    parsing.take_turns()
     compiled_statements.share()
     compiled_pages.share()
     interruption.watch(config)
