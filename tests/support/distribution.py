@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from _pytest.terminal import TerminalReporter
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 _KEY = "bucketwire/seconds"  # in pytest's cache
+_SHOWN = 20  # of the longest groups, at the end of a run
 _CASES = "tests/acceptance/test_beat.py", "tests/acceptance/test_clocks.py", "tests/acceptance/test_faults.py"
 _PROBES = {f"tests/contract/test_target_{name}.py" for name in ("contract", "test")}  # they share their servers
 _SOURCES = {f"tests/contract/test_source_{name}.py" for name in ("contract", "test")}  # these too
@@ -47,6 +49,8 @@ _LONGEST = {
     "tests/integration/api/test_connections.py": 23,
     "tests/integration/api/test_outage.py": 22,
     "tests/integration/api/test_mc_admin.py": 21,
+    "tests/unit/test_regular_expressions.py": 17,
+    "tests/unit/test_tiers.py": 14,
 }
 _FIRST = ("tests/spark", "tests/acceptance", "tests/contract", "tests/integration/outbox", "tests/integration")
 
@@ -102,13 +106,18 @@ class Distribution(LoadScopeScheduling):
 
 
 class Durations:
-    """Adds up how long each group takes, and writes it down for the next run."""
+    """Adds up how long each group takes, writes it down for the next run, and shows the longest."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[group(report.nodeid)] += report.duration
+
+    def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
+        terminalreporter.section("the longest groups of tests")
+        for name, seconds in self.seconds.most_common(_SHOWN):
+            terminalreporter.line(f"{seconds:6.0f} s  {name}")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "cache"):

@@ -75,6 +75,14 @@ def test_the_longest_begins_whether_that_is_known_from_the_last_run_or_not(
     assert worker.groups[0][len("tests/unit/test_")] == ("b" if seconds else "c")  # which is new, or else the longest
 
 
+def test_the_end_of_a_run_shows_the_longest_groups() -> None:
+    durations, lines = distribution.Durations(), list[str]()
+    durations.seconds.update({"tests/unit/test_a.py": 2.6, "tests/unit/test_b.py": 15.0})
+    reporter: Any = SimpleNamespace(section=lines.append, line=lines.append)
+    durations.pytest_terminal_summary(reporter)
+    assert lines[1:] == ["    15 s  tests/unit/test_b.py", "     3 s  tests/unit/test_a.py"]
+
+
 def test_the_kinds_of_sources_run_beside_each_other() -> None:
     files = [f"tests/contract/test_source_{name}.py" for name in ("contract", "test")]
     groups = {distribution.group(f"{file}::test_it[{kind}]") for file in files for kind in ("amqp", "redis_list")}
