@@ -10,7 +10,7 @@ refusals as unavailable: neither many deliveries nor a long outage displace the 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import sqlalchemy as sa
@@ -90,59 +90,49 @@ def forget_removed(connection: sa.Connection) -> None:
             connection.execute(tables.attempts.delete().where(a.target_id == last))
 
 
-def timelines(connection: sa.Connection, event: Any) -> Mapping[TargetId, Sequence[Attempt]]:
-    """Return the last attempts at an event, a row of the log, at each of its targets that has some, oldest first.
+class Timeline(NamedTuple):
+    """The last attempts at an event at one target, oldest first, and the exchange of the last one, as JSON or empty."""
 
-    The cost is bounded by `policies.ATTEMPTS`, however large the log is.
+    attempts: Sequence[Attempt] = ()
+    exchange: str = ""
+
+
+def timelines(connection: sa.Connection, event: Any) -> Mapping[TargetId, Timeline]:
+    """Return what is recorded of the attempts at an event, a row of the log, at each of its targets.
+
+    An attempt at a run of events has the exchange of the last one of them; one that succeeded has none. The cost is
+    bounded by `policies.ATTEMPTS`, however large the log is.
     """
-    a = tables.attempts.c
+    a, t = tables.attempts.c, tables.targets.c
+    of_target = (a.target_id == sa.bindparam("of_target"), a.partition == event.partition)
     query = (
-        sa.select(*(column for column in tables.attempts.c if column is not a.exchange), sa.null().label("exchange"))
-        .where(a.target_id == sa.bindparam("of_target"), a.partition == event.partition)
-        .where(a.last_seq >= event.seq, a.first_seq <= event.seq)
+        sa.select(*(column for column in a if column is not a.exchange), sa.null().label("exchange"))
+        .where(*of_target, a.last_seq >= event.seq, a.first_seq <= event.seq)
         .order_by(a.at.desc(), a.id.desc())
         .limit(ATTEMPTS.max_read_attempts)
     )
-    by_target = {
-        TargetId(name.type, name.name): [_attempt(row) for row in connection.execute(query, {"of_target": name.id})]
-        for name in _targets_of(connection, event)
-    }
-    replays = {attempt.replay_id for attempts in by_target.values() for attempt in attempts} - {WHOLE_LOG}
-    selecting = _selecting(connection, event, replays) | {WHOLE_LOG} if replays else {WHOLE_LOG}
-    return {
-        target: [
-            attempt
-            for attempt in reversed(attempts)
-            if attempt.first_seq == attempt.last_seq or attempt.replay_id in selecting
-        ]
-        for target, attempts in by_target.items()
-    }
-
-
-def last_exchanges(connection: sa.Connection, event: Any) -> Mapping[TargetId, str]:
-    """Return the exchange of the last recorded attempt at an event, a row of the log, that failed and has one.
-
-    By target, as JSON. An attempt at a run of events has that of the last one of them.
-    """
-    a = tables.attempts.c
-    query = (
+    last_exchange = (
         sa.select(a.exchange)
-        .where(a.target_id == sa.bindparam("of_target"), a.partition == event.partition)
-        .where(a.last_seq == event.seq, a.exchange.is_not(None))
+        .where(*of_target, a.last_seq == event.seq, a.exchange.is_not(None))
         .order_by(a.id.desc())
         .limit(1)
     )
-    found = {
-        TargetId(name.type, name.name): connection.execute(query, {"of_target": name.id}).scalar()
-        for name in _targets_of(connection, event)
-    }
-    return {target: exchange for target, exchange in found.items() if exchange}
-
-
-def _targets_of(connection: sa.Connection, event: Any) -> Sequence[Any]:
-    t = tables.targets.c
     ids = [int(part) for part in event.targets.split(",") if part]
-    return connection.execute(sa.select(t.id, t.type, t.name).where(t.id.in_(ids))).all()
+    by_target = {}
+    for row in connection.execute(sa.select(t.id, t.type, t.name).where(t.id.in_(ids))).all():
+        attempts = [_attempt(one) for one in connection.execute(query, {"of_target": row.id})]
+        exchange = connection.execute(last_exchange, {"of_target": row.id}).scalar()
+        by_target[TargetId(row.type, row.name)] = Timeline(attempts[::-1], exchange or "")
+    replays = {attempt.replay_id for line in by_target.values() for attempt in line.attempts} - {WHOLE_LOG}
+    selecting = _selecting(connection, event, replays) | {WHOLE_LOG} if replays else {WHOLE_LOG}
+
+    def concerns_event(attempt: Attempt) -> bool:
+        return attempt.first_seq == attempt.last_seq or attempt.replay_id in selecting
+
+    return {
+        target: Timeline(list(filter(concerns_event, line.attempts)), line.exchange)
+        for target, line in by_target.items()
+    }
 
 
 def _selecting(connection: sa.Connection, event: Any, replay_ids: Iterable[int]) -> set[int]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from app.outbox import tables
-from app.outbox.delivery.attempts import last_exchanges, timelines
+from app.outbox.delivery.attempts import Timeline, timelines
 from app.outbox.delivery.event_states import RecordedEvent, recorded_events
 from app.outbox.engine.database import Database
 from app.outbox.log.batch import key_hash
@@ -56,9 +56,9 @@ def find_event(database: Database, event_id: str) -> RecordedEvent | None:
         if row is None:
             return None
         [event] = recorded_events(connection, [row])
-        found, exchanges = timelines(connection, row), last_exchanges(connection, row)
-    states = [
-        replace(state, timeline=found.get(state.target, ()), exchange=exchanges.get(state.target, ""))
-        for state in event.delivery_states
-    ]
+        by_target = timelines(connection, row)
+    states = []
+    for state in event.delivery_states:
+        timeline = by_target.get(state.target, Timeline())
+        states.append(replace(state, timeline=timeline.attempts, exchange=timeline.exchange))
     return replace(event, delivery_states=states)
