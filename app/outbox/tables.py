@@ -2,12 +2,13 @@
 
 Times are whole milliseconds since 1970 (UTC). `seq` numbers are assigned under the lock of `log_head`, so commits
 happen in the order of `seq` and a reader can never skip a late commit.
+
+Migrations create them, with what concerns one database alone: InnoDB and a binary collation, how full PostgreSQL makes
+the pages of rows that are updated very often, and ids that SQLite never uses again where others refer to them. To name
+such an option here, SQLAlchemy would import the dialects of all databases in each process.
 """
 
-from typing import Any
-
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
 
 from app.outbox.markers import NEVER, WHOLE_LOG
 
@@ -20,9 +21,9 @@ metadata = sa.MetaData(
     }
 )
 
-MYSQL: dict[str, Any] = {"mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin", "mysql_engine": "InnoDB"}
 BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-LongText = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+_LONG = 2**32 - 1  # bytes; MySQL makes it LONGTEXT, or LONGBLOB
+LongText = sa.Text().with_variant(sa.Text(_LONG), "mysql", "mariadb")
 
 
 log_head = sa.Table(
@@ -36,7 +37,6 @@ log_head = sa.Table(
     sa.Column("epoch", sa.CHAR(32), nullable=False, server_default=""),
     sa.Column("timeline", sa.CHAR(8), nullable=False, server_default=""),  # PostgreSQL's when the epoch began
     sa.Column("posted", sa.BigInteger, nullable=False, server_default="0"),  # events that requests have recorded
-    **MYSQL,
 )
 
 log_tail = sa.Table(
@@ -44,7 +44,6 @@ log_tail = sa.Table(
     metadata,
     # One row. A transaction that removes events from the log or begins a replay of them locks it (`locks.lock_tail`).
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
-    **MYSQL,
 )
 
 targets = sa.Table(
@@ -75,8 +74,6 @@ targets = sa.Table(
     sa.Column("opening_due_at", sa.BigInteger, nullable=False, default=0),  # when to offer it; NEVER: it was opened
     sa.Column("opening_tries", sa.Integer, nullable=False, default=0),  # how often it was offered
     sa.UniqueConstraint("type", "name"),
-    sqlite_autoincrement=True,  # ids are never reused, because the log refers to them
-    **MYSQL,
 )
 
 rules = sa.Table(
@@ -93,7 +90,6 @@ rules = sa.Table(
     # JSON object: the filters beside prefix and suffix, by name, and `names`, the client's order of the key's. NULL:
     # none. `filter_names` has prefix and suffix only, because code before 0.3 knows no others.
     sa.Column("filters", LongText),
-    **MYSQL,
 )
 
 buckets = sa.Table(
@@ -101,7 +97,6 @@ buckets = sa.Table(
     metadata,
     sa.Column("name", sa.String(255), primary_key=True),
     sa.Column("created_at", sa.BigInteger, nullable=False),  # when the service first saw it
-    **MYSQL,
 )
 
 events = sa.Table(
@@ -123,7 +118,6 @@ events = sa.Table(
     sa.Column("trace", sa.String(600), nullable=False, default=""),  # "": the event had none
     sa.Column("origin", sa.String(600), nullable=False, server_default=""),  # of `app.events.origin`; "": unknown
     sa.Index(None, "key_hash", "sequencer"),
-    **MYSQL,
 )
 
 cursors = sa.Table(
@@ -159,8 +153,6 @@ cursors = sa.Table(
     sa.Column("failed_since", sa.BigInteger),
     sa.Column("failed_mark", sa.BigInteger),
     sa.Index(None, "failed_in_row"),  # few cursors have failures
-    postgresql_with={"fillfactor": 50},  # rows are updated in place very often
-    **MYSQL,
 )
 
 # What a mirror knows of versioned keys: one row for each version, and one for the key itself, whose id equals `object`.
@@ -182,7 +174,6 @@ object_versions = sa.Table(
     sa.Column("record", LongText),  # the event's, copied when the event left the log; "" if not needed
     sa.Index("ix_object_versions_layer", "target_id", "partition", "object", "sequencer", "tie", "placed"),
     sa.Index(None, "partition", "seq"),
-    **MYSQL,
 )
 
 parked = sa.Table(
@@ -208,7 +199,6 @@ parked = sa.Table(
         None, "target_id", "partition", "key_hash", "not_before"
     ),  # finds a head without reading the many events that wait behind it
     sa.Index(None, "partition", "seq"),  # for the purge, which keeps these events
-    **MYSQL,
 )
 
 # Objects whose newest event the next holder of the partition's lease parks again once it is due, because an older one
@@ -226,7 +216,6 @@ redeliveries = sa.Table(
     sa.Column("until", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index(None, "partition", "key_hash"),  # for the purge, which keeps these events
     sa.Index(None, "due"),  # for the drain, which runs when the next one is due
-    **MYSQL,
 )
 
 dead_letters = sa.Table(
@@ -244,8 +233,6 @@ dead_letters = sa.Table(
     sa.Column("history", sa.Text, nullable=False),
     sa.UniqueConstraint("target_id", "partition", "seq"),
     sa.Index(None, "partition", "seq"),  # for the purge, which keeps these events
-    sqlite_autoincrement=True,
-    **MYSQL,
 )
 
 replays = sa.Table(
@@ -263,8 +250,6 @@ replays = sa.Table(
     sa.Column("replayed", sa.BigInteger, nullable=False, default=0),
     sa.Column("passed", sa.BigInteger, nullable=False, default=0),
     sa.Column("cancelled_at", sa.BigInteger, nullable=False, default=0),  # 0: not cancelled
-    sqlite_autoincrement=True,  # 0 stands for the log itself
-    **MYSQL,
 )
 
 # Columns that the version before writes when a run ends; a run that it has ended has no `counts`.
@@ -293,8 +278,6 @@ reconciliations = sa.Table(
     sa.Column("repair", sa.String(8), nullable=False, default=""),  # yes | no, as requested; "": by the settings
     sa.Column("progress", sa.Text),  # JSON, while it runs
     sa.Index(None, "type", "name"),
-    sqlite_autoincrement=True,
-    **MYSQL,
 )
 
 # The first findings of each reconciliation.
@@ -305,7 +288,6 @@ findings = sa.Table(
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("kind", sa.String(16), nullable=False),
     sa.Column("facts", LongText, nullable=False),  # JSON object, in ASCII
-    **MYSQL,
 )
 
 tokens = sa.Table(
@@ -319,7 +301,6 @@ tokens = sa.Table(
     # JSON object of `buckets` and `targets`, to which it is limited; "": it is not.
     sa.Column("limits", sa.Text, nullable=False, default=""),
     sa.Column("created_at", sa.BigInteger, nullable=False),
-    **MYSQL,
 )
 
 # The console's sessions that have neither expired nor been ended: `app.outbox.sessions`.
@@ -330,7 +311,6 @@ console_sessions = sa.Table(
     sa.Column("subject", sa.CHAR(64), nullable=False),  # digest of the session's token, or of the person
     sa.Column("ends_at", sa.BigInteger, nullable=False, index=True),
     sa.Index(None, "subject", "ends_at"),
-    **MYSQL,
 )
 
 service_settings = sa.Table(
@@ -338,7 +318,6 @@ service_settings = sa.Table(
     metadata,
     sa.Column("name", sa.String(64), primary_key=True),  # a key of the section `api`
     sa.Column("value", sa.Text, nullable=False),
-    **MYSQL,
 )
 
 heartbeats = sa.Table(
@@ -346,7 +325,6 @@ heartbeats = sa.Table(
     metadata,
     sa.Column("name", sa.String(64), primary_key=True),  # "drain", or a key of a target's queue
     sa.Column("at", sa.BigInteger, nullable=False),
-    **MYSQL,
 )
 
 # The audit log. Entries are only added, and removed when they are older than the retention.
@@ -365,8 +343,6 @@ audit = sa.Table(
     sa.Index(None, "actor", "id"),
     sa.Index(None, "action", "id"),
     sa.Index(None, "resource", "id"),
-    sqlite_autoincrement=True,
-    **MYSQL,
 )
 
 # Samples of the targets' counters, a ring for each step: `app.outbox.series`. No foreign key: to check it, MySQL would
@@ -388,7 +364,6 @@ series = sa.Table(
     sa.Column("oldest_age", sa.BigInteger),  # ms; 0: nothing waits, NULL: not measured
     sa.Column("times", sa.Text, nullable=False),  # of deliveries since the sample before: `app.outbox.delivery_times`
     sa.Index(None, "target_id", "step", "at"),
-    **MYSQL,
 )
 
 # Histograms of delivery times that workers have reported since the last sample. No foreign key, as above.
@@ -398,7 +373,6 @@ delivery_times = sa.Table(
     sa.Column("id", BigId, primary_key=True, autoincrement=True),
     sa.Column("target_id", sa.Integer, nullable=False),
     sa.Column("times", sa.Text, nullable=False),
-    **MYSQL,
 )
 
 # Attempts at events, a bounded number for each target: `app.outbox.delivery.attempts`. No foreign key, as above.
@@ -421,7 +395,6 @@ attempts = sa.Table(
     sa.Column("exchange", sa.Text),  # JSON: request and answer of the last event, in bounds; NULL: there is none
     sa.Index(None, "target_id", "partition", "last_seq"),
     sa.Index(None, "target_id", "ring", "id"),
-    **MYSQL,
 )
 
 # What was noticed last of each target and of the service (target_id 0): `app.outbox.notices`. No foreign key, as above.
@@ -432,7 +405,6 @@ notices = sa.Table(
     sa.Column("target_id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("value", sa.BigInteger, nullable=False),
     sa.Column("notified_at", sa.BigInteger, nullable=False),  # ms; 0: never
-    **MYSQL,
 )
 
 # The token buckets of targets with a rate limit: `app.outbox.delivery.rate_limits`. No foreign key, as above.
@@ -442,7 +414,6 @@ rate_limits = sa.Table(
     sa.Column("target_id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("used_until", sa.BigInteger, nullable=False),  # microseconds since 1970
     sa.Column("ready_at", sa.BigInteger, nullable=False),  # when enough tokens are there for a delivery (ms)
-    **MYSQL,
 )
 
 # What a worker pulls events from: `app.outbox.sources`. The lease is in the row, because a source has one holder.
@@ -474,8 +445,6 @@ sources = sa.Table(
     sa.Column("rejected", sa.BigInteger, nullable=False, default=0),  # messages, also those deleted or retried since
     sa.Column("lag", sa.BigInteger),  # messages that wait in the queue; NULL: unknown
     sa.UniqueConstraint("type", "name"),
-    sqlite_autoincrement=True,
-    **MYSQL,
 )
 
 source_positions = sa.Table(
@@ -484,7 +453,6 @@ source_positions = sa.Table(
     sa.Column("source_id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("share", sa.String(255), primary_key=True),  # what has an order of its own, such as a partition
     sa.Column("position", sa.String(255), nullable=False),  # up to which its events are recorded
-    **MYSQL,
 )
 
 # Messages without valid events, as they were pulled.
@@ -500,7 +468,5 @@ rejected_messages = sa.Table(
     sa.Column("headers", sa.Text, nullable=False),  # JSON object
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("size", sa.BigInteger, nullable=False),  # bytes of the body
-    sa.Column("body", sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"), nullable=False),
-    sqlite_autoincrement=True,
-    **MYSQL,
+    sa.Column("body", sa.LargeBinary().with_variant(sa.LargeBinary(_LONG), "mysql", "mariadb"), nullable=False),
 )
