@@ -4,11 +4,13 @@
         [--connections 8]
 
 Stored: `queue_dir` is filled with events in MinIO's own form (§5), and a real MinIO sends them to a webhook, which is
-Bucketwire's, from which a worker delivers to a Redis hash; and the same MinIO sends them to a Redis hash itself. The
+Bucketwire's, from which a worker delivers to a Redis hash; or to its own Kafka, Redis or NATS JetStream target, from
+which a source pulls them, and they are delivered likewise; and the same MinIO sends them to a Redis hash itself. The
 rate is that of the arrivals in the hash, from the first to the last. The sides alternate, and the medians count.
 
 Without a store MinIO drops what it cannot send (§6): so many connections put objects of 100 bytes as fast as MinIO
-answers, for so many seconds, while the whole service records and delivers. Every put has to be an event in the log.
+answers, for so many seconds, while the whole service records and delivers. Every put has to be an event in the log, and
+where it comes by a source, every message that MinIO has written to Kafka.
 With `sync_events=on` a put waits for the answer to its event's POST, so that MinIO cannot outrun the API. How many
 events MinIO posts while it is busy is also measured beside a Flask view that inserts a row and commits, by turns.
 """
@@ -20,13 +22,15 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import redis
 import sqlalchemy as sa
+from confluent_kafka import Consumer, TopicPartition
 
 from app.cli.frontend_metrics import fetch, metrics_url
 from app.outbox import tables
@@ -39,6 +43,10 @@ from bench.report import Aim, show
 from bench.service import KEY, Service, arrival_rate
 from bench.targets import new_events
 from tests import services
+from tests.contract.probes.kafka import PARTITIONS
+from tests.contract.probes.nats import SUBJECT
+from tests.contract.source_probes.jetstream import Stream
+from tests.contract.source_probes.kafka import Topic
 
 _BUCKET, _KEYS = "busy", 1_000
 _SETTLES = 30.0  # seconds without another recorded event after which no more are expected
@@ -73,6 +81,66 @@ def through_service(stack: ExitStack, events: int, webhooks: int) -> float:
     return arrival_rate(minio.start, service.held, events // webhooks * webhooks)
 
 
+@dataclass(frozen=True)
+class Queue:
+    """A queue to which MinIO writes by a target of its own: the target's settings, and the source that pulls them."""
+
+    kind: str
+    target: Mapping[str, str]
+    source: str
+    values: Mapping[str, Any]
+    held: Callable[[], int]  # messages that MinIO has written
+
+
+def kafka(stack: ExitStack) -> Queue:
+    """Start a Kafka with an empty topic."""
+    probe = stack.enter_context(closing(Topic()))
+    probe.renew()
+    topic, brokers = str(probe.values()["topic"]), probe.server.brokers
+
+    def held() -> int:
+        with closing(Consumer({"bootstrap.servers": brokers, "group.id": "reader", "log_level": 0})) as consumer:
+            places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+            return sum(consumer.get_watermark_offsets(place, timeout=30)[1] for place in places)
+
+    return Queue("KAFKA", {"BROKERS": brokers, "TOPIC": topic}, "kafka", probe.values(), held)
+
+
+def redis_list(stack: ExitStack) -> Queue:
+    """Start a Redis, in which a list is to be."""
+    server = stack.enter_context(services.redis())
+    address, client = f"127.0.0.1:{server.port}", redis.Redis(port=server.port)
+    stack.callback(client.close)
+    target = {"ADDRESS": address, "KEY": KEY, "FORMAT": "access"}
+    return Queue("REDIS", target, "redis", {"address": address, "key": KEY}, lambda: int(client.llen(KEY)))
+
+
+def jetstream(stack: ExitStack) -> Queue:
+    """Start a NATS server with an empty stream."""
+    probe = stack.enter_context(closing(Stream()))
+    probe.renew()
+    values = probe.values()
+    target = {"ADDRESS": values["address"], "SUBJECT": SUBJECT, "JETSTREAM": "on"}
+    target |= {"USERNAME": values["username"], "PASSWORD": values["password"]}
+    return Queue("NATS", target, "jetstream", values, probe.last_sequence)
+
+
+QUEUES = {"Kafka": kafka, "a Redis list": redis_list, "JetStream": jetstream}
+
+
+def through_source(stack: ExitStack, events: int, start_queue: Callable[[ExitStack], Queue]) -> float:
+    """Return the rate of stored events that MinIO writes to a queue, a source pulls, and the service delivers."""
+    outbox, queue = stack.enter_context(services.postgres(durable=True)), start_queue(stack)
+    service = Service(stack, outbox.create_database("outbox"), target_format="namespace")
+    service.start_delivery()
+    service.pull(queue.source, queue.values)
+    folder = services.new_folder("queue")
+    stored(folder, f"minio-{queue.kind.lower()}-B", events)
+    minio = services.MinIO(extra_env=settings("B", {**queue.target, "QUEUE_DIR": str(folder)}, queue.kind))
+    stack.callback(minio.stop)
+    return arrival_rate(minio.start, service.held, events)
+
+
 def by_itself(stack: ExitStack, events: int) -> float:
     """Return the rate of stored events that MinIO writes into a hash itself."""
     target = stack.enter_context(services.redis())
@@ -98,14 +166,29 @@ def puts() -> Callable[[], bytes]:
 
 @dataclass(frozen=True)
 class Receiver:
-    """What MinIO's webhook posts to: its address, and how many events it has recorded."""
+    """What MinIO's target sends to: its settings, how many events are recorded, and how many MinIO has handed over."""
 
-    endpoint: str
+    target: Mapping[str, str]
     recorded: Callable[[], int]
+    kind: str = "WEBHOOK"
+    held: Callable[[], int] | None = None
 
 
 def bucketwire(stack: ExitStack) -> Receiver:
     """Start the whole service, which delivers to a Redis hash."""
+    service, recorded = _recording_service(stack)
+    return Receiver({"ENDPOINT": f"{service.apis[0].url}/v1/events"}, recorded)
+
+
+def bucketwire_by_kafka(stack: ExitStack) -> Receiver:
+    """Start the same, and have it pull from a Kafka, to which MinIO writes."""
+    queue = kafka(stack)
+    service, recorded = _recording_service(stack)
+    service.pull(queue.source, queue.values)
+    return Receiver(queue.target, recorded, queue.kind, queue.held)
+
+
+def _recording_service(stack: ExitStack) -> tuple[Service, Callable[[], int]]:
     outbox = stack.enter_context(services.postgres(durable=True))
     url = outbox.create_database("outbox")
     service = Service(stack, url, target_format="namespace")
@@ -117,7 +200,7 @@ def bucketwire(stack: ExitStack) -> Receiver:
         with database.reading() as connection:
             return sum(counters.recorded for counters in read_counters(connection, oldest=False))
 
-    return Receiver(f"{service.apis[0].url}/v1/events", recorded)
+    return service, recorded
 
 
 def inserting_view(stack: ExitStack) -> Receiver:
@@ -132,7 +215,7 @@ def inserting_view(stack: ExitStack) -> Receiver:
         with database.reading() as connection:
             return int(connection.execute(sa.select(sa.func.count()).select_from(tables.events)).scalar_one())
 
-    return Receiver(f"http://127.0.0.1:{api.port}/v1/events", recorded)
+    return Receiver({"ENDPOINT": f"http://127.0.0.1:{api.port}/v1/events"}, recorded)
 
 
 def busy(
@@ -141,9 +224,9 @@ def busy(
     """Put objects into a MinIO without a store, and return what became of the events."""
     started = receiver(stack)
     server = {"MINIO_PROMETHEUS_AUTH_TYPE": "public", "MINIO_API_SYNC_EVENTS": sync}
-    minio = stack.enter_context(services.minio(extra_env=settings("B", {"ENDPOINT": started.endpoint}) | server))
+    minio = stack.enter_context(services.minio(extra_env=settings("B", started.target, started.kind) | server))
     services.until(lambda: "SQS ARNs:" in minio.log.read_text(), 60, what="MinIO's targets")
-    open_bucket(minio)
+    open_bucket(minio, f"arn:minio:sqs::B:{started.kind.lower()}")
     count, took, latencies = drive(minio.port, connections, puts(), seconds, status=200)
     began, at_end = time.perf_counter(), started.recorded()
     last, changed = at_end, began
@@ -154,8 +237,10 @@ def busy(
     time.sleep(_METRICS_AGE)
     metrics = fetch(metrics_url(minio.url), "")
     failed = sum(webhook.failed for webhook in metrics.webhooks.values())
+    held = started.held() if started.held else None
     return {
         "receiver": receiver.__name__, "sync_events": sync, "puts": count, "puts/s": count / took,
+        "handed over": held, "lost of these": held - last if held is not None else None,
         "recorded/s meanwhile": at_end / took,
         "p99 ms": 1000 * latencies[int(len(latencies) * 0.99)], "recorded": last, "lost": count - last,
         "skipped": metrics.skipped, "failed": failed,
@@ -163,13 +248,13 @@ def busy(
     }  # fmt: skip
 
 
-def open_bucket(minio: services.MinIO) -> None:
+def open_bucket(minio: services.MinIO, arn: str) -> None:
     """Make a bucket in which anybody may put objects, so that the requests need no signature, with a rule."""
     s3 = minio.boto3()
     s3.create_bucket(Bucket=_BUCKET)
     allowed = {"Effect": "Allow", "Principal": "*", "Action": "s3:PutObject", "Resource": f"arn:aws:s3:::{_BUCKET}/*"}
     s3.put_bucket_policy(Bucket=_BUCKET, Policy=json.dumps({"Version": "2012-10-17", "Statement": [allowed]}))
-    rules = [{"QueueArn": minio.arn("B"), "Events": ["s3:ObjectCreated:*"]}]
+    rules = [{"QueueArn": arn, "Events": ["s3:ObjectCreated:*"]}]
     s3.put_bucket_notification_configuration(Bucket=_BUCKET, NotificationConfiguration={"QueueConfigurations": rules})
     s3.close()
 
@@ -191,12 +276,17 @@ def main() -> None:
             lambda stack: by_itself(stack, options.events),
             lambda stack: through_service(stack, options.events, 1),
             lambda stack: through_service(stack, options.events, 4),
+            *(
+                partial(through_source, events=options.events, start_queue=start_queue)
+                for start_queue in QUEUES.values()
+            ),
         )
         rows.append({"stored events to a Redis hash": "MinIO itself", "events/s": statistics.median(itself)})
-        for webhooks, rates, aim in zip(("one webhook", "four webhooks"), ours, (0.6, None), strict=True):
-            way = f"through Bucketwire, {webhooks}"
-            rows.append({"stored events to a Redis hash": way, "events/s": statistics.median(rates)})
-            aims.append(Aim(ratio(rates, itself), aim, f"a MinIO's store to a Redis hash, {webhooks}", "MinIO itself"))
+        ways = {"one webhook": 0.6, "four webhooks": None} | {f"by {name} and a source": 0.9 for name in QUEUES}
+        for (way, aim), rates in zip(ways.items(), ours, strict=True):
+            through = f"through Bucketwire, {way}"
+            rows.append({"stored events to a Redis hash": through, "events/s": statistics.median(rates)})
+            aims.append(Aim(ratio(rates, itself), aim, f"a MinIO's store to a Redis hash, {way}", "MinIO itself"))
         show(
             "minio_stored", f"{options.events:,} stored events", rows, f"medians of {options.rounds} rounds", aims=aims
         )
@@ -207,6 +297,12 @@ def main() -> None:
                 rows.append(row := busy(stack, seconds, options.connections, sync, bucketwire))
             what = f"MinIO, no store, sync_events={sync}, {options.connections} connections, {seconds:g} s: lost"
             aims.append(Aim(row["lost"], 0, what, f"{row['puts']:,} puts", "events", most=True))
+    if options.seconds:
+        with ExitStack() as stack:
+            rows.append(row := busy(stack, options.seconds, options.connections, "off", bucketwire_by_kafka))
+        what = f"the same by Kafka and a source, sync_events=off, {options.seconds:g} s: lost after MinIO's target"
+        beside = f"{row['handed over']:,} of {row['puts']:,} puts in the topic"
+        aims.append(Aim(row["lost of these"], 0, what, beside, "events", most=True))
     if options.view_seconds:
         meanwhile: list[list[float]] = [[], []]
         for side, receiver in zip(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -18,6 +19,7 @@ from bench.idle import spent
 from bench.load import BATCH, drive, makers
 from tests import services
 from tests.services.server_process import run_to_end
+from tests.support.builders import SECRET_KEY
 from tests.support.service_processes import (
     BUCKETWIRE,
     OTHER_CODE,
@@ -71,6 +73,7 @@ class Service:
             "BUCKETWIRE_DATABASE_URL": database_url,
             "BUCKETWIRE_BROKER_URL": self.broker.url,
             "BUCKETWIRE_ALLOW_PRIVATE": "on",
+            "BUCKETWIRE_SECRET_KEYS": SECRET_KEY,
         } | ({"PYTHONPATH": str(code)} if code else {})
         command = OTHER_CODE if code else [BUCKETWIRE]
         run_to_end([*command, "migrate"], services.new_folder("migrate") / "log", env=settings)
@@ -78,7 +81,7 @@ class Service:
         self.beat = Role(["beat"], settings, "is starting.")
         targets = ["worker", "--only", "targets", "--concurrency", "2"]
         self.workers = [drain_worker(settings), Role(targets, settings, " ready.")]
-        stack.callback(stop_all, [*self.apis, self.beat, *self.workers])
+        stack.callback(lambda: stop_all([*self.apis, self.beat, *self.workers]))
         start_all(self.apis)
         self.client = redis.Redis(port=self.redis.port)
         stack.callback(self.client.close)
@@ -95,6 +98,14 @@ class Service:
         """Start the workers, then beat, so that all are ready when the first drain runs."""
         start_all(self.workers)
         self.beat.start()
+
+    def pull(self, type_name: str, values: Mapping[str, Any]) -> None:
+        """Start a worker that pulls from a queue."""
+        worker = Role(["worker", "--only", "sources"], self.workers[0].settings, " ready.")
+        self.workers.append(worker)
+        worker.start()
+        with httpx.Client(base_url=self.apis[0].url, timeout=30, trust_env=False) as client:
+            client.put(f"/v1/sources/{type_name}/all", json=dict(values)).raise_for_status()
 
     def post(self, events: int) -> None:
         """Post so many events, in requests of `BATCH`."""
