@@ -21,7 +21,7 @@ from flask import Request, g, request
 from app.api.errors import ApiProblem
 from app.api.services import services
 from app.config.networks import is_loopback
-from app.config.settings import ApiToken
+from app.config.settings import ApiToken, hash_token
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.errors import TokensUnknown
 
@@ -101,22 +101,25 @@ def authenticate(request: Request) -> ApiToken | None:
     session: ConsoleSession | None = request.environ.get(SESSION)
     if session is None:
         presented = presented_token(request.headers.get("Authorization", ""))
-        token = tokens.find(presented) if presented else None
+        digest, identity = hash_token(presented) if presented else "", None
     else:
-        presented = session.digest
-        token = session.identity or (tokens.find_digest(presented) if presented else None)
+        digest, identity = session.digest, session.identity
+    token = identity or (tokens.find_digest(digest) if digest else None)
     if token is None:
         if opened.loopback and not tokens.required():
             _check_local(request)  # also if it presents a token, configured before the first one existed
             return None
-        raise _unauthorized(_describe_refusal(tokens, presented))
+        raise _unauthorized(describe_refusal(tokens, digest))
     return token
 
 
-def _describe_refusal(tokens: "Tokens", presented: str) -> str:
+def describe_refusal(tokens: "Tokens", digest: str) -> str:
+    """Say why a token with this SHA-256 is refused, or none ("")."""
     if tokens.any():
-        if presented:
-            return "this token is not valid; `bucketwire token ls` lists the names of the valid ones"
+        if digest and tokens.has_expired(digest):
+            return "this token has expired; create another one: `bucketwire token create`"
+        if digest:
+            return "this token is not valid; `bucketwire token ls` lists them by name"
         return "send a token: Authorization: Bearer <token>"
     state = "every token was revoked, and the API requires one" if tokens.required() else "there is no token yet"
     return f"{state}; create one: bucketwire token create <name> --scope ingest"

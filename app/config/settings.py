@@ -45,7 +45,7 @@ class ApiToken(NamedTuple):
     With `buckets` or `targets` (as type:name) it is limited to events of these buckets, and to these targets. `kind` is
     `openid` for a person who has signed in with OpenID Connect: such a session stands for a token that nobody has. Its
     `name` is what the person is called, and `person` who it is. `frontend` is the sender of what is posted with it; ""
-    where each record shows its sender.
+    where each record shows its sender. It is invalid from `expires_at` on (ms since 1970; 0: never).
     """
 
     name: str
@@ -56,6 +56,11 @@ class ApiToken(NamedTuple):
     kind: str = "token"
     person: str = ""
     frontend: str = ""
+    expires_at: int = 0
+
+    def has_expired(self, now: int) -> bool:
+        """Return whether it is invalid at a time (ms since 1970)."""
+        return 0 < self.expires_at <= now
 
     @property
     def actor(self) -> str:

@@ -103,6 +103,12 @@ def parsed(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 
 
+def has_passed(text: str | None) -> bool:
+    """Return whether a time of the API has passed, by this host's clock; false for none."""
+    at = parsed(text)
+    return at is not None and at <= datetime.now(UTC)
+
+
 def when(text: str | None, *, ago: bool = False, due: bool = False) -> Markup:
     """Write a time of the API in UTC; a script adds the browser's own time zone to the title.
 
@@ -214,6 +220,7 @@ TEMPLATE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "number": number,
     "duration": duration,
     "when": when,
+    "has_passed": has_passed,
     "iso": iso,
     "state": state,
     "command": command,

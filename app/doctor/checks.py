@@ -6,7 +6,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
-from app.ages import format_age
+from app.ages import format_age, format_seconds
 from app.broker import Broker, BrokerUnavailable, check_broker, queue_name
 from app.config.arn import TargetId
 from app.config.settings import Settings
@@ -25,10 +25,12 @@ from app.outbox.registry import Registry
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import INVALID_SETTINGS, read_sources
 from app.outbox.targets import OPENING_FAILED
+from app.outbox.tokens import Tokens
 
 _MAX_WAIT = 600_000  # ms that a scheduled run may wait while no other run is active
 _MAX_DELAY = 300_000  # ms that the oldest undelivered event of a running target may wait
 _GETS_EVENTS = "gets events"
+_EXPIRY_NOTICE = 7 * 86_400_000  # ms before its expiry that a token is about to expire, and after a use is in use
 _MAX_COUNTED = 1_000_000  # sequence numbers in which a target's pending events are counted for a request
 
 
@@ -62,6 +64,7 @@ _OF_DATABASE = (
     "sources",
     "delays",
     "counters",
+    "tokens",
 )
 _FOLLOWS: Mapping[str, Collection[str]] = MappingProxyType(
     {
@@ -319,6 +322,23 @@ def _check_counters(service: Service, most: int | None = None) -> Iterator[Findi
             yield Finding("counters", "ok", f"{counters.target} balance: {sums}")
 
 
+def _check_tokens(service: Service) -> Iterator[Finding]:
+    # Who may read the findings need not know the names of the tokens.
+    now, ls = now_ms(), ("token", "ls")
+    expiring = [token for token in Tokens(service.database).list() if token.expires_at]
+    if expired := sum(token.expires_at <= now for token in expiring):
+        yield Finding("tokens", "note", f"{_count(expired, 'token')} expired: revoke what is not needed any more", ls)
+    soon = [
+        token.expires_at
+        for token in expiring
+        if now < token.expires_at <= now + _EXPIRY_NOTICE and token.used_at > now - _EXPIRY_NOTICE
+    ]
+    if soon:
+        first = format_seconds((min(soon) - now) / 1000)
+        text = f"{_count(len(soon), 'token')} in use will expire, the first in {first}: give its users another one"
+        yield Finding("tokens", "warning", text, ls)
+
+
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         "database": _check_database,
@@ -332,6 +352,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "sources": _check_sources,
         "delays": _check_delays,
         "counters": _check_counters,
+        "tokens": _check_tokens,
     }
 )
 # Those that take a few seconds at most, however much is pending.

@@ -115,6 +115,7 @@ class TokenPolicy(NamedTuple):
 
     max_names: int = 100  # of buckets, and of targets
     max_bucket_characters: int = 255
+    use_interval_ms: int = 60_000  # between two records of the same token's use
 
 
 class DeliveryTimesPolicy(NamedTuple):

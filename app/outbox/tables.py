@@ -298,9 +298,10 @@ tokens = sa.Table(
         "digest", sa.CHAR(64), nullable=False, unique=True
     ),  # SHA-256 of the token; tokens are random, so a plain hash is enough
     sa.Column("scopes", sa.String(255), nullable=False),
-    # JSON object of `buckets` and `targets`, to which it is limited; "": it is not.
+    # JSON object of `buckets` and `targets`, to which it is limited, `frontend` and `expires_at` (ms); "": none.
     sa.Column("limits", sa.Text, nullable=False, default=""),
     sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("used_at", sa.BigInteger),  # ms, a minute late at most; NULL: never, or before this was recorded
 )
 
 # The console's sessions that have neither expired nor been ended: `app.outbox.sessions`.

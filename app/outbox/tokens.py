@@ -13,6 +13,8 @@ import logging
 import os
 import re
 import secrets
+import threading
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,7 @@ from app.config.settings import SCOPES, ApiToken, Settings, hash_token
 from app.events.frontends import S3_FRONTENDS
 from app.outbox import audit, sessions, tables
 from app.outbox.engine.cached_probe import CachedProbe
-from app.outbox.engine.database import Database, now_ms
+from app.outbox.engine.database import Database, describe_error, now_ms
 from app.outbox.errors import TokenExists, TokensUnknown, UnknownToken
 from app.outbox.policies import TOKENS
 from app.resources.declaration import BadMember
@@ -42,7 +44,7 @@ _PREFIX = "bw_"  # makes tokens recognizable to people and secret scanners
 
 @dataclass(frozen=True, slots=True)
 class StoredToken:
-    """A listed token. `origin` is `stored` or `environment`; `created_at` (ms) is 0 for the latter."""
+    """A listed token. `origin` is `stored` or `environment`; times (ms) are 0 for the latter, or if there is none."""
 
     name: str
     scopes: frozenset[str]
@@ -51,6 +53,8 @@ class StoredToken:
     buckets: Sequence[str] = ()
     targets: Sequence[str] = ()
     frontend: str = ""
+    expires_at: int = 0
+    used_at: int = 0
 
 
 class Tokens:
@@ -65,6 +69,7 @@ class Tokens:
         self._configured = tuple(configured)
         self._memory = memory
         self._remembered: Sequence[ApiToken] | None = None
+        self._uses = _Uses(database)
         self._stored = CachedProbe(self._read, age=1.0, patience=1.0)
         self._recorded = CachedProbe(
             self._record, age=60.0, patience=0.0
@@ -78,11 +83,12 @@ class Tokens:
         buckets: Sequence[str] = (),
         targets: Sequence[TargetId] = (),
         frontend: str = "",
+        expires_at: int = 0,
     ) -> str:
         """Create a token and return it; it cannot be shown again. Raises `BadMember` or `TokenExists`.
 
         With buckets or targets it is limited to these; neither has to exist. With a frontend, the records that are
-        posted with it are read as that one's.
+        posted with it are read as that one's. It is invalid from `expires_at` on (ms since 1970; 0: never).
         """
         if not _NAME.fullmatch(name):
             raise BadMember("name", "is not a valid name of a token", "use 1 to 64 letters, digits, _ - or .")
@@ -111,6 +117,7 @@ class Tokens:
         limits = {"buckets": sorted(set(buckets)), "targets": sorted(set(map(str, targets)))}
         limited: dict[str, Any] = {kind: names for kind, names in limits.items() if names}
         limited |= {"frontend": frontend} if frontend else {}
+        limited |= {"expires_at": expires_at} if expires_at else {}
         row = {"name": name, "digest": hash_token(token), "scopes": " ".join(sorted(set(scopes)))}
         row["limits"] = json.dumps(limited) if limited else ""  # ASCII, which every database takes
         self._record()
@@ -123,16 +130,23 @@ class Tokens:
         return token
 
     def list(self) -> Sequence[StoredToken]:
-        """Return every valid token: those of the environment first, then those of the database, sorted by name.
+        """Return every token: those of the environment first, then those of the database, sorted by name.
 
-        The tokens themselves are not known.
+        The tokens themselves are not known. Those that have expired are listed until they are revoked.
         """
         configured = [StoredToken(token.name, token.scopes, "environment", 0) for token in self._configured]
         tokens = sa.select(tables.tokens).where(tables.tokens.c.name != _RECORD).order_by(tables.tokens.c.name)
         with self._database.reading() as connection:
             rows = connection.execute(tokens).all()
         return configured + [
-            StoredToken(row.name, frozenset(row.scopes.split()), "stored", row.created_at, **_limits(row.limits))
+            StoredToken(
+                row.name,
+                frozenset(row.scopes.split()),
+                "stored",
+                row.created_at,
+                used_at=row.used_at or 0,
+                **_limits(row.limits),
+            )
             for row in rows
         ]
 
@@ -178,7 +192,18 @@ class Tokens:
         """Return the token with this SHA-256 as `find` does, for those who keep the digest and not the token."""
         if self._configured:
             self._recorded.get()
-        return _equal(self._configured, digest) or _equal(self._known(), digest)
+        if token := _equal(self._configured, digest):
+            return token
+        token = _equal(self._known(), digest)
+        if token is None or token.has_expired(now_ms()):
+            return None
+        self._uses.note(digest)
+        return token
+
+    def has_expired(self, digest: str) -> bool:
+        """Return whether there is a token with this SHA-256, which has expired. Raises `TokensUnknown`."""
+        token = _equal(self._known(), digest)
+        return token is not None and token.has_expired(now_ms())
 
     def _known(self) -> Sequence[ApiToken]:
         result = self._stored.get()
@@ -215,11 +240,63 @@ class Tokens:
             connection.execute(tables.tokens.insert().values(**row))
 
 
+class _Uses:
+    """Records when tokens were used: of each at most once a minute, in a thread, so that no request waits for it.
+
+    A use is not recorded while the database is unavailable, or if the process is killed at that moment.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._due: dict[str, float] = {}  # by digest: when to record its next use, by `time.monotonic()`
+        self._pending: dict[str, int] = {}  # by digest: uses to record, by `now_ms()`
+        self._writing = False
+
+    def note(self, digest: str) -> None:
+        """Have a use recorded, if it is due. Never fails or waits."""
+        now = time.monotonic()
+        with self._lock:
+            if now < self._due.get(digest, 0.0):
+                return
+            self._due = {known: due for known, due in self._due.items() if now < due}  # not those that were revoked
+            self._due[digest] = now + TOKENS.use_interval_ms / 1000
+            self._pending[digest] = now_ms()
+            if self._writing:
+                return
+            self._writing = True
+        try:
+            threading.Thread(target=self._write_pending, name="token-use", daemon=True).start()
+        except RuntimeError:  # the process may have no more threads; the next use that is due tries again
+            with self._lock:
+                self._writing = False
+
+    def _write_pending(self) -> None:
+        while True:
+            with self._lock:
+                if not self._pending:
+                    self._writing = False
+                    return
+                digest = next(iter(self._pending))
+                at = self._pending.pop(digest)
+            try:
+                self._write(digest, at)
+            except Exception as error:  # noqa: BLE001 - it is for people, and the token was valid
+                log.info("the last use of a token is not recorded: %s", describe_error(error))
+
+    def _write(self, digest: str, at: int) -> None:
+        used_at, interval = tables.tokens.c.used_at, TOKENS.use_interval_ms
+        # Another process may have recorded one, perhaps on a host whose clock is ahead.
+        due = sa.or_(used_at.is_(None), used_at <= at - interval, used_at >= at + interval)
+        with self._database.writing() as connection:
+            connection.execute(tables.tokens.update().where(tables.tokens.c.digest == digest, due).values(used_at=at))
+
+
 def _limits(text: str) -> dict[str, Any]:
-    """Return the buckets and the targets to which a token is limited, and the frontend that posts with it."""
+    """Return what a token is limited to: buckets, targets, a time, and the frontend that posts with it."""
     limits = orjson.loads(text or "{}")
     listed = {kind: tuple(limits.get(kind, ())) for kind in ("buckets", "targets")}
-    return {**listed, "frontend": limits.get("frontend", "")}
+    return {**listed, "frontend": limits.get("frontend", ""), "expires_at": limits.get("expires_at", 0)}
 
 
 def _remembered(tokens: Sequence[ApiToken]) -> Sequence[Sequence[object]]:
@@ -228,7 +305,14 @@ def _remembered(tokens: Sequence[ApiToken]) -> Sequence[Sequence[object]]:
             one.name,
             sorted(one.scopes),
             one.digest,
-            json.dumps({"buckets": one.buckets, "targets": one.targets, "frontend": one.frontend}),
+            json.dumps(
+                {
+                    "buckets": one.buckets,
+                    "targets": one.targets,
+                    "frontend": one.frontend,
+                    "expires_at": one.expires_at,
+                }
+            ),
         ]
         for one in tokens
     ]

@@ -308,6 +308,14 @@ def parse_time(field: str, value: object) -> int:
         raise BadMember(field, error.problem, error.hint) from None
 
 
+def parse_expiry(field: str, value: object) -> int:
+    """Parse a time in the future to milliseconds since 1970. Raises `BadMember`."""
+    try:
+        return times.parse_expiry(value, time.time())
+    except BadValue as error:
+        raise BadMember(field, error.problem, error.hint) from None
+
+
 def parse_target_name(field: str, value: object) -> TargetId:
     """Parse an ARN or `type:name` as a target. Raises `BadMember`."""
     try:
@@ -321,6 +329,7 @@ def parse_target_name(field: str, value: object) -> TargetId:
 TEXT = Member(parse_text, {"type": "string", "maxLength": MAX_TEXT_CHARACTERS, "pattern": "^[^\\u0000]*$"})
 TEXT_OR_EMPTY = replace(TEXT, takes_blank=True)
 TIME = Member(parse_time, {"type": "string", "format": "date-time"}, hint=times.TIME_HINT)
+EXPIRY = Member(parse_expiry, {"type": "string"}, hint=times.EXPIRY_HINT)
 FLAG = Member(parse_flag, {"type": "boolean"})
 TARGET = Member(parse_target_name, {
     "type": "string",

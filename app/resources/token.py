@@ -8,7 +8,7 @@ from msgspec import Meta
 from app.config.arn import TargetId
 from app.config.settings import SCOPES
 from app.events.frontends import S3_FRONTENDS
-from app.resources.declaration import TARGET, TEXT, Columns, Query, Resource, Time, about, list_of
+from app.resources.declaration import EXPIRY, TARGET, TEXT, Columns, Query, Resource, Time, about, list_of
 
 MAX_LIMITS = 100  # buckets, and targets
 Scope = Annotated[str, Meta(extra_json_schema={"enum": list(SCOPES)})]
@@ -25,6 +25,7 @@ class TokenFacts(Resource):
     buckets: Annotated[list[Bucket], about("it is limited to events of these buckets", maxItems=MAX_LIMITS)]
     targets: Annotated[list[TargetName], about("it is limited to these targets", maxItems=MAX_LIMITS)]
     frontend: Annotated[str, about("who sends what is posted with it; empty: each record shows it")]
+    expires_at: Annotated[Time, about("from when it is invalid; null: never")]
 
 
 class Token(TokenFacts):
@@ -32,11 +33,12 @@ class Token(TokenFacts):
 
     columns: ClassVar[Columns] = {
         "name": "name", "scopes": "scopes", "buckets": "buckets", "targets": "targets", "frontend": "frontend",
-        "from": "origin", "created": "created_at",
+        "from": "origin", "created": "created_at", "last used": "used_at", "expires": "expires_at",
     }  # fmt: skip
 
     origin: Annotated[str, about("where it is defined", enum=["environment", "stored"])]
     created_at: Time
+    used_at: Annotated[Time, about("when it was used last, to a minute; null: never, or it is one of the environment")]
 
 
 class Tokens(Resource):
@@ -71,3 +73,4 @@ class NewToken(Query):
         list_of(TARGET, 'write ["webhook:audit"]')("limit it to these targets", maxItems=MAX_LIMITS),
     ] = ()
     frontend: Annotated[str, TEXT("who sends what is posted with it", enum=_FRONTENDS)] = ""
+    expires: Annotated[int, EXPIRY("from when it is invalid; never unless given")] = 0

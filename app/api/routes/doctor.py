@@ -51,7 +51,7 @@ def install(app: Flask, opened: Services) -> None:
 @needs(READ, limited=True)
 @answers(Diagnosis, "what was found")
 def doctor() -> Diagnosis:
-    """Check database, broker, drain, queues, schedule, targets, sources and counters.
+    """Check database, broker, drain, queues, schedule, targets, sources, counters and tokens.
 
     The checks of `bucketwire doctor` that need nothing but the database and the broker. The result is up to a second
     old, the counters' up to a minute. Targets with a very large backlog are not counted; the command counts them, and

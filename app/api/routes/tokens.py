@@ -7,7 +7,7 @@ from app.api.errors import ApiProblem
 from app.api.services import services
 from app.api.token_scopes import ADMIN, needs
 from app.outbox.errors import UnknownToken
-from app.resources.declaration import parse_text
+from app.resources.declaration import format_time, parse_text
 from app.resources.token import CreatedToken, NewToken, Token, Tokens
 
 routes = Blueprint("tokens", __name__)
@@ -17,7 +17,7 @@ routes = Blueprint("tokens", __name__)
 @needs(ADMIN)
 @answers(Tokens, "the tokens")
 def ls() -> Tokens:
-    """List the valid tokens by name; the tokens themselves are not stored.
+    """List the tokens by name, also those that have expired; the tokens themselves are not stored.
 
     `required`: whether requests need a token; from the first one on, also after the last is revoked.
     """
@@ -33,10 +33,15 @@ def create(body: NewToken) -> CreatedToken:
 
     Valid within a second. After the first token has been created, every request needs one. With `buckets` or `targets`
     it is limited to what concerns only these. `frontend` names the sender of the events that are posted with it, where
-    they do not show it.
+    they do not show it. From `expires` on it is refused, and its sessions and streams end.
     """
     token = services().tokens.create(
-        body.name, body.scopes, buckets=body.buckets, targets=body.targets, frontend=body.frontend
+        body.name,
+        body.scopes,
+        buckets=body.buckets,
+        targets=body.targets,
+        frontend=body.frontend,
+        expires_at=body.expires,
     )
     return CreatedToken(
         name=body.name,
@@ -44,6 +49,7 @@ def create(body: NewToken) -> CreatedToken:
         buckets=sorted(set(body.buckets)),
         targets=sorted(set(map(str, body.targets))),
         frontend=body.frontend,
+        expires_at=format_time(body.expires),
         token=token,
     )
 

@@ -38,7 +38,7 @@ from app.doctor.finding import Finding
 )
 @pass_context(ServiceContext)
 def doctor(context: ServiceContext, frontends: Sequence[str], frontend_token: str, frontend_wait: float) -> None:
-    """Check settings, database, broker, drain, targets and counters. Exit code 1 on a problem.
+    """Check settings, database, broker, drain, targets, counters and tokens. Exit code 1 on a problem.
 
     With --frontend it also reads the metrics of a MinIO: which events it has lost before they reached Bucketwire, and
     whether the queue of its webhook targets grows.

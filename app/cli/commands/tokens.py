@@ -33,10 +33,11 @@ def token() -> None:
     "--frontend", type=click.Choice(sorted(S3_FRONTENDS)),
     help="The sender of the events that are posted with it, where they do not show it.",
 )  # fmt: skip
+@click.option("--expires", default="", help="When it becomes invalid: in how long, such as 90d, or RFC 3339.")
 @with_api
 def create(
     context: CommandContext, name: str, scope_options: tuple[str, ...], buckets: tuple[str, ...],
-    targets: tuple[TargetId, ...], frontend: str | None,
+    targets: tuple[TargetId, ...], frontend: str | None, expires: str,
 ) -> None:  # fmt: skip
     """Create a token and print it; it cannot be shown again, because only its digest is stored.
 
@@ -45,6 +46,7 @@ def create(
     body = {
         "name": name, "scopes": split_words(",".join(scope_options)), "buckets": buckets,
         "targets": list(map(str, targets)), "frontend": frontend or "",
+        **({"expires": expires} if expires else {}),
     }  # fmt: skip
     created = context.api.change("POST", "/v1/tokens", body)
     context.done(created["token"], **created)
@@ -53,7 +55,7 @@ def create(
 @token.command()
 @with_api
 def ls(context: CommandContext) -> None:
-    """List the valid tokens by name; the tokens themselves are not stored."""
+    """List the tokens by name, also those that have expired; the tokens themselves are not stored."""
     answer = context.api.get("/v1/tokens")
     context.rows(answer["tokens"], Token.columns, _NONE_LEFT if answer["required"] else _NONE_YET)
 

@@ -1,4 +1,4 @@
-"""Times of filters, as commands, the API and the console take them: RFC 3339, milliseconds, or how long ago."""
+"""Times, as commands, the API and the console take them: RFC 3339, milliseconds, or how long ago or from now."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -6,6 +6,7 @@ from app.config.errors import BadValue
 from app.config.fields.field_types import Duration
 
 TIME_HINT = "RFC 3339, ms since 1970, or how long ago, such as 2h or 7d"
+EXPIRY_HINT = "RFC 3339, ms since 1970, or how long from now, such as 90d"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _FIRST = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
@@ -27,7 +28,17 @@ def parse_time(value: object, now: float) -> int:
     return at
 
 
-def _milliseconds(value: object, now: float) -> int | None:
+def parse_expiry(value: object, now: float) -> int:
+    """Parse a time in the future as `parse_time` does, but `2h` is from now. Raises `BadValue`."""
+    at = _milliseconds(value, now, sign=1)
+    if at is None or not now * 1000 < at <= _LAST:
+        raise BadValue(
+            "is not a time in the future", "write it as 2027-11-21T00:00:00Z, or how long from now, such as 90d"
+        )
+    return at
+
+
+def _milliseconds(value: object, now: float, sign: int = -1) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if not isinstance(value, str):
@@ -38,7 +49,7 @@ def _milliseconds(value: object, now: float) -> int | None:
         time = datetime.fromisoformat(value)
     except ValueError:
         try:
-            return int((now - _AGO.parse(value)) * 1000)
+            return int((now + sign * _AGO.parse(value)) * 1000)
         except BadValue:
             return None
     return (time.replace(tzinfo=time.tzinfo or UTC) - _EPOCH) // _MILLISECOND

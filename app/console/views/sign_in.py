@@ -4,8 +4,10 @@ from urllib.parse import urlsplit
 
 from flask import Response, request
 
+from app.api.auth import describe_refusal
 from app.api.services import services
 from app.api.token_scopes import ADMIN, READ
+from app.config.settings import hash_token
 from app.console.pages import check_form, open_page, page, redirect, seals, show, visitor
 from app.console.session import LIFETIME, Session, forget_session, is_secure, new_session
 
@@ -22,8 +24,8 @@ def sign_in() -> Response:
     text = request.form.get("token", "").strip()
     token = services().tokens.find(text) if text else None
     if session is None or token is None:
-        problem = "this token is not valid; `bucketwire token ls` lists the names of the valid ones"
-        return _form(session or new_session(), problem=problem if text else "paste a token")
+        problem = describe_refusal(services().tokens, hash_token(text)) if text else "paste a token"
+        return _form(session or new_session(), problem=problem)
     if not {READ, ADMIN} & token.scopes:
         scopes = ", ".join(sorted(token.scopes))
         return _form(

@@ -1,5 +1,7 @@
 """Tokens: list, create, revoke."""
 
+from typing import Any
+
 from flask import Response, request
 
 from app.api.refused import Refused
@@ -13,14 +15,15 @@ from app.events.frontends import S3_FRONTENDS
 @page("/tokens", "GET", "POST")
 def tokens() -> Response:
     """List the tokens; create one and show it, once."""
-    given = form_values("name", "frontend", "buckets", "targets")
+    given = form_values("name", "frontend", "buckets", "targets", "expires")
     buckets, targets = (given[kind].replace(",", " ").split() for kind in ("buckets", "targets"))
     name, frontend = given["name"], given["frontend"]
     scopes = [scope for scope in request.form.getlist("scopes") if scope in SCOPES]
     made, wrong = None, None
     if request.method == "POST":
         try:
-            limits = {"buckets": buckets, "targets": targets}
+            limits: dict[str, Any] = {"buckets": buckets, "targets": targets}
+            limits |= {"expires": given["expires"]} if given["expires"] else {}
             made = calls.change("POST", "/v1/tokens", {"name": name, "scopes": scopes, "frontend": frontend, **limits})
         except Refused as refused:
             if refused.status not in (400, 409):
@@ -41,6 +44,7 @@ def tokens() -> Response:
         frontends=sorted(S3_FRONTENDS),
         buckets="" if made else given["buckets"],
         targets="" if made else given["targets"],
+        expires="" if made else given["expires"],
         own=_own(),
         cli=command(
             "token",
@@ -51,6 +55,7 @@ def tokens() -> Response:
             *(("--frontend", frontend) if frontend else ()),
             *(word for bucket in buckets for word in ("--bucket", bucket)),
             *(word for target in targets for word in ("--target", target)),
+            *(("--expires", given["expires"]) if given["expires"] else ()),
         ),
     )
 

@@ -15,6 +15,7 @@ from app.api.listen.broadcaster import Broadcaster
 from app.api.listen.query import NO_TARGET, StreamQuery
 from app.api.listen.stream import MAX_BUFFERED_BYTES, Stream
 from app.api.listen.wire_format import SERVER_SENT_EVENTS, ServerSentEvents
+from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.tokens import Tokens
@@ -78,7 +79,8 @@ def test_a_stream_may_be_of_one_target(plain: Api, plain_log: Database) -> None:
         assert [key for _, key in (next(stream), next(stream))] == ["mine", "late"]
 
 
-def test_a_stream_ends_when_its_token_is_revoked(log: Database, start: Start) -> None:
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+def test_a_stream_ends_with_its_token(log: Database, start: Start, end: str) -> None:
     Tokens(log).create("kept", ["read"])
     headers = {"Authorization": f"Bearer {Tokens(log).create('lent', ['read'])}"}
     api = start(url_of(log))
@@ -86,7 +88,12 @@ def test_a_stream_ends_when_its_token_is_revoked(log: Database, start: Start) ->
     with listening(api, headers) as stream:
         Log(log).append([[event("first")]])
         assert next(stream)[1] == "first"
-        Tokens(log).revoke("lent")
+        if end == "revoked":
+            Tokens(log).revoke("lent")
+        else:
+            with log.writing() as connection:
+                lent = tables.tokens.update().where(tables.tokens.c.name == "lent")
+                connection.execute(lent.values(limits='{"expires_at": 1}'))
         assert next(stream, None) is None
     until(lambda: all(api.client.head(URL, headers=headers).status_code == 401 for _ in range(8)), 60)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -296,7 +297,16 @@ def test_a_limited_token_is_created_and_listed_with_its_limits(log: Database, st
     for found in (made.json(), listed["team"]):
         assert {name: found[name] for name in limits} == limits
     assert (listed["admin"]["buckets"], listed["admin"]["targets"]) == ([], [])
+    expiring = api.client.post("/v1/tokens", json={"name": "soon", "scopes": ["read"], "expires": "90d"}, headers=admin)
+    assert expiring.status_code == 201, expiring.text
+    ends = datetime.fromisoformat(expiring.json()["expires_at"])
+    assert timedelta(days=89) < ends - datetime.now(UTC) < timedelta(days=91)
+    listed = {one["name"]: one for one in api.client.get("/v1/tokens", headers=admin).json()["tokens"]}
+    assert listed["soon"]["expires_at"] == expiring.json()["expires_at"]
+    assert (listed["team"]["expires_at"], listed["team"]["used_at"]) == (None, None)
+    until(lambda: api.client.get("/v1/tokens", headers=admin).json()["tokens"][0]["used_at"])  # "admin", this one
     wrong: dict[str, list[Any]] = {
+        "expires": ["soon", "2020-01-01T00:00:00Z", 5, "0s", True],
         "buckets": ["images", [1], [""], ["*"], ["b"] * 101],
         "targets": ["webhook:mine", ["nowhere"], ["webhook:mine"] * 101],
         "scopes": ["read", [], ["write"], ["x" * 4096]],

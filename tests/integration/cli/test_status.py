@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -21,6 +22,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
+from app.outbox.tokens import Tokens
 from tests import services
 from tests.integration.cli.conftest import Cli, deliver
 from tests.services import until
@@ -262,6 +264,34 @@ def test_the_doctor_finds_a_reconciliation_that_nobody_begins(cli: Cli, database
     assert found() == []
 
 
+def test_the_doctor_warns_before_a_token_in_use_expires(cli: Cli, database: Database) -> None:
+    tokens, now, day = Tokens(database), now_ms(), 86_400_000
+    used = tables.tokens.update().values(used_at=now - day)
+
+    def found() -> list[tuple[str, str]]:
+        findings = cli("doctor", "--json").json["findings"]
+        return [(one["grade"], one["text"]) for one in findings if one["subject"] == "tokens"]
+
+    tokens.create("endless", ["read"])
+    tokens.create("later", ["read"], expires_at=now + 8 * day)
+    tokens.create("expired", ["read"], expires_at=now - 1)
+    assert found() == [("note", "1 token expired: revoke what is not needed any more")]
+    with database.writing() as connection:
+        connection.execute(used)
+    tokens.create("unused", ["read"], expires_at=now + day)
+    assert [grade for grade, _ in found()] == ["note"]
+    with database.writing() as connection:
+        connection.execute(used.where(tables.tokens.c.name == "unused"))
+    [warning] = [text for grade, text in found() if grade == "warning"]
+    assert re.fullmatch(
+        r"1 token in use will expire, the first in (1\.0 d|2\d\.\d h): give its users another one", warning
+    )
+    assert "unused" not in warning, "who may read this need not know the names"
+    tokens.revoke("unused")
+    tokens.revoke("expired")
+    assert found() == []
+
+
 def test_the_doctor_tells_a_target_that_waits_from_one_that_is_broken(cli: Cli, database: Database) -> None:
     add_target(database, "waits")
     cli("target", "pause", "webhook:waits", "--reason", "a new disk")
@@ -286,6 +316,7 @@ def test_a_token_is_seen_once_and_revoked(cli: Cli, database: Database) -> None:
     assert made.startswith("bw_")
     assert cli("token", "create", "ops", "--scope", "read,admin", "--json").json["scopes"] == ["admin", "read"]
     assert cli("token", "create", "minio").code == 1
+    assert "is not a time in the future" in cli("token", "create", "late", "--expires", "2020-01-01").err
     assert "did you mean admin?" in cli("token", "create", "x", "--scope", "admn").err
     listed = cli("token", "ls")
     assert made not in listed.out
@@ -294,6 +325,7 @@ def test_a_token_is_seen_once_and_revoked(cli: Cli, database: Database) -> None:
     }  # fmt: skip
     assert cli("token", "revoke", "minio").out == "revoked minio\n"
     assert cli("token", "revoke", "minio").code == 1
+    assert cli("token", "create", "soon", "--expires", "90d", "--json").json["expires_at"].startswith("20")
 
 
 def test_who_revokes_the_last_token_learns_that_nobody_may_call_and_can_make_another(

@@ -23,6 +23,7 @@ from app.config.targets.registry import TYPES
 from app.console.views.targets import level
 from app.events.model import Event
 from app.outbox import search as searching
+from app.outbox import tables
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import Leases, new_token
 from app.outbox.delivery.replays import Replays
@@ -221,8 +222,6 @@ def test_a_hostile_key_is_text_on_every_page(local: Browser, database: Database,
 
 def _event_id(database: Database, key: str) -> str:
     with database.reading() as connection:
-        from app.outbox import tables
-
         rows = connection.execute(tables.events.select()).all()
     return next(row.id for row in rows if row.key == key)
 
@@ -848,6 +847,22 @@ def test_a_token_says_which_frontend_sends_with_it(browse: Opened, database: Dat
     assert [(stored.name, stored.frontend) for stored in Tokens(database).list()] == [("gate", "versity")]
     assert "of versity" in admin.get("tokens").text
     assert admin.post("tokens", name="other", scopes="ingest", frontend="nobody").status == 400
+
+
+def test_a_token_shows_its_last_use_and_when_it_expires(browse: Opened, database: Database) -> None:
+    token = Tokens(database).create("ops", ["admin"])
+    browser = browse()
+    assert browser.sign_in(token).status == 303
+    made = browser.post("tokens", name="probe", scopes=["read"], expires="90d")
+    assert "bucketwire token create probe --scope read --expires 90d" in made.text
+    until(lambda: " ago " in browser.get("tokens").text)
+    assert re.search(r"probe .*read stored .* never 20\d\d-", browser.get("tokens").text)
+    with database.writing() as connection:
+        probe = tables.tokens.update().where(tables.tokens.c.name == "probe")
+        connection.execute(probe.values(limits='{"expires_at": 1}'))
+    assert re.search(r"probe .*read stored .* never 1970-01-01 00:00:00 UTC expired", browser.get("tokens").text)
+    wrong = browser.post("tokens", name="other", scopes=["read"], expires="yesterday")
+    assert (wrong.status, "is not a time in the future" in wrong.text) == (400, True)
 
 
 def test_a_token_is_limited_by_its_form(browse: Opened, database: Database) -> None:

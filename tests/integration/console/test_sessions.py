@@ -13,7 +13,7 @@ from app.api.listen.gunicorn_worker import SocketHandedOver
 from app.api.listen.query import StreamQuery
 from app.api.listen.streams import Streams
 from app.config.settings import hash_token
-from app.outbox.engine.database import Database
+from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.tokens import Tokens
 from tests.integration.console.conftest import ADMIN, INGEST, READ, TOKENS, Browser, Opened
@@ -282,6 +282,22 @@ def test_a_revoked_token_ends_its_sessions(browse: Opened, database: Database) -
     assert [each.name for each in Tokens(database).list()] == ["lent"]
     live = browser.get("", HX_Request="true")  # a live part does not become the sign-in
     assert (live.response.headers["HX-Refresh"], live.response.get_data()) == ("true", b"")
+
+
+def test_a_token_that_expires_ends_its_sessions(
+    browse: Opened, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = now_ms() + 900_000
+    token = Tokens(database).create("lent", ["admin"], expires_at=ends)
+    browser = browse()
+    until(lambda: browser.get("").status == 303)
+    browser.sign_in(token)
+    assert browser.get("tokens").status == 200
+    monkeypatch.setattr("app.outbox.tokens.now_ms", lambda: ends)
+    assert "ended=1" in browser.get("").location
+    refused = browser.sign_in(token)
+    assert (refused.status, "this token has expired; create another one" in refused.text) == (401, True)
+    assert "this token is not valid" in browser.sign_in("bw_other").text
 
 
 def test_a_session_survives_a_restart_and_has_the_scopes_that_its_token_has_now(

@@ -11,8 +11,9 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.config.settings import ApiToken, hash_token
 from app.outbox import tables
-from app.outbox.engine.database import Database
+from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import UnknownToken
+from app.outbox.policies import TOKENS
 from app.outbox.tokens import Tokens
 from tests.services import until
 
@@ -68,6 +69,86 @@ def test_a_token_of_the_environment_is_recorded(database: Database) -> None:
     until(lambda: _rows(database) == 1)
     assert Tokens(database).required()
     assert not Tokens(database).any()
+
+
+def test_a_token_expires_also_where_the_database_is_away(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = now_ms() + 900_000
+    made = Tokens(database).create("soon", ["read"], expires_at=ends)
+    memory = tmp_path / "tokens.json"
+    known = Tokens(database, memory=memory)
+    assert known.find(made) is not None
+    away = Database("sqlite:////nowhere/outbox.db")
+    for tokens in (known, Tokens(away, memory=memory)):
+        assert (tokens.find(made) is None, tokens.has_expired(hash_token(made))) == (False, False)
+        with monkeypatch.context() as later:
+            later.setattr("app.outbox.tokens.now_ms", lambda: ends)
+            assert (tokens.find(made), tokens.has_expired(hash_token(made)), tokens.required()) == (None, True, True)
+            assert not tokens.has_expired(hash_token("another"))
+    [listed] = known.list()
+    assert listed.expires_at == ends
+    away.close()
+
+
+def test_the_last_use_of_a_token_is_recorded_once_a_minute(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, began = Tokens(database), now_ms()
+    made, idle = tokens.create("used", ["read"]), tokens.create("idle", ["read"])
+    assert tokens.find(made) is not None
+    until(lambda: _used(database, "used") >= began)
+    assert _used(database, "idle") == 0
+    first = _used(database, "used")
+    for number, (later, expected) in enumerate(
+        ((59_000, 0), (60_000, 60_000), (1, 60_000), (0, 0))
+    ):  # a clock set back
+        other, after = Tokens(database), tokens.create(f"after-{number}", ["read"])  # another process
+        with monkeypatch.context() as clock:
+            clock.setattr("app.outbox.tokens.now_ms", lambda later=later: first + later)
+            for token in (made, made, after):
+                assert other.find(token) is not None
+            until(lambda number=number: _used(database, f"after-{number}"))  # it is recorded after the others
+        assert _used(database, "used") == first + expected, later
+    assert tokens.find(idle) is not None
+    until(lambda: _used(database, "idle"))
+
+
+def test_every_token_that_is_used_at_once_is_recorded(database: Database) -> None:
+    made = {name: Tokens(database).create(name, ["read"]) for name in ("a", "b", "c", "d")}
+    tokens = Tokens(database)
+    for token in made.values():
+        assert tokens.find(token) is not None
+    until(lambda: all(_used(database, name) for name in made))
+
+
+def test_a_token_that_is_created_again_is_not_yet_used(database: Database) -> None:
+    tokens = Tokens(database)
+    made = tokens.create("again", ["read"])
+    assert tokens.find(made) is not None
+    until(lambda: _used(database, "again"))
+    tokens.revoke("again")
+    second = tokens.create("again", ["read"])
+    assert _used(database, "again") == 0
+    until(lambda: tokens.find(second) is not None)
+    until(lambda: _used(database, "again"))
+
+
+def test_a_use_that_cannot_be_recorded_refuses_no_token(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, memory = Tokens(database).create("used", ["read"]), tmp_path / "tokens.json"
+    assert Tokens(database, memory=memory).find(made) is not None
+    away = Database("sqlite:////nowhere/outbox.db")
+    monkeypatch.setattr("app.outbox.tokens.TOKENS", TOKENS._replace(use_interval_ms=0))
+    caplog.set_level("INFO", "bucketwire.tokens")
+    tokens = Tokens(away, memory=memory)
+    for times in (1, 2):  # and the next one that is due is tried again
+        assert tokens.find(made) is not None
+        until(lambda times=times: caplog.text.count("the last use of a token is not recorded") == times)
+    away.close()
+
+
+def _used(database: Database, name: str) -> int:
+    return next(token.used_at for token in Tokens(database).list() if token.name == name)
 
 
 def test_several_may_make_the_first_token_at_once(database: Database) -> None:
