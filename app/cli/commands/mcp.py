@@ -21,7 +21,7 @@ _PROTOCOLS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # the new
 _MAX_REQUEST_BYTES, _MAX_ANSWER_BYTES, _MAX_ROWS, _DEFAULT_ROWS = 1 << 20, 256 << 10, 500, 20
 
 Part = Callable[[Client, Mapping[str, Any]], Any]  # reads one thing, by the arguments
-_PUT = "s3:ObjectCreated:Put"
+_PUT = {"event": "s3:ObjectCreated:Put"}
 _TEXT: Mapping[str, Any] = {"type": "string"}
 _ROWS = {"type": "integer", "minimum": 1, "maximum": _MAX_ROWS, "description": f"{_DEFAULT_ROWS} unless given"}
 _PAGE: Mapping[str, Any] = {"limit": _ROWS, "after": {**_TEXT, "description": "`next` of the page before"}}
@@ -78,22 +78,15 @@ def _one_target(api: Client, given: Mapping[str, Any]) -> Any:
     return api.get(f"/v1/targets/{_segment(type_name)}/{_segment(name or '_')}")
 
 
-def _matches(api: Client, given: Mapping[str, Any]) -> Any:
-    return api.change("POST", "/v1/rules/match", {"bucket": given["bucket"], "key": given["key"], "event": _PUT})
-
-
-def _states(api: Client, _given: Mapping[str, Any]) -> Any:
-    targets = api.get("/v1/targets", brief=True)["targets"]
-    return [{name: target[name] for name in ("type", "name", "state", "reason")} for target in targets]
-
-
 _WHICH = ("since", "before", "bucket", "prefix", "target")
 TOOLS: Mapping[str, Tool] = {
     "why_not_delivered": Tool(
         "Why was this object not delivered? Its last events with their state at each target, the rules that match a "
         "PUT of it with their targets' states, retries and dead letters of keys that begin with it. No event: the "
         "frontend sent none. No rule: no target wants it. A target that is not running (ask for it): its events wait.",
-        {"events": _get("/v1/events", "bucket", "key", "limit", brief=True), "matching_rules": _matches,
+        {"events": _get("/v1/events", "bucket", "key", "limit", brief=True),
+         "matching_rules": lambda api, given: api.change(
+             "POST", "/v1/rules/match", {name: given[name] for name in ("bucket", "key")} | _PUT),
          "retries": _get("/v1/retries", "bucket", "prefix=key", "limit"),
          "dead_letters": _get("/v1/dead-letters", "bucket", "prefix=key", "limit")},
         {"bucket": _TEXT, "key": {**_TEXT, "description": "not encoded"}, "limit": _ROWS}, ("bucket", "key"),
@@ -101,7 +94,10 @@ TOOLS: Mapping[str, Tool] = {
     "health": Tool(
         "Is the service well? Its checks, the sums of its counters, and what needs attention.",
         {"status": _get("/v1/status"), "doctor": _get("/v1/doctor"), "workers": _get("/v1/workers")}, {}),
-    "targets": Tool("All targets with their state.", {"targets": _states}, {}),
+    "targets": Tool(
+        "All targets with their state.",
+        {"targets": lambda api, _given: [{name: target[name] for name in ("type", "name", "state", "reason")}
+                                         for target in api.get("/v1/targets", brief=True)["targets"]]}, {}),
     "target": Tool(
         "One target: its settings without secrets, its state, its counters. Its name is type:name, as in redis:cache.",
         {"target": _one_target}, {"target": _TEXT}, ("target",)),
