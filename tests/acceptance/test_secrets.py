@@ -9,7 +9,7 @@ import os
 import secrets
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -20,12 +20,13 @@ import pytest
 import redis as redis_py
 
 from app.config.fields.fields import fields_of
+from app.config.sources.registry import SOURCE_TYPES
 from app.config.targets.registry import TYPES
 from tests import services
 from tests.services import until
 from tests.support.builders import event
 from tests.support.flower import Flower
-from tests.support.service_processes import BUCKETWIRE, System, start_all, system
+from tests.support.service_processes import BUCKETWIRE, Role, System, start_all, system
 
 CLOSED = f"{services.LOOPBACK}:{services.free_port()}"
 
@@ -170,6 +171,34 @@ def good_targets(remotes: Remotes, planted: Planted) -> dict[str, dict[str, str]
     }  # fmt: skip
 
 
+def bad_sources(remotes: Remotes, planted: Planted) -> dict[str, dict[str, str]]:
+    """Sources of which none can be pulled from, with a secret in every setting that can hold one."""
+    new, here = planted.new, services.LOOPBACK
+    nats, redis = f"{here}:{remotes.nats.port}", f"{here}:{remotes.redis.port}"
+    return {
+        "amqp:url": {"url": f"amqp://me:{new('source amqp url')}@{CLOSED}/", "queue": "q"},
+        "amqp:key": {"url": f"amqp://me@{CLOSED}/", "queue": "q", "password": new("source amqp password")},
+        "jetstream:login": {
+            "address": nats, "stream": "S", "subject": "s", "username": "me",
+            "password": new("source jetstream password"),
+        },
+        "jetstream:token": {"address": nats, "stream": "S", "subject": "s", "token": new("source jetstream token")},
+        "kafka:sasl": {
+            "brokers": CLOSED, "topic": "t", "sasl": "on", "sasl_username": "me",
+            "sasl_password": new("source kafka sasl_password"),
+        },
+        "redis:login": {"address": redis, "key": "k", "user": "me", "password": new("source redis password")},
+        "redis:sentinel": {
+            "address": CLOSED, "key": "k", "sentinel": "mymaster", "sentinel_user": "me",
+            "sentinel_password": new("source redis sentinel_password"),
+        },
+        "sqs:login": {
+            "queue_url": f"http://{here}:{remotes.refusing.port}/0/q", "access_key": "me",
+            "secret_key": new("source sqs secret_key"), "session_token": new("source sqs session_token"),
+        },
+    }  # fmt: skip
+
+
 class Listening(threading.Thread):
     """Every command that a Redis is given, from now on until `close`."""
 
@@ -217,6 +246,8 @@ def commands(whole: System) -> str:
         ["target", "ls"], ["config", "get"], ["status"], ["doctor"], ["doctor", "--json"],
         ["dead-letter", "ls"],
         *(["target", "test", name] for name in ("webhook:refused", "postgresql:url", "elasticsearch:login")),
+        ["source", "ls"], ["config", "export"],
+        *(["source", verb, name] for name in ("redis:login", "sqs:login") for verb in ("show", "test")),
         ["target", "set", "redis:new", "address=h", "key=k", "user=me", f"passwort={whole.token}"],
     ]  # fmt: skip
     environment = {**os.environ, **whole.settings}
@@ -235,8 +266,8 @@ def answers(whole: System, flower: Flower) -> str:
     with whole.client() as client:
         said = [
             client.get(path).text
-            for path in ("/v1/targets", "/v1/rules", "/v1/dead-letters", "/v1/replays", "/metrics", "/readyz",
-                         "/openapi.json", "/v1/events?bucket=images&key=a.txt")
+            for path in ("/v1/targets", "/v1/sources", "/v1/doctor", "/v1/rules", "/v1/dead-letters", "/v1/replays",
+                         "/metrics", "/readyz", "/openapi.json", "/v1/events?bucket=images&key=a.txt")
         ]  # fmt: skip
     tasks = flower.ask("/api/tasks")
     pages = ["/api/workers", "/api/tasks", "/api/queues/length", "/", "/broker", "/tasks"]
@@ -246,11 +277,14 @@ def answers(whole: System, flower: Flower) -> str:
     return "\n".join(said)
 
 
-def test_every_setting_that_is_a_secret_is_planted(remotes: Remotes) -> None:
+@pytest.mark.parametrize(("bad", "types"), [(bad_targets, TYPES), (bad_sources, SOURCE_TYPES)])
+def test_every_setting_that_is_a_secret_is_planted(
+    bad: Callable[[Remotes, Planted], dict[str, dict[str, str]]], types: Mapping[str, type], remotes: Remotes
+) -> None:
     given: dict[str, set[str]] = {}
-    for name, values in bad_targets(remotes, Planted()).items():
+    for name, values in bad(remotes, Planted()).items():
         given.setdefault(name.partition(":")[0], set()).update(values)
-    for type_name, cls in TYPES.items():
+    for type_name, cls in types.items():
         wanted = {key.name for key in fields_of(cls).values() if key.secret or key.kind.holds_secrets}
         assert wanted <= given.get(type_name, set()), type_name
 
@@ -286,7 +320,11 @@ def test_a_secret_is_in_no_log_error_task_answer_figure_or_page(
         refused = client.post("/v1/events", content=b"{}", headers=guessed)
         assert refused.status_code == 401
         said.append(refused.text)
-    with Flower(settings=running.settings).start() as flower:
+        pulled = bad_sources(remotes, planted)
+        for name, values in pulled.items():
+            running.ask("PUT", f"/v1/sources/{name.replace(':', '/')}", json=values | {"timeout": "1s"})
+    puller = Role(["worker", "--only", "sources", "--log-level", "DEBUG"], running.settings, " ready.")
+    with puller.start(), Flower(settings=running.settings).start() as flower:
         running.post(event("a.txt").record.encode())
         until(lambda: running.settled(*good), 30, what="the deliveries of those that work")
 
@@ -296,8 +334,13 @@ def test_a_secret_is_in_no_log_error_task_answer_figure_or_page(
             return all(each["reason"] or each["events"]["parked"] or each["events"]["dead"] for each in waiting)
 
         until(tried, 40, what="a try of each that does not work")
+
+        def pulled_from() -> bool:
+            return all(each["reason"] for each in running.ask("GET", "/v1/sources").json()["sources"])
+
+        until(pulled_from, 40, what="a try of each source")
         said += [answers(running, flower), commands(running), flower.log.read_text(errors="replace")]
-        running_logs = running.logs()
+        running_logs = running.logs() + puller.said()
     listening.close()
     assert running_logs.count("DEBUG") > 100
     for name in bad:
@@ -314,4 +357,5 @@ def test_a_secret_is_in_no_log_error_task_answer_figure_or_page(
     with running.database.reading() as connection:
         kept = str(connection.exec_driver_sql("SELECT settings, reason, problem FROM targets").all())
         kept += str(connection.exec_driver_sql("SELECT history FROM parked").all())
+        kept += str(connection.exec_driver_sql("SELECT settings, reason FROM sources").all())
     assert planted.found(kept) == []
