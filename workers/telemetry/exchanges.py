@@ -11,6 +11,7 @@ from dataclasses import replace
 from app.config.errors import REDACTED
 from workers.delivery import policy
 from workers.delivery.outcomes import Exchange, HttpMessage
+from workers.telemetry.secret_texts import SecretTexts
 
 # The request's headers that no setting fills. Values of the others may be secrets.
 _KNOWN = re.compile(r"ce-.*|content-type|traceparent|tracestate|user-agent|webhook-id|webhook-timestamp", re.IGNORECASE)
@@ -22,12 +23,10 @@ _MAX_SECRET_CHARACTERS = 4096  # of a body that ends early, which may end within
 
 def kept(exchange: Exchange, hide: Callable[[str], str]) -> Exchange:
     """Return what is kept of an exchange; `hide` removes the target's secrets from a text."""
-    logins = sorted(_logins(exchange.request.headers), key=len, reverse=True)
+    logins = SecretTexts(_logins(exchange.request.headers))
 
     def clean(text: str) -> str:
-        for login in logins:
-            text = text.replace(login, REDACTED)
-        return _printable(hide(text))
+        return _printable(hide(logins.hide(text)))
 
     request, response = exchange.request, exchange.response
     sent = {name: value if _KNOWN.fullmatch(name) else REDACTED for name, value in request.headers.items()}

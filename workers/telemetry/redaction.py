@@ -1,19 +1,17 @@
 """Redact target secrets from outcomes, whatever text of a remote or a driver these repeat."""
 
-import json
-import re
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from app.config.errors import REDACTED
 from app.config.fields.fields import Declared
 from app.config.targets.base import TargetSettings
 from app.events.model import Event
 from workers.delivery.outcomes import Delivered, NotAttempted, Outcome
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, TargetUnavailable
 from workers.telemetry.exchanges import kept
+from workers.telemetry.secret_texts import SecretTexts
 
 _MIN_CHARACTERS = 4  # shorter secrets are not replaced, as that would also hide harmless words
 
@@ -22,17 +20,14 @@ class Redaction:
     """Hides the secrets of some settings in texts."""
 
     def __init__(self, settings: Declared) -> None:
-        secrets = {secret for secret in settings.secrets() if len(secret) >= _MIN_CHARACTERS}
-        secrets |= {json.dumps(secret)[1:-1] for secret in secrets}  # as an answer in JSON repeats it
-        longest_first = sorted(secrets, key=len, reverse=True)
-        self._secrets = re.compile("|".join(map(re.escape, longest_first))) if secrets else None
+        self._secrets = SecretTexts(secret for secret in settings.secrets() if len(secret) >= _MIN_CHARACTERS)
 
     def __bool__(self) -> bool:
-        return self._secrets is not None
+        return bool(self._secrets)
 
     def hide(self, text: str) -> str:
         """Return the text without the secrets."""
-        return self._secrets.sub(REDACTED, text) if self._secrets else text
+        return self._secrets.hide(text)
 
 
 class RedactingTarget:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import html
+import json
+import re
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -13,7 +18,9 @@ from tests.support.builders import event
 from workers.delivery.outcomes import DELIVERED, Exchange, Failed, HttpMessage, Outcome, Rejected, Unavailable
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.http_errors import http_message
+from workers.telemetry.exchanges import kept
 from workers.telemetry.redaction import RedactingTarget, Redaction
+from workers.telemetry.secret_texts import SecretTexts
 
 SECRET = "hunter2x"
 SIGNING = "aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMg=="
@@ -129,9 +136,48 @@ def test_a_large_answer_costs_a_batch_neither_memory_nor_time_of_each_event(monk
         return hide(self, text)
 
     monkeypatch.setattr(Redaction, "hide", noted)
-    kept = answered({}, b"<p>" * 30_000, events=100)
-    assert len(kept) == 100
+    answers = answered({}, b"<p>" * 30_000, events=100)
+    assert len(answers) == 100
     assert len(hidden) < 10, "once, and not for each event"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda secret: json.dumps(secret)[1:-1],
+        lambda secret: json.dumps(secret)[1:-1].replace("/", r"\/"),  # as PHP does
+        lambda secret: json.dumps(secret)[1:-1].replace("&", r"\u0026").replace("<", r"\u003C"),  # as Go does
+        html.escape,
+        lambda secret: html.escape(secret).replace("=", "&#61;").replace("+", "&#x2B;").replace("/", "&sol;"),
+        lambda secret: "".join(f"&#{ord(letter):04};" if letter in "&/+= <" else letter for letter in secret),
+        quote,
+        quote_plus,
+        lambda secret: quote(secret, safe=""),
+        lambda secret: re.sub("%..", lambda match: match[0].lower(), quote(secret, safe="")),
+    ],
+)
+def test_a_secret_is_found_as_json_html_and_urls_write_it(write: Callable[[str], str]) -> None:
+    secret = "p/a+b&c<d>e\"f'g\\h%i j=\U0001f511\xe9".lower()
+    settings = target_settings.load("redis", {"address": "h", "key": "k", "password": secret})
+    assert Redaction(settings).hide(f"<{write(secret)}> %2F \\/ &amp;") == "<*redacted*> %2F \\/ &amp;"
+    login = "Basic dXNl/jpw+YXNz=="
+    repeated = http_message("HTTP 401", {"X-Login": write(login[6:])}, write(f"{login}, {secret}").encode())
+    request = http_message("POST h", {"Authorization": login}, b"")
+    answer = kept(Exchange(request, repeated), Redaction(settings).hide).response
+    assert answer is not None
+    assert answer.headers == {"X-Login": "*redacted*"}
+    assert {"dXNl", "YXNz", "p/a", "j="}.isdisjoint(re.split(r"\W", answer.body))
+    assert "*redacted*" in answer.body
+
+
+@pytest.mark.parametrize(
+    "text", ["\\" * 65_536, "%25" * 20_000, "&amp;" * 13_000, "&#" + "0" * 65_000, r"\u005c" * 9_000]
+)
+def test_hostile_text_is_searched_for_secrets_in_linear_time(text: str) -> None:
+    secrets = SecretTexts(["\\" * 40 + "x", "%25" * 20 + "/", "&amp;" * 20 + "<", "&" * 40 + "#"])
+    begun = time.process_time()
+    secrets.hide(text)
+    assert time.process_time() - begun < 5, "backtracking would take years"
 
 
 def test_no_part_of_a_secret_is_kept_where_what_is_read_of_an_answer_ends_within_it() -> None:
