@@ -13,7 +13,7 @@ def print_exchange(exchange: dict[str, Any] | None) -> None:
     if exchange is None:
         return
     for name, message in (("request", exchange["request"]), ("answer", exchange["response"])):
-        click.echo(f"\n{name} of the last failed attempt" + ("" if message else ": none"))
+        click.echo(f"\n{name} of the failed attempt at {exchange['at']}" + ("" if message else ": none"))
         for line in _lines(message) if message else ():
             click.echo(f"  {printable(line)}".rstrip())
 

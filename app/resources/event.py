@@ -61,6 +61,7 @@ class Exchange(Resource):
 
     request: HttpMessage
     response: Annotated[HttpMessage | None, about("null: there was no answer")] = None
+    at: Annotated[Time, about("when the attempt was settled; later ones may have had no request")] = None
 
 
 class DeliveryState(Resource):
@@ -87,7 +88,8 @@ class DeliveryState(Resource):
     exchange: Annotated[
         Exchange | UnsetType | None,
         about(
-            "of one event: the last recorded attempt that failed; null: there is none, or the target has no requests"
+            "of one event: the last recorded attempt that failed and had a request; null: there is none, or the target"
+            " has no requests"
         ),
     ] = UNSET
 

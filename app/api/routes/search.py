@@ -123,8 +123,15 @@ def _state(state: event_states.DeliveryState, *, has_attempts: bool) -> Delivery
         waits=state.state == "parked" and state.next_try is None,
         next_try=format_time(state.next_try or 0),
         timeline=[_attempt(attempt) for attempt in state.timeline],
-        exchange=msgspec.json.decode(state.exchange, type=Exchange) if state.exchange else None,
+        exchange=_exchange(state),
     )
+
+
+def _exchange(state: event_states.DeliveryState) -> Exchange | None:
+    if not state.exchange:
+        return None
+    exchange = msgspec.json.decode(state.exchange, type=Exchange)
+    return msgspec.structs.replace(exchange, at=format_time(state.exchange_at))
 
 
 def _attempt(attempt: attempts.Attempt) -> Attempt:

@@ -69,7 +69,10 @@ def record(connection: sa.Connection, attempts: Sequence[Attempt]) -> None:
 
 
 def trim(connection: sa.Connection, target_id: int) -> None:
-    """Delete the oldest attempts at a target beyond the bound. It reads as many rows as are kept."""
+    """Delete the oldest attempts at a target, and the exchanges of older ones, beyond the bounds.
+
+    It reads as many rows as are kept.
+    """
     a = tables.attempts.c
     for ring in _RINGS:
         mine = (a.target_id == target_id, a.ring == ring)
@@ -77,6 +80,14 @@ def trim(connection: sa.Connection, target_id: int) -> None:
         last = connection.execute(newest_gone).scalar()
         if last is not None:
             connection.execute(tables.attempts.delete().where(*mine, a.id <= last))
+    for ring in _RINGS[1:]:  # what is settled has none
+        with_exchange = (a.target_id == target_id, a.ring == ring, a.exchange.is_not(None))
+        newer = sa.func.sum(sa.func.length(a.exchange)).over(order_by=a.id.desc())
+        sizes = sa.select(a.id, newer.label("size")).where(*with_exchange).subquery()
+        newest_over = sa.select(sa.func.max(sizes.c.id)).where(sizes.c.size > ATTEMPTS.max_exchange_characters)
+        last = connection.execute(newest_over).scalar()
+        if last is not None:
+            connection.execute(tables.attempts.update().where(*with_exchange, a.id <= last).values(exchange=None))
 
 
 def forget_removed(connection: sa.Connection) -> None:
@@ -91,10 +102,14 @@ def forget_removed(connection: sa.Connection) -> None:
 
 
 class Timeline(NamedTuple):
-    """The last attempts at an event at one target, oldest first, and the exchange of the last one, as JSON or empty."""
+    """The last attempts at an event at one target, oldest first.
+
+    And the exchange of the last one that has one, as JSON or empty, with the time of that attempt (ms).
+    """
 
     attempts: Sequence[Attempt] = ()
     exchange: str = ""
+    exchange_at: int = 0
 
 
 def timelines(connection: sa.Connection, event: Any) -> Mapping[TargetId, Timeline]:
@@ -112,7 +127,7 @@ def timelines(connection: sa.Connection, event: Any) -> Mapping[TargetId, Timeli
         .limit(ATTEMPTS.max_read_attempts)
     )
     last_exchange = (
-        sa.select(a.exchange)
+        sa.select(a.at, a.exchange)
         .where(*of_target, a.last_seq == event.seq, a.exchange.is_not(None))
         .order_by(a.id.desc())
         .limit(1)
@@ -121,8 +136,9 @@ def timelines(connection: sa.Connection, event: Any) -> Mapping[TargetId, Timeli
     by_target = {}
     for row in connection.execute(sa.select(t.id, t.type, t.name).where(t.id.in_(ids))).all():
         attempts = [_attempt(one) for one in connection.execute(query, {"of_target": row.id})]
-        exchange = connection.execute(last_exchange, {"of_target": row.id}).scalar()
-        by_target[TargetId(row.type, row.name)] = Timeline(attempts[::-1], exchange or "")
+        last = connection.execute(last_exchange, {"of_target": row.id}).first()
+        at, exchange = (0, "") if last is None else (last.at, last.exchange)
+        by_target[TargetId(row.type, row.name)] = Timeline(attempts[::-1], exchange, at)
     replays = {attempt.replay_id for line in by_target.values() for attempt in line.attempts} - {WHOLE_LOG}
     selecting = _selecting(connection, event, replays) | {WHOLE_LOG} if replays else {WHOLE_LOG}
 
@@ -130,7 +146,7 @@ def timelines(connection: sa.Connection, event: Any) -> Mapping[TargetId, Timeli
         return attempt.first_seq == attempt.last_seq or attempt.replay_id in selecting
 
     return {
-        target: Timeline(list(filter(concerns_event, line.attempts)), line.exchange)
+        target: line._replace(attempts=list(filter(concerns_event, line.attempts)))
         for target, line in by_target.items()
     }
 

@@ -26,7 +26,7 @@ class DeliveryState:
     empty for a parked event that waits behind another one of its object. `history` has the last attempts of a parked or
     dead event, as (time in ms, reason), and `next_try` (ms) is when a parked one is due: 0 at once, None if it waits
     behind another one. `timeline` has the recorded attempts, oldest first, and `exchange` the request and answer of the
-    last one that failed (JSON), if they were read.
+    last one that failed and has them (JSON), and when that was (ms), if they were read.
     """
 
     target: TargetId
@@ -37,6 +37,7 @@ class DeliveryState:
     next_try: int | None = None
     timeline: Sequence[Attempt] = ()
     exchange: str = ""
+    exchange_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)

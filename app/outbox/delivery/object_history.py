@@ -59,6 +59,6 @@ def find_event(database: Database, event_id: str) -> RecordedEvent | None:
         by_target = timelines(connection, row)
     states = []
     for state in event.delivery_states:
-        timeline = by_target.get(state.target, Timeline())
-        states.append(replace(state, timeline=timeline.attempts, exchange=timeline.exchange))
+        attempts, exchange, at = by_target.get(state.target, Timeline())
+        states.append(replace(state, timeline=attempts, exchange=exchange, exchange_at=at))
     return replace(event, delivery_states=states)

@@ -50,6 +50,7 @@ class AttemptRecordPolicy(NamedTuple):
     """What is kept of the attempts at each target."""
 
     max_rows: int = 20_000  # in each ring of a target
+    max_exchange_characters: int = 8 << 20  # of the requests and answers in each ring of a target; else up to 240 MB
     max_reason_characters: int = 500
     max_read_attempts: int = 100  # at one event at one target
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from app.outbox.log.append import Log
 from app.outbox.reconcile.findings import store_findings
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.tokens import Tokens
+from app.resources.declaration import format_time
 from tests import services
 from tests.integration.cli.conftest import Cli, Result, deliver
 from tests.support.builders import DELETE, event, migrated
@@ -158,8 +160,8 @@ def test_rules_are_removed_in_one_operation_and_keys_set_by_one(client: Cli) -> 
     assert (settings.get("comment"), settings["queue_limit"]) == (None, "5")
 
 
-def record_exchange(outbox: Database, event_id: str) -> None:
-    """Record what was sent and answered for an event of `webhook:audit`."""
+def record_exchange(outbox: Database, event_id: str) -> str | None:
+    """Record what was sent and answered for an event of `webhook:audit`, and a later attempt without a request."""
     request = {"line": "POST https://h:443", "headers": {"A": "b"}, "body": "{}", "size": 2}
     response = {"line": "HTTP 422", "headers": {}, "body": "too\nlarge", "size": 2000}
     exchange = orjson.dumps({"request": request, "response": response}).decode()
@@ -167,8 +169,9 @@ def record_exchange(outbox: Database, event_id: str) -> None:
     with outbox.writing() as connection:
         row = connection.execute(sa.select(e.partition, e.seq).where(e.id == event_id)).one()
         target_id = connection.execute(sa.select(t.id).where(t.type == "webhook", t.name == "audit")).scalar_one()
-        made = Attempt(target_id, row.partition, row.seq, row.seq, now_ms(), "rejected", exchange=exchange)
-        attempts.record(connection, [made])
+        made = Attempt(target_id, row.partition, row.seq, row.seq, now_ms() - 60_000, "failed", exchange=exchange)
+        attempts.record(connection, [made, replace(made, at=now_ms(), outcome="unavailable", exchange=None)])
+    return format_time(made.at)
 
 
 def test_dead_letters_are_listed_shown_replayed_and_deleted(client: Cli, outbox: Database) -> None:
@@ -191,12 +194,13 @@ def test_dead_letters_are_listed_shown_replayed_and_deleted(client: Cli, outbox:
     assert shown["history"][-1]["reason"] == "it is too large"
     assert shown["record"]["s3"]["bucket"]["name"] == "one"
     assert "it is too large" in client("dead-letter", "show", number).out
-    record_exchange(outbox, shown["event_id"])
+    at = record_exchange(outbox, shown["event_id"])
     for command in (("dead-letter", "show", number), ("event", "show", shown["event_id"])):
         printed = client(*command).out
-        assert "request of the last failed attempt\n  POST https://h:443\n  A: b\n\n  {}\n" in printed
-        assert "answer of the last failed attempt\n  HTTP 422\n\n  too\n  large\n  (9 of 2,000 bytes)\n" in printed
+        assert f"request of the failed attempt at {at}\n  POST https://h:443\n  A: b\n\n  {{}}\n" in printed
+        assert f"answer of the failed attempt at {at}\n  HTTP 422\n\n  too\n  large\n  (9 of 2,000 bytes)\n" in printed
     [state] = client("event", "show", shown["event_id"], "--json").json["delivery_states"]
+    assert state["exchange"]["at"] == at
     assert state["exchange"]["response"]["size"] == 2000
     assert client("dead-letter", "show", "999").code == 1
     for verb in ("replay", "purge"):

@@ -149,6 +149,26 @@ def test_the_rows_of_a_target_are_bounded_and_failures_outlast_deliveries_and_ou
     assert counted == 10
 
 
+def test_the_requests_and_answers_of_a_target_are_bounded_and_the_newest_stay(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "ATTEMPTS", AttemptRecordPolicy(max_exchange_characters=1_000))
+    at_one = [Attempt(1, 0, number, number, 1, "failed", exchange=f"{number:0100}") for number in range(30)]
+    refused = [Attempt(1, 0, number, number, 1, "unavailable", exchange=f"{number:0300}") for number in range(30)]
+    others = [Attempt(2, 0, number, number, 1, "failed", exchange="x" * 100) for number in range(10)]
+    a = tables.attempts.c
+    with database.writing() as connection:
+        attempts.record(connection, [*at_one, *refused, *others])
+        for target_id in (1, 2):
+            attempts.trim(connection, target_id)
+        left = sa.select(a.target_id, a.outcome, a.first_seq).where(a.exchange.is_not(None)).order_by(a.id)
+        kept = connection.execute(left).all()
+    assert [row.first_seq for row in kept if (row.target_id, row.outcome) == (1, "failed")] == list(range(20, 30))
+    assert [row.first_seq for row in kept if row.outcome == "unavailable"] == [27, 28, 29]
+    assert [row.first_seq for row in kept if row.target_id == 2] == list(range(10))
+    assert rows(database) == 70
+
+
 def test_a_buffer_is_bounded_and_contiguous_batches_are_merged(database: Database, recorder: AttemptRecorder) -> None:
     now, times = now_ms(), delivery_times.histogram([], now_ms())
     for number in range(2_000):
