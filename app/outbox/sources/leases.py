@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from app.config.sources.registry import SOURCE_TYPES
 from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost, at_least, new_token
 from app.outbox.delivery.reasons import clean_reason
@@ -38,9 +39,12 @@ class SourceLeases:
         self._lease_ms = lease_ms
 
     def free(self, now: int) -> list[StoredSource]:
-        """Return the sources that nobody has leased and that are due to be pulled from."""
+        """Return the sources that nobody has leased and that are due to be pulled from.
+
+        One of a type that only a newer version knows is left to its workers.
+        """
         with self._database.reading() as connection:
-            rows = connection.execute(sa.select(tables.sources).where(*_PULLS, *_free(now)))
+            rows = connection.execute(sa.select(tables.sources).where(*_PULLS, *_free(now), _S.type.in_(SOURCE_TYPES)))
             return [stored_source(row) for row in rows]
 
     def claim(self, stored: StoredSource, now: int) -> SourceLease | None:

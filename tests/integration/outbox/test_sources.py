@@ -100,6 +100,15 @@ def test_events_positions_and_rejected_messages_are_one_commit(outbox: Outbox) -
     assert outbox.lease().positions == {"0": "3", "1": "1"}
 
 
+def test_a_source_of_a_type_that_only_a_newer_version_knows_is_left_to_its_workers(outbox: Outbox) -> None:
+    with outbox.database.writing() as connection:
+        connection.execute(tables.sources.update().values(type="carrier-pigeon"))
+    assert outbox.leases.free(outbox.clock()) == []
+    with outbox.database.writing() as connection:
+        connection.execute(tables.sources.update().values(type=outbox.source.type))
+    assert [one.source for one in outbox.leases.free(outbox.clock())] == [outbox.source]
+
+
 def test_a_source_has_one_holder(outbox: Outbox) -> None:
     first = outbox.lease()
     assert outbox.claim() is None
