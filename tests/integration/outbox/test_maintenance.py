@@ -3,6 +3,7 @@
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,39 @@ def test_of_several_that_migrate_at_once_one_does_and_the_others_wait(empty_url:
     assert [run.returncode for run in runs] == [0, 0, 0], said
     database = Database(empty_url)
     assert schema_version.current(database) == schema_version.head()
+    database.close()
+
+
+class _Killed(BaseException):
+    """What ends a migration, as SIGKILL does."""
+
+
+@pytest.mark.parametrize("empty_url", ["mysql", "mariadb"], indirect=True)
+def test_a_migration_that_was_killed_between_two_statements_is_made_again(empty_url: str) -> None:
+    """These databases have committed a part of it by then; here after 1, 3, 6, 10, … statements."""
+    database = Database(empty_url)
+    left = 0
+
+    def kill(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        nonlocal left
+        if statement.lstrip().startswith(("ALTER TABLE", "CREATE ", "UPDATE ", "INSERT ")):
+            left -= 1
+            if left == 0:
+                raise _Killed
+
+    sa.event.listen(database.engine, "after_cursor_execute", kill)
+    kills = 0
+    while schema_version.current(database) != schema_version.head():
+        left = kills = kills + 1
+        with suppress(_Killed):
+            migration.migrate(database)
+    assert 5 < kills < 50
+    sa.event.remove(database.engine, "after_cursor_execute", kill)
+    migration.migrate(database)
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": False})
+        assert compare_metadata(context, tables.metadata) == []
+        assert connection.execute(sa.select(sa.func.count()).select_from(tables.log_tail)).scalar_one() == 1
     database.close()
 
 
