@@ -12,6 +12,7 @@ import orjson
 from app.cli_common.errors import CommandError
 from app.config.arn import TargetId
 from app.config.sources.source_id import SourceId
+from app.events.model import EVENT_ID
 
 MAX_PAGE = 1000  # rows, the API's largest page
 
@@ -73,6 +74,13 @@ def target_path(target: TargetId) -> str:
 def source_path(source: SourceId) -> str:
     """Return the path of a source's routes."""
     return f"/v1/sources/{source.type}/{source.name}"
+
+
+def event_path(event_id: str) -> str:
+    """Return the path of an event. Raises `CommandError` for what is no id: `stream` is a route that never ends."""
+    if not EVENT_ID.fullmatch(event_id):
+        raise CommandError(f"there is no event {event_id[:100]!r}; an id has 32 hexadecimal digits")
+    return f"/v1/events/{event_id}"
 
 
 def named_path(collection: str, name: str, missing: str) -> str:

@@ -1,12 +1,11 @@
 """`bucketwire event …`: an object's events and their delivery states, and one event with what its targets said."""
 
 from typing import Any
-from urllib.parse import quote
 
 import click
 import orjson
 
-from app.cli.client import Client
+from app.cli.client import Client, event_path
 from app.cli.context import CommandContext, with_api
 from app.cli.exchanges import print_exchange
 from app.cli.groups import Group
@@ -69,7 +68,7 @@ def show(context: CommandContext, event_id: str) -> None:
 
     Where it failed, it shows what was sent and answered last.
     """
-    found = context.api.get(f"/v1/events/{quote(event_id, safe='')}")
+    found = context.api.get(event_path(event_id))
     if context.as_json:
         context.json(found)
         return

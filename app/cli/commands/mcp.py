@@ -13,7 +13,7 @@ import click
 import orjson
 
 from app.api.refused import Refused
-from app.cli.client import Client
+from app.cli.client import Client, event_path
 from app.cli.context import CommandContext, with_api
 from app.cli_common.errors import CommandError
 
@@ -103,7 +103,7 @@ TOOLS: Mapping[str, Tool] = {
         {"target": _one_target}, {"target": _TEXT}, ("target",)),
     "event": Tool(
         "One event with its record, its state at each target, and the attempts.",
-        {"event": lambda api, given: api.get(f"/v1/events/{_segment(given['id'])}")}, {"id": _TEXT}, ("id",)),
+        {"event": lambda api, given: api.get(event_path(given["id"]))}, {"id": _TEXT}, ("id",)),
     "search_events": Tool(
         "Search the event log, newest first: times as in 2026-11-21T10:00:00Z, `events` as in s3:ObjectCreated:*.",
         {"events": _get("/v1/events", *_WHICH, "events", "state", "limit", "after")},
@@ -149,7 +149,9 @@ def _answer(api: Callable[[], Client], line: bytes) -> dict[str, Any] | None:
         request = orjson.loads(line)
     except orjson.JSONDecodeError:
         return {"id": None, "error": {"code": -32700, "message": "not a line of JSON of at most 1 MiB"}}
-    if not isinstance(request, dict) or not isinstance(request.get("method"), str):
+    # An id of another kind may be nested more deeply than what can be written.
+    is_request = isinstance(request, dict) and isinstance(request.get("id"), str | int | float | None)
+    if not is_request or not isinstance(request.get("method"), str):
         return {"id": None, "error": {"code": -32600, "message": "not a request of JSON-RPC"}}
     if "id" not in request:
         return None

@@ -85,7 +85,9 @@ def test_every_tool_answers_and_what_cannot_be_asked_is_said(api: Api) -> None:
         assert await call("search_events", limit=10_000) == (True, "limit has to be a number from 1 to 500")
         assert await call("search_events", bucket=7) == (True, "bucket has to be a text")
         assert await call("why_not_delivered", bucket="images") == (True, "key is missing")
-        assert await call("event", id="../targets") == (True, "there is no '../targets'")
+        for no_id in ("../targets", "stream"):
+            refused = f"there is no event {no_id!r}; an id has 32 hexadecimal digits"
+            assert await call("event", id=no_id) == (True, refused)
         failed, answer = await call("target", target="webhook:none")
         assert (failed, answer["target"]["refused"]) == (True, 404)
 
@@ -148,6 +150,7 @@ def test_what_is_no_request_is_answered_with_an_error_and_the_next_one_is_read()
         (b"{\n", -32700), (b"7\n", -32600), (b"[]\n", -32600), (b'{"id":1,"method":"none"}\n', -32601),
         (b'{"id":1,"method":"tools/call","params":{"name":"none"}}\n', -32602),
         (b'{"id":1,"method":"initialize","params":[]}\n', -32602), (b"x" * (3 << 20) + b"\n", -32700),
+        (b'{"method":"ping","id":' + b"[" * 300 + b"]" * 300 + b"}\n", -32600),
     ):  # fmt: skip
         error, after = answered(wrong, notification, b"\n", ping)
         assert (error["error"]["code"], after) == (code, pong)

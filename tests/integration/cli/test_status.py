@@ -74,8 +74,9 @@ def test_an_event_says_by_what_it_came_and_where_it_stands(cli: Cli, database: D
     assert "webhook:audit settled" in shown
     assert cli("event", "show", pulled.id, "--json").json["origin"]["source"] == "kafka:minio"
     assert "unknown" in cli("event", "show", other.id).out
-    missing = cli("event", "show", "../x")
-    assert (missing.code, "no event" in missing.err) == (1, True)
+    for no_id in ("../x", "stream", "0" * 32):
+        missing = cli("event", "show", no_id)
+        assert (missing.code, "no event" in missing.err) == (1, True)
 
 
 @pytest.mark.parametrize("command", ["replay", "purge"])
