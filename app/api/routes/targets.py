@@ -1,6 +1,7 @@
 """List, change and pause targets."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from flask import Blueprint, request
 from msgspec import UNSET, UnsetType
@@ -23,6 +24,7 @@ from app.outbox import audit
 from app.outbox.delivery.counters import TargetCounters, read_status
 from app.outbox.delivery.failing import with_failing
 from app.outbox.engine.database import now_ms
+from app.outbox.registry import ReadOnlyTarget
 from app.outbox.service_settings import read_api_settings
 from app.outbox.targets import StoredTarget, UnknownTarget
 from app.resources.declaration import Nothing, format_time
@@ -92,6 +94,7 @@ def test_settings(type_name: str, name: str) -> SettingsTest:
     in a process of the API, for 25 s each.
     """
     target = target_of(type_name, name)
+    _check_changeable(target)  # else a secret of the environment could be sent anywhere, which `PUT` refuses, too
     settings, stored = _wanted_settings(target)
     wanted = texts(target.type, settings)
     # Stored secrets may go to another endpoint than the stored one: it is on record to which.
@@ -207,6 +210,13 @@ def _wanted_settings(target: TargetId) -> tuple[Mapping[str, object], Mapping[st
     if is_limited():
         _check_host_files(target.type, before or {}, wanted)
     return settings, before
+
+
+def _check_changeable(target: TargetId) -> None:
+    """Raise `ReadOnlyTarget` if the environment has the target's settings."""
+    with suppress(UnknownTarget):
+        if services().registry.target(target).is_read_only:
+            raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; test it by `bucketwire target test`")
 
 
 def _check_tenant(type_name: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:

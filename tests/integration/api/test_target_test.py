@@ -95,6 +95,18 @@ def test_settings_are_tested_without_being_stored(
     problem(plain.client.post(f"{path}/test-settings", json={"endpoint": "x"}), 400, "bad-settings")
 
 
+def test_a_secret_of_the_environment_is_sent_to_no_other_endpoint(
+    plain: Api, plain_log: Database, receiver: services.Receiver
+) -> None:
+    fixed = {"enable": "on", "endpoint": "http://127.0.0.1:9/", "allow_private": "on", "auth_token": "hunter2x"}
+    registry(plain_log).sync_environment({TargetId("webhook", "fixed"): fixed}, {})
+    other = {"endpoint": receiver.url, "allow_private": "on", "auth_token": "*redacted*"}
+    path = "/v1/targets/webhook/fixed"
+    problem(plain.client.put(path, json=other), 409, "read-only-target")
+    problem(plain.client.post(f"{path}/test-settings", json=other), 409, "read-only-target")
+    assert receiver.requests() == []
+
+
 def test_few_tests_of_settings_run_at_once_and_one_without_a_result_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     target, closed = TargetId("webhook", "hook"), {"endpoint": "http://127.0.0.1:9/", "allow_private": "on"}
     monkeypatch.setattr(settings_test, "MAX_SECONDS", 0.001)
