@@ -104,6 +104,16 @@ def test_a_schedule_that_nothing_here_can_keep_is_told_of(running: Role) -> None
     assert not (Path(running.settings["BUCKETWIRE_DATA_DIR"]) / "log" / "spark.log").exists()
 
 
+def test_a_source_brings_a_worker_that_pulls(running: Role) -> None:
+    queue = Path(running.settings["BUCKETWIRE_DATA_DIR"]) / "redis.sock"
+    words = ["source", "set", "redis:frontend", f"address={queue}", "db=5", "key=frontend"]
+    subprocess.run([BUCKETWIRE, *words], env=dict(running.settings), check=True)
+    with redis.Redis(unix_socket_path=str(queue), db=5) as client:
+        client.rpush("frontend", "no event")
+    url = f"http://{running.settings['BUCKETWIRE_LISTEN']}/v1/sources/redis/frontend"
+    until(lambda: httpx.get(url).json()["counters"]["rejected"] == 1, 30, what="a message that is pulled")
+
+
 def test_one_folder_is_one_service_and_what_dies_is_started_again(running: Role) -> None:
     folder = running.settings["BUCKETWIRE_DATA_DIR"]
     assert f"is already running in {folder}, as process {running.pid}" in refused(Path(folder), services.free_port())
