@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -14,22 +13,11 @@ from click.testing import CliRunner
 from app.cli import COMMANDS, SECTIONS, bucketwire
 from app.cli.groups import Group, summary
 from tests.support.builders import migrated
+from tests.support.commands import EVERY
 
 SLOW = ("sqlalchemy", "flask", "requests", "orjson", "msgspec", "rich", "difflib", "pyspark", "celery", "alembic")
 
 
-def commands(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]]:
-    """Yield every command by its path, groups too."""
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        yield " ".join([*path, name]), command
-        if isinstance(command, click.Group):
-            yield from commands(command, *path, name)
-
-
-EVERY = dict(commands(bucketwire))
 GROUPS = [name for name, command in EVERY.items() if isinstance(command, click.Group)]
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
+import time
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import app.resources
+from app.console.ranges import curves
 from app.resources.dead_letter import DeadLetterFilter, DeadLetterQuery
 from app.resources.declaration import (
     FLAG,
@@ -27,6 +32,10 @@ from app.resources.declaration import (
     set_members,
 )
 from app.resources.replay import NewReplay
+from tests.support.commands import EVERY
+
+API_PAGE = Path(__file__).parents[3] / "docs/reference/api.md"
+TIMES = ("since", "before")
 
 for module in pkgutil.iter_modules(app.resources.__path__, "app.resources."):
     importlib.import_module(module.name)
@@ -54,6 +63,43 @@ def test_a_columns_function_needs_nothing_but_members() -> None:
         for header, member in resource.columns.items():
             if callable(member) and header not in ("opening", "reason"):  # of members of members
                 assert member(Row()) is not None
+
+
+def test_a_member_means_what_the_table_says_wherever_it_is() -> None:
+    rows = re.findall(r"^\| `(id|event_id|name|target)` \| (.+?) \| (.+?) \|$", API_PAGE.read_text(), re.MULTILINE)
+    meaning: dict[tuple[str, str], str] = {}
+    for member, what, schemas in rows:
+        for schema in re.findall(r"`(\w+)`", schemas.partition(", and ")[0]):
+            assert meaning.setdefault((schema, member), what) is what, "each is in one row"
+    abstract = {"RuleFacts", "TokenFacts"}
+    members = {
+        (resource.__name__, field.encode_name): field.type
+        for resource in declared(Resource)
+        if resource.__module__.startswith("app.") and resource.__name__ not in abstract
+        for field in msgspec.structs.fields(resource)
+        if field.encode_name in {member for member, *_ in rows}
+    }
+    assert meaning.keys() == members.keys()
+    for (schema, member), kind in members.items():
+        is_number = meaning[schema, member].startswith("a number")
+        assert (kind is int) is is_number, (schema, member)
+        if member == "target" and schema != "PlannedTarget":
+            assert "ARN" in str(kind), (schema, member)
+
+
+@pytest.mark.parametrize("written", ["2025-11-21T00:33:56Z", "1763685236000", "2h"])
+def test_times_of_filters_are_read_alike_by_the_api_by_commands_and_by_the_console(
+    written: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1_763_692_436.0)  # two hours later
+    filters = [part for query in declared(Query) for part in parts_of(query) if part.name in TIMES]
+    options = [option for command in EVERY.values() for option in command.params if option.name in TIMES]
+    assert min(len(filters), len(options)) > 10
+    expected = 1_763_685_236_000
+    assert {part.member.parse(part.name, written) for part in filters} == {expected}
+    assert {option.type.convert(written, option, None) for option in options} == {expected}
+    drawn = curves({"since": written, "before": written}, time.time())
+    assert (drawn.since, drawn.before) == (expected, expected)
 
 
 def test_a_default_that_is_described_can_be_sent() -> None:
