@@ -57,7 +57,7 @@ SECTIONS: Mapping[str, Mapping[str, Lazy]] = MappingProxyType(
             "migrate": Lazy("migrate", "Create or upgrade the tables of the outbox."),
             "new-epoch": Lazy("migrate", "Begin a new epoch of the event log, after the outbox database was restored."),
             "status": Lazy("status", "Show the state and the counters of every target."),
-            "doctor": Lazy("doctor", "Check settings, database, broker, drain, targets and counters."),
+            "doctor": Lazy("doctor", "Check settings, database, broker, drain, targets, counters and tokens."),
             "token": Lazy("tokens", "Create, list and revoke bearer tokens of the API."),
             "audit": Lazy("audit", "Show the changes of targets, rules, tokens, replays and dead letters."),
             "mcp": Lazy("mcp", "Serve the Model Context Protocol on stdin and stdout, read-only."),
