@@ -9,10 +9,12 @@ import pytest
 from app.api import settings_test
 from app.api.errors import ApiProblem
 from app.config.arn import TargetId
+from app.config.secrets import Sealer
 from app.events.test_events import DELETE, NAME, PUT, TEST_BUCKET
 from app.outbox.engine.database import Database
+from app.outbox.registry import Registry
 from tests import services
-from tests.integration.api.conftest import Api, problem
+from tests.integration.api.conftest import KEY, Api, problem
 from tests.support.builders import add_target, registry
 from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.namespace_policy import Policy
@@ -99,7 +101,7 @@ def test_a_secret_of_the_environment_is_sent_to_no_other_endpoint(
     plain: Api, plain_log: Database, receiver: services.Receiver
 ) -> None:
     fixed = {"enable": "on", "endpoint": "http://127.0.0.1:9/", "allow_private": "on", "auth_token": "hunter2x"}
-    registry(plain_log).sync_environment({TargetId("webhook", "fixed"): fixed}, {})
+    Registry(plain_log, Sealer([KEY])).sync_environment({TargetId("webhook", "fixed"): fixed}, {})
     other = {"endpoint": receiver.url, "allow_private": "on", "auth_token": "*redacted*"}
     path = "/v1/targets/webhook/fixed"
     problem(plain.client.put(path, json=other), 409, "read-only-target")
