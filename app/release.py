@@ -3,6 +3,8 @@
 from importlib.metadata import version
 from pathlib import Path
 
+# Read when the process starts: an upgrade in place changes what is installed, not what runs.
+VERSION = version("bucketwire")
 _COMMIT = Path(__file__).with_name("COMMIT")  # written by the build (setup.py), so that nothing asks git at run time
 
 
@@ -17,4 +19,4 @@ def commit() -> str:
 def describe() -> str:
     """Return the version and the commit in one line."""
     built_from = f"commit {commit()}" if commit() else "a checkout, or built without git"
-    return f"bucketwire {version('bucketwire')} ({built_from})"
+    return f"bucketwire {VERSION} ({built_from})"

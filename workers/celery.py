@@ -51,13 +51,13 @@ from app.config.fields.cron import last_moment
 from app.config.settings import Settings
 from app.metrics_folder import remove
 from app.outbox import log_head, series
-from app.outbox.delivery import heartbeats
+from app.outbox.delivery import worker_heartbeats
 from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS
-from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.targets import enabled_targets
 from workers import reconcile_jobs, runtime
+from workers.heartbeat import WorkerHeartbeat
 from workers.idle_processes import processes
 from workers.served_targets import ServedTargets
 from workers.sources import role as source_runs
@@ -313,8 +313,8 @@ class TargetQueues(bootsteps.StartStopStep):
 app.steps["consumer"].add(TargetQueues)
 
 
-class SparkHeartbeat(bootsteps.StartStopStep):
-    """Record that a worker for reconciliations is there, also while it runs one."""
+class Heartbeat(bootsteps.StartStopStep):
+    """Record that the worker is there, also while all its processes are busy."""
 
     requires = ("celery.worker.consumer:Tasks",)
 
@@ -323,9 +323,17 @@ class SparkHeartbeat(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         """Begin to record; Celery calls this when the worker is connected, and again after each reconnect."""
-        if SPARK_QUEUE in {queue.name for queue in parent.task_consumer.queues}:
-            self._record()
-            self._timer = parent.timer.call_repeatedly(HEARTBEATS.spark_interval_ms / 1000, self._record)
+        global _heartbeat  # noqa: PLW0603 - one for each worker is the point
+        if _heartbeat is None:
+            queues = {queue.name for queue in parent.task_consumer.queues}
+            pool = type(parent.pool).__module__.rpartition(".")[2]
+            _heartbeat = WorkerHeartbeat(
+                settings, parent.hostname, pool, [name for queue, name in _SERVICES.items() if queue in queues]
+            )
+        self._record(parent, _heartbeat)
+        self._timer = parent.timer.call_repeatedly(
+            HEARTBEATS.worker_interval_ms / 1000, self._record, (parent, _heartbeat)
+        )
 
     def stop(self, _parent: Any) -> None:
         """Record no more; Celery calls this when the connection is lost or the worker ends."""
@@ -334,17 +342,17 @@ class SparkHeartbeat(bootsteps.StartStopStep):
             self._timer = None
 
     @staticmethod
-    def _record() -> None:
-        database = runtime.current().database
-        try:
-            with database.reading() as connection:
-                now = database_now(connection)
-            heartbeats.record(database, heartbeats.SPARK, now)
-        except DatabaseUnavailable:
-            return  # the next one is soon
+    def _record(parent: Any, heartbeat: WorkerHeartbeat) -> None:
+        heartbeat.record(parent.pool.info.get("processes", ()), reconcile_jobs.jobs.names)
 
 
-app.steps["consumer"].add(SparkHeartbeat)
+app.steps["consumer"].add(Heartbeat)
+_heartbeat: WorkerHeartbeat | None = None
+_SERVICES = {
+    SERVICE_QUEUE: worker_heartbeats.DRAIN,
+    SOURCES_QUEUE: worker_heartbeats.SOURCES,
+    SPARK_QUEUE: worker_heartbeats.SPARK,
+}
 
 
 _metrics_server: metrics.Server | None = None
@@ -412,6 +420,8 @@ def _child_ended(**_: Any) -> None:
 @worker_shutdown.connect
 def _ended(**_: Any) -> None:
     source_runs.join()
+    if _heartbeat is not None:
+        _heartbeat.end()
     runtime.forget()
     telemetry.stop()
     if _metrics_server is not None:

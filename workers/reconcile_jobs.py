@@ -71,11 +71,16 @@ class JobProcesses:
     """The processes that this worker has started; they end when the worker is stopped or dies."""
 
     def __init__(self) -> None:
-        self._running: set[subprocess.Popen[str]] = set()
+        self._running: dict[subprocess.Popen[str], str] = {}
         self._stopping = False
 
-    def run(self, command: Sequence[str]) -> JobResult:
-        """Run a command until it exits. Its standard input ends when this process dies."""
+    @property
+    def names(self) -> list[str]:
+        """What runs at the moment."""
+        return list(self._running.values())
+
+    def run(self, command: Sequence[str], name: str = "") -> JobResult:
+        """Run a command until it exits; `name` says what it does. Its standard input ends when this process dies."""
         read, write = os.pipe()  # no child inherits the writing end
         try:
             job = subprocess.Popen(
@@ -84,13 +89,13 @@ class JobProcesses:
             )  # fmt: skip
         finally:
             os.close(read)
-        self._running.add(job)
+        self._running[job] = name
         try:
             if self._stopping:
                 self._end(job)
             out, err = job.communicate()
         finally:
-            self._running.discard(job)
+            del self._running[job]
             os.close(write)
         if self._stopping and job.returncode:
             return JobResult(job.returncode, STOPPED_EARLY)
@@ -137,7 +142,7 @@ def job_arguments(run: WaitingRun) -> list[str]:
 def update_tables() -> str:
     """Run `bucketwire tables`; return its result in one line."""
     started = time.monotonic()
-    result = jobs.run([*_JOB, "tables", "--scheduled"])
+    result = jobs.run([*_JOB, "tables", "--scheduled"], "tables")
     if result.code == _ALREADY_RUNNING:
         log.info("tables: %s", result.message)
     elif result.code:
@@ -162,7 +167,7 @@ def reconcile(database: Database, target: TargetId, bucket: str, arn: str) -> st
         return problem
     attributes = {"bucketwire.target": arn, "aws.s3.bucket": bucket, "bucketwire.run": waiting.run}
     with telemetry.span(waiting.job, **attributes) as span:
-        result = jobs.run([*_JOB, *job_arguments(waiting)])
+        result = jobs.run([*_JOB, *job_arguments(waiting)], f"{waiting.job} {target} {bucket}")
         span.set("bucketwire.exit_code", result.code)
         if result.code and result.code != _ALREADY_RUNNING:
             span.fail("failed", result.message)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from app.outbox import audit, series
-from app.outbox.delivery import attempts, rate_limits
+from app.outbox.delivery import attempts, rate_limits, worker_heartbeats
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.head_repair import HeadRepair
 from app.outbox.engine.database import DatabaseUnavailable
@@ -97,7 +97,7 @@ class Upkeep:
         if time.monotonic() - self._tables_tidied > _TIDY_INTERVAL_SECONDS:
             self._tables_tidied = time.monotonic()
             self._unused_progress = UnusedProgress(ended=False)
-            for job in (self._purge_audit, self._forget_attempts, self._forget_rates):
+            for job in (self._purge_audit, self._forget_attempts, self._forget_rates, self._forget_workers):
                 self._run_alone(job)
         elif self._audit_is_behind:
             self._run_alone(self._purge_audit)
@@ -132,6 +132,9 @@ class Upkeep:
     def _forget_rates(self) -> None:
         with self._held.database.writing() as connection:
             rate_limits.forget_removed(connection)
+
+    def _forget_workers(self) -> None:
+        worker_heartbeats.forget_silent(self._held.database, self._held.clock())
 
     def _drop_unused(self) -> None:
         drop_unused(self._held.database, self._unused_progress, seconds=_MAX_PURGE_SECONDS)

@@ -41,6 +41,7 @@ _STATES: Mapping[str, tuple[str, str]] = {
     "problem": ("bad", "✕"),
     "not served": ("bad", "✕"),
     "stopped": ("bad", "✕"),
+    "silent": ("bad", "✕"),
     "leased": ("busy", "▸"),
     "revoked": ("warn", "!"),
     "free": ("off", "○"),

@@ -12,7 +12,7 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings, warnings
 from app.doctor.finding import Finding
-from app.outbox.delivery import heartbeats
+from app.outbox.delivery import heartbeats, worker_heartbeats
 from app.outbox.delivery.counters import TargetCounters, TargetStatus, audit, read_status
 from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.clock import database_now
@@ -26,11 +26,13 @@ from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import INVALID_SETTINGS, read_sources
 from app.outbox.targets import OPENING_FAILED
 from app.outbox.tokens import Tokens
+from app.release import VERSION
 
 _MAX_WAIT = 600_000  # ms that a scheduled run may wait while no other run is active
 _MAX_DELAY = 300_000  # ms that the oldest undelivered event of a running target may wait
 _GETS_EVENTS = "gets events"
 _EXPIRY_NOTICE = 7 * 86_400_000  # ms before its expiry that a token is about to expire, and after a use is in use
+_MAX_NAMED = 5  # workers in one finding
 _MAX_COUNTED = 1_000_000  # sequence numbers in which a target's pending events are counted for a request
 
 
@@ -58,6 +60,7 @@ _OF_DATABASE = (
     "encoding",
     "drain",
     "queues",
+    "versions",
     "schedule",
     "unscheduled",
     "targets",
@@ -169,6 +172,19 @@ def _check_queues(service: Service) -> Iterator[Finding]:
         yield Finding(str(queue.target), "problem", text, ("worker", "--targets", str(queue.target)))
 
 
+def _check_versions(service: Service) -> Iterator[Finding]:
+    with service.database.reading() as connection:
+        now = database_now(connection)
+        workers = [worker for worker in worker_heartbeats.read_workers(connection) if worker.is_alive(now)]
+    others = [worker for worker in workers if worker.version != VERSION]
+    if others:
+        named = ", ".join(f"{worker.version} as {worker.host}:{worker.pid}" for worker in others[:_MAX_NAMED])
+        more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
+        runs = f"{len(others)} of {_count(len(workers), 'worker')} run" + ("s" if len(others) == 1 else "")
+        text = f"{runs} another version than {VERSION}: {named}{more}; restart them with it"
+        yield Finding("versions", "warning", text, ("status", "--workers"))
+
+
 def _refused_queues(service: Service, queues: Iterable[heartbeats.Queue]) -> dict[str, str]:
     """Return the queues that the broker refuses, with its reasons; none if it is unavailable, which another check says.
 
@@ -182,10 +198,10 @@ def _refused_queues(service: Service, queues: Iterable[heartbeats.Queue]) -> dic
 def _check_schedule(service: Service) -> Iterator[Finding]:
     now, waiting = now_ms(), Schedule(service.database).waiting()
     with service.database.reading() as connection:
-        has_worker = heartbeats.has_spark_worker(connection, database_now(connection))
+        has_worker = worker_heartbeats.has_spark_worker(connection, database_now(connection))
     running = any(run.state == RUNNING for run in Reconciliations(service.database).list())
     for run in waiting:
-        if now - run.registered_at > (_MAX_WAIT if has_worker else HEARTBEATS.spark_silence_ms) and not running:
+        if now - run.registered_at > (_MAX_WAIT if has_worker else HEARTBEATS.worker_silence_ms) and not running:
             job = "scan of" if run.job == SCAN else "reconciliation with"
             problem = f"has waited for its {job} {run.bucket} for {format_age(run.registered_at, now)}"
             text = f"{problem}; is a `bucketwire worker --only spark` running?"
@@ -292,7 +308,7 @@ def _check_sources(service: Service) -> Iterator[Finding]:
         elif state == "paused":
             yield Finding(subject, "note", f"paused: {reason}")
         elif state == "running":
-            waiting = "" if stored.lag is None else f"; {stored.lag} messages wait"
+            waiting = "" if stored.lag is None else f"; {_count(stored.lag, 'message')} waiting"
             yield Finding(subject, "ok", f"a worker pulls from it{waiting}")
         else:
             grade = "problem" if reason == INVALID_SETTINGS else "note"
@@ -301,7 +317,7 @@ def _check_sources(service: Service) -> Iterator[Finding]:
             yield Finding(subject, "problem", f"{format_age(stored.notice_at, now)} ago: {stored.notice}")
         if count := kept.get(stored.row_id):
             listing = ("source", "rejected", "ls", str(stored.source))
-            yield Finding(subject, "warning", f"{count} rejected message(s) are kept", listing)
+            yield Finding(subject, "warning", f"{_count(count, 'rejected message')} kept", listing)
 
 
 def _check_counters(service: Service, most: int | None = None) -> Iterator[Finding]:
@@ -346,6 +362,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "broker": _check_broker,
         "drain": _check_drain,
         "queues": _check_queues,
+        "versions": _check_versions,
         "schedule": _check_schedule,
         "unscheduled": _check_unscheduled,
         "targets": _check_targets,

@@ -328,6 +328,21 @@ heartbeats = sa.Table(
     sa.Column("at", sa.BigInteger, nullable=False),
 )
 
+# The workers that are there. A worker removes its row when it ends; the row of one that was killed grows old.
+workers = sa.Table(
+    "workers",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),  # HOST:PID:RANDOM, of its main process
+    sa.Column("name", sa.String(255), nullable=False),  # that Celery knows
+    sa.Column("version", sa.String(64), nullable=False),  # of the code that it runs
+    sa.Column("pool", sa.String(16), nullable=False),
+    sa.Column("serves", sa.Text, nullable=False),  # these three are JSON arrays
+    sa.Column("processes", sa.Text, nullable=False),  # ids of its pool's processes
+    sa.Column("jobs", sa.Text, nullable=False),  # that it runs at the moment
+    sa.Column("started_at", sa.BigInteger, nullable=False),
+    sa.Column("at", sa.BigInteger, nullable=False),  # of its last heartbeat
+)
+
 # The audit log. Entries are only added, and removed when they are older than the retention.
 audit = sa.Table(
     "audit",

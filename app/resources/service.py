@@ -5,7 +5,9 @@ from typing import Annotated, ClassVar
 
 from msgspec import UNSET, UnsetType
 
-from app.resources.declaration import Arn, Columns, Resource, Time, about
+from app.ages import format_seconds
+from app.config.arn import parse_arn
+from app.resources.declaration import Arn, Columns, Resource, Row, Time, about
 from app.resources.target import Counters, Seconds
 
 FINDING_GRADES = ("ok", "note", "warning", "problem")
@@ -93,6 +95,14 @@ class WorkerQueue(Resource):
     leased_partitions: int
 
 
+def worker_activity(row: Row) -> str:
+    """Return what a worker does now, for a column."""
+    if not row["alive"]:
+        return "silent"
+    does = [str(parse_arn(arn)[1]) for arn in row["targets"]] + row["sources"] + row["jobs"]
+    return ", ".join(does) or "waits"
+
+
 class DeliveringProcess(Resource):
     """A worker process that has partitions leased, which it delivers."""
 
@@ -102,11 +112,40 @@ class DeliveringProcess(Resource):
     targets: Annotated[list[Arn], about("whose partitions it has leased")]
 
 
+class Worker(Resource):
+    """A worker: its main process and its pool."""
+
+    columns: ClassVar[Columns] = {
+        "worker": "name", "process": lambda row: f"{row['host']} {row['pid']}",
+        "pool": lambda row: f"{row['pool']} {len(row['processes']) or 1}", "version": "version",
+        "serves": lambda row: ", ".join(row["serves"]), "does now": worker_activity,
+        "last heartbeat": lambda row: f"{format_seconds(row['age'])} ago",
+    }  # fmt: skip
+
+    id: str
+    name: Annotated[str, about("in Flower and in logs")]
+    host: str
+    pid: int
+    pool: Annotated[str, about("how its processes are made: `prefork`, `solo` or `thread`")]
+    processes: Annotated[list[int], about("ids of its pool's processes")]
+    version: Annotated[str, about("of the code that it runs")]
+    serves: Annotated[list[str], about("`drain`, `targets`, `sources`, `spark`, or types and names of targets")]
+    targets: Annotated[list[Arn], about("whose partitions its processes have leased now")]
+    leased_partitions: int
+    sources: Annotated[list[str], about("from which it pulls now, as type:name")]
+    jobs: Annotated[list[str], about("that it ran at its last heartbeat: `JOB TARGET BUCKET`, or `tables`")]
+    started_at: Time
+    heartbeat_at: Time
+    age: Annotated[float, about("seconds since its last heartbeat")]
+    alive: Annotated[bool, about("whether its last heartbeat is at most a minute old")]
+
+
 class Workers(Resource):
     """The heartbeats of the drain and of the workers, and what the processes deliver now."""
 
     flower: Annotated[str | None, about("the address of Flower, of `BUCKETWIRE_FLOWER_URL`")]
     drain: Drain
+    workers: Annotated[list[Worker], about("those that run, and those that fell silent within the last hour")]
     queues: list[WorkerQueue]
     delivering: Annotated[list[DeliveringProcess], about("the worker processes that deliver events at this moment")]
 

@@ -1,8 +1,7 @@
 """Sum up the service: its checks, targets and counters, and the workers' heartbeats."""
 
 from collections import Counter
-from collections.abc import Mapping
-from importlib.metadata import version
+from collections.abc import Iterable, Mapping
 
 from flask import Blueprint
 
@@ -10,13 +9,15 @@ from app.api.description import answers
 from app.api.routes.health import readiness
 from app.api.services import services
 from app.api.token_scopes import READ, needs
-from app.outbox.delivery import heartbeats
+from app.outbox.delivery import heartbeats, worker_heartbeats
 from app.outbox.delivery.counters import read_status
 from app.outbox.delivery.leases import lease_holders, leased_partitions
 from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.clock import database_now
+from app.outbox.sources.stored import read_sources
+from app.release import VERSION
 from app.resources.declaration import format_time
-from app.resources.service import DeliveringProcess, Drain, Status, WorkerQueue, Workers
+from app.resources.service import DeliveringProcess, Drain, Status, Worker, WorkerQueue, Workers
 from app.resources.target import Counters
 
 routes = Blueprint("status", __name__)
@@ -34,7 +35,7 @@ def status() -> Status:
     sums = {name: sum(getattr(one.counters, name) for one in statuses) for name in Counters.__struct_fields__}
     oldest = [one.counters.oldest for one in statuses if one.counters.oldest]
     return Status(
-        version=version("bucketwire"),
+        version=VERSION,
         region=services().settings.region,
         ready=ready,
         checks=checks,
@@ -48,8 +49,10 @@ def status() -> Status:
 @needs(READ)
 @answers(Workers, "the heartbeats")
 def workers() -> Workers:
-    """Return the heartbeats of the drain and of the workers that serve each target's queue.
+    """Return the workers, and the heartbeats of the drain and of each target's queue.
 
+    A worker records a heartbeat every 15 seconds, with its version and what it serves. It removes itself when it ends;
+    one that is killed is listed for another hour, with `alive` false.
     A queue is probed every 15 seconds, less often while no worker answers; `served` is false after five minutes without
     an answer.
     """
@@ -59,11 +62,15 @@ def workers() -> Workers:
         now = database_now(connection)
         leased = leased_partitions(connection, now)
         holders = lease_holders(connection, now)
+        sources = read_sources(connection)
+        known = worker_heartbeats.read_workers(connection)
+    pulling = [(stored.holder, str(stored.source)) for stored in sources if stored.leased_until > now]
     age = heartbeats.drain_age(drained, now)
     arns = {queue.row_id: queue.target.arn(services().settings.region) for queue in queues}
     return Workers(
         flower=services().settings.flower_url or None,
         drain=Drain(running=not heartbeats.drain_stopped(drained, now), age=None if age is None else age / 1000),
+        workers=[_worker(one, holders, arns, pulling, now) for one in known],
         queues=[
             WorkerQueue(
                 target=queue.target.arn(services().settings.region),
@@ -75,6 +82,31 @@ def workers() -> Workers:
             for queue in queues
         ],
         delivering=[_process(name, held, arns) for name, held in sorted(holders.items())],
+    )
+
+
+def _worker(
+    worker: worker_heartbeats.Worker,
+    holders: Mapping[str, Mapping[int, int]],
+    arns: Mapping[int, str],
+    pulling: Iterable[tuple[str, str]],
+    now: int,
+) -> Worker:
+    own = set(worker.holders)
+    leased = Counter[int]()
+    for holder in own & holders.keys():
+        leased.update(holders[holder])
+    return Worker.of(
+        worker,
+        processes=list(worker.processes),
+        serves=list(worker.serves),
+        jobs=list(worker.jobs),
+        targets=[arns[row_id] for row_id in sorted(leased) if row_id in arns],
+        leased_partitions=leased.total(),
+        sources=[source for holder, source in pulling if holder in own],
+        heartbeat_at=format_time(worker.at),
+        age=worker.age(now) / 1000,
+        alive=worker.is_alive(now),
     )
 
 

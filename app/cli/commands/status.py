@@ -9,17 +9,22 @@ from app.ages import format_seconds
 from app.cli.client import target_name
 from app.cli.context import CommandContext, with_api
 from app.cli_common.output import Columns, printable
+from app.resources.service import Worker
 
 _COUNTERS = ("recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
 
 
 @click.command()
+@click.option("--workers", is_flag=True, help="Show the workers instead: version, what each does, last heartbeat.")
 @with_api
-def status(context: CommandContext) -> None:
+def status(context: CommandContext, *, workers: bool) -> None:
     """Show the state and the counters of every target, and what needs attention.
 
     matched = recorded + discarded, and recorded = delivered + superseded + pending + parked + dead + purged.
     """
+    if workers:
+        context.rows(context.api.get("/v1/workers")["workers"], Worker.columns, "no worker has sent a heartbeat")
+        return
     targets = context.api.get("/v1/targets")["targets"]
     context.rows(targets, COLUMNS, "no targets; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`")
     if not context.as_json:

@@ -1,4 +1,4 @@
-"""Workers: does the drain run, and does a worker serve each target's queue?"""
+"""Workers: who is there and does what, does the drain run, and does a worker serve each target's queue?"""
 
 from flask import Response
 
@@ -9,17 +9,19 @@ from app.console.pages import page, show
 
 @page("/workers")
 def workers() -> Response:
-    """Show the heartbeats."""
-    found = calls.get("/v1/workers")
+    """Show the workers, those that fell silent or run another version first, and the queues."""
+    found, version = calls.get("/v1/workers"), calls.get("/v1/status")["version"]
     states = {target["arn"]: target["state"] for target in calls.targets()}
-    queues = sorted(found["queues"], key=lambda queue: (queue["served"], -queue["age"]))
+    known = {(worker["host"], pid) for worker in found["workers"] for pid in (worker["pid"], *worker["processes"])}
     return show(
-        "queues.html",
+        "worker_list.html",
         here="workers",
         flower=found["flower"],
         drain=found["drain"],
-        queues=queues,
-        delivering=found["delivering"],
+        workers=sorted(found["workers"], key=lambda one: (one["alive"], one["version"] == version, one["name"])),
+        version=version,
+        strangers=[process for process in found["delivering"] if (process["host"], process["pid"]) not in known],
+        queues=sorted(found["queues"], key=lambda queue: (queue["served"], -queue["age"])),
         states=states,
         checks=calls.checks(),
         path_of=target_path,

@@ -32,6 +32,7 @@ def bring_back_future_times(database: Database, lease_ms: int, now: int) -> int:
         + _parked(database, now)
         + _targets(database, now)
         + _sources(database, lease_ms, now)
+        + _heartbeats(database, now)
         + _other_times(database, now)
     )
 
@@ -112,10 +113,21 @@ def _sources(database: Database, lease_ms: int, now: int) -> int:
         return connection.execute(tables.sources.update().where(sa.or_(is_leased, is_failed)).values(bounded)).rowcount
 
 
+def _heartbeats(database: Database, now: int) -> int:
+    count = 0
+    for table, name in ((tables.heartbeats, tables.heartbeats.c.name), (tables.workers, tables.workers.c.id)):
+        ahead = table.c.at > now + FUTURE_TIMES.tolerance_ms
+        with database.reading() as connection:
+            names = connection.execute(sa.select(name).where(ahead)).scalars().all()
+        for one in names:
+            with database.committing() as connection:
+                count += connection.execute(table.update().where(name == one, ahead).values(at=now)).rowcount
+    return count
+
+
 def _other_times(database: Database, now: int) -> int:
-    h, r, d = tables.heartbeats.c, tables.reconciliations.c, tables.redeliveries.c
+    r, d = tables.reconciliations.c, tables.redeliveries.c
     with database.reading() as connection:
-        names = connection.execute(sa.select(h.name).where(h.at > now + FUTURE_TIMES.tolerance_ms)).scalars().all()
         alive = (
             r.state.in_((RUNNING, BACKFILLING)),
             r.alive_until > now + FUTURE_TIMES.run_lease_ms + FUTURE_TIMES.tolerance_ms,
@@ -126,10 +138,6 @@ def _other_times(database: Database, now: int) -> int:
         update = tables.redeliveries.update().where(d.until > latest + FUTURE_TIMES.tolerance_ms)
         bounded = {"until": latest, "due": sa.case((d.due > latest, latest), else_=d.due)}
         count = connection.execute(update.values(bounded)).rowcount
-    for name in names:
-        with database.committing() as connection:
-            update = tables.heartbeats.update().where(h.name == name, h.at > now + FUTURE_TIMES.tolerance_ms)
-            count += connection.execute(update.values(at=now)).rowcount
     for row_id in runs:
         with database.committing() as connection:
             update = tables.reconciliations.update().where(r.id == row_id, *alive)

@@ -1,4 +1,4 @@
-"""Record heartbeats: when the drain last ran, a Spark worker was there, and a worker answered on each target's queue.
+"""Record heartbeats: when the drain last ran, and a worker last answered on each target's queue.
 
 A queue is probed by a Celery message like a wake-up, and the worker that receives it records the time for every queue
 that it serves. So of the queues whose last answer was the same one, one is probed for all. While no worker answers, the
@@ -19,7 +19,6 @@ from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
 
 DRAIN = "drain"
-SPARK = "spark"  # of any worker that runs reconciliations
 _MAX_PROBES = HEARTBEATS.interval_ms // HEARTBEATS.min_interval_ms  # queues in one probing, which holds up the drain
 # Prefixes of a target's row id, which is never reused; its name might be too long.
 _QUEUE, _ASKED, _SILENT = "queue.", "asked.", "silent."
@@ -89,17 +88,7 @@ def _record_all(database: Database, times: Mapping[str, int]) -> None:
 
 def last_drain(connection: sa.Connection) -> int | None:
     """Return when the drain last ran (ms); None for never."""
-    return _last(connection, DRAIN)
-
-
-def has_spark_worker(connection: sa.Connection, now: int) -> bool:
-    """Return whether a worker that runs reconciliations was there within the last minute, also one that is busy."""
-    at = _last(connection, SPARK)
-    return at is not None and now - at <= HEARTBEATS.spark_silence_ms
-
-
-def _last(connection: sa.Connection, name: str) -> int | None:
-    query = sa.select(tables.heartbeats.c.at).where(tables.heartbeats.c.name == name)
+    query = sa.select(tables.heartbeats.c.at).where(tables.heartbeats.c.name == DRAIN)
     found: int | None = connection.execute(query).scalar_one_or_none()
     return found
 

@@ -79,8 +79,10 @@ class HeartbeatPolicy(NamedTuple):
     max_interval_ms: int = 3_600_000  # between two of a queue that nobody serves
     unserved_ms: int = 300_000  # without an answer, after which a queue counts as not served by any worker
     drain_silence_ms: int = 30_000  # after which the drain counts as stopped; its longest interval is 10 s
-    spark_interval_ms: int = 15_000  # between two heartbeats of the workers that run reconciliations
-    spark_silence_ms: int = 60_000  # after which there is no such worker
+    worker_interval_ms: int = 15_000  # between two heartbeats of a worker
+    worker_silence_ms: int = 60_000  # after which a worker counts as gone
+    worker_kept_ms: int = 3_600_000  # for which one that is gone is still listed
+    worker_patience_seconds: float = 3.0  # for which a heartbeat may hold up a worker's main process
 
 
 class DueWorkPolicy(NamedTuple):

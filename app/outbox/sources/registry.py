@@ -137,7 +137,8 @@ class SourceRegistry(SealedSettings[SourceSettings]):
             count = sa.select(sa.func.count()).select_from(tables.rejected_messages).where(r.source_id == stored.row_id)
             rejected = int(connection.execute(count).scalar_one())
             if rejected and not force:
-                raise SourceInUse(f"{source} has {rejected} rejected message(s); remove it with force to lose them")
+                messages = "1 rejected message" if rejected == 1 else f"{rejected} rejected messages"
+                raise SourceInUse(f"{source} has {messages}; remove it with force to lose them")
             for table in (tables.source_positions, tables.rejected_messages):
                 connection.execute(table.delete().where(table.c.source_id == stored.row_id))
             audit.record(connection, "source.remove", _resource(source), {"rejected": rejected})

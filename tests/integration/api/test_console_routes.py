@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ import sqlalchemy as sa
 
 from app.api.application import create_app
 from app.config.settings import Settings
-from app.outbox.delivery import heartbeats
+from app.outbox import tables
+from app.outbox.delivery import heartbeats, worker_heartbeats
+from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.policies import HEARTBEATS
+from app.outbox.delivery.worker_heartbeats import Worker
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.findings import store_findings
@@ -81,7 +85,7 @@ def test_a_list_of_runs_asks_once_whether_a_spark_worker_is_there(
     log: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = add_target(log, "rows", type_name="redis", values={"address": "127.0.0.1:9", "key": "rows"})
-    asked, has_worker = list[int](), heartbeats.has_spark_worker
+    asked, has_worker = list[int](), worker_heartbeats.has_spark_worker
 
     def counted(connection: sa.Connection, now: int) -> bool:
         asked.append(now)
@@ -93,7 +97,7 @@ def test_a_list_of_runs_asks_once_whether_a_spark_worker_is_there(
     for bucket in ("images", "films"):
         body = {"target": str(target), "bucket": bucket}
         assert client.post("/v1/reconciliations", json=body).status_code == 201
-    monkeypatch.setattr(heartbeats, "has_spark_worker", counted)
+    monkeypatch.setattr(worker_heartbeats, "has_spark_worker", counted)
     listed = client.get("/v1/reconciliations").get_json()["reconciliations"]
     app.extensions["bucketwire"].database.close()
     assert [bool(run["note"]) for run in listed] == [True, True]
@@ -112,6 +116,22 @@ def test_workers_are_known_by_their_heartbeats(plain: Api, plain_log: Database) 
     answered = {queue["target"]: queue["answered_at"] is not None for queue in found["queues"]}
     assert answered == {served.arn(""): True, other.arn(""): False}
     assert {queue["served"] for queue in found["queues"]} == {True}
+
+
+def test_a_worker_is_listed_with_what_it_does(plain: Api, plain_log: Database) -> None:
+    target = add_target(plain_log, "busy")
+    Leases(plain_log, 600_000).claim(registry(plain_log).target(target).row_id, [0, 1], "here:8:x", now_ms())
+    worker = Worker("here:7:y", "targets@here", "1.2", "prefork", ["targets"], processes=[8, 9])
+    begun = worker_heartbeats.record(plain_log, worker)
+    worker_heartbeats.record(plain_log, replace(begun, jobs=["tables"]))
+    [listed] = plain.client.get("/v1/workers").json()["workers"]
+    assert 0 <= listed.pop("age") < 60
+    assert listed.pop("heartbeat_at") >= listed.pop("started_at")
+    assert listed == {
+        "id": "here:7:y", "name": "targets@here", "host": "here", "pid": 7, "pool": "prefork", "processes": [8, 9],
+        "version": "1.2", "serves": ["targets"], "targets": [target.arn("")], "leased_partitions": 2, "sources": [],
+        "jobs": ["tables"], "alive": True,
+    }  # fmt: skip
 
 
 def _queues(database: Database) -> list[heartbeats.Queue]:
@@ -293,9 +313,10 @@ def test_a_reconciliation_is_started_approved_cancelled_and_its_findings_are_rea
     for wrong in ({"target": "webhook:log"}, {"bucket": "a/b"}, {"repair": "yes"}, {"more": 1}):
         problem(api.client.post("/v1/reconciliations", json=body | wrong), 400, "bad-value")
     problem(api.client.post("/v1/reconciliations", json=body | {"target": "redis:none"}), 404, "unknown-target")
-    heartbeats.record(database, heartbeats.SPARK, now_ms() - HEARTBEATS.spark_silence_ms // 2)
+    worker_heartbeats.record(database, Worker("h:1:x", "spark@h", "1", "thread", ["spark"]))
     assert api.client.get(f"/v1/reconciliations/{run}").json()["note"] == "", "a Spark worker is there"
-    heartbeats.record(database, heartbeats.SPARK, now_ms() - 2 * HEARTBEATS.spark_silence_ms)
+    with database.writing() as connection:
+        connection.execute(tables.workers.update().values(at=now_ms() - 2 * HEARTBEATS.worker_silence_ms))
     assert api.client.get(f"/v1/reconciliations/{run}").json()["note"]
 
     runs = Reconciliations(database)

@@ -13,8 +13,11 @@ import sqlalchemy as sa
 from app.broker import SERVICE_QUEUE
 from app.config.broker import KEY_PREFIX
 from app.outbox import tables
+from app.outbox.delivery import worker_heartbeats
+from app.outbox.delivery.worker_heartbeats import Worker
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.release import VERSION
 from tests import services
 from tests.services import until
 from tests.support.builders import add_target, event, migrated
@@ -109,6 +112,27 @@ def test_a_worker_serves_the_targets_it_is_told_and_those_that_are_made_meanwhil
         add_target(database, "c", endpoint=f"{receiver.url}/c", allow_private="on")
         Log(database).append([[event("two")]])
         until(lambda: "/c" in arrived(), 30, what="the delivery to a target made meanwhile")
+
+
+def test_a_worker_is_listed_while_it_runs(settings: Mapping[str, str], database: Database) -> None:
+    def listed() -> dict[str, Worker]:
+        with database.reading() as connection:
+            return {one.name.partition("@")[0]: one for one in worker_heartbeats.read_workers(connection)}
+
+    with running(
+        settings,
+        "worker --only drain",
+        "worker --only targets --targets webhook --concurrency 2",
+        "worker --only spark",
+    ) as roles:
+        until(lambda: len(listed()) == 3, 20, what="a heartbeat of each")
+        drain, targets, spark = (listed()[name] for name in ("drain", "targets-webhook", "spark"))
+        assert [one.pid for one in (drain, targets, spark)] == [role.pid for role in roles]
+        assert [one.pool for one in (drain, targets, spark)] == ["solo", "prefork", "thread"]
+        assert [one.serves for one in (drain, targets, spark)] == [["drain"], ["webhook"], ["spark"]]
+        assert set(targets.processes) == {child.pid for child in roles[1].children()}
+        assert {one.version for one in listed().values()} == {VERSION}
+    assert listed() == {}, "each has ended in order"
 
 
 def test_a_worker_whose_figures_have_no_place_says_so_and_does_not_start(settings: Mapping[str, str]) -> None:

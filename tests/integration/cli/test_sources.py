@@ -96,7 +96,7 @@ def test_the_doctor_and_the_metrics_report_a_source_that_nobody_pulls_and_its_re
         for one in cli("doctor", "--json").json["findings"]
         if one["subject"] == "source kafka:minio"
     }
-    assert findings == {("problem", "waiting: no worker pulls it"), ("warning", "1 rejected message(s) are kept")}
+    assert findings == {("problem", "waiting: no worker pulls it"), ("warning", "1 rejected message kept")}
     with database.reading() as connection:
         sources, kept, now = read_sources(connection), read_kept(connection), database_now(connection)
     samples = {

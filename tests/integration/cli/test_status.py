@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
@@ -14,19 +15,22 @@ from app.api.routes import health
 from app.broker import queue_name
 from app.config.arn import TargetId
 from app.outbox import tables
-from app.outbox.delivery import heartbeats
+from app.outbox.delivery import heartbeats, worker_heartbeats
+from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.delivery.replays import Replays
+from app.outbox.delivery.worker_heartbeats import Worker
 from app.outbox.engine import migration
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.tokens import Tokens
+from app.release import VERSION
 from tests import services
 from tests.integration.cli.conftest import Cli, deliver
 from tests.services import until
-from tests.support.builders import DELETE, add_target, event
+from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget
 
 
@@ -224,6 +228,31 @@ def test_the_doctor_finds_a_queue_that_no_worker_serves(cli: Cli, database: Data
     assert found() == ["no worker has answered on its queue for 2.0 h; start a worker that serves it (--targets)"]
     heartbeats.answered(database, [queue.row_id], now_ms())
     assert found() == []
+
+
+@pytest.mark.usefixtures("working")
+def test_an_upgrade_that_is_not_finished_is_found_and_the_workers_are_listed(
+    cli: Cli, database: Database, target: TargetId
+) -> None:
+    def found() -> list[tuple[str, str, list[str]]]:
+        findings = cli("doctor", "--json").json["findings"]
+        return [(one["grade"], one["text"], one["command"]) for one in findings if one["subject"] == "versions"]
+
+    assert "no worker has sent a heartbeat" in cli("status", "--workers").out
+    new = Worker("here:7:x", "targets@here", VERSION, "prefork", ["targets"], processes=[8, 9])
+    worker_heartbeats.record(database, new)
+    worker_heartbeats.record(database, replace(new, id="here:6:x", version="0.0.1"))
+    with database.writing() as connection:
+        connection.execute(tables.workers.update().where(tables.workers.c.version == "0.0.1").values(at=1))
+    assert found() == [], "it has ended"
+    worker_heartbeats.record(database, replace(new, id="there:1:x", version="0.0.2", pool="solo", processes=()))
+    text = f"1 of 2 workers runs another version than {VERSION}: 0.0.2 as there:1; restart them with it"
+    assert found() == [("warning", text, ["status", "--workers"])]
+    Leases(database, 600_000).claim(registry(database).target(target).row_id, [0], "here:9:x", now_ms())
+    lines = " ".join(cli("status", "--workers").out.split())
+    assert f"targets@here here 7 prefork 2 {VERSION} targets {target} " in lines, lines
+    assert "targets@here there 1 solo 1 0.0.2 targets waits " in lines, lines
+    assert [one["pid"] for one in cli("status", "--workers", "--json").json] == [6, 7, 1]
 
 
 @pytest.mark.usefixtures("working")

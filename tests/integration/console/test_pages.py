@@ -8,6 +8,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs, urljoin, urlsplit
 
@@ -24,15 +25,18 @@ from app.console.views.targets import level
 from app.events.model import Event
 from app.outbox import search as searching
 from app.outbox import tables
-from app.outbox.delivery import heartbeats
+from app.outbox.delivery import heartbeats, worker_heartbeats
 from app.outbox.delivery.leases import Leases, new_token
+from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.delivery.replays import Replays
 from app.outbox.delivery.transitions import cursors
+from app.outbox.delivery.worker_heartbeats import Worker
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.progress import Progress
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.tokens import Tokens
+from app.release import VERSION
 from app.rules.filters import Filters, Pairs
 from app.rules.model import Rule
 from tests.integration.console.conftest import ADMIN, TOKENS, Browser, Opened, Page
@@ -929,7 +933,7 @@ def test_a_reconciliation_is_started_shown_repaired_and_cancelled(local: Browser
     assert "It waits: no Spark worker is there" in shown.text
     assert ("Nothing is compared yet" in shown.text, "No difference" in shown.text) == (True, False)
     assert (" none " in listed.text, "–" in listed.text) == (False, True), "nothing is known of the drift"
-    heartbeats.record(database, heartbeats.SPARK, now_ms())
+    worker_heartbeats.record(database, Worker("here:1:x", "spark@here", VERSION, "thread", ["spark"]))
     assert "It waits for its turn at a Spark worker" in local.get(path).text
     assert local.post(f"{path}/repair", path).status == 303  # refused with a sentence: there is nothing to repair yet
     assert local.post(f"{path}/cancel", path).status == 303
@@ -967,19 +971,36 @@ def test_a_running_reconciliation_shows_how_far_it_is(local: Browser, database: 
     assert "about 40 s left" in page.text
 
 
-def test_the_workers_page_shows_which_process_delivers_what(busy: Browser, database: Database) -> None:
-    assert "No worker process has a partition at this moment" in busy.get("workers").text
+def test_the_workers_page_shows_who_is_there_and_does_what(busy: Browser, database: Database) -> None:
+    assert "No worker has sent a heartbeat" in busy.get("workers").text
     paused = registry(database).target(TargetId("webhook", "paused"))
     Leases(database, 600_000).claim(paused.row_id, [0, 1, 2, 3], new_token(), now_ms())
     with database.writing() as connection:
         cursors.revoke(connection, paused.row_id, [3])  # so nobody delivers it
     host, _, pid = new_token().rpartition(":")[0].rpartition(":")
     page = busy.get("workers")
-    assert f"{host} {pid} 3 webhook:paused" in page.text
+    assert "1 more process has partitions leased without a heartbeat of its worker" in page.text
+    assert f"{host} {pid} webhook:paused 3 partitions" in page.text
     [process] = busy.client.get("/v1/workers").get_json()["delivering"]
     assert process == {
         "host": host, "pid": int(pid), "leased_partitions": 3, "targets": ["arn:minio:sqs::paused:webhook"],
     }  # fmt: skip
+    delivers = Worker(f"{host}:7:f", "targets@here", VERSION, "prefork", ["targets"], processes=[int(pid), 9])
+    reconciles = Worker("there:1:f", "<b>@there", "0.0.1", "thread", ["spark"], jobs=["reconcile redis:x images"])
+    for worker in (delivers, reconciles, replace(reconciles, id="there:2:f", name="gone@there", version=VERSION)):
+        worker_heartbeats.record(database, worker)
+    with database.writing() as connection:
+        minute_ago = tables.workers.update().where(tables.workers.c.name == "gone@there")
+        connection.execute(minute_ago.values(at=now_ms() - HEARTBEATS.worker_silence_ms - 1_000))
+    page = busy.get("workers")
+    assert "without a heartbeat of its worker" not in page.text
+    rows = re.findall(r"<tr>(.*?)</tr>", page.response.text, re.DOTALL)
+    texts = [" ".join(re.sub(r"<[^>]+>", " ", row).split()) for row in rows]
+    texts = [text for text in texts if " thread " in text or " prefork " in text]
+    assert [text.split()[0] for text in texts] == ["gone@there", "&lt;b&gt;@there", "targets@here"], "the wrong first"
+    assert "✕ silent" in texts[0]
+    assert "there 1 thread 0.0.1 other version spark reconcile redis:x images" in texts[1]
+    assert f"{host} 7 prefork of 2 {VERSION} targets webhook:paused 3 partitions" in texts[2]
 
 
 def test_the_navigation_counts_what_needs_somebody_and_has_the_targets(busy: Browser, local: Browser) -> None:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox import tables
-from app.outbox.delivery import heartbeats
+from app.outbox.delivery import heartbeats, worker_heartbeats
+from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.policies import HEARTBEATS
+from app.outbox.delivery.worker_heartbeats import Worker
 from app.outbox.engine.database import Database, now_ms
+from app.release import VERSION
 from tests.support.builders import add_target, migrated, registry
+from workers.heartbeat import WorkerHeartbeat
 from workers.runtime import Runtime
 
 SECOND = 1000
@@ -142,3 +149,69 @@ def test_signs_of_targets_that_are_gone_are_forgotten(log: Database) -> None:
         assert heartbeats.last_drain(connection) == 5
         assert heartbeats.queues(connection) == []
         assert connection.execute(tables.heartbeats.select()).all() == [("drain", 5)]
+
+
+def worker(database: Database, name: str = "here:7:x", **values: Any) -> Worker:
+    return worker_heartbeats.record(database, Worker(name, "w@here", "1", "prefork", ["targets"], **values))
+
+
+def listed(database: Database) -> dict[str, Worker]:
+    with database.reading() as connection:
+        return {one.id: one for one in worker_heartbeats.read_workers(connection)}
+
+
+def test_a_worker_is_listed_until_it_ends_or_was_silent_for_an_hour(database: Database) -> None:
+    first = worker(database)
+    worker(database, "here:8:x")
+    worker(database, "there:9:x")
+    again = worker_heartbeats.record(database, replace(first, processes=[1, 2], jobs=["tables"]))
+    assert listed(database)["here:7:x"] == again
+    assert again.started_at == first.started_at <= again.at
+    worker_heartbeats.remove(database, "here:8:x")
+    kept = HEARTBEATS.worker_kept_ms
+    with database.writing() as connection:
+        at = tables.workers.update().where(tables.workers.c.id == "there:9:x")
+        connection.execute(at.values(at=again.at - kept - 1))
+    worker_heartbeats.forget_silent(database, again.at)
+    assert listed(database).keys() == {"here:7:x"}
+    assert again.is_alive(again.at + HEARTBEATS.worker_silence_ms)
+    assert not again.is_alive(again.at + HEARTBEATS.worker_silence_ms + 1)
+    worker_heartbeats.forget_silent(database, again.at + kept + 1)
+    assert listed(database) == {}
+    worker_heartbeats.record(database, again)  # it had only been stopped
+    assert listed(database).keys() == {"here:7:x"}
+
+
+def test_a_heartbeat_of_a_clock_that_was_ahead_is_brought_back(database: Database) -> None:
+    worker(database)
+    with database.writing() as connection:
+        connection.execute(tables.workers.update().values(at=now_ms() + 365 * 24 * 3600 * SECOND))
+    now = now_ms()
+    assert bring_back_future_times(database, 60_000, now) == 1
+    assert listed(database)["here:7:x"].at == now
+
+
+def test_a_worker_says_what_it_serves_and_a_database_that_is_away_stops_nothing(
+    log: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at(url: str) -> Settings:
+        return Settings.from_environ({"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": url})
+
+    settings = at(str(log.url))
+    monkeypatch.setenv("BUCKETWIRE_WORKER_TARGETS", "webhook:a,redis")
+    heartbeat = WorkerHeartbeat(settings, "w@here", "solo", ["drain"])
+    heartbeat.record([5], ["tables"])
+    [only] = listed(log).values()
+    assert (only.pid, only.version, only.serves) == (os.getpid(), VERSION, ["drain", "redis", "webhook:a"])
+    assert (only.processes, only.jobs) == ([5], ["tables"])
+    heartbeat.end()
+    assert listed(log) == {}
+    empty = f"sqlite:///{tmp_path}/empty.db"  # where `migrate` has not run yet
+    for url in ("postgresql://a:b@127.0.0.1:9/c", empty):
+        heartbeat = WorkerHeartbeat(at(url), "w@here", "solo", [])
+        heartbeat.record([], [])
+        heartbeat.end()
+    heartbeat = WorkerHeartbeat(settings, "w" * 1_000, "solo", [])
+    heartbeat.record([], [])
+    assert [only.name for only in listed(log).values()] == ["w" * 255]
+    heartbeat.end()

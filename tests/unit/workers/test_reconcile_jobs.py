@@ -55,10 +55,12 @@ def test_stop_ends_running_jobs_and_those_that_start_later(tmp_path: Path) -> No
     jobs, begun = JobProcesses(), tmp_path / "begun"
     code = f"{ENDING}import pathlib; pathlib.Path({str(begun)!r}).touch(); time.sleep(300)"
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(jobs.run, python(code))
+        running = pool.submit(jobs.run, python(code), "tables")
         until(begun.exists, 60)
+        assert jobs.names == ["tables"]
         jobs.stop()
         assert running.result(60).message == "the run was stopped before it finished"
+    assert jobs.names == []
     assert jobs.run(python(code)).code != 0
 
 
@@ -160,7 +162,7 @@ def test_a_reconciliation_is_a_span_that_fails_with_its_job(
     exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(telemetry, "_tracing", OtelTracing(provider.get_tracer("x"), None))
-    monkeypatch.setattr(reconcile_jobs.jobs, "run", lambda _command: result)
+    monkeypatch.setattr(reconcile_jobs.jobs, "run", lambda *_: result)
     database = migrated(f"sqlite:///{tmp_path}/outbox.db")
     schedule = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
     target = add_target(database, "x", type_name="redis", values=schedule, bucket="images")
@@ -218,7 +220,8 @@ def test_beat_sends_the_update_of_the_tables_when_it_is_due_and_none_waits(tmp_p
 def test_an_update_of_the_tables_is_a_job_and_its_last_line_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
 
-    def run(command: list[str]) -> JobResult:
+    def run(command: list[str], name: str) -> JobResult:
+        assert name == "tables"
         commands.append(command)
         return JobResult(0, "3 events added")
 
