@@ -128,6 +128,8 @@ def queue_of(target: TargetId) -> Queue:
 # Celery would log three lines per drain, and there are many; the delivery log records the results of deliveries.
 for _name in ("celery.worker.strategy", "celery.app.trace"):
     logging.getLogger(_name).setLevel(logging.WARNING)
+# At each start it would warn of delayed tasks in direct exchanges, and no task is delayed.
+logging.getLogger("kombu.transport.native_delayed_delivery").setLevel(logging.ERROR)
 logging.getLogger("celery.beat").addFilter(lambda record: "Sending due task" not in record.msg)
 
 

@@ -172,6 +172,7 @@ def test_every_queue_on_rabbitmq_is_a_quorum_queue(
                 channel.queue_declare(
                     name, durable=True, exclusive=False, auto_delete=False, arguments={"x-queue-type": "classic"}
                 )
+    assert "direct exchange" not in over_rabbitmq.logs(), "no task is delayed, so nobody needs to know"
 
 
 def test_a_queue_that_rabbitmq_refuses_concerns_its_own_target_alone(
