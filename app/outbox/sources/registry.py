@@ -138,7 +138,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
             rejected = int(connection.execute(count).scalar_one())
             if rejected and not force:
                 messages = "1 rejected message" if rejected == 1 else f"{rejected} rejected messages"
-                raise SourceInUse(f"{source} has {messages}; remove it with force to lose them")
+                raise SourceInUse(f"{source} has {messages}; --force (`force=true`) removes it with them")
             for table in (tables.source_positions, tables.rejected_messages):
                 connection.execute(table.delete().where(table.c.source_id == stored.row_id))
             audit.record(connection, "source.remove", _resource(source), {"rejected": rejected})
