@@ -9,7 +9,7 @@ from app.config.errors import REDACTED
 # HTML's names of characters. It may write any character by its number, too.
 _NAMES = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos", "/": "sol"}
 _HIGHEST_BMP = 0xFFFF  # JSON writes a character above it as two
-_MARKS = "\\&%"  # with which JSON, HTML and URLs begin what is not written as it is
+_MARKS = "\\&%"  # with which JSON, HTML and URLs begin what is not written as it is, except a space
 
 
 class SecretTexts:
@@ -20,6 +20,7 @@ class SecretTexts:
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._secrets = sorted(set(filter(None, secrets)), key=len, reverse=True)
+        self._marks = _MARKS + "+" if any(" " in secret for secret in self._secrets) else _MARKS
         self._plain = re.compile("|".join(map(re.escape, self._secrets))) if self._secrets else None
 
     def __bool__(self) -> bool:
@@ -29,7 +30,7 @@ class SecretTexts:
         """Return the text without the secrets."""
         if self._plain is None:
             return text
-        pattern = self._written if any(mark in text for mark in _MARKS) else self._plain
+        pattern = self._written if any(mark in text for mark in self._marks) else self._plain
         return pattern.sub(REDACTED, text)
 
     @cached_property

@@ -170,6 +170,11 @@ def test_a_secret_is_found_as_json_html_and_urls_write_it(write: Callable[[str],
     assert "*redacted*" in answer.body
 
 
+def test_a_secret_whose_spaces_are_plus_signs_is_found_in_a_text_without_any_other_mark() -> None:
+    secrets = SecretTexts(["correct horse battery"])
+    assert secrets.hide("password=correct+horse+battery; a+b") == "password=*redacted*; a+b"
+
+
 @pytest.mark.parametrize(
     "text", ["\\" * 65_536, "%25" * 20_000, "&amp;" * 13_000, "&#" + "0" * 65_000, r"\u005c" * 9_000]
 )
