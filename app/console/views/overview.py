@@ -4,7 +4,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 from typing import Any
 
 from flask import Response
@@ -15,6 +14,7 @@ from app.config.errors import BadValue
 from app.console import calls
 from app.console.pages import page, show, visitor
 from app.console.series import newest, newest_times, points
+from app.release import VERSION
 
 _MAX_CURVES = 60  # targets; with more of them the overview has no curves
 # The curves' minutes: of few targets more, because a page is made of a bounded number of samples.
@@ -103,7 +103,7 @@ def _sum(targets: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _service() -> dict[str, Any]:
     """Return of `/v1/status` what no target shows."""
-    return {"version": version("bucketwire"), "region": services().settings.region}
+    return {"version": VERSION, "region": services().settings.region}
 
 
 def _series(minutes: int) -> list[dict[str, Any]]:

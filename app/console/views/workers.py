@@ -5,12 +5,13 @@ from flask import Response
 from app.console import calls
 from app.console.formats import target_path
 from app.console.pages import page, show
+from app.release import VERSION
 
 
 @page("/workers")
 def workers() -> Response:
     """Show the workers, those that fell silent or run another version first, and the queues."""
-    found, version = calls.get("/v1/workers"), calls.get("/v1/status")["version"]
+    found = calls.get("/v1/workers")
     states = {target["arn"]: target["state"] for target in calls.targets()}
     known = {(worker["host"], pid) for worker in found["workers"] for pid in (worker["pid"], *worker["processes"])}
     return show(
@@ -18,8 +19,8 @@ def workers() -> Response:
         here="workers",
         flower=found["flower"],
         drain=found["drain"],
-        workers=sorted(found["workers"], key=lambda one: (one["alive"], one["version"] == version, one["name"])),
-        version=version,
+        workers=sorted(found["workers"], key=lambda one: (one["alive"], one["version"] == VERSION, one["name"])),
+        version=VERSION,
         strangers=[process for process in found["delivering"] if (process["host"], process["pid"]) not in known],
         queues=sorted(found["queues"], key=lambda queue: (queue["served"], -queue["age"])),
         states=states,

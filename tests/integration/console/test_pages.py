@@ -21,6 +21,7 @@ from app.cli import bucketwire
 from app.config.arn import TargetId
 from app.config.errors import BadSettings
 from app.config.targets.registry import TYPES
+from app.console import calls
 from app.console.views.targets import level
 from app.events.model import Event
 from app.outbox import search as searching
@@ -1001,6 +1002,18 @@ def test_the_workers_page_shows_who_is_there_and_does_what(busy: Browser, databa
     assert "✕ silent" in texts[0]
     assert "there 1 thread 0.0.1 other version spark reconcile redis:x images" in texts[1]
     assert f"{host} 7 prefork of 2 {VERSION} targets webhook:paused 3 partitions" in texts[2]
+
+
+def test_the_workers_page_counts_no_events_for_the_version(busy: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, get = list[str](), calls.get
+
+    def noted(path: str, **query: object) -> dict[str, object]:
+        asked.append(path)
+        return get(path, **query)
+
+    monkeypatch.setattr(calls, "get", noted)
+    assert busy.get("workers").status == 200
+    assert asked.count("/v1/status") <= 1, "for the navigation, which keeps what it has counted"
 
 
 def test_the_navigation_counts_what_needs_somebody_and_has_the_targets(busy: Browser, local: Browser) -> None:
