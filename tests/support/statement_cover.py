@@ -15,6 +15,7 @@ COVER: Mapping[str, tuple[str, ...]] = {
         "test_a_removed_target_leaves_the_record",
         "test_a_replays_range_counts_for_the_events_that_it_selects",
         "test_an_event_in_a_range_that_was_delivered_is_found_and_no_other",
+        "test_the_requests_and_answers_of_a_target_are_bounded_and_the_newest_stay",
         "test_the_rows_of_a_target_are_bounded_and_failures_outlast_deliveries_and_outages",
     ),
     "test_audit": (
