@@ -21,7 +21,7 @@ _MAX_CURVES = 60  # targets; with more of them the overview has no curves
 _FEW, _LONG, _SHORT = 15, 20, 5
 _WIDTH = 20  # seconds
 _ATTENTION = ("problem", "warning")  # grades of findings that need somebody, the gravest first
-_WORKERS = ("broker", "drain", "workers")  # subjects of findings that the page of the workers is about
+_WORKERS = ("broker", "drain", "versions", "workers")  # subjects of findings that the page of the workers is about
 _SOURCE = "source "  # begins the subject of a finding about one
 _RANK = {"broken": 0, "unavailable": 1, "failing": 2, "paused": 3, "running": 4, "disabled": 5}
 
