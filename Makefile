@@ -121,13 +121,17 @@ $(VENV)/.installer: requirements.lock deploy/uv.lock | $(BIN)/pip
 	@touch $@
 
 # As the image: by version and hash, and what builds packages first. Nothing is left to resolve, so nothing is looked for.
+# The build leaves a description of the package with another version than the installed one, which goes: a process that
+# is started in this folder may find it first.
 $(VENV)/.installed: $(CAUSES) requirements.lock | $(VENV)/.installer
 	@$(INSTALL) --no-deps --no-build-isolation --require-hashes --requirement requirements.lock
 	@$(INSTALL) --no-deps --no-build-isolation --editable .
+	@rm -rf bucketwire.egg-info
 	@touch $@
 
 $(VENV)/.developing: $(CAUSES) | $(VENV)/.installer
 	@$(INSTALL) --constraint constraints.txt --editable '.[dev,otel,spark]'
+	@rm -rf bucketwire.egg-info
 	@touch $@ $(VENV)/.installed
 
 $(BIN)/pip:

@@ -578,7 +578,7 @@ def test_a_reason_that_is_chosen_means_all_that_have_it(local: Browser, database
     def checked(path: str) -> list[str]:
         return [given["value"] for given in local.get(path).all("input") if "checked" in given]
 
-    [reason] = [given["href"] for given in local.get("dead-letters?bucket=images").all("a") if "400" in given["href"]]
+    [reason] = [given["href"] for given in local.get("dead-letters?bucket=images").all("a") if "=400" in given["href"]]
     query = parse_qs(urlsplit(reason).query)
     assert query == {"target": ["webhook:audit"], "bucket": ["images"], "reason": ["400 bad"]}
     assert checked(reason.removeprefix("./")) == ["matching"]
