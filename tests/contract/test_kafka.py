@@ -395,13 +395,28 @@ def test_a_topic_of_a_template_that_cannot_be_made_fails_its_events_alone(kafka:
     for name in ("a.b", "c.d"):  # Kafka makes no topic whose name differs from another one's by . and _ alone
         kafka.create_topic(f"{start}-{name}", 1)
     made = [sample_events.put(key) for key in ("ok/1", "a_b/1", "a_b/1", "c_d/1", "ok/2", "k")]
-    with kafka.opened(topic=f"{start}-{{prefix:1}}") as target:
+    with kafka.opened(topic=f"{start}-{{prefix:1}}", timeout="4s") as target:
         began = time.monotonic()
         outcomes = list(target.deliver(made, window))
         assert time.monotonic() - began < LIMIT
         assert list(target.deliver(made[:1], window)) == [DELIVERED]
+        began = time.monotonic()
+        for _ in range(3):
+            again = list(target.deliver(made[:2], window))
+            assert [type(each) for each in again] == [Delivered, Failed]
+        assert time.monotonic() - began < 4, "it waits again for what was not there"
     assert [type(each) for each in outcomes] == [Delivered, Failed, NotAttempted, Failed, Delivered, Delivered]
     assert f"topic {start}-a_b: UnknownTopicOrPartitionError" in str(outcomes[1])
+
+
+def test_a_topic_of_a_template_that_is_made_later_is_used_without_a_new_connection(kafka: Log) -> None:
+    kafka.create_topic(f"{kafka.topic}-a.b", 1)
+    made = [sample_events.put("a_b/1")]
+    with kafka.opened(topic=f"{kafka.topic}-{{prefix:1}}") as target:
+        assert [type(each) for each in target.deliver(made, 1)] == [Failed]
+        admin = kafka.admin()
+        admin.delete_topics([f"{kafka.topic}-a.b"])[f"{kafka.topic}-a.b"].result(20)
+        services.until(lambda: list(target.deliver(made, 1)) == [DELIVERED], 30, what="a delivery to the topic")
 
 
 def test_an_object_goes_on_in_another_topic_only_after_its_event_before(kafka: Log) -> None:

@@ -53,6 +53,7 @@ from workers.targets.payloads import runs
 from workers.targets.places import NOWHERE, places
 
 _ABOUT_THE_TOPIC = (UnknownTopicOrPartitionError, TopicAuthorizationFailedError)
+_ABSENT_TIME_LIMITS = 10  # for so long nobody waits again for a topic that was not there
 _HEADERS_SINCE = (0, 11)  # by the setting `version`, or by the broker's answer
 
 
@@ -67,6 +68,7 @@ class KafkaTarget:
         self._client: Client | None = None
         self._stamp: object = None
         self._batch_bytes = BATCH_BYTES
+        self._absent: dict[str, float] = {}  # by topic: until when nobody waits for it, by `time.monotonic()`
         # From a batch's first message on: half a time limit to collect the others, a whole one for the answer.
         self._patience = settings.timeout * 1.5
 
@@ -176,12 +178,15 @@ class KafkaTarget:
         """Return the partitions of topics, or why they cannot be used.
 
         All unknown ones are asked for at once, within one time limit: brokers take a moment to create a topic, and
-        `partitions_for` would wait in turn for each that they do not create.
+        `partitions_for` would wait in turn for each that they do not create. One that was not there is asked for again
+        without waiting for the answer, so that it does not slow down the others.
         """
         metadata, sender = self._producer._metadata, self._producer._sender
         known: dict[str, list[int] | Failed] = {}
         unknown = set(topics)
-        deadline = time.monotonic() + self._settings.timeout
+        now = time.monotonic()
+        deadline = now + self._settings.timeout
+        self._absent = {topic: until for topic, until in self._absent.items() if now < until}
         for topic in unknown:
             if metadata.partitions_for_topic(topic) is None:
                 sender.add_topic(topic)
@@ -198,7 +203,11 @@ class KafkaTarget:
             answered = threading.Event()
             metadata.request_update().add_both(lambda done, *_: done.set(), answered)
             sender.wakeup()
+            if unknown <= self._absent.keys():
+                break
             answered.wait(left)
+        until = now + _ABSENT_TIME_LIMITS * self._settings.timeout
+        self._absent = dict.fromkeys(unknown, until) | self._absent
         return known | {topic: self._no_topic(topic, UnknownTopicOrPartitionError()) for topic in unknown}
 
     def _no_topic(self, topic: str, error: KafkaError) -> Failed:
