@@ -1,6 +1,5 @@
 """Record that a worker is there, with its version and what it serves and does, from the loop of its main process."""
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +13,7 @@ from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.delivery.worker_heartbeats import Worker
 from app.outbox.engine.database import Database
 from app.release import VERSION
-from workers.served_targets import ALL, VARIABLE
+from workers.served_targets import ALL, ServedTargets
 
 _MAX_NAME_CHARACTERS = 255  # of the column; the name of a worker for many targets has all of them
 
@@ -29,7 +28,7 @@ class WorkerHeartbeat:
     def __init__(self, settings: Settings, name: str, pool: str, services: Sequence[str]) -> None:
         patience = min(HEARTBEATS.worker_patience_seconds, settings.database_timeout)
         self._database = Database(settings.database_url, pool_size=1, patience=patience)
-        targets = [worker_heartbeats.ALL_TARGETS if name == ALL else name for name in _served_names()]
+        targets = [worker_heartbeats.ALL_TARGETS if name == ALL else name for name in ServedTargets().names]
         self._worker = Worker(new_token(), name[:_MAX_NAME_CHARACTERS], VERSION, pool, (*services, *targets))
 
     def record(self, processes: Sequence[int], jobs: Sequence[str]) -> None:
@@ -43,7 +42,3 @@ class WorkerHeartbeat:
         with suppress(sa.exc.SQLAlchemyError):  # then it is forgotten some time later
             worker_heartbeats.remove(self._database, self._worker.id)
         self._database.close()
-
-
-def _served_names() -> list[str]:
-    return sorted(filter(None, os.environ.get(VARIABLE, ALL).split(",")))

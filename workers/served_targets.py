@@ -13,6 +13,11 @@ class ServedTargets:
     def __init__(self) -> None:
         self._wanted = frozenset(filter(None, os.environ.get(VARIABLE, ALL).split(",")))
 
+    @property
+    def names(self) -> list[str]:
+        """The types and names that it was told, sorted; `ALL` for every target."""
+        return sorted(self._wanted)
+
     def __bool__(self) -> bool:
         return bool(self._wanted)
 
