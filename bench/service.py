@@ -26,6 +26,7 @@ from tests.support.service_processes import (
     Api,
     Role,
     drain_worker,
+    source_worker,
     start_all,
     stop_all,
 )
@@ -101,7 +102,7 @@ class Service:
 
     def pull(self, type_name: str, values: Mapping[str, Any]) -> None:
         """Start a worker that pulls from a queue."""
-        worker = Role(["worker", "--only", "sources"], self.workers[0].settings, " ready.")
+        worker = source_worker(self.workers[0].settings)
         self.workers.append(worker)
         worker.start()
         with httpx.Client(base_url=self.apis[0].url, timeout=30, trust_env=False) as client:

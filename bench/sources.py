@@ -26,7 +26,7 @@ from tests.contract.source_probes.base import SourceProbe
 from tests.contract.source_probes.registry import SOURCE_PROBES
 from tests.support.builders import SECRET_KEY, add_target, migrated
 from tests.support.pulled_events import Sources
-from tests.support.service_processes import Api, Role
+from tests.support.service_processes import Api, source_worker
 
 _SHARES = {"kafka": 6}  # of one queue: partitions; 1 of the others
 _SLOW = ("sqs",)  # to be filled
@@ -49,7 +49,7 @@ class Measured:
         settings = {"BUCKETWIRE_DATABASE_URL": database_url, "BUCKETWIRE_BROKER_URL": broker}
         settings["BUCKETWIRE_SECRET_KEYS"] = SECRET_KEY
         self.api = Api(["api"], settings)
-        self.worker = Role(["worker", "--only", "sources"], settings, " ready.")
+        self.worker = source_worker(settings)
         stack.callback(self.api.stop)
         stack.callback(self.worker.stop)
 

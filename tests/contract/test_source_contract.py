@@ -28,7 +28,7 @@ from tests.support.pulled_events import (
     url,
     wait_for,
 )
-from tests.support.service_processes import Role, start_all, stop_all
+from tests.support.service_processes import Role, source_worker, start_all, stop_all
 
 pytestmark = pytest.mark.promise
 
@@ -217,7 +217,7 @@ def pulling(database: Database, redis_server: services.Redis) -> Iterator[list[R
         "BUCKETWIRE_LEASE_TTL": f"{LEASE_SECONDS}s",
         "BUCKETWIRE_LEASE_MAX_WORK": "1s",
     }
-    pair = [Role(["worker", "--only", "sources"], settings, " ready.") for _ in range(2)]
+    pair = [source_worker(settings) for _ in range(2)]
     try:
         start_all(pair)
         yield pair

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 
 import orjson
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests import services
 from tests.services import until
-from tests.support.service_processes import Role, System
+from tests.support.pulled_traffic import topic_producer
+from tests.support.service_processes import Role, System, source_worker
 from tests.support.target_readers import Record
 
 TOPIC, SOURCE = "soak", "/v1/sources/kafka/soak"
-PARTITIONS = 3
 FLUSH_SECONDS = 600.0  # that Kafka may take on a busy machine
 
 
@@ -59,12 +58,9 @@ class Topic:
 def topic(whole: System) -> Iterator[Topic]:
     """Run a Kafka and a worker that pulls from a topic in it."""
     with services.kafka() as kafka:
-        admin = AdminClient({"bootstrap.servers": kafka.brokers, "log_level": 0})
-        admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(30)
+        producer = topic_producer(kafka, TOPIC)
         whole.ask("PUT", SOURCE, json={"brokers": kafka.brokers, "topic": TOPIC})
-        worker = Role(["worker", "--only", "sources"], dict(whole.settings), " ready.")
-        options = {"bootstrap.servers": kafka.brokers, "log_level": 0, "enable.idempotence": True}
-        producer = Producer({**options, "message.timeout.ms": round(FLUSH_SECONDS * 1000)})
+        worker = source_worker(whole.settings)
         worker.start()
         try:
             yield Topic(whole, producer, worker)

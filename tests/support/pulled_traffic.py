@@ -24,7 +24,7 @@ from app.outbox import tables
 from app.outbox.engine.database import now_ms
 from tests import services
 from tests.support.fault_injection import Servers
-from tests.support.service_processes import Role, System
+from tests.support.service_processes import System, source_worker
 from tests.support.target_readers import path
 from tests.support.traffic import Poster
 
@@ -55,6 +55,14 @@ class Queue(Protocol):
         """Write these and take away what is written; one of `_ERRORS` if that is not possible now."""
 
 
+def topic_producer(server: services.Kafka, name: str) -> Producer:
+    """Make a topic of three partitions, and return what writes each message to it once, for up to ten minutes."""
+    servers = {"bootstrap.servers": server.brokers, "log_level": 0}
+    admin = AdminClient(servers)  # which ends what it was asked when it is gone
+    admin.create_topics([NewTopic(name, num_partitions=3, replication_factor=1)])[name].result(60)
+    return Producer({**servers, "enable.idempotence": True, "message.timeout.ms": 600_000})
+
+
 class Topic:
     """A topic of Kafka. An object's events are in one partition, as MinIO's are."""
 
@@ -63,11 +71,7 @@ class Topic:
 
     def __init__(self) -> None:
         self.server = services.kafka()
-        servers = {"bootstrap.servers": self.server.brokers, "log_level": 0}
-        topic = NewTopic(NAME, num_partitions=3, replication_factor=1)
-        admin = AdminClient(servers)  # which ends what it was asked when it is gone
-        admin.create_topics([topic])[NAME].result(60)
-        self._producer = Producer({**servers, "enable.idempotence": True, "message.timeout.ms": 600_000})
+        self._producer = topic_producer(self.server, NAME)
 
     def values(self) -> Mapping[str, Any]:
         return {"brokers": self.server.brokers, "topic": NAME}
@@ -194,7 +198,7 @@ def pulled_from(whole: System, servers: Servers, types: Sequence[str]) -> Iterat
             servers.queues[queues[-1].part] = queues[-1].server
             whole.ask("PUT", f"/v1/sources/{type_name}/{NAME}", json=dict(queues[-1].values()))
         for _ in range(WORKERS if queues else 0):
-            worker = Role(["worker", "--only", "sources"], dict(whole.settings), " ready.")
+            worker = source_worker(whole.settings)
             servers.source_workers.append(worker)
             stack.callback(worker.stop)
             worker.start()

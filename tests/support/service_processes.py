@@ -242,6 +242,11 @@ def drain_worker(settings: Mapping[str, str]) -> Role:
     return Role(["worker", "--only", "drain"], settings, _WORKER_READY)
 
 
+def source_worker(settings: Mapping[str, str]) -> Role:
+    """A worker that only pulls from sources."""
+    return Role(["worker", "--only", "sources"], settings, _WORKER_READY)
+
+
 def start_all(roles: Iterable[services.Server]) -> None:
     """Start them at once and return when all are ready."""
     with ThreadPoolExecutor() as pool:
