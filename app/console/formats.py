@@ -152,6 +152,11 @@ def command(*words: str) -> str:
     return " ".join(["bucketwire", *(_quoted(word) for word in words if word)])
 
 
+def options(given: Mapping[str, str]) -> list[str]:
+    """Return a filter as options of a command, without what is empty."""
+    return [word for name, text in given.items() if text for word in (f"--{name}", text)]
+
+
 def _quoted(word: str) -> str:
     if word.isprintable():
         return shlex.quote(word)

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from hashlib import sha256
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -29,6 +30,7 @@ _STATIC = Path(__file__).with_name("static")
 _EXACT = frozenset({"key", "prefix", "suffix", "regex", "metadata", "tags"})
 _LARGEST_FORM = 1 << 20  # bytes
 _COUNTS, _COUNTS_AGE = "bucketwire.console.counts", 5.0  # seconds
+NOTHING_SELECTED = "Nothing was selected."
 _A_YEAR = 365 * 86400  # seconds; a file's address contains its digest
 
 # Everything comes from this server and is a file: no page can run or show what somebody has put into a key.
@@ -80,6 +82,24 @@ def open_page(rule: str, *methods: str) -> Callable[[F], F]:
     """Register a page that needs no session; it reveals nothing."""
 
     return _registering(rule, methods, token_scopes.PUBLIC)
+
+
+def action(rule: str, back: str, filters: Sequence[str] = ()) -> Callable[[F], F]:
+    """Register what a form does; if it is refused, the page `back` says so once, with the form's filter."""
+
+    def register(view: F) -> F:
+        @wraps(view)
+        def act(**names: Any) -> Response:
+            try:
+                response: Response = view(**names)
+            except Refused as refused:
+                return done(str(refused), back.format(**names), form_values(*filters), bad=True)
+            return response
+
+        page(rule, "POST")(act)
+        return view
+
+    return register
 
 
 def _registering(rule: str, methods: Sequence[str], scope: str) -> Callable[[F], F]:
@@ -247,6 +267,34 @@ def _counts() -> Mapping[str, int]:
         kept.update(at=now, counts={"dead-letters": events["dead"], "retries": events["parked"]})
     counts: Mapping[str, int] = kept["counts"]
     return counts
+
+
+class FormRefusal:
+    """What the API refuses in a `with` block and the page itself shows: `wrong`, if it has one of these statuses."""
+
+    def __init__(self, *statuses: int) -> None:
+        self._statuses = statuses
+        self.wrong: Refused | None = None
+
+    def __enter__(self) -> "FormRefusal":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        if not isinstance(error, Refused) or error.status not in self._statuses:
+            return False
+        self.wrong = error
+        return True
+
+
+def filtered(path: str, member: str, filters: Sequence[str], *limits: str, most: int = 100) -> dict[str, Any]:
+    """Return what a page with a filter shows: the filter, a page of what matches it, or what is wrong with it."""
+    given, after = within_limits(form_values(*filters), *limits), request.args.get("after", "")
+    found: dict[str, Any] = {member: [], "next": None}
+    with FormRefusal(400, 404) as refusal:
+        found = calls.get(path, **given, after=after, limit=most)
+    return {
+        "given": given, "filtered": any(given.values()), "after": after, "found": found, "wrong": refusal.wrong,
+    }  # fmt: skip
 
 
 def form_values(*names: str) -> dict[str, str]:

@@ -7,57 +7,41 @@ from flask import Response, request
 
 from app.api.refused import Refused
 from app.console import calls
-from app.console.formats import command, number, short_target
-from app.console.pages import done, form_values, page, show, within_limits
+from app.console.formats import command, number, options, short_target
+from app.console.pages import NOTHING_SELECTED, action, done, filtered, form_values, page, show
 from app.resources.dead_letter import DeadLetterFilter
 from app.resources.declaration import filter_parts
 
 _FILTERS = [part.name for part in filter_parts(DeadLetterFilter)]
-_PAGE = 100
 _PREVIEW = 1000  # dead letters that are counted before a replay
 
 
 @page("/dead-letters")
 def dead_letters() -> Response:
     """List dead letters, beside the reasons that they have."""
-    given, after = within_limits(form_values(*_FILTERS), "target"), request.args.get("after", "")
-    wrong: Refused | None = None
-    found: dict[str, Any] = {"dead_letters": [], "next": None}
-    try:
-        found = calls.get("/v1/dead-letters", **given, after=after, limit=_PAGE)
+    listed = filtered("/v1/dead-letters", "dead_letters", _FILTERS, "target")
+    given, reasons = listed["given"], {"reasons": [], "complete": True, "looked_at": 0}
+    if not listed["wrong"]:
         reasons = calls.get("/v1/dead-letters/reasons", **{name: given[name] for name in ("target", "since", "before")})
-    except Refused as refused:
-        if refused.status not in (400, 404):
-            raise
-        wrong, reasons = refused, {"reasons": [], "complete": True, "looked_at": 0}
     return show(
         "dead_letters.html",
-        400 if wrong else 200,
+        400 if listed["wrong"] else 200,
         here="dead-letters",
-        given=given,
-        filtered=any(given.values()),
-        found=found,
         reasons=reasons,
-        after=after,
-        wrong=wrong,
         targets=[short_target(target["arn"]) for target in calls.targets()],
-        options=_options(given),
+        options=options(given),
+        **listed,
     )
 
 
-@page("/dead-letters/preview", "POST")
+@action("/dead-letters/preview", "dead-letters", _FILTERS)
 def preview() -> Response:
     """Show what a replay of the selected dead letters, or of all that match the filter, would send."""
     given = form_values(*_FILTERS)
     chosen = _chosen(given)
-    if chosen is None:
-        return done("Nothing was selected.", "dead-letters", given, bad=True)
     ids: list[int] = chosen.get("ids", [])
     query = {name: value for name, value in chosen.items() if name not in ("ids", "all")}
-    try:
-        found = calls.get("/v1/dead-letters", **query, ids=",".join(map(str, ids)), limit=_PREVIEW)
-    except Refused as refused:
-        return done(str(refused), "dead-letters", given, bad=True)
+    found = calls.get("/v1/dead-letters", **query, ids=",".join(map(str, ids)), limit=_PREVIEW)
     letters = found["dead_letters"]
     return show(
         "dead_letters_preview.html",
@@ -72,34 +56,24 @@ def preview() -> Response:
     )
 
 
-@page("/dead-letters/replay", "POST")
+@action("/dead-letters/replay", "dead-letters", _FILTERS)
 def replay() -> Response:
     """Replay the selected dead letters, or all that match the filter."""
     given = form_values(*_FILTERS)
     chosen = _chosen(given)
-    if chosen is None:
-        return done("Nothing was selected.", "dead-letters", given, bad=True)
-    try:
-        replayed = calls.change("POST", "/v1/dead-letters/replay", chosen)["replayed"]
-    except Refused as refused:
-        return done(str(refused), "dead-letters", given, bad=True)
+    replayed = calls.change("POST", "/v1/dead-letters/replay", chosen)["replayed"]
     return done(f"{_letters(replayed)} delivered again; what fails returns to this list.", "dead-letters", given)
 
 
-@page("/dead-letters/purge", "POST")
+@action("/dead-letters/purge", "dead-letters", _FILTERS)
 def purge() -> Response:
     """Ask for a confirmation that cannot be given by mistake, then delete dead letters."""
     given, typed = form_values(*_FILTERS), form_values("typed", "confirmed")
     chosen = _chosen(given)
-    if chosen is None:
-        return done("Nothing was selected.", "dead-letters", given, bad=True)
     problem = ""
     if typed["confirmed"]:
         if typed["typed"] == "purge":
-            try:
-                purged = calls.change("POST", "/v1/dead-letters/purge", chosen)["purged"]
-            except Refused as refused:
-                return done(str(refused), "dead-letters", given, bad=True)
+            purged = calls.change("POST", "/v1/dead-letters/purge", chosen)["purged"]
             return done(f"{_letters(purged)} deleted.", "dead-letters", given)
         problem = "type purge to delete them"
     return show(
@@ -116,8 +90,8 @@ def purge() -> Response:
     )
 
 
-def _chosen(given: dict[str, str]) -> dict[str, Any] | None:
-    """Return the filter that a form means: the ticked ones, else all that match; None for nothing.
+def _chosen(given: dict[str, str]) -> dict[str, Any]:
+    """Return the filter that a form means: the ticked ones, else all that match. Raises `Refused` if it means none.
 
     Without a script, a chosen reason leaves the choice at all that match although some are ticked.
     """
@@ -125,21 +99,16 @@ def _chosen(given: dict[str, str]) -> dict[str, Any] | None:
     if ids:
         target = {"target": given["target"]} if given["target"] else {}  # all of the page are of this target
         return {"ids": ids, **target}
-    if request.form.get("scope") == "matching":
-        return {name: text for name, text in given.items() if text} or {"all": True}
-    return None
-
-
-def _options(given: dict[str, str]) -> list[str]:
-    """Return the filter as options of the commands."""
-    return [word for name, text in given.items() if text for word in (f"--{name}", text)]
+    if request.form.get("scope") != "matching":
+        raise Refused(400, {"detail": NOTHING_SELECTED})
+    return {name: text for name, text in given.items() if text} or {"all": True}
 
 
 def _command(verb: str, chosen: dict[str, Any], given: dict[str, str]) -> str:
     if "ids" in chosen:  # what is ticked, whatever the filter is
         given = {"target": given["target"]}
     everything = ["--all"] if chosen.get("all") else []
-    return command("dead-letter", verb, *map(str, chosen.get("ids", ())), *_options(given), *everything)
+    return command("dead-letter", verb, *map(str, chosen.get("ids", ())), *options(given), *everything)
 
 
 def _letters(count: int) -> str:

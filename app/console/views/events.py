@@ -8,8 +8,8 @@ from flask import Response, request
 from app.api.refused import Refused
 from app.console import calls
 from app.console.event_states import explain, has_ended, is_superseded, steps, trial
-from app.console.formats import command, short_target
-from app.console.pages import done, form_values, page, show, visitor, within_limits
+from app.console.formats import command, options, short_target
+from app.console.pages import FormRefusal, action, done, form_values, page, show, visitor, within_limits
 from app.events.model import EVENT_ID
 from app.events.names import AGGREGATES, KNOWN
 from app.events.test_events import TEST_BUCKET
@@ -30,13 +30,12 @@ def events() -> Response:
     following = bool(request.args.get("follow"))
     given = form_values(*(_FOLLOWED if following else _FILTERS))
     given = within_limits(given, "bucket", *(["target"] if given.get("state") else []))
-    wrong: Refused | None = None
     found: dict[str, Any] = {"events": [], "next": None, "searched_to": None}
     asked_id = form_values("id")["id"]
     if asked_id:
         return event(asked_id)
     after, newest = request.args.get("after", ""), ""
-    try:
+    with FormRefusal(400, 404) as refusal:
         if following:
             newest = _newest()  # before the search, so that no event is in neither of the two
         if given["key"]:
@@ -47,13 +46,9 @@ def events() -> Response:
         else:
             query = {name: text for name, text in given.items() if name != "key"}
             found = calls.get("/v1/events", **query, after=after, limit=_PAGE)
-    except Refused as refused:
-        if refused.status not in (400, 404):
-            raise
-        wrong = refused
     return show(
         "events.html",
-        400 if wrong else 200,
+        400 if refusal.wrong else 200,
         here="events",
         given=given,
         filtered=any(given.values()),
@@ -63,7 +58,7 @@ def events() -> Response:
         newest=newest,
         found=found,
         after=after,
-        wrong=wrong,
+        wrong=refusal.wrong,
         states=_STATES,
         targets=[short_target(target["arn"]) for target in calls.targets()],
         names=sorted(AGGREGATES) + sorted(KNOWN),
@@ -130,17 +125,13 @@ def _urgency(state: dict[str, Any]) -> int:
     return _URGENCY.index(state["state"])
 
 
-@page("/events/<event_id>/replay", "POST")
+@action("/events/<event_id>/replay", "events/{event_id}")
 def replay(event_id: str) -> Response:
     """Deliver an event to one target again, in the way that its state there needs."""
     target = form_values("target")["target"]
     shown = calls.get(f"/v1/events/{event_id}")
     state = next((each for each in shown["delivery_states"] if short_target(each["target"]) == target), None)
-    try:
-        sentence = _send_again(shown, state, target)
-    except Refused as refused:
-        return done(str(refused), f"events/{event_id}", bad=True)
-    return done(sentence, f"events/{event_id}")
+    return done(_send_again(shown, state, target), f"events/{event_id}")
 
 
 def _send_again(shown: dict[str, Any], state: dict[str, Any] | None, target: str) -> str:
@@ -185,8 +176,7 @@ def _send_again_command(shown: dict[str, Any], state: dict[str, Any]) -> str:
             letter = _dead_letter(shown, target)
             return command("dead-letter", "replay", str(letter)) if letter else ""
         case "settled":
-            options = _replay(shown, target).items()
-            return command("replay", *(word for name, text in options for word in (f"--{name}", text)))
+            return command("replay", *options(_replay(shown, target)))
     return ""
 
 

@@ -6,11 +6,10 @@ from typing import Any
 
 from flask import Response, request
 
-from app.api.refused import Refused
 from app.config.targets.registry import is_namespace
 from app.console import calls
 from app.console.formats import command, short_target
-from app.console.pages import done, form_values, page, show, visitor
+from app.console.pages import FormRefusal, action, done, form_values, page, show, visitor
 from app.resources.drift import DRIFT_KINDS, drift_of
 
 _NOTED = (*DRIFT_KINDS, "unmatched", "unreadable")  # numbers of a run that are worth a look
@@ -34,17 +33,13 @@ class Trend:
 @page("/reconciliations", "GET", "POST")
 def reconciliations() -> Response:
     """List the last runs, and start one."""
-    given, wrong = form_values("target", "bucket", "repair"), None
+    given, refusal = form_values("target", "bucket", "repair"), FormRefusal(400, 404, 409)
     if request.method == "POST":
-        try:
+        with refusal:
             body = {"target": given["target"], "bucket": given["bucket"], "repair": bool(given["repair"])}
             run = calls.change("POST", "/v1/reconciliations", body)
             waits = f": {run['note']}" if run["note"] else " for its turn at a Spark worker"
             return done(f"The run {run['run']} waits{waits}.", "reconciliations")
-        except Refused as refused:
-            if refused.status not in (400, 404, 409):
-                raise
-            wrong = refused
     limit = next((size for size in _SIZES if str(size) == request.args.get("limit")), _SIZES[0])
     newest = calls.get("/v1/reconciliations", limit=max(limit, _TREND))["reconciliations"]
     runs = newest[:limit]
@@ -54,14 +49,14 @@ def reconciliations() -> Response:
     name = given["target"] or (mirrors[0] if mirrors else "TYPE:NAME")
     return show(
         "reconciliations.html",
-        400 if wrong else 200,
+        400 if refusal.wrong else 200,
         here="reconciliations",
         runs=runs,
         drift=_NOTED,
         compared=_COMPARED,
         trends=trends(newest),
         given=given,
-        wrong=wrong,
+        wrong=refusal.wrong,
         mirrors=mirrors,
         may_start=visitor().may_change and bool(mirrors),
         more=next((size for size in _SIZES if size > limit), None) if len(runs) == limit else None,
@@ -113,22 +108,19 @@ def run(run: str) -> Response:
     )
 
 
-@page("/reconciliations/<run>/cancel", "POST")
+@action("/reconciliations/<run>/cancel", "reconciliations/{run}")
 def cancel(run: str) -> Response:
     """Cancel a run."""
     return _change(run, "cancel", "The run is cancelled; repairs that it has posted are kept.")
 
 
-@page("/reconciliations/<run>/repair", "POST")
+@action("/reconciliations/<run>/repair", "reconciliations/{run}")
 def repair(run: str) -> Response:
     """Approve the repair of what a run has found."""
     return _change(run, "repair", "A new run compares again and repairs what differs then.")
 
 
 def _change(run: str, what: str, sentence: str) -> Response:
-    try:
-        changed = calls.change("POST", f"/v1/reconciliations/{run}/{what}")
-    except Refused as refused:
-        return done(str(refused), f"reconciliations/{run}", bad=True)
+    changed = calls.change("POST", f"/v1/reconciliations/{run}/{what}")
     note = changed["note"] and f" It waits: {changed['note']}."
     return done(sentence + note, f"reconciliations/{changed['run']}")

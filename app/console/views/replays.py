@@ -4,10 +4,9 @@ from typing import Any
 
 from flask import Response, request
 
-from app.api.refused import Refused
 from app.console import calls
-from app.console.formats import command, short_target
-from app.console.pages import done, form_values, page, show, within_limits
+from app.console.formats import command, options, short_target
+from app.console.pages import FormRefusal, action, done, form_values, page, show, within_limits
 from app.events.names import AGGREGATES, KNOWN
 
 _SELECTION = ("target", "bucket", "prefix", "events", "since", "before")
@@ -19,24 +18,20 @@ _PREVIEW = 100  # events of the selection that are counted before it begins
 def replays() -> Response:
     """List the replays, preview what a selection would send, and begin one."""
     given, step = within_limits(form_values(*_SELECTION), "target"), form_values("all", "step")
-    wrong, preview = None, None
+    refusal, preview = FormRefusal(400, 403, 404), None
     if request.method == "POST" or step["step"] == "preview":
-        try:
+        with refusal:
             if request.method == "POST":
                 made = calls.change("POST", "/v1/replays", _selection(given) | ({"all": True} if step["all"] else {}))
                 return done(f"Replay {made['id']} to {short_target(made['target'])} has begun.", "replays")
             preview = calls.get("/v1/events", **{**given, "limit": _PREVIEW})
-        except Refused as refused:
-            if refused.status not in (400, 403, 404):
-                raise
-            wrong = refused
     after = request.args.get("after", "")
     found = calls.get("/v1/replays")["replays"]
     first = int(after[:12]) if after.isascii() and after.isdigit() else None
     listed = [each for each in found if first is None or each["id"] < first]
     return show(
         "replays.html",
-        wrong.status if wrong else 200,
+        refusal.wrong.status if refusal.wrong else 200,
         here="replays",
         replays=listed[:_PAGE],
         next=listed[_PAGE - 1]["id"] if len(listed) > _PAGE else None,
@@ -46,20 +41,17 @@ def replays() -> Response:
         selected=any(text for name, text in given.items() if name != "target"),
         preview=preview,
         most=_PREVIEW,
-        wrong=wrong,
+        wrong=refusal.wrong,
         targets=[short_target(target["arn"]) for target in calls.targets()],
         names=sorted(AGGREGATES) + sorted(KNOWN),
         cli=_command(given),
     )
 
 
-@page("/replays/<int:number>/cancel", "POST")
+@action("/replays/<int:number>/cancel", "replays")
 def cancel(number: int) -> Response:
     """Cancel a replay."""
-    try:
-        calls.change("DELETE", f"/v1/replays/{number}")
-    except Refused as refused:
-        return done(str(refused), "replays", bad=True)
+    calls.change("DELETE", f"/v1/replays/{number}")
     return done(f"Replay {number} is cancelled; what it has delivered stays delivered.", "replays")
 
 
@@ -70,7 +62,6 @@ def _selection(given: dict[str, str]) -> dict[str, Any]:
 
 
 def _command(given: dict[str, str]) -> str:
-    names = {"events": "event"}
-    options = [word for name, text in given.items() if text for word in (f"--{names.get(name, name)}", text)]
+    words = options({"event" if name == "events" else name: text for name, text in given.items()})
     everything = [] if any(text for name, text in given.items() if name != "target") else ["--all"]
-    return command("replay", *(options if given["target"] else ["--target", "TARGET", *options]), *everything)
+    return command("replay", *(words if given["target"] else ["--target", "TARGET", *words]), *everything)

@@ -10,8 +10,8 @@ from app.api.refused import Refused
 from app.config.errors import BadValue
 from app.config.fields.field_types import Size, written_size
 from app.console import calls
-from app.console.formats import command, short_target
-from app.console.pages import done, form_values, page, show
+from app.console.formats import command, options, short_target
+from app.console.pages import FormRefusal, action, done, form_values, page, show
 from app.events.names import AGGREGATES, EVERY, KNOWN
 
 _MEMBERS = ("bucket", "prefix", "suffix", "target", "regex", "min_size", "max_size")
@@ -29,7 +29,8 @@ def rules() -> Response:
     bucket, tried = form_values("bucket")["bucket"], form_values(*_TRIED)
     found = calls.get("/v1/rules", bucket=bucket)["rules"]
     begin = _number(request.args.get("after", ""))
-    match, wrong = None, None
+    match: dict[str, Any] | None = None
+    wrong: Refused | None = None
     if tried["try_bucket"]:
         try:
             match = calls.change("POST", "/v1/rules/match", _event(tried))
@@ -59,17 +60,12 @@ def rules() -> Response:
 def add() -> Response:
     """Add a rule."""
     given = form_values(*_FIELDS)
-    wrong: Refused | None = None
+    refusal = FormRefusal(400, 404)
     if request.method == "POST":
-        try:
+        with refusal:
             made = calls.change("POST", "/v1/rules", _rule(given))
-            text = f"Events of {given['bucket']} go to {short_target(made['target'])} now."
-            return done(text, "rules")
-        except Refused as refused:
-            if refused.status not in (400, 404):
-                raise
-            wrong = refused
-    return _form("Add a rule", "rules/new", given | {"events": given["events"] or _USUAL}, wrong)
+            return done(f"Events of {given['bucket']} go to {short_target(made['target'])} now.", "rules")
+    return _form("Add a rule", "rules/new", given | {"events": given["events"] or _USUAL}, refusal.wrong)
 
 
 @page("/rules/<int:number>/edit", "GET", "POST")
@@ -82,30 +78,22 @@ def edit(number: int) -> Response:
     given |= {name: _lines(old.get(name, {})) for name in _PAIRS}
     given |= {name: written_size(old[name]) for name in ("min_size", "max_size") if name in old}
     given["target"] = short_target(old["target"])
-    wrong: Refused | None = None
+    refusal = FormRefusal(400, 404)
     if request.method == "POST":
         given = form_values(*_FIELDS)
-        try:
-            made = calls.change(
-                "POST", "/v1/rules", _rule(given, old) | ({"rule_id": old["rule_id"]} if old["rule_id"] else {})
-            )
+        with refusal:
+            kept = {"rule_id": old["rule_id"]} if old["rule_id"] else {}
+            made = calls.change("POST", "/v1/rules", _rule(given, old) | kept)
             if made["number"] != number:
                 calls.change("DELETE", f"/v1/rules/{number}")
             return done("The rule is changed.", "rules")
-        except Refused as refused:
-            if refused.status not in (400, 404):
-                raise
-            wrong = refused
-    return _form(f"Edit rule {number}", f"rules/{number}/edit", given, wrong)
+    return _form(f"Edit rule {number}", f"rules/{number}/edit", given, refusal.wrong)
 
 
-@page("/rules/<int:number>/remove", "POST")
+@action("/rules/<int:number>/remove", "rules")
 def remove(number: int) -> Response:
     """Remove a rule."""
-    try:
-        calls.change("DELETE", f"/v1/rules/{number}")
-    except Refused as refused:
-        return done(str(refused), "rules", bad=True)
+    calls.change("DELETE", f"/v1/rules/{number}")
     return done("The rule is removed; events that it had matched are still delivered.", "rules")
 
 
@@ -113,9 +101,9 @@ def _form(title: str, path: str, given: dict[str, str], wrong: Refused | None) -
     targets = calls.targets()
     arn = next((target["arn"] for target in targets if short_target(target["arn"]) == given["target"]), "ARN")
     single = ("prefix", "suffix", "regex", "min_size", "max_size")
-    options = [word for name in single if given[name] for word in (f"--{name.replace('_', '-')}", given[name])]
+    words = options({name.replace("_", "-"): given[name] for name in single})
     for name, option in (("metadata", "--metadata"), ("tags", "--tag")):
-        options += [word for line in _split_lines(given[name]) for word in (option, line)]
+        words += [word for line in _split_lines(given[name]) for word in (option, line)]
     events = ",".join(_split(given["events"]))
     return show(
         "rule_form.html",
@@ -127,7 +115,7 @@ def _form(title: str, path: str, given: dict[str, str], wrong: Refused | None) -
         wrong=wrong,
         targets=[short_target(target["arn"]) for target in targets],
         names=_names(),
-        cli=command("rule", "add", given["bucket"] or "BUCKET", arn, "--event", events, *options),
+        cli=command("rule", "add", given["bucket"] or "BUCKET", arn, "--event", events, *words),
     )
 
 

@@ -8,7 +8,7 @@ from app.api.refused import Refused
 from app.config.settings import SCOPES
 from app.console import calls
 from app.console.formats import command
-from app.console.pages import done, form_values, page, show, visitor
+from app.console.pages import FormRefusal, done, form_values, page, show, visitor
 from app.events.frontends import S3_FRONTENDS
 
 
@@ -19,24 +19,20 @@ def tokens() -> Response:
     buckets, targets = (given[kind].replace(",", " ").split() for kind in ("buckets", "targets"))
     name, frontend = given["name"], given["frontend"]
     scopes = [scope for scope in request.form.getlist("scopes") if scope in SCOPES]
-    made, wrong = None, None
+    made, refusal = None, FormRefusal(400, 409)
     if request.method == "POST":
-        try:
+        with refusal:
             limits: dict[str, Any] = {"buckets": buckets, "targets": targets}
             limits |= {"expires": given["expires"]} if given["expires"] else {}
             made = calls.change("POST", "/v1/tokens", {"name": name, "scopes": scopes, "frontend": frontend, **limits})
-        except Refused as refused:
-            if refused.status not in (400, 409):
-                raise
-            wrong = refused
     return show(
         "tokens.html",
-        400 if wrong else 200,
+        400 if refusal.wrong else 200,
         here="tokens",
         # The first token ends the time in which none was needed, so the list may be refused from now on.
         tokens=calls.get("/v1/tokens")["tokens"] if not (made and not visitor().name) else [],
         made=made,
-        wrong=wrong,
+        wrong=refusal.wrong,
         name="" if made else name,
         chosen=scopes,
         all_scopes=SCOPES,
