@@ -13,6 +13,7 @@ from app.console.views import (  # noqa: F401 - each registers its pages
     exports,
     openid,
     overview,
+    pausing_and_removal,
     reconciliations,
     replays,
     retries,

@@ -61,11 +61,6 @@ def stream(path: str, **query: str) -> Response:
     return response
 
 
-def target_path(type_name: str, name: str) -> str:
-    """Return the path of a target's routes."""
-    return resource_path("targets", type_name, name)
-
-
 def resource_path(room: str, type_name: str, name: str) -> str:
     """Return the path of the routes of a target or, in the room `sources`, a source."""
     return f"/v1/{room}/{type_name}/{name}"  # as the server decodes it

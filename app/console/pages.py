@@ -29,6 +29,7 @@ routes = Blueprint("console", __name__, url_prefix="/console", template_folder="
 _STATIC = Path(__file__).with_name("static")
 _EXACT = frozenset({"key", "prefix", "suffix", "regex", "metadata", "tags"})
 _LARGEST_FORM = 1 << 20  # bytes
+_PAGE = 100  # rows of what a filter lists
 _COUNTS, _COUNTS_AGE = "bucketwire.console.counts", 5.0  # seconds
 NOTHING_SELECTED = "Nothing was selected."
 _A_YEAR = 365 * 86400  # seconds; a file's address contains its digest
@@ -286,12 +287,12 @@ class FormRefusal:
         return True
 
 
-def filtered(path: str, member: str, filters: Sequence[str], *limits: str, most: int = 100) -> dict[str, Any]:
+def filtered(path: str, member: str, filters: Sequence[str], *limits: str) -> dict[str, Any]:
     """Return what a page with a filter shows: the filter, a page of what matches it, or what is wrong with it."""
     given, after = within_limits(form_values(*filters), *limits), request.args.get("after", "")
     found: dict[str, Any] = {member: [], "next": None}
     with FormRefusal(400, 404) as refusal:
-        found = calls.get(path, **given, after=after, limit=most)
+        found = calls.get(path, **given, after=after, limit=_PAGE)
     return {
         "given": given, "filtered": any(given.values()), "after": after, "found": found, "wrong": refusal.wrong,
     }  # fmt: skip

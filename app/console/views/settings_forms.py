@@ -19,7 +19,7 @@ from app.config.targets.registry import TYPES
 from app.console import calls
 from app.console.calls import resource_path
 from app.console.formats import command
-from app.console.pages import done, page, show
+from app.console.pages import FormRefusal, done, page, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +40,24 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is declared by settings: targets or sources. `begins` and `changes` say when settings take effect."""
+    """What is declared by settings: targets or sources.
+
+    `begins` and `changes` say when settings take effect, `waits`, `resumed` and `stays` what a pause, its end and a
+    removal mean.
+    """
 
     noun: str
     types: Mapping[str, Any]
     shared: type[Declared]
     ordered: Callable[[Any], Mapping[str, Field]]
-    list_path: str
-    here: str
     question: str
     more: str
     name_help: str
     begins: str
     changes: str
+    waits: str
+    resumed: str
+    stays: str
     example: tuple[str, ...]  # a command
 
 
@@ -60,18 +65,20 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
     {
         "targets": Room(
             noun="target", types=TYPES, shared=TargetSettings, ordered=ordered_fields,
-            list_path="targets", here="targets", question="Which kind of system is to receive events?",
+            question="Which kind of system is to receive events?",
             more="Queue, retries and speed",
             name_help="Letters, digits, _ - or . It is part of the ARN and cannot be changed.",
             begins="A rule decides which events it gets.", changes="its new settings are in use within a second",
+            waits="its events wait", resumed="is resumed", stays="",
             example=("target", "set", "webhook:audit", "endpoint=https://example.com/events"),
         ),
         "sources": Room(
             noun="source", types=SOURCE_TYPES, shared=SourceSettings, ordered=ordered_source_fields,
-            list_path="sources", here="sources", question="Which kind of queue are events to be pulled from?",
+            question="Which kind of queue are events to be pulled from?",
             more="Batches and rejected messages", name_help="Letters, digits, _ - or . It cannot be changed.",
             begins="A worker pulls from it within seconds.",
             changes="a worker takes its new settings up within seconds",
+            waits="its messages wait in the queue", resumed="is tried at once", stays="; what it recorded stays",
             example=("source", "set", "kafka:minio", "brokers=kafka.example.com:9092", "topic=events"),
         ),
     }
@@ -84,40 +91,32 @@ def new(room: str) -> Response:
     kind, of = request.values.get("type", ""), ROOMS[room]
     if kind not in of.types:
         types = [(name, cls.title, getattr(cls, "servers", "")) for name, cls in of.types.items()]
-        return show("settings_types.html", here=of.here, types=types, room=room, of=of)
-    name, wrong = request.form.get("target_name", "").strip(), None
+        return show("settings_types.html", here=room, types=types, room=room, of=of)
+    name, refusal = request.form.get("target_name", "").strip(), FormRefusal(400, 404, 409, 503)
     settings = _settings(room, kind, {}) if request.method == "POST" else {}
     if request.method == "POST":
-        try:
+        with refusal:
             _refuse_existing(room, kind, name)
             if "test" in request.form:
                 return _form(room, kind, name, settings, None, existing=False, trial=_try(room, kind, name, settings))
             calls.change("PUT", resource_path(room, kind, name), settings)
             return done(f"{kind}:{name} is created. {of.begins}", f"{room}/{kind}/{name}")
-        except Refused as refused:
-            if refused.status not in (400, 404, 409, 503):
-                raise
-            wrong = refused
-    return _form(room, kind, name, settings, wrong, existing=False)
+    return _form(room, kind, name, settings, refusal.wrong, existing=False)
 
 
 @page("/<any(targets, sources):room>/<kind>/<name>/edit", "GET", "POST")
 def edit(room: str, kind: str, name: str) -> Response:
     """Change the settings of a target or source; a secret whose field is left empty is kept."""
     stored: dict[str, str] = calls.get(resource_path(room, kind, name))["settings"]
-    settings, wrong = stored, None
+    settings, refusal = stored, FormRefusal(400, 409, 503)
     if request.method == "POST":
         settings = _settings(room, kind, stored)
-        try:
+        with refusal:
             if "test" in request.form:
                 return _form(room, kind, name, settings, None, existing=True, trial=_try(room, kind, name, settings))
             calls.change("PUT", resource_path(room, kind, name), settings)
             return done(f"{kind}:{name} is changed; {ROOMS[room].changes}.", f"{room}/{kind}/{name}")
-        except Refused as refused:
-            if refused.status not in (400, 409, 503):
-                raise
-            wrong = refused
-    return _form(room, kind, name, settings, wrong, existing=True)
+    return _form(room, kind, name, settings, refusal.wrong, existing=True)
 
 
 def _try(room: str, kind: str, name: str, settings: Mapping[str, str]) -> dict[str, Any]:
@@ -169,7 +168,7 @@ def _form(
     return show(
         "settings_form.html",
         wrong.status if wrong and "test" not in request.form else 200,  # htmx shows no other answer
-        here=of.here,
+        here=room,
         room=room,
         of=of,
         kind=kind,

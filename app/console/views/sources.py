@@ -8,7 +8,7 @@ from app.api.refused import Refused
 from app.console import calls
 from app.console.calls import resource_path
 from app.console.formats import number, pretty_json
-from app.console.pages import done, form_values, page, show
+from app.console.pages import NOTHING_SELECTED, action, done, page, show
 
 _PAGE = 50  # rejected messages
 _MAX_BODY_CHARACTERS = 100_000  # of a rejected message on its page
@@ -42,45 +42,6 @@ def source(kind: str, name: str) -> Response:
     )
 
 
-@page("/sources/<kind>/<name>/pause", "POST")
-def pause(kind: str, name: str) -> Response:
-    """Pause a source."""
-    reason = form_values("reason")["reason"] or "paused in the console"
-    calls.change("POST", f"{_path(kind, name)}/pause", {"reason": reason})
-    return done(f"{kind}:{name} is paused; its messages wait in the queue.", f"sources/{kind}/{name}")
-
-
-@page("/sources/<kind>/<name>/resume", "POST")
-def resume(kind: str, name: str) -> Response:
-    """Resume a source, or try a failing one at once."""
-    calls.change("POST", f"{_path(kind, name)}/resume")
-    return done(f"{kind}:{name} is tried at once.", f"sources/{kind}/{name}")
-
-
-@page("/sources/<kind>/<name>/remove", "GET", "POST")
-def remove(kind: str, name: str) -> Response:
-    """Remove a source, after its name was typed."""
-    shown, typed, problem = calls.get(_path(kind, name)), form_values("typed")["typed"], ""
-    if request.method == "POST":
-        try:
-            if typed == f"{kind}:{name}":
-                calls.change("DELETE", _path(kind, name), force="true")
-                return done(f"{kind}:{name} is removed; what it recorded stays.", "sources")
-            problem = f"type {kind}:{name} to remove it"
-        except Refused as refused:
-            problem = str(refused)
-    return show(
-        "source_remove.html",
-        400 if problem else 200,
-        here="sources",
-        source=shown,
-        name=f"{kind}:{name}",
-        path=f"sources/{kind}/{name}",
-        problem=problem,
-        typed=typed,
-    )
-
-
 @page("/sources/<kind>/<name>/rejected/<int:message>")
 def rejected_message(kind: str, name: str, message: int) -> Response:
     """Show a rejected message as it was pulled."""
@@ -98,12 +59,10 @@ def rejected_message(kind: str, name: str, message: int) -> Response:
     )
 
 
-@page("/sources/<kind>/<name>/retry", "POST")
+@action("/sources/<kind>/<name>/retry", "sources/{kind}/{name}")
 def retry(kind: str, name: str) -> Response:
     """Record the events of the ticked messages; the first one that still has none ends it."""
     back, ids = f"sources/{kind}/{name}", _ticked()
-    if not ids:
-        return done("Nothing was selected.", back, bad=True)
     recorded = repeated = 0
     for message in ids:
         try:
@@ -115,18 +74,20 @@ def retry(kind: str, name: str) -> Response:
     return done(f"Recorded: {_events(recorded)}{known}.", back)
 
 
-@page("/sources/<kind>/<name>/delete", "POST")
+@action("/sources/<kind>/<name>/delete", "sources/{kind}/{name}")
 def delete(kind: str, name: str) -> Response:
     """Delete the ticked messages permanently."""
     back, ids = f"sources/{kind}/{name}", _ticked()
-    if not ids:
-        return done("Nothing was selected.", back, bad=True)
     deleted = calls.change("POST", f"{_path(kind, name)}/rejected/delete", {"ids": ids})["deleted"]
     return done(f"{number(deleted)} {'message is' if deleted == 1 else 'messages are'} deleted.", back)
 
 
 def _ticked() -> list[int]:
-    return [int(text) for text in request.form.getlist("ids") if text.isascii() and text.isdigit() and len(text) < 19]
+    """Return the ticked messages. Raises `Refused` if there are none."""
+    ids = [int(text) for text in request.form.getlist("ids") if text.isascii() and text.isdigit() and len(text) < 19]
+    if not ids:
+        raise Refused(400, {"detail": NOTHING_SELECTED})
+    return ids
 
 
 def _events(count: int) -> str:

@@ -1,4 +1,4 @@
-"""A target: its curves, its counters, what fails and why; pause, resume, test, remove."""
+"""A target: its curves, its counters, what fails and why, and its test."""
 
 import time
 from collections import Counter
@@ -7,11 +7,10 @@ from typing import Any
 
 from flask import Response, request
 
-from app.api.refused import Refused
 from app.console import calls
-from app.console.calls import target_path
+from app.console.calls import resource_path
 from app.console.formats import short_target
-from app.console.pages import done, form_values, page, show, visitor
+from app.console.pages import action, done, form_values, page, show, visitor
 from app.console.ranges import Curves, curves
 from app.console.series import Point, newest, points
 from app.resources.declaration import BadMember
@@ -25,7 +24,7 @@ _LOSSES = ("recorded", "delivered", "superseded", "pending", "parked", "dead", "
 @page("/targets/<kind>/<name>")
 def target(kind: str, name: str) -> Response:
     """Show a target."""
-    shown = calls.get(target_path(kind, name))
+    shown = calls.get(resource_path("targets", kind, name))
     arn, events = shown["arn"], shown["events"]
     live = bool(request.args.get("live"))  # the part that moves asks for itself, without the curves
     given, wrong = form_values("since", "before"), dict[str, str]()
@@ -37,7 +36,7 @@ def target(kind: str, name: str) -> Response:
             curve = _points(arn, drawn)
     except BadMember as error:
         drawn, wrong = curves({"since": "", "before": ""}, time.time()), {error.field: f"{error}: {error.hint}"}
-    partitions = calls.get(f"{target_path(kind, name)}/partitions")["partitions"]
+    partitions = calls.get(f"{resource_path('targets', kind, name)}/partitions")["partitions"]
     return show(
         "target.html",
         400 if wrong else 200,
@@ -57,7 +56,7 @@ def target(kind: str, name: str) -> Response:
         reasons=calls.get("/v1/dead-letters/reasons", target=arn) if events["dead"] else None,
         retries=(retries := calls.get("/v1/retries", target=arn, limit=_RETRIES) if events["parked"] else None),
         failures=_failures(retries["retries"]) if retries else [],
-        rules=[] if live else _rules(arn),
+        rules=[] if live else rules_of(arn),
         queue=_queue(arn),
         partitions=[{**each, "level": level(each)} for each in partitions],
         much=_MUCH,
@@ -96,7 +95,7 @@ def _shares(events: dict[str, int]) -> list[tuple[str, float, float]]:
     return shares
 
 
-def _rules(arn: str) -> list[dict[str, Any]]:
+def rules_of(arn: str) -> list[dict[str, Any]]:
     """Return the rules that name a target; none for a visitor who may not see the rules."""
     rules = [] if visitor().is_limited else calls.get("/v1/rules")["rules"]
     return [rule for rule in rules if rule["target"] == arn]
@@ -108,52 +107,8 @@ def _queue(arn: str) -> dict[str, Any] | None:
     return next((queue for queue in calls.get("/v1/workers")["queues"] if queue["target"] == arn), None)
 
 
-@page("/targets/<kind>/<name>/pause", "POST")
-def pause(kind: str, name: str) -> Response:
-    """Pause a target."""
-    reason = form_values("reason")["reason"] or "paused in the console"
-    calls.change("POST", f"{target_path(kind, name)}/pause", {"reason": reason})
-    return done(f"{kind}:{name} is paused; its events wait.", f"targets/{kind}/{name}")
-
-
-@page("/targets/<kind>/<name>/resume", "POST")
-def resume(kind: str, name: str) -> Response:
-    """Resume a target."""
-    calls.change("POST", f"{target_path(kind, name)}/resume")
-    return done(f"{kind}:{name} is resumed.", f"targets/{kind}/{name}")
-
-
-@page("/targets/<kind>/<name>/test", "POST")
+@action("/targets/<kind>/<name>/test", "targets/{kind}/{name}")
 def test(kind: str, name: str) -> Response:
     """Record a test event, and show it on its way."""
-    try:
-        sent = calls.change("POST", f"{target_path(kind, name)}/test")
-    except Refused as refused:
-        return done(str(refused), f"targets/{kind}/{name}", bad=True)
+    sent = calls.change("POST", f"{resource_path('targets', kind, name)}/test")
     return done("The test event is recorded; this page follows it.", f"events/{sent['ids'][-1]}")
-
-
-@page("/targets/<kind>/<name>/remove", "GET", "POST")
-def remove(kind: str, name: str) -> Response:
-    """Remove a target, after its name was typed if something is lost with it."""
-    shown, typed = calls.get(target_path(kind, name)), form_values("typed")["typed"]
-    problem = ""
-    if request.method == "POST":
-        try:
-            if typed == f"{kind}:{name}":
-                lost = calls.change("DELETE", target_path(kind, name), force="true")["lost"]
-                return done(f"{kind}:{name} is removed" + (f"; lost: {', '.join(lost)}." if lost else "."), "")
-            problem = f"type {kind}:{name} to remove it"
-        except Refused as refused:
-            problem = str(refused)
-    return show(
-        "target_remove.html",
-        400 if problem else 200,
-        here="targets",
-        target=shown,
-        name=f"{kind}:{name}",
-        path=f"targets/{kind}/{name}",
-        rules=_rules(shown["arn"]),
-        problem=problem,
-        typed=typed,
-    )
