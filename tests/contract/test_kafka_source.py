@@ -107,7 +107,7 @@ def test_a_partition_that_is_added_is_read_from_its_beginning(topic: Topic, data
     source = sources.put("kafka", {**topic.values(), "start": "latest"})
     topic.send(messages(events[:1]))
     with running(database):
-        until(lambda: len(positions(sources, source)) == PARTITIONS, what="the positions at which it begins")
+        until(lambda: len(offsets(sources, source)) == PARTITIONS, what="the positions at which it begins")
         topic.send(messages(events[1:3]))
         wait_for(database, events[1:3])
         admin = topic.target.admin()
@@ -142,6 +142,67 @@ def test_messages_that_kafka_has_removed_are_counted_and_those_after_them_are_pu
     assert recorded(database) == [one.id for one in [*events[:2], *events[4:]]]
 
 
+def make_again(topic: Topic, partitions: int = PARTITIONS) -> None:
+    """Delete the topic, and create one of its name."""
+    admin = topic.target.admin()  # kept until it has answered
+    admin.delete_topics([topic.target.topic])[topic.target.topic].result(20)
+    topic.target.create_topic(topic.target.topic, partitions)
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("count", [2, 5], ids=["equal", "longer"])
+def test_a_topic_that_was_made_again_is_pulled_from_its_beginning_also_if_it_has_the_position(
+    topic: Topic, database: Database, count: int
+) -> None:
+    sources, events = Sources(database), numbered(2 + count)
+    source = sources.put("kafka", topic.values())
+    topic.send(messages(events[:2]))
+    with running(database):
+        wait_for(database, events[:2])
+    make_again(topic)
+    topic.send(messages(events[2:]))
+    with running(database):
+        wait_for(database, events)
+        until(lambda: sources.stored(source).lag == 0, what="no lag")
+    assert sources.stored(source).notice == "the topic was made again; it is pulled from its beginning"
+    assert recorded(database) == [one.id for one in events]
+
+
+@pytest.mark.promise
+def test_a_topic_that_is_made_again_while_it_is_pulled_loses_nothing(topic: Topic, database: Database) -> None:
+    sources, events = Sources(database), numbered(8)
+    source = sources.put("kafka", topic.values())
+    topic.send(messages(events[:2]))
+    with running(database):
+        wait_for(database, events[:2])
+        make_again(topic)
+        topic.send(messages(events[2:]))
+        wait_for(database, events, 60)
+        until(lambda: offsets(sources, source)["0"] == "6", what="the position in the new topic")
+    assert "the topic was made again" in sources.stored(source).notice
+    assert sources.stored(source).recorded == 8
+
+
+def test_a_topic_that_was_made_again_with_fewer_partitions_is_read_whole_when_it_gets_more(
+    topic: Topic, database: Database
+) -> None:
+    sources, events = Sources(database), numbered(6)
+    source = sources.put("kafka", topic.values())
+    topic.send(messages(events[:2]), PARTITIONS - 1)
+    with running(database):
+        wait_for(database, events[:2])
+    make_again(topic, 1)
+    topic.send(messages(events[2:3]))
+    with running(database):
+        wait_for(database, events[2:3])
+    admin = topic.target.admin()
+    admin.create_partitions([NewPartitions(topic.target.topic, PARTITIONS)])[topic.target.topic].result(20)
+    topic.send(messages(events[3:]), PARTITIONS - 1)
+    with running(database):
+        wait_for(database, events)
+    assert sources.stored(source).recorded == 6
+
+
 def test_markers_of_transactions_that_kafka_removes_are_no_lost_messages(topic: Topic, database: Database) -> None:
     sources, [event] = Sources(database), numbered(1)
     source = sources.put("kafka", topic.values())
@@ -155,7 +216,7 @@ def test_markers_of_transactions_that_kafka_removes_are_no_lost_messages(topic: 
     assert step.message == "no message waits"
     with running(database):
         wait_for(database, [event])
-        until(lambda: positions(sources, source)["0"] == "2", what="the position after the marker")
+        until(lambda: offsets(sources, source)["0"] == "2", what="the position after the marker")
         until(lambda: sources.stored(source).lag == 0, what="no lag")
     admin = topic.target.admin()
     [removed] = admin.delete_records([TopicPartition(topic.target.topic, 0, 2)]).values()
@@ -166,5 +227,7 @@ def test_markers_of_transactions_that_kafka_removes_are_no_lost_messages(topic: 
     assert (stored.notice, stored.messages, stored.recorded) == ("", 1, 1)
 
 
-def positions(sources: Sources, source: SourceId) -> dict[str, str]:
-    return sources.registry.positions(sources.stored(source))
+def offsets(sources: Sources, source: SourceId) -> dict[str, str]:
+    """The position in each partition."""
+    positions = sources.registry.positions(sources.stored(source))
+    return {share: position for share, position in positions.items() if share.isdigit()}

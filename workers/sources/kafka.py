@@ -6,7 +6,10 @@ there is no rebalance, and a group that cannot be written to does not matter.
 
 A partition that is added to the topic is read from its beginning. Where the messages after a position have been removed
 by the topic's retention, it begins with the oldest one that there is, and says how many were lost; so it does if the
-position is after the partition's end, because the topic was deleted and made again.
+position is after the partition's end, because messages were lost.
+
+A topic that is deleted and made again has another id, which is stored beside the positions. It is read from its
+beginning, however long it is. Kafka before 2.8 has no ids.
 """
 
 import time
@@ -31,6 +34,8 @@ from workers.targets.kafka.config import connection_config
 _FETCH_BYTES, _PARTITION_BYTES = 1 << 24, 1 << 22  # of one answer, and of each partition in it; a message may have more
 _METADATA_SECONDS = 10.0  # after which a new partition is noticed
 _COMMIT_SECONDS = 1.0  # between two commits to the group, which only show the position
+_TOPIC_ID = "topic id"  # the share whose position is no offset, but says of which topic the others are
+_BEGINNING = "0"
 
 
 class KafkaSource:
@@ -42,6 +47,7 @@ class KafkaSource:
         self._consumer: Any = None
         self._client: Client | None = None
         self._partitions: list[TopicPartition] = []
+        self._topic_id = ""  # as it was when the source was opened
         self._next: dict[TopicPartition, int] = {}  # the offset of the next message to pull
         self._taken: dict[TopicPartition, int] = {}  # that are to be committed to the group
         self._committed_at = 0.0
@@ -52,6 +58,7 @@ class KafkaSource:
         try:
             self._consumer = KafkaConsumer(kafka_client=self._begun, **self._config())
             self._partitions = self._find_partitions()
+            self._topic_id = self._read_topic_id()
             oldest, ends = self._bounds()
             opened = self._begin(positions, oldest, ends)
             self._consumer.assign(self._partitions)
@@ -70,6 +77,8 @@ class KafkaSource:
         """Return the next messages of the partitions that have some."""
         try:
             if len(self._consumer.partitions_for_topic(self._settings.topic)) > len(self._partitions):
+                raise SourceChanged
+            if self._read_topic_id() not in (self._topic_id, ""):
                 raise SourceChanged
             records = self._consumer.poll(timeout_ms=round(seconds * 1000), max_records=most)
         except (KafkaError, OSError, ValueError) as error:
@@ -159,6 +168,11 @@ class KafkaSource:
             raise SourceUnavailable(f"{self._where}: the topic is not there; create it, or let the user describe it")
         return [TopicPartition(topic, number) for number in numbers]
 
+    def _read_topic_id(self) -> str:
+        """Return the id that the cluster said last; empty if it has none, or no such topic."""
+        found = self._client.cluster.topic_id(self._settings.topic) if self._client else None
+        return str(found) if found and found.int else ""
+
     def _bounds(self) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]]:
         milliseconds = round(self._settings.timeout * 1000)
         try:
@@ -171,12 +185,16 @@ class KafkaSource:
         self, positions: Mapping[str, str], oldest: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> Opened:
         """Decide where each partition begins."""
-        moved, lost = {}, []
+        lost = []
+        known = dict(positions)
         at_end = self._settings.start == "latest" and not positions
+        if self._topic_id and known.setdefault(_TOPIC_ID, self._topic_id) != self._topic_id:
+            lost.append("the topic was made again; it is pulled from its beginning")
+            known = dict.fromkeys(known, _BEGINNING) | {_TOPIC_ID: self._topic_id}  # also of partitions that are gone
         self._next = {}
         for partition in self._partitions:
             share, first, end = str(partition.partition), oldest[partition], ends[partition]
-            stored = int(positions[share]) if share in positions else None
+            stored = int(known[share]) if share in known else None
             if stored is None:
                 begin = end if at_end else first
             elif stored < first:
@@ -191,9 +209,8 @@ class KafkaSource:
             else:
                 begin = stored
             self._next[partition] = begin
-            if begin != stored:
-                moved[share] = str(begin)
-        return Opened(moved, lost)
+            known[share] = str(begin)
+        return Opened({share: place for share, place in known.items() if place != positions.get(share)}, lost)
 
     def _reason(self, error: BaseException) -> str:
         if isinstance(error, TargetUnavailable):
