@@ -36,7 +36,7 @@ from tests.support.pulled_events import (
 from workers.source_test import run_source_test
 from workers.sources.base import SourceChanged, SourceUnavailable
 from workers.sources.jetstream import JetstreamSource, start_at
-from workers.sources.jetstream_reader import StreamState
+from workers.sources.jetstream_reader import StreamReader, StreamState
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +102,27 @@ def test_messages_that_the_stream_has_removed_are_counted_and_those_after_them_a
         wait_for(database, events[5:])
     assert sources.stored(source).notice == "the stream was made again; it is pulled from its beginning"
     assert recorded(database) == [one.id for one in [*events[:2], *events[4:]]]
+
+
+def test_a_stream_that_is_made_again_while_the_source_is_opened_is_read_whole(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.send([b"1", b"2"])
+    begin = StreamReader.begin
+
+    async def late(reader: StreamReader, share: str, sequence: int) -> None:
+        monkeypatch.undo()
+        stream.renew()
+        stream.send([b"3", b"4", b"5"])
+        await begin(reader, share, sequence)
+
+    with closing(source_of(stream.values())) as source:
+        positions = dict.fromkeys(source.open({}).moved, "3")
+        monkeypatch.setattr(StreamReader, "begin", late)
+        with pytest.raises(SourceUnavailable, match="made again just now"):
+            source.open(positions)
+        assert source.open(positions).lost == ["the stream was made again; it is pulled from its beginning"]
+        assert [message.body for message in pull(source, 3)] == [b"3", b"4", b"5"]
 
 
 def test_messages_that_are_removed_while_the_source_reads_are_noticed(stream: Stream) -> None:

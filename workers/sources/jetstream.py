@@ -98,6 +98,8 @@ class JetstreamSource:
         at_end = self._settings.start == "latest" and not positions
         start = start_at(positions, state, at_end=at_end)
         await reader.begin(state.share, start.sequence)
+        if (await reader.state()).share != state.share:
+            raise reader.unavailable("it was made again just now")
         is_moved = positions.get(state.share) != str(start.sequence)
         return reader, Opened(
             {state.share: str(start.sequence)} if is_moved else {}, [start.lost] if start.lost else []

@@ -125,11 +125,15 @@ class StreamReader:
         state = await self.state()
         info = await self._ask(f"CONSUMER.INFO.{self._settings.stream}.{self._consumer}")
         if self._number < self._sent:
-            raise self._unavailable(_MISSED)
+            raise self.unavailable(_MISSED)
         self._sent, waiting = int(info["delivered"]["consumer_seq"]), int(info["num_pending"])
         if not waiting and self._sent == self._number:
             self._skip_to = state.end
         return waiting + len(self._arrived)
+
+    def unavailable(self, reason: str) -> TargetUnavailable:
+        """Return the error with this reason, which names the stream and its server."""
+        return TargetUnavailable(f"{self._where}: {reason}")
 
     def _gap(self) -> Message | None:
         """Move past messages of other subjects; else their removal would look like that of messages to be pulled."""
@@ -169,7 +173,7 @@ class StreamReader:
         if problem := self._connection.problem():
             raise problem
         if self._failure:
-            raise self._unavailable(self._failure)
+            raise self.unavailable(self._failure)
         if self._requested and asyncio.get_running_loop().time() >= self._ends:
             raise self._connection.no_answer()
 
@@ -237,16 +241,13 @@ class StreamReader:
             body = orjson.loads(answer)
             error = body.get("error")
         except (ValueError, AttributeError):
-            raise self._unavailable("the answer is not one of JetStream") from None
+            raise self.unavailable("the answer is not one of JetStream") from None
         if error is None:
             return body
         text = f"{error.get('description')} (error {error.get('err_code')})"
         if error.get("err_code") == _STREAM_NOT_FOUND:
             text += "; create it, with the subjects that the frontend publishes to"
-        raise self._unavailable(text)
-
-    def _unavailable(self, reason: str) -> TargetUnavailable:
-        return TargetUnavailable(f"{self._where}: {reason}")
+        raise self.unavailable(text)
 
 
 def _place(reply: str) -> _Place:
