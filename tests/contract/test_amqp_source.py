@@ -144,6 +144,22 @@ def test_a_queue_that_is_missing_or_deleted_is_named_and_pulled_from_when_it_is_
 
 
 @pytest.mark.promise
+def test_a_queue_that_is_purged_is_pulled_on(queue: Queue, database: Database) -> None:
+    sources, events = Sources(database), numbered(500)
+    source = sources.put("amqp", {**queue.values(), "batch_size": "5"})
+    queue.send(messages(events[:400]))
+    with running(database):
+        until(lambda: len(recorded(database)) > 20, what="progress")
+        with queue.target.channel() as channel:
+            channel.queue_purge(QUEUE)
+        queue.send(messages(events[400:]))
+        wait_for(database, events[400:])
+        until(lambda: sources.stored(source).lag == 0, what="no lag")
+    before = recorded(database)[:-100]
+    assert recorded(database) == [*(one.id for one in events[: len(before)]), *(one.id for one in events[400:])]
+
+
+@pytest.mark.promise
 def test_properties_that_cannot_be_read_stop_nothing(queue: Queue, database: Database) -> None:
     events = numbered(7)
     hostile = [

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -19,10 +20,12 @@ from confluent_kafka.admin import (
 )
 
 from app.events.model import Event
+from app.outbox.engine.database import Database
 from tests import services
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.kafka import Log
 from tests.support import sample_events
+from tests.support.pulled_events import check_failover
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.kafka.rounds import partition_of
@@ -32,10 +35,11 @@ AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 @dataclass(eq=False)
 class Broker(services.Kafka):
-    """One with settings of its own; `follows` makes it a second broker of that one's cluster."""
+    """One with settings of its own; `follows` makes it a further broker of that one's cluster."""
 
     extra: tuple[str, ...] = ()
     follows: services.Kafka | None = None
+    number: int = 2
 
     def _properties(self, store: Path, ca: Path, controller: int) -> list[str]:
         lines = super()._properties(store, ca, controller) + [f"{line}\n" for line in self.extra]
@@ -45,7 +49,7 @@ class Broker(services.Kafka):
         voters = [line for line in first if line.startswith("controller.quorum.voters=")]
         (listeners,) = [line for line in lines if line.startswith("listeners=")]
         own = listeners.partition(",CONTROLLER")[0] + "\n"
-        return [*lines, *voters, own, "process.roles=broker\n", "node.id=2\n"]
+        return [*lines, *voters, own, "process.roles=broker\n", f"node.id={self.number}\n"]
 
 
 @pytest.fixture(scope="module")
@@ -237,3 +241,27 @@ def test_too_few_replicas_are_unavailable(cluster: tuple[Log, Broker]) -> None:
         services.until(
             lambda: set(attempt(target, [sample_events.put("a")], 1)) == {DELIVERED}, timeout=40, what="both replicas"
         )
+
+
+@pytest.mark.promise
+def test_a_source_goes_on_with_the_next_leader(cluster: tuple[Log, Broker], database: Database) -> None:
+    probe, second = cluster
+    back(second)
+    with Broker(follows=probe.server, number=3).start() as third:
+        services.until(
+            lambda: len(probe.admin().list_topics(timeout=10).brokers) == 3, timeout=30, what="three brokers"
+        )
+        created(probe, [[2, 3, 1]], **{"min.insync.replicas": "2"})
+        brokers = ",".join(broker.brokers for broker in (second, third, probe.server))
+        producer = Producer({"bootstrap.servers": brokers, "enable.idempotence": True, "acks": "all", "log_level": 0})
+
+        def send(bodies: Sequence[bytes]) -> None:
+            for body in bodies:
+                producer.produce(probe.topic, body, partition=0)
+            assert producer.flush(60) == 0
+
+        values = {"brokers": brokers, "topic": probe.topic, "timeout": "2s"}
+        stored = check_failover(database, "kafka", values, send, second.kill)
+        assert probe.leaders(probe.topic)[0] in (1, 3)
+        assert (stored.messages, stored.repeated, stored.notice) == (600, 0, "")
+        back(second)

@@ -13,10 +13,12 @@ import pytest
 import redis as redis_py
 
 from app.config.target_settings import load
+from app.outbox.engine.database import Database
 from tests import services
 from tests.contract.probes.base import attempt
 from tests.services.brokers import _redis_binary
 from tests.support import sample_events
+from tests.support.pulled_events import check_failover
 from workers.delivery.outcomes import DELIVERED, Unavailable
 from workers.targets import create
 from workers.targets.base import Target, TargetUnavailable
@@ -226,3 +228,27 @@ def test_the_nightly_reconciliation_reads_the_master(whole: Group, target: Calla
     client = store.connect(settings)
     assert client.hkeys("bucketobjects") == [b"images/a"]
     client.close()
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("kind", ["access", "stream"])
+def test_a_source_goes_on_with_the_next_master(whole: Group, database: Database, kind: str) -> None:
+    died = whole.master()
+
+    def send(bodies: Sequence[bytes]) -> None:
+        with whole.master().client() as client:
+            for body in bodies:
+                client.rpush(KEY, body) if kind == "access" else client.xadd(KEY, {"body": body})
+            replicas = sum(server.running for server in whole.servers) - 1
+            assert client.wait(replicas, 30_000) == replicas
+
+    def fail_over() -> None:
+        died.kill()
+        services.until(lambda: whole.master() is not died, 60, what="another master")
+
+    stored = check_failover(database, "redis", values(whole) | {"format": kind}, send, fail_over)
+    assert stored.notice == ""
+    if kind == "stream":
+        assert (stored.messages, stored.repeated) == (600, 0)
+    with whole.master().client() as client:
+        assert client.llen(KEY) == 0 if kind == "access" else client.xlen(KEY) == 600

@@ -286,6 +286,34 @@ def test_a_user_with_the_documented_rights_pulls(elements: Elements, kind: str) 
             assert RIGHTS[kind].partition(" +xgroup")[0] in str(refused.value)
 
 
+@pytest.mark.promise
+@pytest.mark.parametrize("kind", ["access", "stream"])
+def test_a_redis_that_is_back_with_an_older_state_repeats_some_and_loses_nothing(database: Database, kind: str) -> None:
+    sources, events = Sources(database), numbered(40)
+    with services.redis() as server, closing(server.client()) as client:
+
+        def send(some: slice) -> None:
+            for body in messages(events[some]):
+                client.rpush(KEY, body) if kind == "access" else client.xadd(KEY, {"body": body})
+
+        address = f"{services.LOOPBACK}:{server.port}"
+        source = sources.put("redis", {"address": address, "key": KEY, "format": kind})
+        send(slice(20))
+        client.save()
+        with running(database):
+            wait_for(database, events[:20])
+            send(slice(20, 30))
+            wait_for(database, events[:30])
+            server.kill()
+            server.start()
+            send(slice(30, 40))
+            wait_for(database, events)
+            until(lambda: sources.stored(source).lag == 0, what="no lag")
+    assert recorded(database) == [one.id for one in events]
+    assert (sources.stored(source).recorded, sources.stored(source).repeated) == (40, 20)
+    assert ("pulled from its beginning" in sources.stored(source).notice) == (kind == "stream")
+
+
 # ---------------------------------------------------------------- what fills it
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -155,6 +155,30 @@ def check_minio(database: Database, type_name: str, values: Mapping[str, Any], t
         rows = connection.execute(sa.select(e.key, e.name).order_by(e.seq)).all()
     assert list(map(tuple, rows)) == [(key, "s3:ObjectCreated:Put"), (key, "s3:ObjectRemoved:Delete")]
     assert (sources.stored(source).messages, sources.stored(source).rejected) == (2, 0)
+
+
+def check_failover(
+    database: Database,
+    type_name: str,
+    values: Mapping[str, Any],
+    send: Callable[[Sequence[bytes]], None],
+    fail_over: Callable[[], None],
+) -> StoredSource:
+    """Have a queue's servers fail over while a source pulls: all is recorded once and in order, and nothing is lost."""
+    sources, events = Sources(database), numbered(600)
+    source = sources.put(type_name, {**values, "batch_size": "5"})
+    send(messages(events[:400]))
+    with running(database):
+        until(lambda: len(recorded(database)) > 20, 60, what="progress")
+        fail_over()
+        send(messages(events[400:]))
+        wait_for(database, events, 120)
+        until(lambda: sources.stored(source).lag == 0, 60, what="no lag")
+        until(lambda: sources.state(source) == "running", 60, what="a running source")
+    assert recorded(database) == [one.id for one in events]
+    stored = sources.stored(source)
+    assert (stored.recorded, stored.rejected) == (len(events), 0)
+    return stored
 
 
 def wait_for(database: Database, events: Sequence[Event], seconds: float = 30) -> None:
