@@ -125,6 +125,23 @@ def test_a_stream_that_is_made_again_while_the_source_is_opened_is_read_whole(
         assert [message.body for message in pull(source, 3)] == [b"3", b"4", b"5"]
 
 
+def test_a_leader_that_is_catching_up_is_waited_for(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream.send([b"1", b"2"])
+    state, looks = StreamReader.state, list[StreamState]()
+
+    async def catching_up(reader: StreamReader) -> StreamState:
+        looks.append(await state(reader))
+        if len(looks) == 1:
+            stream.send([b"3", b"4"])
+        return looks[-1]
+
+    with closing(source_of(stream.values())) as source:
+        positions = dict.fromkeys(source.open({}).moved, "4")
+        monkeypatch.setattr(StreamReader, "state", catching_up)
+        assert source.open(positions).lost == []
+        assert [message.body for message in pull(source, 1)] == [b"4"]
+
+
 def test_messages_that_are_removed_while_the_source_reads_are_noticed(stream: Stream) -> None:
     stream.send([b"%d" % number for number in range(1, 11)])
     with closing(source_of(stream.values())) as source:

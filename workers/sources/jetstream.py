@@ -10,6 +10,7 @@ begins with the oldest one that there is, and says how many were lost. A stream 
 another share, and is read from its beginning; so it is if its end is before the position, as in a restored one.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -23,6 +24,8 @@ from workers.targets.base import TargetUnavailable
 from workers.targets.event_loop_thread import EventLoopThread
 from workers.targets.nats.connection import Connection
 from workers.targets.node_rotation import NodeRotation
+
+_CATCHING_UP_SECONDS = 0.2  # between two looks at a stream that ends before the position
 
 
 class Start(NamedTuple):
@@ -94,7 +97,7 @@ class JetstreamSource:
         connection = Connection(self._settings, server, lambda: loop.is_encrypted)
         await connection.connect()
         reader = StreamReader(connection, self._settings)
-        state = await reader.state()
+        state = await self._state(reader, positions)
         at_end = self._settings.start == "latest" and not positions
         start = start_at(positions, state, at_end=at_end)
         await reader.begin(state.share, start.sequence)
@@ -104,6 +107,14 @@ class JetstreamSource:
         return reader, Opened(
             {state.share: str(start.sequence)} if is_moved else {}, [start.lost] if start.lost else []
         )
+
+    async def _state(self, reader: StreamReader, positions: Mapping[str, str]) -> StreamState:
+        """Return the stream's state. One that ends before the position may have a new leader, which is catching up."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._settings.timeout
+        while (state := await reader.state()).end < int(positions.get(state.share, 0)) and clock() < until:
+            await asyncio.sleep(_CATCHING_UP_SECONDS)
+        return state
 
 
 def start_at(positions: Mapping[str, str], state: StreamState, *, at_end: bool) -> Start:
