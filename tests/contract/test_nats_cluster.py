@@ -12,14 +12,17 @@ import pytest
 
 from app.config.fields.fields import parse
 from app.config.sources.jetstream import JetstreamSourceSettings
+from app.outbox.engine.database import Database
 from tests import services
 from tests.contract.probes.base import attempt
 from tests.contract.probes.nats import SUBJECT
 from tests.contract.probes.nats_jetstream import STREAM, JetStream
 from tests.contract.probes.nats_wire import Wire
+from tests.contract.source_probes.jetstream import Stream
 from tests.services.messaging import http_json
 from tests.services.server_process import accepting
 from tests.support import sample_events
+from tests.support.pulled_events import check_failover
 from workers.delivery.outcomes import DELIVERED, Unavailable
 from workers.sources.base import SourceUnavailable
 from workers.sources.jetstream import JetstreamSource
@@ -143,6 +146,36 @@ def test_a_source_goes_on_at_another_server(cluster: JetStream, members: list[Me
         members[0].kill()  # it is the one that is connected to
         services.until(lambda: has_pulled(200), 60, what="every message")
     assert pulled == sent
+
+
+@pytest.mark.promise
+def test_a_source_goes_on_with_the_next_leader(cluster: JetStream, members: list[Member], database: Database) -> None:
+    sender = Stream.__new__(Stream)  # of this cluster's stream
+    sender.target, sender.server = cluster, members[2]
+
+    def leader() -> str:
+        with closing(Wire(sender.server)) as wire, contextlib.suppress(TimeoutError):  # nobody answers meanwhile
+            answer = wire.ask(f"STREAM.INFO.{STREAM}") or {}
+            return str(answer.get("cluster", {}).get("leader") or "")
+        return ""
+
+    def is_led_by_another() -> bool:
+        if leader() == "peer-2":
+            with closing(Wire(members[2])) as wire:
+                wire.ask(f"STREAM.LEADER.STEPDOWN.{STREAM}")
+        return leader() in ("peer-0", "peer-1")
+
+    def fail_over() -> None:
+        led = leader()
+        members[int(led.removeprefix("peer-"))].kill()
+        services.until(lambda: leader() not in ("", led), 60, what="another leader")
+
+    services.until(is_led_by_another, 60, what="a leader that can be killed")
+    address = values(cluster, *members)["address"]
+    login = {"username": services.USER, "password": services.PASSWORD}
+    given = {"address": address, **login, "stream": STREAM, "timeout": "2s"}
+    stored = check_failover(database, "jetstream", given, sender.send, fail_over)
+    assert (stored.messages, stored.repeated, stored.notice) == (600, 0, "")
 
 
 def test_a_server_that_hangs_costs_one_attempt(cluster: JetStream, members: list[Member]) -> None:
