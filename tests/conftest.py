@@ -28,7 +28,7 @@ from tests.support import (
     without_servers,
 )
 from tests.support.distribution import Distribution, Durations
-from tests.support.outboxes import Outboxes
+from tests.support.outboxes import Outboxes, in_file
 
 _LOGGED = pytest.StashKey[dict[Path, int]]()
 OUTBOXES = ("sqlite", "postgresql", "mysql", "mariadb")
@@ -205,7 +205,7 @@ def outbox_url(request: pytest.FixtureRequest, tmp_path: Path, outboxes: Outboxe
     It is this test's own, but has been another's: its server has run for a while, and its connections are ended.
     """
     if request.param == "sqlite":
-        return outboxes.in_file(tmp_path / "outbox.db")
+        return in_file(tmp_path / "outbox.db")
     return outboxes.on(request.getfixturevalue(_SERVERS[request.param]))
 
 

@@ -17,7 +17,7 @@ from app.outbox.log.append import Log
 from tests import services
 from tests.conftest import OUTBOXES
 from tests.support.builders import add_target, event, migrated
-from tests.support.outboxes import NAME, Outboxes
+from tests.support.outboxes import NAME, Outboxes, in_file
 from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import Rejected
 
@@ -55,7 +55,7 @@ def test_an_outbox_that_was_used_is_as_a_new_one(kind: str, request: pytest.Fixt
 
     def again() -> str:
         if kind == "sqlite":
-            return made.in_file(tmp_path / f"{uuid4().hex}.db")
+            return in_file(tmp_path / f"{uuid4().hex}.db")
         return made.on(request.getfixturevalue(SERVERS[kind]))
 
     first = use(again(), 3)

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import count
+from pathlib import Path
 
 import orjson
 import sqlalchemy as sa
@@ -19,6 +20,7 @@ from app.outbox.markers import NEVER, NO_LIMIT
 from app.outbox.registry import Registry
 from app.outbox.targets import OPENED
 from app.rules.model import Rule
+from tests.support.outboxes import in_file
 from tests.support.target_readers import Record
 
 _numbers = count(1)
@@ -105,6 +107,9 @@ def add_idle_targets(database: Database, count: int) -> None:
 def migrated(url: str, partitions: int = 16) -> Database:
     """A database with an empty log of `partitions` partitions."""
     database = Database(url)
+    file = database.url.database if database.url.drivername == "sqlite" else None
+    if file and not Path(file).exists() and Path(file).parent.is_dir():
+        in_file(Path(file))
     if schema_version.current(database) == schema_version.head():  # see `tests.support.outboxes`; Alembic takes longer
         with database.writing() as connection:
             log_head.create(connection, partitions)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ class Outboxes:
     def __init__(self) -> None:
         self.migrations = 0
         self._made: dict[services.Server, Schema] = {}
-        self._sqlite: Path | None = None
 
     def on(self, server: services.Postgres | services.MySQL) -> str:
         """The SQLAlchemy URL of an outbox as a migration leaves it, but for the log's head, which `migrated` makes."""
@@ -50,14 +50,18 @@ class Outboxes:
                 self._made[server] = _schema(server, cursor)
         return server.url(NAME)
 
-    def in_file(self, path: Path) -> str:
-        """The same as a new SQLite file."""
-        if self._sqlite is None:
-            made = services.new_folder("outbox") / "outbox.db"
-            _make(f"sqlite:///{made}")
-            self._sqlite = made
-        shutil.copy(self._sqlite, path)
-        return f"sqlite:///{path}"
+
+def in_file(path: Path) -> str:
+    """The same as a new SQLite file."""
+    shutil.copy(_migrated_file(), path)
+    return f"sqlite:///{path}"
+
+
+@cache
+def _migrated_file() -> Path:
+    made = services.new_folder("outbox") / "outbox.db"
+    _make(f"sqlite:///{made}")
+    return made
 
 
 def _make(url: str) -> None:

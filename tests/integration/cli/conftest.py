@@ -15,6 +15,7 @@ from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
+from app.private_folder import make_private
 from tests.support.builders import migrated
 from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected
@@ -63,9 +64,10 @@ def bare(folder: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
 
 
 @pytest.fixture
-def cli(bare: Cli) -> Cli:
-    """`bucketwire …` in this process, over an outbox of its own."""
-    assert bare("migrate").code == 0
+def cli(bare: Cli, folder: Path) -> Cli:
+    """`bucketwire …` in this process, over an outbox of its own, as `bucketwire migrate` leaves it."""
+    assert make_private(folder) == ""
+    migrated(f"sqlite:///{folder}/bucketwire.db").close()
     return bare
 
 
