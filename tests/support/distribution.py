@@ -33,24 +33,29 @@ _OF_SERVICES = {f"tests/spark/test_{name}.py" for name in ("backfill", "own_api"
 _WITHOUT_A_SESSION = {f"tests/spark/test_{name}.py" for name in ("cluster", "nightly")}
 # Half of the time of these is waiting for servers that hang, start or lose their leases.
 _WAITING = ("tests/spark", "tests/acceptance", "tests/contract")
-# Where nothing is known yet, as in a fresh clone: what takes longest, in seconds of processor time on a core of 2026,
-# and the folders in which the other long ones are.
+# Where nothing is known yet, as in a fresh clone: what took longest in a run of four processes on two cores, in seconds
+# between its tests' beginnings and ends, and the folders in which the other long ones are.
 _LONGEST = {
-    "tests/spark/frames": 260,
-    "tests/contract/probes[elasticsearch]": 65,
-    "tests/acceptance/test_make_run.py": 57,
-    "tests/spark/test_cluster.py": 56,
-    "tests/integration/outbox/test_interleavings.py[postgresql]": 52,
-    "tests/spark/services": 46,
-    "tests/acceptance/test_console_screens.py": 41,
-    "tests/integration/api/test_openapi.py": 32,
-    "tests/acceptance/test_release.py": 31,
-    "tests/acceptance/test_wheel.py": 26,
-    "tests/integration/api/test_connections.py": 23,
-    "tests/integration/api/test_outage.py": 22,
-    "tests/integration/api/test_mc_admin.py": 21,
-    "tests/unit/test_regular_expressions.py": 17,
-    "tests/unit/test_tiers.py": 14,
+    "tests/spark/frames": 790,
+    "tests/spark/services": 439,
+    "tests/integration/cli/test_guides.py": 319,
+    "tests/contract/test_hanging_server.py": 296,
+    "tests/spark/test_cluster.py": 295,
+    "tests/contract/sources[sqs_fifo]": 218,
+    "tests/integration/outbox/test_interleavings.py[postgresql]": 212,
+    "tests/acceptance/test_console.py": 194,
+    "tests/acceptance/test_stopped_workers.py": 187,
+    "tests/integration/api/test_outage.py": 159,
+    "tests/integration/cli/test_rules.py": 152,
+    "tests/acceptance/test_end_to_end.py": 152,
+    "tests/integration/test_services.py": 148,
+    "tests/acceptance/test_console_screens.py": 145,
+    "tests/integration/cli/test_targets.py": 145,
+    "tests/acceptance/test_make_run.py": 133,
+    "tests/integration/cli/test_clients.py": 124,
+    "tests/contract/probes[elasticsearch]": 121,
+    "tests/contract/test_mqtt.py": 120,
+    "tests/integration/outbox/test_lost_leases.py[Policy]": 114,
 }
 _FIRST = ("tests/spark", "tests/acceptance", "tests/contract", "tests/integration/outbox", "tests/integration")
 
