@@ -75,11 +75,18 @@ def check_broker(broker_url: str) -> str:
     with Connection(broker_url, connect_timeout=5) as connection:
         shown: str = connection.as_uri()
         try:
-            # A second try, because the first may find a broken address of several; without the pause of seconds before.
-            connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=5)
+            _connect(connection, within=5)
         except OperationalError as error:
             raise BrokerUnavailable(f"{shown} does not answer: {error}") from None
     return shown
+
+
+def _connect(connection: Any, *, within: int | None = None) -> None:
+    """Connect; once more at once, unless so many seconds are over, as the first try may find a broken one of addresses.
+
+    Left to itself, kombu pauses for two seconds in between.
+    """
+    connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=within)
 
 
 def is_rabbitmq(broker_url: str) -> bool:
@@ -231,11 +238,14 @@ class Broker:
             return self._try(action)
 
     def _try(self, action: Callable[[], _T]) -> _T:
-        if self._connection is None:
+        is_new = self._connection is None
+        if is_new:
             self._connection = Connection(
                 self._url, connect_timeout=POLICY.timeout_seconds, transport_options=transport_options(self._url)
             )
         try:
+            if is_new:
+                _connect(self._connection)
             return action()
         except Exception as error:
             shown = self._connection.as_uri()
