@@ -64,6 +64,19 @@ PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
     "database-full": (507, "The outbox database is full"),
     "spool-full": (507, "The spool folder's disk is full"),
 }
+# Errors whose message is the problem's detail.
+_SAID_BY_THE_ERROR: Mapping[type[Exception], str] = {
+    UnknownTarget: "unknown-target",
+    UnknownSource: "unknown-source",
+    TargetInUse: "target-in-use",
+    SourceInUse: "source-in-use",
+    ReadOnlyTarget: "read-only-target",
+    ReadOnlySource: "read-only-source",
+    StillRejected: "still-rejected",
+    AlreadyRunning: "already-running",
+    NothingToRepair: "nothing-to-repair",
+    TokenExists: "token-exists",
+}
 _RETRY_AFTER = {
     "database-unavailable": 5,
     "queue-full": 10,
@@ -153,31 +166,6 @@ def _(error: BadSelection) -> ApiProblem:
 
 
 @to_problem.register
-def _(error: UnknownTarget) -> ApiProblem:
-    return ApiProblem("unknown-target", str(error))
-
-
-@to_problem.register
-def _(error: UnknownSource) -> ApiProblem:
-    return ApiProblem("unknown-source", str(error))
-
-
-@to_problem.register
-def _(error: SourceInUse) -> ApiProblem:
-    return ApiProblem("source-in-use", str(error))
-
-
-@to_problem.register
-def _(error: ReadOnlySource) -> ApiProblem:
-    return ApiProblem("read-only-source", str(error))
-
-
-@to_problem.register
-def _(error: StillRejected) -> ApiProblem:
-    return ApiProblem("still-rejected", str(error)[:_MAX_DETAIL_CHARACTERS])
-
-
-@to_problem.register
 def _(error: UnknownMessage) -> ApiProblem:
     return ApiProblem("not-found", f"the source has no rejected message {error}")
 
@@ -185,31 +173,6 @@ def _(error: UnknownMessage) -> ApiProblem:
 @to_problem.register
 def _(error: UnknownRun) -> ApiProblem:
     return ApiProblem("not-found", f"{error}; GET /v1/reconciliations shows those there are"[:_MAX_DETAIL_CHARACTERS])
-
-
-@to_problem.register
-def _(error: AlreadyRunning) -> ApiProblem:
-    return ApiProblem("already-running", str(error))
-
-
-@to_problem.register
-def _(error: NothingToRepair) -> ApiProblem:
-    return ApiProblem("nothing-to-repair", str(error))
-
-
-@to_problem.register
-def _(error: TargetInUse) -> ApiProblem:
-    return ApiProblem("target-in-use", str(error))
-
-
-@to_problem.register
-def _(error: ReadOnlyTarget) -> ApiProblem:
-    return ApiProblem("read-only-target", str(error))
-
-
-@to_problem.register
-def _(error: TokenExists) -> ApiProblem:
-    return ApiProblem("token-exists", str(error))
 
 
 @to_problem.register
@@ -261,6 +224,13 @@ def database_unavailable(error: Exception) -> ApiProblem:
     return ApiProblem("database-unavailable", "the outcome of the request is unknown; retrying is safe")
 
 
+def _by_message(error: Exception) -> ApiProblem:
+    kind = next(kind for cls, kind in _SAID_BY_THE_ERROR.items() if isinstance(error, cls))
+    return ApiProblem(kind, str(error)[:_MAX_DETAIL_CHARACTERS])
+
+
+for known in _SAID_BY_THE_ERROR:
+    to_problem.register(known, _by_message)
 for kind in (*DatabaseUnavailable, sa.exc.ProgrammingError, TokensUnknown, TimeoutError):
     to_problem.register(kind, database_unavailable)
 
