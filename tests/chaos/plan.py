@@ -22,6 +22,7 @@ REFUSE, FAIL_OVER = "refuse", "fail over to"
 PULLER = "source's worker"  # where events also come by sources, besides the queues
 QUEUE = "target's queue"  # which RabbitMQ has with other properties than the service declares
 STANDBY = "a lagging standby"  # of the outbox's PostgreSQL
+FORGETFUL = frozenset(queue.part for queue in QUEUES.values() if not queue.keeps)  # stopped, and never killed
 SINGLE = {STANDBY: FAIL_OVER, QUEUE: REFUSE}  # what happens to no process, and never beside another fault
 WORKER = ("worker", "worker's parent", "worker's child")
 API = ("API", "API's child")
@@ -91,7 +92,7 @@ def single_faults(parts: Sequence[str] = PARTS) -> list[tuple[str, str]]:
     """Each action and the part that it meets."""
     processes = [part for part in parts if part not in SINGLE]
     return [
-        *((action, part) for action in (KILL, STOP) for part in processes),
+        *((action, part) for action in (KILL, STOP) for part in processes if _action(action, part) == action),
         *((action, part) for action in NETWORK for part in TARGETS if part in parts),
         *((SINGLE[part], part) for part in parts if part in SINGLE),
     ]
@@ -122,10 +123,15 @@ def _two_at_once(rng: Random, parts: Sequence[str]) -> tuple[Fault, Fault]:
     processes = [part for part in parts if part not in SINGLE]
     first = rng.choice(processes)
     second = rng.choice([part for part in processes if not _same_process(first, part)])
-    actions = rng.choice([(STOP, KILL), (STOP, STOP), (KILL, KILL)])
+    drawn = rng.choice([(STOP, KILL), (STOP, STOP), (KILL, KILL)])
+    actions = [_action(action, part) for action, part in zip(drawn, (first, second), strict=True)]
     one = Fault(actions[0], first, rng.random(), at=0.0, lasts=_lasts(rng, actions[0]))
     two = Fault(actions[1], second, rng.random(), at=rng.random() * max(one.lasts, 0.1), lasts=_lasts(rng, actions[1]))
     return one, two
+
+
+def _action(action: str, part: str) -> str:
+    return STOP if part in FORGETFUL else action
 
 
 def _lasts(rng: Random, action: str) -> float:

@@ -5,10 +5,11 @@ What a queue has not confirmed is written again; it keeps the order, and what is
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -23,6 +24,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from app.outbox import tables
 from app.outbox.engine.database import now_ms
 from tests import services
+from tests.contract.probes.nats_wire import Wire
+from tests.services.elasticmq import elasticmq
 from tests.support.fault_injection import Servers
 from tests.support.service_processes import System, source_worker
 from tests.support.target_readers import path
@@ -37,10 +40,11 @@ Waiting = deque[tuple[str, bytes]]  # objects and messages, the oldest first
 
 
 class Queue(Protocol):
-    """A queue of the source `type:chaos`; its server keeps what it has confirmed, also when it is killed."""
+    """A queue of the source `type:chaos`."""
 
     type: ClassVar[str]
     part: ClassVar[str]  # what is hurt
+    keeps: ClassVar[bool]  # whether its server has what it has confirmed also after it was killed
     repeats: ClassVar[bool]  # whether the outbox has the position, so that what it has forgotten is pulled again
     counter: ClassVar[str]  # of the source: which one says how many different messages were recorded
 
@@ -66,7 +70,7 @@ def topic_producer(server: services.Kafka, name: str) -> Producer:
 class Topic:
     """A topic of Kafka. An object's events are in one partition, as MinIO's are."""
 
-    type, part, repeats = "kafka", "Kafka", True
+    type, part, keeps, repeats = "kafka", "Kafka", True, True
     counter = "messages"  # one that is counted twice, or not at all, shows as too early or never
 
     def __init__(self) -> None:
@@ -86,7 +90,7 @@ class Topic:
 class Stream:
     """A stream of Redis. Its entries have ids of ours, so that one that is written already is refused."""
 
-    type, part, repeats, counter = "redis", "Redis stream", True, "messages"
+    type, part, keeps, repeats, counter = "redis", "Redis stream", True, True, "messages"
 
     def __init__(self) -> None:
         self.server = services.redis(durable=True)
@@ -110,7 +114,7 @@ class Stream:
 class AmqpQueue:
     """A durable queue of RabbitMQ, which remembers by itself what was taken."""
 
-    type, part, repeats = "amqp", "AMQP queue", False
+    type, part, keeps, repeats = "amqp", "AMQP queue", True, False
     counter = "recorded"  # events: a message without a confirmation may be there twice
 
     def __init__(self) -> None:
@@ -136,7 +140,83 @@ class AmqpQueue:
             raise
 
 
-QUEUES: Mapping[str, type[Queue]] = {"kafka": Topic, "redis": Stream, "amqp": AmqpQueue}
+class JetstreamQueue:
+    """A stream of JetStream. It refuses a message of a number that it has already, for ten minutes."""
+
+    type, part, keeps, repeats, counter = "jetstream", "JetStream", True, True, "messages"
+
+    def __init__(self) -> None:
+        self.server = services.nats(jetstream=True)
+        self._wire: Wire | None = None
+        self._written = 0
+        with closing(Wire(self.server)) as wire:
+            window = 600 * 10**9
+            config = {"name": NAME, "subjects": [NAME], "storage": "file", "duplicate_window": window}
+            made = wire.ask(f"STREAM.CREATE.{NAME}", **config)
+        assert "error" not in made, made
+
+    def values(self) -> Mapping[str, Any]:
+        login = {"username": services.USER, "password": services.PASSWORD}
+        return {"address": f"{services.LOOPBACK}:{self.server.port}", "stream": NAME, **login}
+
+    def write(self, waiting: Waiting) -> None:
+        try:
+            self._wire = self._wire or Wire(self.server)
+            while waiting:
+                number = b"NATS/1.0\r\nNats-Msg-Id: %d\r\n\r\n" % self._written
+                answer = self._wire.request(NAME, waiting[0][1], number)
+                if not answer or "error" in answer:
+                    raise ConnectionError(f"JetStream does not take it: {answer}")
+                waiting.popleft()
+                self._written += 1
+        except BaseException:
+            if self._wire is not None:
+                self._wire.close()
+                self._wire = None
+            raise
+
+
+class SqsQueue:
+    """A FIFO queue of ElasticMQ, which has everything in memory: it is stopped, and never killed."""
+
+    type, part, keeps, repeats, counter = "sqs", "SQS queue", False, False, "recorded"
+
+    def __init__(self) -> None:
+        self.server = elasticmq()
+        self._url = self.server.create(f"{NAME}.fifo")
+        self._written = 0
+
+    def values(self) -> Mapping[str, Any]:
+        login = {"access_key": services.USER, "secret_key": services.PASSWORD}
+        return {"queue_url": self._url, "visibility": "10s", **login}
+
+    def write(self, waiting: Waiting) -> None:
+        while waiting:
+            some = list(waiting)[:10]
+            entries = [
+                {
+                    "Id": str(number),
+                    "MessageBody": message.decode(),
+                    "MessageGroupId": hashlib.sha1(name.encode()).hexdigest(),
+                    "MessageDeduplicationId": str(self._written + number),
+                }
+                for number, (name, message) in enumerate(some)
+            ]
+            answer = self.server.ask("SendMessageBatch", QueueUrl=self._url, Entries=entries)
+            if answer.get("Failed"):
+                raise ConnectionError(f"SQS does not take it: {answer['Failed']}")
+            self._written += len(some)
+            for _ in some:
+                waiting.popleft()
+
+
+QUEUES: Mapping[str, type[Queue]] = {
+    "kafka": Topic,
+    "redis": Stream,
+    "amqp": AmqpQueue,
+    "jetstream": JetstreamQueue,
+    "sqs": SqsQueue,
+}
 
 
 @dataclass

@@ -263,6 +263,13 @@ def test_no_standby_takes_over_from_an_outbox_that_alone_has_what_was_in_a_queue
     assert STANDBY not in parts_of("postgresql", "redis", ["kafka", "amqp"])
 
 
+def test_a_queue_that_forgets_when_it_is_killed_is_only_stopped() -> None:
+    plan = draw("1", 200, parts_of("postgresql", "redis", ["sqs", "jetstream"]))
+    done = {(fault.action, fault.part) for each in plan for fault in each.faults}
+    assert {("kill", "JetStream"), ("stop", "JetStream"), ("stop", "SQS queue")} <= done
+    assert ("kill", "SQS queue") not in done
+
+
 @pytest.mark.parametrize("given", [["--posters", "0"], ["--source", "amqp", "--source", "amqp"]])
 def test_a_run_without_senders_or_with_two_of_one_kind_is_refused(given: list[str]) -> None:
     with pytest.raises(SystemExit):

@@ -65,11 +65,15 @@ class Wire:
 
     def ask(self, api: str, **question: object) -> Any:
         """JetStream's answer on one of its `$JS.API` subjects, errors included."""
+        return self.request(f"$JS.API.{api}", json.dumps(question).encode() if question else b"")
+
+    def request(self, subject: str, body: bytes, headers: bytes = b"") -> Any:
+        """The answer to a message; None if nobody is there to give one."""
         number = next(self._numbers)
-        self._send(f"SUB _INBOX.probe.{number} {number}\r\n".encode())
-        body = json.dumps(question).encode() if question else b""
-        self._send(f"PUB $JS.API.{api} _INBOX.probe.{number} {len(body)}\r\n".encode() + body + b"\r\n")
-        while not (found := [each for each in self.received if each.subject == f"_INBOX.probe.{number}"]):
+        inbox = f"_INBOX.probe.{number}"
+        self._send(f"SUB {inbox} {number}\r\n".encode())
+        self.publish(f"{subject} {inbox}", body, headers)
+        while not (found := [each for each in self.received if each.subject == inbox]):
             self._read()
         self.received.remove(found[0])
         return json.loads(found[0].body or "null")
