@@ -1,9 +1,10 @@
 """Print a command's results: tables and sentences for people, JSON for programs."""
 
 import os
+import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -111,6 +112,12 @@ def format_cell(value: object) -> str:
 def columns(*names: str) -> Mapping[str, str]:
     """Return columns whose headers are the names of their members."""
     return {name.replace("_", " "): name for name in names}
+
+
+def mending_command(text: str, words: Sequence[str]) -> str:
+    """Return the command that a finding names beside its text, as a shell takes it; empty if the text has it."""
+    command = shlex.join(["bucketwire", *words]) if words else ""
+    return "" if command in text else f"$ {command}"
 
 
 def count_noun(number: int, noun: str) -> str:

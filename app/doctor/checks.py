@@ -11,6 +11,7 @@ from app.broker import Broker, BrokerUnavailable, check_broker, queue_name
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings, warnings
+from app.config.targets.base import TargetSettings
 from app.doctor.finding import Finding
 from app.outbox.delivery import heartbeats, worker_heartbeats
 from app.outbox.delivery.counters import TargetCounters, TargetStatus, audit, read_status
@@ -32,6 +33,7 @@ _MAX_WAIT = 600_000  # ms that a scheduled run may wait while no other run is ac
 _MAX_DELAY = 300_000  # ms that the oldest undelivered event of a running target may wait
 _GETS_EVENTS = "gets events"
 _EXPIRY_NOTICE = 7 * 86_400_000  # ms before its expiry that a token is about to expire, and after a use is in use
+_NEARLY_FULL = 0.8  # of the queue_limit
 _MAX_NAMED = 5  # workers in one finding
 _MAX_COUNTED = 1_000_000  # sequence numbers in which a target's pending events are counted for a request
 
@@ -226,21 +228,24 @@ def _check_targets(service: Service) -> Iterator[Finding]:
 def _check_target(service: Service, status: TargetStatus, named: Collection[TargetId]) -> Iterator[Finding]:
     stored = status.stored
     subject = str(stored.target)
+    settings = None
     try:
         if not stored.problem:
-            service.registry.settings(stored)
+            settings = service.registry.settings(stored)
             for sentence in warnings(stored.target.type, service.registry.texts(stored)):
                 yield Finding(subject, "note", sentence)
     except BadSettings as error:
         yield Finding(subject, "problem", str(error), ("target", "show", subject))
     else:
         yield from _check_state(status, is_named=stored.target in named)
-    yield from _check_losses(subject, status.counters)
+    if settings is not None:
+        yield from _check_queue_limit(subject, settings, status.counters)
+    yield from _check_losses(subject, status.counters, has_rows=getattr(settings, "format", "") == "namespace")
 
 
 def _check_state(status: TargetStatus, *, is_named: bool) -> Iterator[Finding]:
     stored, counters = status.stored, status.counters
-    subject, reason = str(stored.target), stored.state_reason
+    subject, reason = str(stored.target), stored.state_reason.removesuffix(".")
     show = ("target", "show", subject)
     match stored.state:
         case "broken":
@@ -266,13 +271,28 @@ def _check_state(status: TargetStatus, *, is_named: bool) -> Iterator[Finding]:
             yield Finding(subject, "ok", _GETS_EVENTS)
 
 
-def _check_losses(subject: str, counters: TargetCounters) -> Iterator[Finding]:
+def _check_queue_limit(subject: str, settings: TargetSettings, counters: TargetCounters) -> Iterator[Finding]:
+    limit = settings.effective_queue_limit
+    if limit is None or counters.queued < limit * _NEARLY_FULL:
+        return
+    is_full, rejects = counters.queued >= limit, settings.queue_full == "reject"
+    beyond = "requests with further ones are refused" if rejects else "further ones are discarded"
+    waiting = f"{_count(counters.queued, 'event')} of at most {limit:,} (queue_limit)"
+    when, grade = ("is full", "problem") if is_full else ("is nearly full", "warning")
+    text = (
+        f"its queue {when}, {waiting}; {'' if is_full else 'at the limit '}{beyond}: raise it, or speed up the target"
+    )
+    yield Finding(subject, grade, text, ("target", "show", subject))
+
+
+def _check_losses(subject: str, counters: TargetCounters, *, has_rows: bool) -> Iterator[Finding]:
     if counters.dead:
         text = f"{_count(counters.dead, 'dead letter')}, not retried any more; mend the cause, then replay them"
         yield Finding(subject, "warning", text, ("dead-letter", "ls", "--target", subject))
     if counters.discarded:
         number = _count(counters.discarded, "event")
-        text = f"{number} discarded, because its queue was full; no replay brings them back: reconcile a mirror"
+        repair = "reconcile it with its buckets" if has_rows else "a backfill sends events of the objects that exist"
+        text = f"{number} discarded so far, because its queue was full; no replay brings them back: {repair}"
         yield Finding(subject, "warning", text, ("target", "show", subject))
 
 
@@ -304,7 +324,7 @@ def _check_sources(service: Service) -> Iterator[Finding]:
     for stored in sources:
         subject, state, reason = f"source {stored.source}", stored.state(now), stored.state_reason(now)
         if state in ("failing", "waiting"):
-            yield Finding(subject, "problem", f"{state}: {reason}; its messages wait in the queue")
+            yield Finding(subject, "problem", f"{state}: {reason.removesuffix('.')}; its messages wait in the queue")
         elif state == "paused":
             yield Finding(subject, "note", f"paused: {reason}")
         elif state == "running":

@@ -9,8 +9,8 @@ import click
 
 from app.cli.errors import describe_exception
 from app.cli_common.context import ServiceContext, pass_context
-from app.cli_common.layout import hang
-from app.cli_common.output import count_noun, printable, terminal_width
+from app.cli_common.layout import hang, text_width
+from app.cli_common.output import count_noun, mending_command, printable, terminal_width
 from app.doctor.checks import CHECKS, Check, run_checks
 from app.doctor.finding import Finding
 
@@ -57,6 +57,8 @@ def doctor(context: ServiceContext, frontends: Sequence[str], frontend_token: st
             prefix = f"{finding.grade:>7}  {finding.subject:<12} "
             for line in hang(prefix, printable(finding.text), terminal_width()):
                 click.echo(line)
+            if finding.grade in ("problem", "warning") and (command := mending_command(finding.text, finding.command)):
+                click.echo(f"{'':>{text_width(prefix)}}{command}")
         counted = [count_noun(number, noun) for number, noun in ((bad, "problem"), (doubtful, "warning")) if number]
         click.echo(f"\n{', '.join(counted) or 'all is well'}")
     click.get_current_context().exit(1 if bad else 0)

@@ -8,7 +8,7 @@ import click
 from app.ages import format_seconds
 from app.cli.client import target_name
 from app.cli.context import CommandContext, with_api
-from app.cli_common.output import Columns, printable
+from app.cli_common.output import Columns, mending_command, printable
 from app.resources.service import Worker
 
 _COUNTERS = ("recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
@@ -31,6 +31,8 @@ def status(context: CommandContext, *, workers: bool) -> None:
         for finding in context.api.get("/v1/doctor")["findings"]:
             if finding["grade"] in ("problem", "warning"):
                 click.echo(f"{finding['grade']}: {finding['subject']}: {printable(finding['text'])}", err=True)
+                if command := mending_command(finding["text"], finding["command"]):
+                    click.echo(f"  {command}", err=True)
 
 
 def _counter(name: str) -> Callable[[Mapping[str, Any]], int]:

@@ -49,6 +49,7 @@ class TargetCounters:
     discarded: int
     oldest: int
     dead_lettered: int  # in total, including those replayed or deleted since
+    queued: int  # undelivered events that count against its queue_limit: none that a replay delivers again
 
     @property
     def pending(self) -> int:
@@ -146,6 +147,7 @@ def _counters(row: Any) -> TargetCounters:
         discarded=row.discarded,
         oldest=0,
         dead_lettered=int(row.dead_lettered),
+        queued=row.recorded - int(row.freed),
     )
 
 

@@ -18,7 +18,7 @@ from app.outbox import tables
 from app.outbox.delivery import heartbeats, worker_heartbeats
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.policies import HEARTBEATS
-from app.outbox.delivery.replays import Replays
+from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.delivery.worker_heartbeats import Worker
 from app.outbox.engine import migration
 from app.outbox.engine.database import Database, now_ms
@@ -32,6 +32,7 @@ from tests.integration.cli.conftest import Cli, deliver
 from tests.services import until
 from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget
+from workers.delivery.outcomes import DELIVERED
 
 
 @pytest.fixture
@@ -156,13 +157,52 @@ def test_dead_letters_and_discarded_events_are_said_and_nothing_is_well_with_the
         ("warning", "1 dead letter, not retried any more; mend the cause, then replay them"),
         (
             "warning",
-            "2 events discarded, because its queue was full; no replay brings them back: reconcile a mirror",
+            (
+                "2 events discarded so far, because its queue was full; no replay brings them back: "
+                "a backfill sends events of the objects that exist"
+            ),
         ),
     ]
     doctor = cli("doctor")
     assert (doctor.code, doctor.out.splitlines()[-1]) == (0, "2 warnings")
     shown = cli("status")
     assert f"warning: {target}: 1 dead letter" in shown.err
+    for listed in (doctor.out, shown.err):
+        assert f"$ bucketwire dead-letter ls --target {target}" in map(str.strip, listed.splitlines())
+
+
+@pytest.mark.usefixtures("working")
+def test_discarded_events_of_a_mirror_are_brought_back_by_its_reconciliation(cli: Cli, database: Database) -> None:
+    mirror = add_target(database, "rows", type_name="redis", values={"address": "127.0.0.1:9", "key": "rows"})
+    with database.writing() as connection:
+        connection.execute(tables.targets.update().values(discarded=1))
+    assert grades_of(cli, mirror)[-1][1].endswith(": reconcile it with its buckets")
+
+
+@pytest.mark.usefixtures("working")
+@pytest.mark.parametrize(
+    ("full", "consequence"),
+    [("discard", "further ones are discarded"), ("reject", "requests with further ones are refused")],
+)
+def test_a_queue_that_fills_is_said_before_it_discards(
+    cli: Cli, database: Database, full: str, consequence: str
+) -> None:
+    target = add_target(database, "slow", queue_limit=5, queue_full=full)
+
+    def said() -> list[tuple[str, str]]:
+        return [(grade, text) for grade, text in grades_of(cli, target) if "queue" in text]
+
+    Log(database).append([[event(key)] for key in "abc"])
+    assert said() == []
+    Log(database).append([[event("d")]])
+    nearly = f"its queue is nearly full, 4 events of at most 5 (queue_limit); at the limit {consequence}"
+    assert said() == [("warning", f"{nearly}: raise it, or speed up the target")]
+    Log(database).append([[event("e")]])
+    [(grade, text)] = said()
+    assert (grade, text.split("; ")[0]) == ("problem", "its queue is full, 5 events of at most 5 (queue_limit)")
+    Courier(database, target, ScriptedTarget(lambda _: DELIVERED)).run()
+    Replays(database).begin(target, Selection())
+    assert said() == [], "what a replay delivers again has no place in the queue"
 
 
 @pytest.mark.usefixtures("working")
