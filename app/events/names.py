@@ -104,6 +104,9 @@ SERVICE: frozenset[str] = frozenset(
         "BacklogNormal",
         "DriftFound",
         "DrainResumed",
+        "SourceUnavailable",
+        "SourceAvailable",
+        "MessagesLost",
     )
 )
 

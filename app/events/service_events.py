@@ -13,13 +13,15 @@ DEAD = "bucketwire:EventsDead"
 BACKLOG_HIGH, BACKLOG_NORMAL = "bucketwire:BacklogHigh", "bucketwire:BacklogNormal"
 DRIFT = "bucketwire:DriftFound"
 RESUMED = "bucketwire:DrainResumed"
+SOURCE_UNAVAILABLE, SOURCE_AVAILABLE = "bucketwire:SourceUnavailable", "bucketwire:SourceAvailable"
+MESSAGES_LOST = "bucketwire:MessagesLost"
 
 
 def make_service_event(name: str, subject: str, now_ms: int, facts: Mapping[str, str]) -> Event:
-    """Make an event about a target (`type:name`), or about a part of the service.
+    """Make an event about a target (`type:name`), a source (`source:type:name`), or a part of the service.
 
-    The subject is the key, so that the events about one target keep their order. The `facts` are among the record's
-    `responseElements`, each with `x-bucketwire-` before its name.
+    The subject is the key, so that the events about one target or source keep their order. The `facts` are among the
+    record's `responseElements`, each with `x-bucketwire-` before its name.
     """
     record = {
         "eventVersion": "2.0",

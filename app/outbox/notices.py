@@ -1,4 +1,4 @@
-"""Decide and record events about the service itself: a target became unavailable, events died, drift was found, ….
+"""Decide and record events about the service itself: a target or source became unavailable, events died, ….
 
 The task that samples the counters calls `NoticeRecorder.record` every 10 s. What was noticed last is in the table
 `notices`. An event and its row are written in one transaction under the lock of the log's head, and only if the row is
@@ -6,7 +6,7 @@ still as it was read. So of several processes that notice the same, and of one t
 it.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
@@ -24,10 +24,12 @@ from app.outbox.log.append import Log
 from app.outbox.log.batch import Receipt
 from app.outbox.policies import NOTICES
 from app.outbox.reconcile import runs
+from app.outbox.sources.stored import read_sources
 from app.resources.drift import DRIFT_KINDS
 
 AVAILABILITY, FAILING, BACKLOG, DEAD, DRIFT, DRAIN = "availability", "failing", "backlog", "dead", "drift", "drain"
-SERVICE = 0  # instead of a target's row id
+SOURCE, LOST = "source", "lost"
+SERVICE = 0  # instead of a target's row id; a source has its `notice_key`
 _WITH_DRIFT = tables.reconciliations.c.state.in_((runs.DRIFT, runs.REPAIRED))
 
 
@@ -71,9 +73,10 @@ _LEVELS = {
     AVAILABILITY: (names.UNAVAILABLE, names.AVAILABLE),
     FAILING: (names.FAILING, names.RECOVERED),
     BACKLOG: (names.BACKLOG_HIGH, names.BACKLOG_NORMAL),
+    SOURCE: (names.SOURCE_UNAVAILABLE, names.SOURCE_AVAILABLE),
 }
 _COUNTS = {DEAD: "count", DRIFT: "runs"}  # the facts that say how much a total has grown
-_TOTALS = {DEAD: names.DEAD, DRIFT: names.DRIFT, DRAIN: names.RESUMED}
+_TOTALS = {DEAD: names.DEAD, DRIFT: names.DRIFT, DRAIN: names.RESUMED, LOST: names.MESSAGES_LOST}
 
 
 def decide(
@@ -168,11 +171,24 @@ def _observe(connection: sa.Connection, now: int, most: int) -> list[Observation
             found.append(Observation(BACKLOG, row.id, subject, int(is_high), {"backlog": str(sample.backlog)}))
     ids = {(row.type, row.name): row.id for row in targets}
     found += _drift(connection, ids)
+    found += _sources(connection, now)
     oldest = min(samples, default=None)
     pause = 0 if oldest is None else series.pause_before(connection, samples[oldest])
     if oldest is not None and pause > HEARTBEATS.drain_silence_ms:
         found.append(Observation(DRAIN, SERVICE, "drain", samples[oldest].at, {"seconds": str(pause // 1000)}))
     return found
+
+
+def _sources(connection: sa.Connection, now: int) -> Iterator[Observation]:
+    """Yield whether each source is pulled from, and when messages of its queue were lost last."""
+    for stored in read_sources(connection):
+        if not stored.enabled:
+            continue
+        subject, key = f"source:{stored.source}", stored.notice_key
+        is_silent = now - max(stored.pulled_at, stored.created_at) > NOTICES.unpulled_ms
+        is_down = stored.paused or (is_silent and stored.state(now) in ("failing", "waiting"))
+        yield Observation(SOURCE, key, subject, int(is_down), {"reason": stored.state_reason(now)} if is_down else {})
+        yield Observation(LOST, key, subject, stored.notice_at, {"notice": stored.notice})
 
 
 def _drift(connection: sa.Connection, ids: Mapping[tuple[str, str], int]) -> list[Observation]:
@@ -231,7 +247,9 @@ def _runs_with_drift(connection: sa.Connection, notice: Notice) -> int:
 def _event(notice: Notice, now: int) -> Event:
     one = notice.observation
     facts = dict(one.facts)
-    if one.kind != DRAIN:
+    if one.kind in (SOURCE, LOST):
+        facts["source"] = one.subject.removeprefix("source:")
+    elif one.kind != DRAIN:
         facts["target"] = one.subject
     if one.kind in _COUNTS:
         facts[_COUNTS[one.kind]] = str(notice.count)

@@ -91,6 +91,7 @@ class NoticePolicy(NamedTuple):
     """Limits of the events about the service."""
 
     batch_events: int = 100  # in one transaction: it locks the head of the log, so that intake waits
+    unpulled_ms: int = 30_000  # after which a source that fails or waits counts as unavailable, and not as restarted
     max_own_letters: int = 1000  # far more events about the service than can die between two reports
 
 

@@ -40,6 +40,8 @@ COVER: Mapping[str, tuple[str, ...]] = {
     ),
     "test_notices": (
         "test_a_removed_target_leaves_nothing_to_be_mistaken_for_its_successors",
+        "test_a_source_that_is_paused_or_has_lost_messages_is_reported_and_forgotten_when_it_is_removed",
+        "test_a_source_that_nobody_pulls_and_its_end_are_reported",
         "test_drift_is_reported_with_its_counts_whichever_run_ends_last",
         "test_its_bucket_is_none_of_the_buckets",
         "test_two_that_notice_the_same_record_it_once",

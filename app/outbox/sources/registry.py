@@ -141,6 +141,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
                 raise SourceInUse(f"{source} has {messages}; --force (`force=true`) removes it with them")
             for table in (tables.source_positions, tables.rejected_messages):
                 connection.execute(table.delete().where(table.c.source_id == stored.row_id))
+            connection.execute(tables.notices.delete().where(tables.notices.c.target_id == stored.notice_key))
             audit.record(connection, "source.remove", _resource(source), {"rejected": rejected})
         return rejected
 

@@ -49,6 +49,11 @@ class StoredSource(EnvironmentRow):
         """Type and name."""
         return self.source
 
+    @property
+    def notice_key(self) -> int:
+        """What its rows in the table of notices have in place of a target's row id, which may be equal to its own."""
+        return -self.row_id
+
     def state(self, now: int) -> str:
         """Return `disabled`, `paused`, `failing`, `running`, or `waiting`: no worker pulls it."""
         if not self.enabled:

@@ -22,8 +22,10 @@ from app.outbox.log.append import Log
 from app.outbox.notices import NoticeRecorder
 from app.outbox.reconcile import runs as reconcile_runs
 from app.outbox.reconcile.runs import Reconciliations
+from app.outbox.sources.leases import SourceLeases
 from app.rules.model import BadRules, Rule
 from tests.support.builders import add_target, event, registry
+from tests.support.pulled_events import Sources
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from tests.support.tuning import tune
 from workers.delivery.outcomes import DELIVERED, Rejected
@@ -245,6 +247,54 @@ def test_a_removed_target_leaves_nothing_to_be_mistaken_for_its_successors(watch
         rows = connection.execute(sa.select(tables.notices.c.target_id)).scalars().all()
     assert [row for row in rows if row] == []
     watch.look()
+
+
+def test_a_source_that_nobody_pulls_and_its_end_are_reported(watch: Watch, database: Database) -> None:
+    sources = Sources(database)
+    source = sources.put("kafka", {"brokers": "b", "topic": "t"}, "minio")
+    with database.writing() as connection:
+        connection.execute(tables.sources.update().values(created_at=watch.now))
+    assert watch.look() == 0, "it is new"
+    assert (watch.look(60_000), watch.look()) == (1, 0)
+    leases = SourceLeases(database, 60_000)
+    lease = leases.claim(sources.stored(source), watch.now)
+    assert lease is not None
+    leases.report(lease, watch.now, 0)
+    assert (watch.look(), watch.look()) == (1, 0)
+    key = "source%3Akafka%3Aminio"
+    assert watch.told() == [(service_events.SOURCE_UNAVAILABLE, key), (service_events.SOURCE_AVAILABLE, key)]
+    facts = watch.recorded()[0]["responseElements"]
+    assert facts["x-bucketwire-source"] == "kafka:minio"
+    assert "no worker pulls it" in facts["x-bucketwire-reason"]
+    assert "x-bucketwire-target" not in facts
+
+
+def test_a_source_that_is_paused_or_has_lost_messages_is_reported_and_forgotten_when_it_is_removed(
+    watch: Watch, database: Database
+) -> None:
+    target, sources = add_target(database, "audit"), Sources(database)
+    source = sources.put("kafka", {"brokers": "b", "topic": "t"}, "minio")
+    stored = sources.stored(source)
+    leases = SourceLeases(database, 10**9)
+    lease = leases.claim(stored, watch.now)
+    assert lease is not None
+    watch.look()
+    leases.begin(lease, watch.now, {"0": "7"}, "2 messages were removed")
+    leases.pause(lease, "full")
+    assert (watch.look(), watch.look()) == (2, 0)
+    facts = {record["eventName"]: record["responseElements"] for record in watch.recorded()}
+    assert facts == {
+        service_events.SOURCE_UNAVAILABLE: {"x-bucketwire-reason": "full", "x-bucketwire-source": "kafka:minio"},
+        service_events.MESSAGES_LOST: {
+            "x-bucketwire-notice": "2 messages were removed", "x-bucketwire-source": "kafka:minio",
+        },
+    }  # fmt: skip
+    registry(database).remove(target, force=True)
+    assert watch.look() == 0, "a target of the same number is another one"
+    sources.registry.remove(source)
+    n = tables.notices.c
+    with database.reading() as connection:
+        assert connection.execute(sa.select(n.kind).where(n.target_id < 0)).all() == []
 
 
 def test_a_full_queue_and_a_disabled_target_are_no_obstacle(watch: Watch, database: Database) -> None:
