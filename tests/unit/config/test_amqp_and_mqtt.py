@@ -1,23 +1,17 @@
 import json
-from collections.abc import Mapping
 
 import pytest
 
 from app.config.arn import TargetId
 from app.config.errors import BadValue
 from app.config.fields.addresses import HostPort
-from app.config.target_settings import BadSettings, from_config_json, from_environ, load, parse_line, redacted
+from app.config.target_settings import from_config_json, from_environ, load, parse_line, redacted
 from app.config.targets.amqp import AmqpAddress, AmqpSettings, amqp_address
 from app.config.targets.mqtt import MqttAddress, MqttSettings, mqtt_address
+from tests.support.refused_settings import problems
 
 AMQP = {"url": "amqp://h", "exchange": "minio", "exchange_type": "fanout"}
 MQTT = {"broker": "tcp://h", "topic": "minio/events"}
-
-
-def problems(cls: type[AmqpSettings] | type[MqttSettings], values: Mapping[str, object]) -> dict[str, str]:
-    with pytest.raises(BadSettings) as caught:
-        load(cls, values, {})
-    return {problem.key: str(problem) for problem in caught.value.problems}
 
 
 def place(address: HostPort, **changes: object) -> AmqpAddress:

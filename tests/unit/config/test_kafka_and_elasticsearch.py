@@ -5,24 +5,18 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
-from collections.abc import Mapping
 
 import pytest
 
 from app.config.fields.addresses import HostPort
-from app.config.target_settings import BadSettings, from_config_json, from_environ, load, parse_line, redacted
+from app.config.target_settings import from_config_json, from_environ, load, parse_line, redacted
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.config.targets.kafka import KafkaSettings
+from tests.support.refused_settings import problems
 
 KAFKA = {"brokers": "kafka", "topic": "events"}
 ELASTICSEARCH = {"url": "http://es:9200", "index": "events"}
 LOGIN = {"sasl": "on", "sasl_username": "me", "sasl_password": "hunter2"}
-
-
-def problems(type_name: str, values: Mapping[str, object]) -> dict[str, str]:
-    with pytest.raises(BadSettings) as caught:
-        load(type_name, values, {})
-    return {problem.key: str(problem) for problem in caught.value.problems}
 
 
 def test_the_defaults_of_kafka_are_minios_or_safer() -> None:

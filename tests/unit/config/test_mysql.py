@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 
 import pytest
@@ -11,17 +10,12 @@ from hypothesis import strategies as st
 
 from app.config.arn import TargetId
 from app.config.errors import BadValue
-from app.config.target_settings import BadSettings, from_config_json, from_environ, load, parse_line, redacted
+from app.config.target_settings import from_config_json, from_environ, load, parse_line, redacted
 from app.config.targets.mysql import MysqlSettings
 from app.config.targets.mysql_dsn import Dsn, parse_dsn
+from tests.support.refused_settings import problems
 
 MYSQL = {"dsn_string": "me:hunter2@tcp(db:3306)/events", "table": "bucketevents"}
-
-
-def problems(values: Mapping[str, object]) -> dict[str, str]:
-    with pytest.raises(BadSettings) as caught:
-        load("mysql", values, {})
-    return {problem.key: str(problem) for problem in caught.value.problems}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +112,7 @@ def test_a_dsn_is_read_as_gos_driver_reads_it(text: str, dsn: Dsn) -> None:
     ],
 )
 def test_a_dsn_that_cannot_be_is_refused_with_the_way_out(text: str, why: str) -> None:
-    assert why in problems(MYSQL | {"dsn_string": text})["dsn_string"]
+    assert why in problems("mysql", MYSQL | {"dsn_string": text})["dsn_string"]
 
 
 @given(st.text(max_size=40) | st.from_regex(r"[a-z:@/()?=&%\[\]]{0,30}", fullmatch=True))
@@ -166,7 +160,7 @@ def test_the_old_keys_stand_in_for_the_dsn() -> None:
     ],
 )
 def test_what_does_not_go_together_is_refused(values: dict[str, str], key: str, why: str) -> None:
-    found = problems(MYSQL | values)
+    found = problems("mysql", MYSQL | values)
     assert set(found) == {key}
     assert why in found[key]
 
@@ -196,7 +190,7 @@ def test_a_table_is_called_what_mysql_would_call_it(text: str, names: tuple[str,
     if names:
         assert load(MysqlSettings, MYSQL | {"table": text}).table_name == names
     else:
-        assert set(problems(MYSQL | {"table": text})) == {"table"}
+        assert set(problems("mysql", MYSQL | {"table": text})) == {"table"}
 
 
 def test_no_password_is_printed() -> None:

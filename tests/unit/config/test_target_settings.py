@@ -1,5 +1,4 @@
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.redis import RedisSettings
 from app.config.targets.registry import TYPES
 from app.config.targets.webhook import WebhookSettings
+from tests.support.refused_settings import problems
 
 REDIS = {"address": "redis:6379", "key": "events"}
 POSTGRES = {"connection_string": "host=db user=me", "table": "events"}
@@ -31,12 +31,6 @@ MINIMAL = {type_name: dict(cls.example) for type_name, cls in TYPES.items()}
 MINIMAL["kafka"] |= {"sasl": "on", "sasl_username": "me", "sasl_password": "it"}
 MINIMAL["mqtt"] |= {"username": "me"}
 SIGNING = "whsec_" + "c2VjcmV0" * 4
-
-
-def problems(type_name: str, values: Mapping[str, object], environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    with pytest.raises(BadSettings) as caught:
-        load(type_name, values, environ or {})
-    return {problem.key: str(problem) for problem in caught.value.problems}
 
 
 def test_the_defaults_are_those_of_the_reference_and_ours() -> None:
