@@ -290,8 +290,8 @@ class TargetQueues(bootsteps.StartStopStep):
         """Add those of the queues that are not consumed and that the broker does not refuse; return whether any."""
         added = [queue_of(served[name]) for name in served.keys() - self._consuming(consumer)]
         usable = self._declarations.usable(consumer.connection, added)
-        for each in usable:
-            consumer.task_consumer.add_queue(each)
+        for queue in usable:
+            consumer.task_consumer.add_queue(queue)
         return bool(usable)
 
     def _served(self) -> dict[str, TargetId] | None:

@@ -145,8 +145,8 @@ class Deliverer:
 
     def _is_unchanged(self, stored: StoredTarget, target: PooledTarget) -> bool:
         try:
-            found = self._held.registry.target(stored.target)
-            same = (found.row_id, found.revision, found.state) == (stored.row_id, stored.revision, stored.state)
+            current = self._held.registry.target(stored.target)
+            same = (current.row_id, current.revision, current.state) == (stored.row_id, stored.revision, stored.state)
             return same and self._held.pool.target(stored) is target
         except (UnknownTarget, BadSettings):
             return False

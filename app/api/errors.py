@@ -138,12 +138,12 @@ def _(error: BadEvents) -> ApiProblem:
 def _(error: BadSettings) -> ApiProblem:
     wrong = [
         {
-            "field": each.key[:_MAX_MEMBER_CHARACTERS],
-            "value": each.value[:_MAX_MEMBER_CHARACTERS],
-            "problem": each.problem,
-            "hint": each.hint,
+            "field": problem.key[:_MAX_MEMBER_CHARACTERS],
+            "value": problem.value[:_MAX_MEMBER_CHARACTERS],
+            "problem": problem.problem,
+            "hint": problem.hint,
         }
-        for each in error.problems[:_MAX_PROBLEMS]
+        for problem in error.problems[:_MAX_PROBLEMS]
     ]
     kind = "bad-rule" if isinstance(error, BadRules) else "bad-settings"
     return ApiProblem(kind, str(error)[:_MAX_DETAIL_CHARACTERS], {"errors": wrong})

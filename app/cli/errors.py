@@ -16,7 +16,7 @@ def describe_exception(error: Exception) -> str:
 
 def _describe_refusal(refused: Refused) -> str:
     if errors := refused.body.get("errors"):
-        problems = [Problem(each["field"], each["value"], each["problem"], each["hint"]) for each in errors]
+        problems = [Problem(error["field"], error["value"], error["problem"], error["hint"]) for error in errors]
         return describe_errors.describe_settings_error(BadSettings(problems))
     hint = "; set a valid token with BUCKETWIRE_TOKEN or --token" if refused.status in (401, 403) else ""
     return f"{refused}{hint}"

@@ -111,12 +111,12 @@ def _with_trace(events: Iterable[Event], trace: str) -> list[Event]:
 
 def _trace(headers: Mapping[str, str]) -> str:
     """Return the trace context of a request: that of the CloudEvent in it (binary mode), else its own."""
-    found = {lowered: value for name, value in headers.items() if (lowered := name.lower()) in _TRACE}
-    if not found:
+    texts = {lowered: value for name, value in headers.items() if (lowered := name.lower()) in _TRACE}
+    if not texts:
         return ""
     # Values of CloudEvents' headers are percent-encoded (HTTP binding, §3.1.3.2); a trace context's own are not.
-    of_event = trace_of(unquote(found.get("ce-traceparent", "")), unquote(found.get("ce-tracestate", "")))
-    return of_event or trace_of(found.get("traceparent"), found.get("tracestate"))
+    of_event = trace_of(unquote(texts.get("ce-traceparent", "")), unquote(texts.get("ce-tracestate", "")))
+    return of_event or trace_of(texts.get("traceparent"), texts.get("tracestate"))
 
 
 def _take(item: Item, parsed: Parsed, now_ms: int, nesting: int, origins: Texts) -> None:

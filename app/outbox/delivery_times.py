@@ -23,10 +23,10 @@ _BOUNDS = sorted({ceil(2 ** (step / 4)) for step in range(4 * 32 + 1)})  # ms, u
 
 def histogram(received: Iterable[int], now: int) -> Histogram:
     """Return the times of events that were recorded at `received` and settled at `now` (ms)."""
-    found: Histogram = Counter()
+    deliveries: Histogram = Counter()
     for at, events in Counter(received).items():
-        found[_bound(now - at)] += events
-    return found
+        deliveries[_bound(now - at)] += events
+    return deliveries
 
 
 def percentile(times: Histogram, share: float) -> int | None:
@@ -47,15 +47,15 @@ def encode(times: Histogram) -> str:
 def decode(*texts: str) -> Histogram:
     """Return the sum of the histograms that `encode` wrote; thousands are added in half the time at once."""
     numbers = list(map(int, " ".join(texts).replace(":", " ").split()))
-    found: dict[int, int] = {}
+    deliveries: dict[int, int] = {}
     for bound, events in zip(numbers[::2], numbers[1::2], strict=True):
-        found[bound] = found.get(bound, 0) + events
-    return Counter(found)
+        deliveries[bound] = deliveries.get(bound, 0) + events
+    return Counter(deliveries)
 
 
 def report(connection: sa.Connection, times: Mapping[int, Histogram]) -> None:
     """Add a worker's histograms, by target."""
-    rows = [{"target_id": target_id, "times": encode(found)} for target_id, found in sorted(times.items()) if found]
+    rows = [{"target_id": target_id, "times": encode(of_one)} for target_id, of_one in sorted(times.items()) if of_one]
     if rows:
         connection.execute(tables.delivery_times.insert(), rows)
 

@@ -81,18 +81,18 @@ class _Search:
         oldest = self._first_at(selection.since - SEARCH.clock_margin_ms) if selection.since > 0 else 1
         if self._which.state == PENDING:
             oldest = max(oldest, self._first_unsettled())
-        found: list[RecordedEvent] = []
+        events: list[RecordedEvent] = []
         step = self._candidates if self._which.state in (PARKED, DEAD) else self._window
         while newest >= oldest:
             if self._read >= SEARCH.max_seqs or (self._read >= SEARCH.min_seqs and time.monotonic() > self._until):
-                return SearchPage(found, newest + 1, self._time_at(newest + 1))
+                return SearchPage(events, newest + 1, self._time_at(newest + 1))
             rows, newest = step(newest, oldest)
             for event in self._in_state(rows):
-                found.append(event)
+                events.append(event)
                 self._missing -= 1
                 if not self._missing:
-                    return SearchPage(found, event.seq, event.received_at)
-        return SearchPage(found, None, self._time_at(oldest))
+                    return SearchPage(events, event.seq, event.received_at)
+        return SearchPage(events, None, self._time_at(oldest))
 
     def _window(self, newest: int, oldest: int) -> tuple[Sequence[Any], int]:
         """Return matching events up to a seq, newest first, and the seq up to which to continue."""

@@ -181,11 +181,11 @@ def incoming_rates(connection: sa.Connection, ids: Collection[int], now: int) ->
     for row in connection.execute(query.order_by(s.at)):
         samples[row.target_id].append((row.at, row.recorded))
     rates = {}
-    for each, totals in samples.items():
+    for counter_id, totals in samples.items():
         newest, total = totals[-1]
         before, earlier = next((at, total) for at, total in totals if at >= newest - _RATE_MS)
         if newest > before:
-            rates[each] = max(0, total - earlier) / (newest - before) * 1000
+            rates[counter_id] = max(0, total - earlier) / (newest - before) * 1000
     return rates
 
 
@@ -232,7 +232,7 @@ def _incoming(connection: sa.Connection, at: int) -> list[Sample]:
     s, posted = tables.sources.c, log_head.read_posted(connection)
     totals = [(REQUESTS, posted)] if posted else []
     totals += [(of_source(row.id), row.recorded) for row in connection.execute(sa.select(s.id, s.recorded))]
-    return [Sample(each, at, recorded=total) for each, total in totals]
+    return [Sample(counter_id, at, recorded=total) for counter_id, total in totals]
 
 
 def _at(connection: sa.Connection, resolution: Resolution, at: int) -> Sequence[Any]:

@@ -39,8 +39,8 @@ class Sessions:
         row = {"id": _digest(number), "subject": subject, "ends_at": now + lifetime * 1000}
         with self._database.writing() as connection:
             # By their ids and in order: a range would lock its gaps on MySQL, and two sign-ins wait for each other.
-            for each in sorted(ended):
-                connection.execute(tables.console_sessions.delete().where(_sessions.id == each))
+            for session_id in sorted(ended):
+                connection.execute(tables.console_sessions.delete().where(_sessions.id == session_id))
             connection.execute(tables.console_sessions.insert().values(**row))
 
     def is_active(self, number: str) -> bool:
@@ -61,8 +61,8 @@ class Sessions:
 def end_all(connection: sa.Connection, subject: str) -> None:
     """End every session of a subject, in the caller's transaction."""
     ids = connection.execute(sa.select(_sessions.id).where(_sessions.subject == subject)).scalars().all()
-    for each in sorted(ids):
-        connection.execute(tables.console_sessions.delete().where(_sessions.id == each))
+    for session_id in sorted(ids):
+        connection.execute(tables.console_sessions.delete().where(_sessions.id == session_id))
 
 
 def _digest(number: str) -> str:

@@ -140,12 +140,12 @@ def _pairs(thing: dict[str, Any]) -> Iterator[Pair]:
         yield _TAGS, name, value
 
 
-def _entries(found: object) -> Iterator[tuple[str, str]]:
+def _entries(value_of: object) -> Iterator[tuple[str, str]]:
     """Yield the names and values of an object, or of Ceph's array `[{"key": …, "val": …}]`; nothing of other forms."""
-    if isinstance(found, dict):
-        pairs = list(found.items())
-    elif isinstance(found, list):
-        pairs = [(entry.get("key"), entry.get("val")) for entry in found if isinstance(entry, dict)]
+    if isinstance(value_of, dict):
+        pairs = list(value_of.items())
+    elif isinstance(value_of, list):
+        pairs = [(entry.get("key"), entry.get("val")) for entry in value_of if isinstance(entry, dict)]
     else:
         return
     yield from ((name, value) for name, value in pairs if isinstance(name, str) and isinstance(value, str))

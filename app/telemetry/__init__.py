@@ -56,15 +56,15 @@ def start(role: str) -> None:
     the process in the resource: api, worker or beat. It never fails: the service runs without telemetry too.
     """
     global _running, _tracing
-    found = signals(os.environ)
-    for problem in found.problems:
+    wanted = signals(os.environ)
+    for problem in wanted.problems:
         _warn_once(problem)
-    if not found.any or (_running is not None and _running[0] == os.getpid()):
+    if not wanted.any or (_running is not None and _running[0] == os.getpid()):
         return
     if _running is not None:
         _running[1].forget()
     _running, _tracing = None, None
-    started = _started(role, found)
+    started = _started(role, wanted)
     if started is not None:
         _running, _tracing = (os.getpid(), started), started.tracing
         atexit.register(stop)
@@ -109,9 +109,9 @@ def _load() -> "type[Exports]":
     return Exports
 
 
-def _started(role: str, found: Signals) -> "Exports | None":
+def _started(role: str, wanted: Signals) -> "Exports | None":
     try:
-        return _load()(role, found)
+        return _load()(role, wanted)
     except ImportError as error:
         _warn_once(f"the variables OTEL_… have no effect: {error.name} is not installed: {install_command('otel')}")
     except Exception as error:  # noqa: BLE001 - such as a variable that the SDK refuses

@@ -14,14 +14,14 @@ def places(template: Place, batch: Batch) -> list[str]:
     """Return the place of each event of a batch; reject those that have none, which is `NOWHERE`."""
     if template.fixed is not None:
         return [template.fixed] * len(batch.events)
-    found = []
+    chosen = []
     for index, event in enumerate(batch.events):
         try:
-            found.append(template.of(event))
+            chosen.append(template.of(event))
         except BadValue as error:
             batch.settle(index, Rejected(error.problem))
-            found.append(NOWHERE)
-    return found
+            chosen.append(NOWHERE)
+    return chosen
 
 
 def grouped(indexes: Iterable[int], places: Sequence[str]) -> dict[str, list[int]]:

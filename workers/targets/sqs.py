@@ -117,11 +117,11 @@ class SqsTarget:
     def _outcomes(self, answer: Any) -> dict[str, Outcome]:
         """Return the outcomes of the messages that an answer names."""
         try:
-            outcomes: dict[str, Outcome] = {each["Id"]: DELIVERED for each in answer.get("Successful") or ()}
-            for each in answer.get("Failed") or ():
-                code, words = str(each.get("Code", "")), str(each.get("Message") or "")
+            outcomes: dict[str, Outcome] = {entry["Id"]: DELIVERED for entry in answer.get("Successful") or ()}
+            for entry in answer.get("Failed") or ():
+                code, words = str(entry.get("Code", "")), str(entry.get("Message") or "")
                 reason = f"{self._where}: {code}: {words}"[:MAX_SHOWN_CHARACTERS]
-                outcomes[each["Id"]] = _outcome(code, reason, sender=bool(each.get("SenderFault")))
+                outcomes[entry["Id"]] = _outcome(code, reason, sender=bool(entry.get("SenderFault")))
         except (AttributeError, KeyError, TypeError):
             return {}
         return outcomes

@@ -156,9 +156,9 @@ def _credentials(settings: SqsSettings | SqsSourceSettings) -> Any:
     resolver = session.get_component("credential_provider")
     for name in _ROLES:
         try:
-            found = resolver.get_provider(name).load()
+            credentials = resolver.get_provider(name).load()
         except _ROLE_ERRORS as error:
             raise TargetUnavailable(f"instance_role: {error}") from error
-        if found is not None:
-            return found
+        if credentials is not None:
+            return credentials
     raise TargetUnavailable("instance_role: this machine has no role, nor has its container or pod")

@@ -39,16 +39,16 @@ def show(query: SeriesQuery) -> AllSeries:
     ids = [stored.row_id for stored in targets]
     database, resolution, most = services().database, RESOLUTIONS[query.step], _MAX_SAMPLES + 1
     if query.width > query.step:
-        found = read_merged(
+        stored_samples = read_merged(
             database, ids[0], resolution, width=query.width, since=since, before=query.before, limit=most
         )
     else:
-        found = read_series(database, ids, resolution, since=since, before=query.before, limit=most)
-    if len(found) > _MAX_SAMPLES:
+        stored_samples = read_series(database, ids, resolution, since=since, before=query.before, limit=most)
+    if len(stored_samples) > _MAX_SAMPLES:
         hint = "give a shorter time, one target, or step=300"
         raise BadMember("since", f"selects more than {_MAX_SAMPLES} samples", hint)
     samples: dict[int, list[Sample]] = {row_id: [] for row_id in ids}
-    for sample in found:
+    for sample in stored_samples:
         samples[sample.target_id].append(_sample(sample))
     region = services().settings.region
     shown = [Series(target=stored.target.arn(region), samples=samples[stored.row_id]) for stored in targets]

@@ -68,16 +68,16 @@ def show(context: CommandContext, event_id: str) -> None:
 
     Where it failed, it shows what was sent and answered last.
     """
-    found = context.api.get(event_path(event_id))
+    event = context.api.get(event_path(event_id))
     if context.as_json:
-        context.json(found)
+        context.json(event)
         return
-    facts = {name: value for name, value in found.items() if name not in ("delivery_states", "origin", "record")}
-    context.facts(facts | {"came by": describe_origin(found["origin"]) if "origin" in found else "unknown"})
-    for state in found["delivery_states"]:
+    facts = {name: value for name, value in event.items() if name not in ("delivery_states", "origin", "record")}
+    context.facts(facts | {"came by": describe_origin(event["origin"]) if "origin" in event else "unknown"})
+    for state in event["delivery_states"]:
         click.echo(f"\n{printable(_format_state(state))}")
         print_exchange(state["exchange"])
-    click.echo(f"\n{orjson.dumps(found['record'], option=orjson.OPT_INDENT_2).decode()}")
+    click.echo(f"\n{orjson.dumps(event['record'], option=orjson.OPT_INDENT_2).decode()}")
 
 
 def _read_history(api: Client, bucket: str, key: str, limit: int) -> list[dict[str, Any]]:

@@ -71,8 +71,8 @@ def cancel(context: CommandContext, run: str) -> None:
 @with_api
 def findings(context: CommandContext, run: str, kind: str | None, limit: int) -> None:
     """Show the differences that RUN found: the first 10,000, all of them are in its report."""
-    found = context.api.pages(f"{_run_path(run)}/findings", "findings", limit=limit, kind=kind)
-    context.rows(found, Finding.columns, "no difference is stored")
+    differences = context.api.pages(f"{_run_path(run)}/findings", "findings", limit=limit, kind=kind)
+    context.rows(differences, Finding.columns, "no difference is stored")
 
 
 reconcile.add_command(run)

@@ -87,11 +87,11 @@ def _test_settings(context: CommandContext, which: TargetId, pairs: dict[str, st
     stored = {names.get(name, name): text for name, text in stored.items()}
     changed = {names.get(name, name): text for name, text in pairs.items()}
     settings = {name: text for name, text in (stored | changed).items() if text}
-    found = context.api.change("POST", f"{target_path(which)}/test-settings", settings)
-    for step in found["steps"]:
+    tested = context.api.change("POST", f"{target_path(which)}/test-settings", settings)
+    for step in tested["steps"]:
         line = step_line(step["step"], printable(step["message"]), ok=step["ok"], seconds=step["seconds"])
         click.echo(line, err=context.as_json)
-    if not found["ok"]:
+    if not tested["ok"]:
         raise CommandError(f"{which} did not accept the test event; nothing was changed")
 
 

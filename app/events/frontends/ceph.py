@@ -69,11 +69,11 @@ def _event_id_time(event_id: object) -> int | None:
     return int(parts[1]) * _SECOND + int(parts[2].ljust(9, "0")) if parts else None
 
 
-def _pairs(found: object) -> dict[str, str]:
+def _pairs(entries: object) -> dict[str, str]:
     """Return `[{"key": …, "val": …}]` as a map, without entries of another shape (the original record keeps them)."""
-    if not isinstance(found, list):
+    if not isinstance(entries, list):
         return {}
-    pairs = [(each.get("key"), each.get("val")) for each in found if isinstance(each, dict)]
+    pairs = [(entry.get("key"), entry.get("val")) for entry in entries if isinstance(entry, dict)]
     return {name: value for name, value in pairs if isinstance(name, str) and isinstance(value, str)}
 
 

@@ -60,8 +60,8 @@ def _in_minios_form(context: Context) -> Context:
 def _values(value: Any, context: Context, location: Location, levels_left: int) -> Iterator[Item]:
     if isinstance(value, list):
         context.allowance.check_records(len(value))
-        for index, each in enumerate(value):
-            yield from _element(each, context, (location, index), levels_left)
+        for index, element in enumerate(value):
+            yield from _element(element, context, (location, index), levels_left)
     elif not isinstance(value, dict):
         yield _refused(BadRecord("it", f"is {excerpt(value)}; it must be {_SHAPES}"), location)
     elif "Records" in value:
@@ -95,12 +95,12 @@ def _element(value: Any, context: Context, location: Location, levels_left: int)
         yield from _values(value, context, location, levels_left)
 
 
-def _records(found: Any, context: Context, location: Location, levels_left: int) -> Iterator[Item]:
-    if not isinstance(found, list):
-        yield _refused(BadRecord("it", f"is {excerpt(found)}; it must be an array of records"), location)
+def _records(records: Any, context: Context, location: Location, levels_left: int) -> Iterator[Item]:
+    if not isinstance(records, list):
+        yield _refused(BadRecord("it", f"is {excerpt(records)}; it must be an array of records"), location)
         return
-    context.allowance.check_records(len(found))
-    for index, record in enumerate(found):
+    context.allowance.check_records(len(records))
+    for index, record in enumerate(records):
         if not isinstance(record, dict):
             yield _refused(BadRecord("it", f"is {excerpt(record)}; it must be an object"), (location, index))
         elif "s3" in record:
@@ -166,8 +166,8 @@ def _inner(carried: tuple[str, Any], context: Context, location: Location, level
         yield _refused(BadRecord("it", f"is wrapped more than {_MAX_NESTING} times"), (location, member))
 
 
-def _traced(found: Iterator[Item], trace: str) -> Iterator[Item]:
-    for sender, thing, location in found:
+def _traced(items: Iterator[Item], trace: str) -> Iterator[Item]:
+    for sender, thing, location in items:
         yield _with_trace(sender, trace), thing, location
 
 

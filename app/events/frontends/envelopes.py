@@ -32,8 +32,8 @@ class SnsConfirmation:
 
 def sns_type(value: Mapping[str, Any]) -> str | None:
     """Return the type of an SNS message, None for other objects."""
-    found = value.get("Type")
-    return found if isinstance(found, str) and found in _SNS_TYPES and "Message" in value else None
+    type_name = value.get("Type")
+    return type_name if isinstance(type_name, str) and type_name in _SNS_TYPES and "Message" in value else None
 
 
 def sns_confirmation(value: Mapping[str, Any]) -> SnsConfirmation:

@@ -16,27 +16,27 @@ def find(value: Any, *path: str) -> Any:
 
 def text(value: Any, *path: str) -> str:
     """Return the text at the path, not empty. Raises `BadRecord`."""
-    found = find(value, *path)
-    if isinstance(found, str) and found:
-        return found
+    member = find(value, *path)
+    if isinstance(member, str) and member:
+        return member
     name = ".".join(path)
-    if found is None:
+    if member is None:
         raise BadRecord(name, "is missing; it must be text")
-    raise BadRecord(name, f"is {excerpt(found)}; it must be text that is not empty")
+    raise BadRecord(name, f"is {excerpt(member)}; it must be text that is not empty")
 
 
 def optional_text(value: Any, *path: str) -> str:
     """Return the text at the path, or "" if there is none or it is not a text."""
-    found = find(value, *path)
-    return found if isinstance(found, str) else ""
+    member = find(value, *path)
+    return member if isinstance(member, str) else ""
 
 
 def number(value: Any, *path: str) -> int | None:
     """Return the integer at the path, also if it is a text (as protobuf's JSON writes 64 bits), or None."""
-    found = find(value, *path)
-    if isinstance(found, str) and found.isascii() and found.isdigit() and len(found) < 20:
-        return int(found)
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
+    member = find(value, *path)
+    if isinstance(member, str) and member.isascii() and member.isdigit() and len(member) < 20:
+        return int(member)
+    return member if isinstance(member, int) and not isinstance(member, bool) else None
 
 
 def without_empty(record: dict[str, Any]) -> dict[str, Any]:

@@ -46,8 +46,8 @@ def recognize(record: Mapping[str, Any]) -> Frontend:
     AWS and MinIO before 2018 both send `aws:s3`; only MinIO's names begin with `s3:` (§1.9, §13).
     """
     source = record.get("eventSource")
-    if isinstance(source, str) and (found := _BY_SOURCE.get(source)) is not None:
-        return found
+    if isinstance(source, str) and (frontend := _BY_SOURCE.get(source)) is not None:
+        return frontend
     if source == aws.SOURCE and versity.matches(record):
         return versity.VERSITY
     if source != aws.SOURCE and noobaa.matches(record):

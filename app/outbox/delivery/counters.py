@@ -252,8 +252,8 @@ def _seeks(connection: sa.Connection) -> bool:
 def _first_parked(connection: sa.Connection, cursors: Sequence[Any]) -> Iterator[_Event]:
     """Yield the first parked event of each partition of a target, if it has any."""
     if _seeks(connection):
-        found = ((row.target_id, row.partition, row.first_parked) for row in cursors)
-        yield from (event for event in found if event[2] is not None)
+        events = ((row.target_id, row.partition, row.first_parked) for row in cursors)
+        yield from (event for event in events if event[2] is not None)
         return
     partition = connection.dialect.identifier_preparer.quote("partition")
     searches = (
@@ -279,8 +279,8 @@ def _first_pending(connection: sa.Connection, places: _Places) -> Iterator[_Even
         ahead = events_ahead(connection, windows)
         yield from ((*place, seqs[0]) for place, seqs in ahead.items())
         # Of a target with one no other partition is searched on: what those have is later, unless their cursors lag.
-        found = {target_id for target_id, _ in ahead}
-        at = {(window.target_id, window.partition): window.until for window in windows if window.target_id not in found}
+        busy = {target_id for target_id, _ in ahead}
+        at = {(window.target_id, window.partition): window.until for window in windows if window.target_id not in busy}
         if not at:
             return
     partition = connection.dialect.identifier_preparer.quote("partition")

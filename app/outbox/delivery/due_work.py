@@ -156,13 +156,13 @@ def _candidates(connection: sa.Connection, head: int, partitions: int, now: int)
     if len(far) > DUE_WORK.max_far_targets:
         far = _RNG.sample(far, DUE_WORK.max_far_targets)
         later.append(now + DUE_WORK.far_interval_ms)
-    found = set(far)
+    candidates = set(far)
     logged = {"partitions": list(range(partitions)), "after": after, "head": head}
     for text in connection.execute(_GOES_TO, logged).scalars():
         # A negative number is that of a target for which the event was discarded.
-        found.update(number for number in map(int, filter(None, text.split(","))) if number > 0)
-    found.update(connection.execute(_BESIDE_LOG[connection.dialect.name in ("mysql", "mariadb")]).scalars())
-    return sorted(found), min(later, default=None)
+        candidates.update(number for number in map(int, filter(None, text.split(","))) if number > 0)
+    candidates.update(connection.execute(_BESIDE_LOG[connection.dialect.name in ("mysql", "mariadb")]).scalars())
+    return sorted(candidates), min(later, default=None)
 
 
 def _ahead(connection: sa.Connection, rows: Iterable[Any]) -> dict[tuple[int, int], list[int]]:

@@ -44,9 +44,9 @@ def read_failing(connection: sa.Connection, target_id: int | None = None) -> dic
         .join_from(failed, tables.targets, _T.id == failed.c.target_id)
         .where(failed.c.failed_mark == _mark())
     )
-    found = {row.id: Failing(int(row.attempts), row.since) for row in connection.execute(query)}
-    reasons = {row_id: _last_reason(connection, row_id) for row_id in list(found)[: FAILING.max_reasons]}
-    return {row_id: replace(one, reason=reasons.get(row_id, "")) for row_id, one in found.items()}
+    by_target = {row.id: Failing(int(row.attempts), row.since) for row in connection.execute(query)}
+    reasons = {row_id: _last_reason(connection, row_id) for row_id in list(by_target)[: FAILING.max_reasons]}
+    return {row_id: replace(one, reason=reasons.get(row_id, "")) for row_id, one in by_target.items()}
 
 
 def with_failing(connection: sa.Connection, targets: Sequence[StoredTarget]) -> list[StoredTarget]:

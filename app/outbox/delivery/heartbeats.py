@@ -89,8 +89,8 @@ def _record_all(database: Database, times: Mapping[str, int]) -> None:
 def last_drain(connection: sa.Connection) -> int | None:
     """Return when the drain last ran (ms); None for never."""
     query = sa.select(tables.heartbeats.c.at).where(tables.heartbeats.c.name == DRAIN)
-    found: int | None = connection.execute(query).scalar_one_or_none()
-    return found
+    drained_at: int | None = connection.execute(query).scalar_one_or_none()
+    return drained_at
 
 
 def drain_age(drained_at: int | None, now: int) -> int | None:

@@ -39,16 +39,16 @@ def events_ahead(
     connection: sa.Connection, windows: Iterable[LogWindow], most: int = 1
 ) -> dict[tuple[int, int], list[int]]:
     """Return the first `most` seqs of each search, sorted, by target and partition; only for searches with any."""
-    found: dict[tuple[int, int], list[int]] = {}
+    sequences: dict[tuple[int, int], list[int]] = {}
     for some in chunked(windows):
         # Seqs are literals, because MySQL and MariaDB start an index scan at a seq only if it is a constant: with the
         # seq of a joined cursor they read the partition from its beginning, including delivered events.
         union = _union(some, most, connection.dialect.identifier_preparer.quote("partition"))
         for row in connection.exec_driver_sql(union, execution_options={"no_parameters": True}):
-            found.setdefault((row.target_id, row.place), []).append(row.seq)
-    for seqs in found.values():
+            sequences.setdefault((row.target_id, row.place), []).append(row.seq)
+    for seqs in sequences.values():
         seqs.sort()
-    return found
+    return sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,10 @@ def has_work(connection: sa.Connection, target_id: int, positions: Mapping[int, 
             " ORDER BY seq LIMIT 1) IS NOT NULL"
             for place, after in some
         )
-        found = connection.exec_driver_sql(
+        answer = connection.exec_driver_sql(
             f"SELECT {' OR '.join([*parked, *ahead])}", execution_options={"no_parameters": True}
         )
-        if found.scalar_one():
+        if answer.scalar_one():
             return True
     return False
 

@@ -56,11 +56,11 @@ class RunRequests:
 
         Raises `UnknownRun`, `NothingToRepair`, and what `start` raises.
         """
-        found = self._runs.get(run)
-        if found.state != DRIFT or found.job != RECONCILE:
-            raise NothingToRepair(f"the run {run} is {found.state}: only a reconciliation that found drift is repaired")
-        self._registry.settings(self._registry.target(found.target))
-        return self._register(found.target, found.bucket, {"repair": True, "approved": run})
+        ended = self._runs.get(run)
+        if ended.state != DRIFT or ended.job != RECONCILE:
+            raise NothingToRepair(f"the run {run} is {ended.state}: only a reconciliation that found drift is repaired")
+        self._registry.settings(self._registry.target(ended.target))
+        return self._register(ended.target, ended.bucket, {"repair": True, "approved": run})
 
     def cancel(self, run: str) -> Reconciliation:
         """Cancel a run that waits or runs; its process ends within about 15 s. Others stay as they are.

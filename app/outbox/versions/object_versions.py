@@ -41,7 +41,7 @@ class ObjectVersions:
         self._until: dict[int, int] = {}  # by partition, the seq up to which this object has folded events
         self._gaps: set[int] = set()  # partitions in which another policy delivered events since the last fold
         self._filled: set[int] = set()  # partitions that have rows
-        self._look()
+        self._read_partitions()
 
     def concerns(self, events: Sequence[Event], until: Mapping[int, int]) -> bool:
         """Return whether the next events, of partitions read up to `until`, must be folded before they are judged."""
@@ -138,7 +138,7 @@ class ObjectVersions:
                 connection.execute(UPSERT[self._database.dialect], some)
         self._filled.add(partition)
 
-    def _look(self) -> None:
+    def _read_partitions(self) -> None:
         c = tables.cursors.c
         filled = sa.exists().where(_V.target_id == c.target_id, _V.partition == c.partition).correlate(tables.cursors)
         query = sa.select(c.partition, (c.folded < c.position).label("gap"), filled.label("filled")).where(

@@ -29,8 +29,8 @@ def span_context(trace: str) -> SpanContext | None:
 
 def parent_context(trace: str) -> Context:
     """Return the context in which a span follows the one that the text describes; without one it begins a trace."""
-    found = span_context(trace)
-    return Context() if found is None else set_span_in_context(NonRecordingSpan(found), Context())
+    parent = span_context(trace)
+    return Context() if parent is None else set_span_in_context(NonRecordingSpan(parent), Context())
 
 
 def text_of(context: SpanContext) -> str:

@@ -66,8 +66,8 @@ class Exports:
         def send() -> bool:
             if not one_at_a_time():
                 return True
-            found = metrics_data(collect(), resource, time.time_ns())
-            return exporter.export(found) is MetricExportResult.SUCCESS
+            exported = metrics_data(collect(), resource, time.time_ns())
+            return exporter.export(exported) is MetricExportResult.SUCCESS
 
         self._metrics = MetricSender(lambda: _sdk_log.watched(send, report))
         self._metrics.start()

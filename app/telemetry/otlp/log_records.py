@@ -46,9 +46,9 @@ class LogRecords(logging.Handler):
 
 def with_ids(record: logging.LogRecord) -> bool:
     """Give a line `trace_id` and `span_id`, if it belongs to a trace; a filter of the process's own handlers."""
-    found = _span_context(record)
-    if found is not None:
-        record.trace_id, record.span_id = format_trace_id(found.trace_id), format_span_id(found.span_id)
+    context = _span_context(record)
+    if context is not None:
+        record.trace_id, record.span_id = format_trace_id(context.trace_id), format_span_id(context.span_id)
     return True
 
 
@@ -70,12 +70,12 @@ def _context(record: logging.LogRecord) -> Context | None:
 
 
 def _attributes(record: logging.LogRecord) -> dict[str, str | bool | int | float]:
-    found: dict[str, str | bool | int | float] = {}
+    attributes: dict[str, str | bool | int | float] = {}
     for name, value in vars(record).items():
         if name not in _KNOWN and value is not None:
-            found[exportable(name)] = value if isinstance(value, bool | int | float) else exportable(str(value))
+            attributes[exportable(name)] = value if isinstance(value, bool | int | float) else exportable(str(value))
     if record.exc_info and record.exc_info[0] is not None:
-        found["exception.type"] = record.exc_info[0].__name__
-        found["exception.message"] = exportable(str(record.exc_info[1]))
-        found["exception.stacktrace"] = exportable("".join(traceback.format_exception(*record.exc_info)))
-    return found
+        attributes["exception.type"] = record.exc_info[0].__name__
+        attributes["exception.message"] = exportable(str(record.exc_info[1]))
+        attributes["exception.stacktrace"] = exportable("".join(traceback.format_exception(*record.exc_info)))
+    return attributes

@@ -102,12 +102,12 @@ def _converted(family: Metric, now: int) -> Iterator[Exported]:
 
 def _histograms(family: Metric, now: int) -> list[HistogramDataPoint]:
     """Return a point for each set of labels; Prometheus counts in a bucket all values up to its bound."""
-    found: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
+    by_labels: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
     for sample in family.samples:
         labels = tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le"))
-        found.setdefault(labels, []).append(sample)
+        by_labels.setdefault(labels, []).append(sample)
     points = []
-    for labels, samples in found.items():
+    for labels, samples in by_labels.items():
         reached = sorted((float(one.labels["le"]), int(one.value)) for one in samples if "le" in one.labels)
         if not reached:
             continue

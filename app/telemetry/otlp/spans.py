@@ -76,7 +76,7 @@ class OtelTracing:
     ) -> RecordedSpan:
         """Start a span; see `app.telemetry.tracing.Tracing`."""
         context = parent.context if isinstance(parent, RecordedSpan) else parent_context(_text(parent))
-        found = {
+        exported = {
             name: exportable(value) if isinstance(value, str) else value for name, value in (attributes or {}).items()
         }
         return RecordedSpan(
@@ -84,7 +84,7 @@ class OtelTracing:
                 name,
                 context,
                 _KINDS[kind],
-                attributes=found,
+                attributes=exported,
                 links=links_to(links, self._most_links),
                 start_time=began,
             )

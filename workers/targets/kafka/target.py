@@ -192,8 +192,8 @@ class KafkaTarget:
                 sender.add_topic(topic)
         while True:
             for topic in list(unknown):
-                if (found := metadata.partitions_for_topic(topic)) is not None:
-                    known[topic] = sorted(found)
+                if (partitions := metadata.partitions_for_topic(topic)) is not None:
+                    known[topic] = sorted(partitions)
                 elif topic in metadata.unauthorized_topics:
                     known[topic] = self._no_topic(topic, TopicAuthorizationFailedError())
             unknown -= known.keys()

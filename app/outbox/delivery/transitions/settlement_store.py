@@ -152,8 +152,8 @@ def _added(progress: Mapping[int, Progress], *, freeing: bool) -> dict[str, dict
 def _count_in_row(connection: sa.Connection, target_id: int, failed: Mapping[int, int], mark: int, now: int) -> None:
     """Count failed attempts, by partition. The caller has locked these cursors, and knows of no success since."""
     c = tables.cursors.c
-    goes_on = c.failed_mark == mark
-    known = sa.case((goes_on, c.failed_in_row), else_=0)
+    is_going_on = c.failed_mark == mark
+    known = sa.case((is_going_on, c.failed_in_row), else_=0)
     added = sa.case(failed, value=c.partition, else_=0)
     connection.execute(
         tables.cursors.update()
@@ -161,7 +161,7 @@ def _count_in_row(connection: sa.Connection, target_id: int, failed: Mapping[int
         # In this order: MySQL computes each value with those before it.
         .ordered_values(
             (c.failed_in_row, known + added),
-            (c.failed_since, sa.case((goes_on, c.failed_since), else_=now)),
+            (c.failed_since, sa.case((is_going_on, c.failed_since), else_=now)),
             (c.failed_mark, mark),
         )
     )
