@@ -34,7 +34,7 @@ test: ## servers, ruff, mypy and every test with what can fail alone: before a m
 # what takes hours.
 test-all: ## every combination, heavy tests, real frontends, the newest servers: before a release
 	@$(MAKE) --no-print-directory --jobs 2 servers lint types
-	$(BIN)/pytest -n 4 --dist loadscope --max-worker-restart 0 --reruns 1 --tier 3
+	$(BIN)/pytest -n 4 --dist loadscope --max-worker-restart 0 --reruns 1 --tier 3 --hypothesis-profile all
 	$(BIN)/python -m tests.provision ceph seaweedfs versity
 	$(BIN)/pytest -m sender tests/acceptance/test_senders.py
 	@$(MAKE) --no-print-directory matrix

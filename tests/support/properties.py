@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-_USUAL = 100
+_ALL = 100
 
 
 def load_profile() -> None:
-    """No deadlines. The profile `check` tries a tenth of the examples; choose it by `--hypothesis-profile`."""
-    settings.register_profile("usual", max_examples=_USUAL, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.register_profile("check", settings.get_profile("usual"), max_examples=_USUAL // 10)
+    """No deadlines. `make test-all` tries `all` examples, `make test` and others half of them, `make check` a tenth.
+
+    Another profile than `usual` is chosen by `--hypothesis-profile`.
+    """
+    settings.register_profile("all", max_examples=_ALL, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("usual", settings.get_profile("all"), max_examples=_ALL // 2)
+    settings.register_profile("check", settings.get_profile("all"), max_examples=_ALL // 10)
     settings.load_profile("usual")
 
 
 def thorough(examples: int) -> settings:
-    """More examples than usual, for properties that carry a promise; in proportion, where a profile has fewer."""
-    return settings(max_examples=max(1, examples * settings.default.max_examples // _USUAL))
+    """So many examples in the profile `all`, for what needs more or fewer than others; in proportion in the others."""
+    return settings(max_examples=max(1, examples * settings.default.max_examples // _ALL))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.contract.probes.registry import PROBES
 from tests.support import tiers
@@ -45,6 +47,11 @@ def test_no_test_is_left_out_of_the_second_tier_with_all_its_parameters() -> Non
 def test_each_rule_moves_something(module: str) -> None:
     usual = collected("--tier", "2")
     assert [each for each in collected() if each.startswith(module) and each not in usual]
+
+
+def test_the_third_tier_tries_twice_the_examples_of_a_property() -> None:
+    [profile] = re.findall(r"--tier 3 --hypothesis-profile (\w+)", (TOP / "Makefile").read_text())
+    assert settings.get_profile(profile).max_examples == 2 * settings.get_profile("usual").max_examples
 
 
 def test_each_way_of_using_a_target_is_known_and_each_target_has_one_whole_way() -> None:

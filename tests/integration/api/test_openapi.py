@@ -19,6 +19,7 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 from app.api.application import create_app
 from app.config.settings import Settings
 from tests.support.builders import add_target, migrated
+from tests.support.properties import thorough
 
 TOKEN = "a-token-of-32-characters-for-you"
 
@@ -123,7 +124,7 @@ def _probe(operation: Any, mode: GenerationMode) -> None:
     excluded += [not_a_server_error] if operation.path == "/readyz" else []  # 503: nothing drains here
 
     @settings(
-        max_examples=12,
+        thorough(12),
         deadline=None,
         derandomize=True,
         database=None,

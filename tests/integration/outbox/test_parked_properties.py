@@ -232,4 +232,4 @@ def test_each_object_with_parked_events_has_one_head_that_is_due_some_day(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "bucketwire.partitions")
-    explore(database, 100 if database.dialect == "sqlite" else 15)()
+    explore(database, 200 if database.dialect == "sqlite" else 30)()

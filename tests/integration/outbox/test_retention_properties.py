@@ -127,7 +127,7 @@ def opened(path: Path) -> Database:
     return database
 
 
-@thorough(60)
+@thorough(120)
 @given(steps=_lives, versioned=st.booleans())
 def test_the_mirror_ends_as_the_bucket_is(empty_log: Path, steps: list[tuple[object, ...]], versioned: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
