@@ -65,6 +65,9 @@ OF_THE_CONFIRMATION = (
 )
 ONE_AT_A_TIME = 1  # the window of a target that is not asynchronous
 
+# Servers of the tests that are started, killed and stopped as PostgreSQL is.
+ENDED_ALIKE = {"mariadb", "minio", "mysql", "rabbitmq", "receiver"}
+
 Parameters = Mapping[str, Any]
 
 
@@ -93,6 +96,11 @@ def _ways(name: str, parameters: Parameters) -> bool:
     return name.startswith(OF_THE_CONNECTION) or (way in CONFIRMED_ALIKE and name.startswith(OF_THE_CONFIRMATION))
 
 
+def _servers(_name: str, parameters: Parameters) -> bool:
+    """What a server keeps when it is killed the contract suite and the kills of the service show for each."""
+    return parameters.get("name") in ENDED_ALIKE
+
+
 def _behaviour(module: str) -> Callable[[str, Parameters], bool]:
     """What a test shows of the product it shows on PostgreSQL: on MySQL and MariaDB the statements are what counts."""
 
@@ -110,6 +118,7 @@ RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
     "tests/contract/test_target_test.py": _ways,
     "tests/integration/outbox/test_frontend_order.py": _senders,
     "tests/integration/outbox/test_interleavings.py": _explorer,
+    "tests/integration/test_services.py": _servers,
     **{f"{FOLDER}/{module}.py": _behaviour(module) for module in COVER},
 }
 
