@@ -141,6 +141,15 @@ def test_a_suspect_is_parked_until_it_is_due_and_what_was_not_sent_after_it_stay
     assert settlement.progress[0].position == 1
 
 
+def test_a_suspect_behind_another_of_its_object_only_waits() -> None:
+    suspect = (AWAY, Suspicion(NOW, NOW + 200))
+    settlement = of_log([logged(1, 7), logged(2, 7)], {0: 2}, [suspect, suspect])
+    assert [(park.seq, park.refused_at, park.not_before) for park in settlement.parked] == [
+        (1, NOW, NOW + 200),
+        (2, 0, NEVER),
+    ]
+
+
 def test_a_suspect_that_is_parked_keeps_its_attempts_and_one_that_is_refused_again_has_one_more() -> None:
     entry = ParkedEvent(logged(1, 7), 1, NOW - 900, "[]", NOW - 800, NOW - 700)
     [again] = of_parked([entry], [(AWAY, Suspicion(NOW, NOW + 200))]).retried
