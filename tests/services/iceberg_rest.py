@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tests import provision
+from tests.services import spark_classes
 from tests.services.java import JavaServer
 from tests.services.server_process import LOOPBACK
 
@@ -27,10 +27,7 @@ class IcebergRest(JavaServer):
         return f"http://{LOOPBACK}:{self.port}"
 
     def jars(self) -> Sequence[Path]:
-        spark = importlib.util.find_spec("pyspark")
-        assert spark is not None
-        assert spark.origin is not None
-        hadoop = sorted((Path(spark.origin).parent / "jars").glob("hadoop-client-*.jar"))
+        hadoop = sorted(spark_classes.home().glob("jars/hadoop-client-*.jar"))
         return [*sorted(provision.ICEBERG_REST.glob("*.jar")), *hadoop]
 
     def env(self) -> Mapping[str, str]:

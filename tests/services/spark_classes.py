@@ -1,7 +1,8 @@
 """An archive of the classes that Spark's driver loads, made once: with it a driver starts in half the time.
 
-It is of one Java and one Spark at their places, and in `tests.provision`'s cache. A driver that has another class path
-than the archive does without it, and says nothing of that.
+It is of one Java and one Spark at their places, and in `tests.provision`'s cache. So is Spark itself: an archive of a
+checkout's own environment would be made anew for each checkout, which takes as long as ten drivers. A driver that has
+another class path than the archive does without it, and says nothing of that.
 """
 
 from __future__ import annotations
@@ -9,21 +10,44 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.util
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from importlib.metadata import version
 from pathlib import Path
 
 from tests import provision
-from tests.services import java
+from tests.services import java, speed
+
+_TIMEOUT = 200  # seconds for making it on a quiet machine, which takes half a minute
+_PAUSE = 3600  # seconds after an attempt that took longer
+_PARTS = ("bin", "jars", "python")  # of the wheel: what its JVM and their Python processes need
 
 
 def home() -> Path:
-    """Where the wheel has put Spark."""
-    found = importlib.util.find_spec("pyspark")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
+    """Spark's programs and libraries, for SPARK_HOME: the wheel's, at a place that all checkouts share."""
+    place = provision.CACHE / f"spark-{version('pyspark')}"
+    if not place.exists():
+        found = importlib.util.find_spec("pyspark")
+        assert found is not None
+        assert found.origin is not None
+        provision.CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=provision.CACHE) as folder:
+            for part in _PARTS:
+                shutil.copytree(Path(found.origin).parent / part, Path(folder, "spark", part), copy_function=_link)
+            with contextlib.suppress(OSError):  # another process was faster
+                Path(folder, "spark").rename(place)
+    return place
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # in another file system
+        shutil.copy2(source, target)
 
 
 def archive() -> Path:
@@ -39,22 +63,26 @@ def options() -> str:
 def provide() -> None:
     """Make the archive if there is none; it takes half a minute. Without it everything works, but takes longer."""
     place = archive()
+    failed = place.with_suffix(".failed")
     if place.exists():
         return
     with (provision.CACHE / ".spark-classes").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if place.exists():
+        if place.exists() or (failed.exists() and time.time() - failed.stat().st_mtime < _PAUSE):
             return
         with tempfile.TemporaryDirectory(dir=provision.CACHE) as folder:
             made = Path(folder) / "made.jsa"
             with contextlib.suppress(subprocess.TimeoutExpired):
                 subprocess.run(
                     [sys.executable, "-m", "tests.services.spark_classes", made, folder],
-                    cwd=Path(__file__).parents[2], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                    timeout=200, check=False,
+                    cwd=Path(__file__).parents[2], env=os.environ | {"SPARK_HOME": str(home())},
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    timeout=_TIMEOUT * speed.slowness(), check=False,
                 )  # fmt: skip
             if made.exists():
                 made.rename(place)
+            else:
+                failed.touch()
 
 
 def main(made: str, folder: str) -> None:
@@ -79,7 +107,7 @@ def main(made: str, folder: str) -> None:
     process = gateway.proc
     gateway.shutdown()
     process.stdin.close()
-    process.wait(150)
+    process.wait(_TIMEOUT * speed.slowness())  # while it writes the archive
 
 
 if __name__ == "__main__":

@@ -28,11 +28,19 @@ QUICK = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.driver.extraJavaOptions": spark_classes.options(),
 }
-# The same for a job that is started by its command.
-QUICKLY = {
-    "PYSPARK_SUBMIT_ARGS": shlex.join([*(f"--conf={name}={value}" for name, value in QUICK.items()), "pyspark-shell"]),
-    "SPARK_LAUNCHER_OPTS": " ".join(java.QUICK),
-}
+
+
+def quickly(more: Mapping[str, str]) -> dict[str, str]:
+    """The same for a job that is started by its command, with more of Spark's settings: its environment."""
+    options = [f"--conf={name}={value}" for name, value in {**QUICK, **more}.items()]
+    return {
+        "PYSPARK_SUBMIT_ARGS": shlex.join([*options, "pyspark-shell"]),
+        "SPARK_LAUNCHER_OPTS": " ".join(java.QUICK),
+        "SPARK_HOME": str(spark_classes.home()),
+    }
+
+
+QUICKLY = quickly({})
 Job = Callable[..., tuple[int, str, str]]  # environment and words: exit code and outputs
 
 
@@ -64,11 +72,13 @@ def spark() -> Iterator[SparkSession]:
 
     folder = services.new_folder("spark")
     settings = QUICK | {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder)}
-    with session(
-        "tests", master="local[2]", jars=str(provision.SPARK_JARS), memory="768m", more=settings,
-        libraries=tuple(connectors.SHA256),
-    ) as spark_session:  # fmt: skip
-        yield spark_session
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_HOME", str(spark_classes.home()))
+        with session(
+            "tests", master="local[2]", jars=str(provision.SPARK_JARS), memory="768m", more=settings,
+            libraries=tuple(connectors.SHA256),
+        ) as spark_session:  # fmt: skip
+            yield spark_session
 
 
 @pytest.fixture

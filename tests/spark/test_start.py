@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 from spark_jobs import small_plans
 from spark_jobs.class_archive import ClassArchive
 from tests import provision, services
+from tests.services import spark_classes
 
 ROOT = Path(__file__).parents[2]
 RUN = """
@@ -60,6 +62,15 @@ def test_the_first_run_leaves_an_archive_of_classes_and_the_second_uses_it(
     assert "-XX:+UseSerialGC" not in second  # with two collectors Java would not start
     classes = [line for line in log.read_text().splitlines() if "org.apache.spark." in line]
     assert sum(TOP in line for line in classes) > len(classes) // 2
+
+
+def test_all_checkouts_run_one_spark_so_that_one_archive_of_classes_fits(spark: SparkSession) -> None:
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    path = jvm.java.lang.System.getProperty("java.class.path").split(os.pathsep)
+    assert len(path) > 100
+    assert [each for each in path if not Path(each).is_relative_to(spark_classes.home())] == []
+    assert spark_classes.home().parent == provision.CACHE
 
 
 def test_an_archive_that_could_not_be_made_is_not_tried_again(tmp_path: Path) -> None:
