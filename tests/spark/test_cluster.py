@@ -26,7 +26,7 @@ from spark_jobs.reports.report import LINES
 from tests import provision, services
 from tests.services import spark_classes, until
 from tests.services.spark import SparkMaster, SparkWorker
-from tests.spark.conftest import QUICK
+from tests.spark.conftest import quickly
 from tests.support.service_processes import BUCKETWIRE, Role, System, start_all, stop_all, system
 from tests.support.target_contents import TABLE, PostgresContents
 
@@ -77,7 +77,7 @@ def stage(postgres_server: services.Postgres) -> Iterator[Stage]:
         broker, minio = stack.enter_context(services.redis()), services.MinIO()
         master = SparkMaster()
         cluster = [SparkWorker(master=master) for _ in range(2)]
-        defaults = QUICK | {
+        options = {
             "spark.driver.bindAddress": services.LOOPBACK,
             "spark.driver.host": services.LOOPBACK,
             "spark.executor.memory": "512m",
@@ -91,12 +91,11 @@ def stage(postgres_server: services.Postgres) -> Iterator[Stage]:
             "spark.eventLog.compress": "false",
             "spark.eventLog.rolling.enabled": "false",
         }
-        (events / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in defaults.items()))
         more = {"spark_master": master.url, "spark_jars": provision.SPARK_JARS, "spark_memory": "512m"}
         whole = stack.enter_context(system(postgres_server.create_database(outbox), broker.url, start=False, **more))
         login = {"AWS_ACCESS_KEY_ID": minio.access_key, "AWS_SECRET_ACCESS_KEY": minio.secret_key}
-        place = {"AWS_ENDPOINT_URL_S3": minio.url, "SPARK_CONF_DIR": str(events), "SPARK_LOCAL_IP": services.LOOPBACK}
-        place |= {"BUCKETWIRE_URL": whole.api.url}
+        place = {"AWS_ENDPOINT_URL_S3": minio.url, "SPARK_LOCAL_IP": services.LOOPBACK, "BUCKETWIRE_URL": whole.api.url}
+        place |= quickly(options)
         worker = Role(["worker", "--only", "spark"], {**whole.settings, **login, **place}, " ready.")
         stack.callback(stop_all, [minio, master, *cluster, worker])
         parts = pool.submit(start_all, [minio, *whole.roles, worker])
