@@ -111,14 +111,33 @@ def _behaviour(module: str) -> Callable[[str, Parameters], bool]:
     return moves
 
 
+def _with(name: str, **values: Any) -> Callable[[str, Parameters], bool]:
+    """A test with one of these values of each parameter: another test, or another value, runs the same code."""
+
+    def moves(test: str, parameters: Parameters) -> bool:
+        return test.startswith(name) and all(parameters.get(each) in value for each, value in values.items())
+
+    return moves
+
+
 # By module: whether the test of that name and these parameters is in tier 3 alone.
 RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
+    "tests/acceptance/test_clocks.py": _with("test_clocks_ten_seconds_apart_over_mariadb", sign=[-1]),
+    "tests/acceptance/test_console_screens.py": _with("test_the_screens", look=["dark"]),
+    "tests/acceptance/test_end_to_end.py": _with(
+        "test_an_event_goes_through_on_every", outbox_url=["sqlite", "postgresql", "mariadb"]
+    ),
+    "tests/acceptance/test_stopped_workers.py": _with(
+        "test_an_old_write_that", kind=["mysql", "redis list"], removed=[True]
+    ),
     "tests/contract/test_hanging_server.py": _ways,
     "tests/contract/test_target_contract.py": _ways,
     "tests/contract/test_target_test.py": _ways,
     "tests/integration/outbox/test_frontend_order.py": _senders,
     "tests/integration/outbox/test_interleavings.py": _explorer,
     "tests/integration/test_services.py": _servers,
+    "tests/spark/test_compare.py": _with("test_", planned=[False]),
+    "tests/spark/test_reconcile.py": _with("test_drift_of_every_kind", target=["mysql:rows"]),
     **{f"{FOLDER}/{module}.py": _behaviour(module) for module in COVER},
 }
 
