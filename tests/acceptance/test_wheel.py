@@ -27,7 +27,7 @@ import yaml
 
 from bucketwire.start import PACKAGES
 from tests import provision, services
-from tests.services import until
+from tests.services import speed, until
 from tests.spark.conftest import QUICKLY
 from tests.support.clone import ROOT, copy_tree
 from tests.support.service_processes import Role, start_all, stop_all
@@ -82,7 +82,7 @@ class Environment:
         environment = os.environ | dict(settings) | self.strangers()
         return subprocess.run(
             list(map(str, command)), env=environment, cwd=self.folder / "strangers", capture_output=True, text=True,
-            timeout=180, check=False,
+            timeout=180 * speed.slowness(), check=False,
         )  # fmt: skip
 
 
@@ -95,7 +95,13 @@ def put_strangers(folder: Path) -> None:
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> None:
     done = subprocess.run(
-        command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False
+        command,
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=300 * speed.slowness(),
+        check=False,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
 
