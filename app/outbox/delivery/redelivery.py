@@ -50,14 +50,13 @@ def request(
                 _request(connection, target_id, {key: written[key] if valid else 0 for key in some}, due)
 
 
-def park_redeliveries(database: Database, reader: PartitionReader, lease: Lease, choose: Choose, now: int) -> int:
-    """Park the requested events of a lease's partitions that are due, and return their number.
+def park_redeliveries(database: Database, reader: PartitionReader, lease: Lease, choose: Choose, now: int) -> None:
+    """Park the requested events of a lease's partitions that are due.
 
     Call it while no event of the lease is in flight. Raises `LeaseLost`.
     """
-    count = 0
     if not lease.has_redeliveries:
-        return count
+        return
     for partition, requested in groupby(reader.redeliveries(now), key=lambda request: request.partition):
         for some in chunks(list(requested), REDELIVERY.batch_objects):
             # Choose before locking: no other worker may settle an event of this partition, and other changes of the
@@ -67,10 +66,8 @@ def park_redeliveries(database: Database, reader: PartitionReader, lease: Lease,
                 events = [logged for logged in chosen if logged is not None]
                 parked = transitions.redeliver(connection, lease, partition, events)
                 lease.has_parked |= bool(parked)
-                count += parked
                 _finish(connection, lease.target_id, some, now)
             _warn(database, lease.target_id, [asked for asked, logged in zip(some, chosen, strict=True) if not logged])
-    return count
 
 
 def _request(connection: sa.Connection, target_id: int, written: Mapping[ObjectHash, int], due: int) -> None:
