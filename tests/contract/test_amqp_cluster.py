@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
+import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 
+from app.outbox.engine.database import Database
 from tests import services
 from tests.contract.probes.amqp import QUEUE, Queue
 from tests.contract.probes.base import attempt
 from tests.support import sample_events
+from tests.support.pulled_events import check_failover
 from workers.delivery.outcomes import DELIVERED
 from workers.targets.base import Target, TargetUnavailable
 
@@ -36,21 +40,33 @@ class Member(services.RabbitMQ):
         return {**super().env(), "ERL_EPMD_PORT": str(first.epmd_port), "HOME": str(first.folder)}
 
 
-@pytest.fixture(scope="module")
-def members() -> Iterator[list[Member]]:
+@contextmanager
+def three_nodes() -> Iterator[list[Member]]:
+    """A cluster, of which one may be killed: it would take long to come back."""
     with ExitStack() as stack:
         first = stack.enter_context(Member().start())
         yield [first, *(stack.enter_context(Member(follows=first).start()) for _ in range(2))]
 
 
+@pytest.fixture(scope="module")
+def members() -> Iterator[list[Member]]:
+    with three_nodes() as started:
+        yield started
+
+
 @pytest.fixture
 def cluster(members: list[Member]) -> Queue:
     """A probe with an empty queue on all three; it looks at the last of them."""
+    return queue_of(members[2])
+
+
+def queue_of(node: Member, **more: bool) -> Queue:
+    """A probe with an empty queue on all nodes, which this one leads."""
     probe = Queue.__new__(Queue)
-    probe.server = members[2]
+    probe.server = node
     with probe.channel() as channel:
         channel.queue_delete(QUEUE)
-        arguments = {"x-queue-type": "quorum", "x-quorum-initial-group-size": 3}
+        arguments = {"x-queue-type": "quorum", "x-quorum-initial-group-size": 3, **more}
         channel.queue_declare(QUEUE, durable=True, arguments=arguments)
     return probe
 
@@ -87,6 +103,36 @@ def test_a_node_that_dies_is_replaced_by_the_next(cluster: Queue, members: list[
 
         services.until(are_delivered, 90, what="the others to take over")
     assert {path for path, _ in cluster.held()} == {event.path for event in batch}
+
+
+@pytest.mark.promise
+def test_a_source_goes_on_when_the_leader_of_its_queue_dies(database: Database) -> None:
+    with three_nodes() as nodes:
+        queue = queue_of(nodes[2], **{"x-single-active-consumer": True})  # as the guide says
+
+        def send(bodies: Sequence[bytes]) -> None:
+            with queue.channel() as channel:
+                channel.confirm_delivery()
+                for body in bodies:
+                    services.until(lambda: is_taken(channel, body), 60, what="a leader that takes a message")  # noqa: B023
+
+        def fail_over() -> None:
+            nodes[2].kill()
+            queue.server = nodes[0]
+
+        given = values(queue, nodes[2], *nodes[:2])
+        settings = {"queue": QUEUE, **{name: given[name] for name in ("url", "nodes", "timeout")}}
+        stored = check_failover(database, "amqp", settings, send, fail_over)
+    assert stored.messages >= 600
+
+
+def is_taken(channel: BlockingChannel, body: bytes) -> bool:
+    """Publish a message; a queue without a leader refuses it."""
+    try:
+        channel.basic_publish("", QUEUE, body, pika.BasicProperties(delivery_mode=2))
+    except pika.exceptions.NackError:
+        return False
+    return True
 
 
 def _opens(target: Target) -> bool:
