@@ -17,6 +17,7 @@ from app.resources.declaration import (
     Next,
     Query,
     Resource,
+    SingleEventName,
     Time,
     about,
     format_time,
@@ -45,14 +46,14 @@ class DeadLetter(Resource):
     """An event that is no longer retried."""
 
     columns: ClassVar[Columns] = {
-        "id": "id", "target": short_target, "event": "name", "object": object_path, "attempts": "attempts",
+        "id": "id", "target": short_target, "event": "event", "object": object_path, "attempts": "attempts",
         "last attempt": "last_tried", "reason": "reason",
     }  # fmt: skip
 
     id: int
     target: Arn
     event_id: str
-    name: Annotated[str, about("the event's name, such as s3:ObjectCreated:Put")]
+    event: SingleEventName
     bucket: str
     key: str
     reason: Annotated[str, about("of the last attempt")]

@@ -71,6 +71,7 @@ Time = Annotated[str | None, _DATE_TIME]
 Arn = Annotated[
     str, about("the target's ARN", pattern=rf"^arn:minio:sqs:[A-Za-z0-9_-]{{0,64}}:{_TARGET_NAME}:({'|'.join(TYPES)})$")
 ]
+SingleEventName = Annotated[str, about("the event's name, such as s3:ObjectCreated:Put")]
 Next = Annotated[int | None, about("the `after` of the next page; null: there is none")]
 Json = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "object"})]
 

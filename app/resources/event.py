@@ -19,6 +19,7 @@ from app.resources.declaration import (
     Json,
     Query,
     Resource,
+    SingleEventName,
     Time,
     about,
     choice,
@@ -117,11 +118,11 @@ def describe_origin(origin: Mapping[str, str]) -> str:
 class Event(Resource):
     """An event of the log."""
 
-    columns: ClassVar[Columns] = {"received": "received_at", "event": "name", "version": "version", "id": "id"}
+    columns: ClassVar[Columns] = {"received": "received_at", "event": "event", "version": "version", "id": "id"}
 
     id: str
     seq: int
-    name: str
+    event: SingleEventName
     bucket: str
     key: str
     version: str

@@ -56,12 +56,12 @@ class Reconciliation(_Counts):
     """A run, with its numbers: those of each kind of drift, and others."""
 
     columns: ClassVar[Columns] = {
-        "run": "run", "target": short_target, "bucket": "bucket", "job": "job", "state": "state",
+        "run": "id", "target": short_target, "bucket": "bucket", "job": "job", "state": "state",
         "started at": "started_at", **{kind: kind for kind in DRIFT_KINDS}, "repaired": "repaired",
         "problem": "problem",
     }  # fmt: skip
 
-    run: str
+    id: Annotated[str, about("of the run")]
     target: Arn
     bucket: str
     job: Annotated[str, about("what the run does", enum=list(JOBS))]

@@ -13,6 +13,7 @@ from app.resources.declaration import (
     Limit,
     Query,
     Resource,
+    SingleEventName,
     Time,
     about,
     list_of,
@@ -35,7 +36,7 @@ class Retry(Resource):
 
     target: Arn
     event_id: str
-    name: str
+    event: SingleEventName
     bucket: str
     key: str
     attempts: Annotated[int, about("0: the target was unavailable for it")]

@@ -164,7 +164,7 @@ def test_a_scheduled_run_is_executed_once_by_executors_on_every_machine(stage: S
     assert executors(stage.events) == {"0", "1"}
 
     listed = stage.whole.ask("GET", "/v1/reconciliations").json()["reconciliations"][-1]
-    assert (listed["run"], listed["state"], listed["missing"]) == (found.run, "drift", 2)
+    assert (listed["id"], listed["state"], listed["missing"]) == (found.run, "drift", 2)
     figure = f'bucketwire_reconcile_drift{{bucket="{BUCKET}",name="rows",type="postgresql"}} 5.0'
     until(lambda: figure in stage.whole.ask("GET", "/metrics").text, 30, what=figure)
     until(lambda: f"with {BUCKET}: drift: 5 differences" in stage.worker.said(), 30, what=stage.worker.said())

@@ -226,7 +226,7 @@ def test_the_drift_of_a_mirror_is_followed_from_run_to_run() -> None:
             "target": "arn:minio:sqs::m:redis",
             "job": job,
             "state": state,
-            "run": bucket,
+            "id": bucket,
         } | counts
 
     newest_first = [

@@ -40,7 +40,7 @@ ROW: Mapping[str, Any] = {
     "details": {"changed": ["url", "index", "queue_limit"], "since": 1_700_000_000_000}, "attempts": 12,
     "last_tried": "2026-11-21T14:00:00.000Z", "next_try": None, "history": [{"at": "", "reason": REASON}],
     "number": 17, "prefix": KEY, "suffix": ".jpg", "created_at": "2026-11-21T14:00:00.000Z", "replayed": 8,
-    "progress": 0.25, "finished": False, "run": "20261121T140000.000Z-0001", "job": "reconcile",
+    "progress": 0.25, "finished": False, "event": "s3:ObjectCreated:CompleteMultipartUpload", "job": "reconcile",
     "started_at": "2026-11-21T14:00:00.000Z", "repaired": 0, "problem": REASON, "kind": "missing", "differs": "",
     "scopes": ["read", "admin"], "buckets": ["b" * 63] * 3, "targets": [ARN, ARN], "frontend": "minio",
 }  # fmt: skip

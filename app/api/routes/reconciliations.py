@@ -45,7 +45,7 @@ _NO_WORKER = (
     "no Spark worker is there, so the run waits until you start one: `bucketwire worker --only spark`; "
     "where `bucketwire up` runs and Spark is installed, it starts one by itself"
 )
-_RUN = {"run": "the run's name"}
+_RUN = {"run": "the run's id"}
 
 
 @routes.get("/v1/reconciliations")
@@ -171,6 +171,7 @@ def _one(operation: Callable[[str], runs.Reconciliation], run: str) -> Reconcili
 def _resource(run: runs.Reconciliation, has_worker: Callable[[], bool] = _has_spark_worker) -> Reconciliation:
     return Reconciliation.of(
         run,
+        id=run.run,
         target=run.target.arn(services().settings.region),
         note=_NO_WORKER if run.state == runs.WAITING and not has_worker() else "",
         progress=RunProgress.of(run.progress) if run.progress else None,

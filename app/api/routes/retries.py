@@ -68,4 +68,4 @@ def _place(text: str) -> RetryPlace | None:
 
 def _retry(retry: retries.Retry) -> Retry:
     arn = retry.target.arn(services().settings.region)
-    return Retry.of(retry, target=arn, history=failed_attempts(retry.history))
+    return Retry.of(retry, target=arn, event=retry.name, history=failed_attempts(retry.history))

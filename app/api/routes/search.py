@@ -86,6 +86,7 @@ def _event(event: RecordedEvent, *, has_attempts: bool = False) -> Event:
     return Event.of(
         event,
         id=event.event_id,
+        event=event.name,
         delivery_states=[
             _state(state, has_attempts=has_attempts) for state in event.delivery_states if may_see(state.target)
         ],

@@ -93,7 +93,7 @@ def _read_history(api: Client, bucket: str, key: str, limit: int) -> list[dict[s
 def _attempt_rows(event: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the attempts at an event, at every target, oldest first."""
     rows = [
-        {"event": event["name"], "id": event["id"], "target": short_target(state), **attempt}
+        {"event": event["event"], "id": event["id"], "target": short_target(state), **attempt}
         for state in event["delivery_states"]
         for attempt in state["timeline"]
     ]

@@ -61,7 +61,7 @@ def repair(context: CommandContext, run: str) -> None:
 def cancel(context: CommandContext, run: str) -> None:
     """Cancel RUN if it waits or runs. Repairs that it has made are kept."""
     ended = context.api.change("POST", f"{_run_path(run)}/cancel")
-    context.done(f"{ended['run']} is {ended['state']}", **ended)
+    context.done(f"{ended['id']} is {ended['state']}", **ended)
 
 
 @reconcile.command()
@@ -79,7 +79,7 @@ reconcile.add_command(run)
 
 
 def _describe_start(run: Mapping[str, Any]) -> str:
-    return f"{run['run']} waits: {run['note']}" if run["note"] else f"{run['run']} waits for its turn at a Spark worker"
+    return f"{run['id']} waits: {run['note']}" if run["note"] else f"{run['id']} waits for its turn at a Spark worker"
 
 
 def _run_path(name: str) -> str:

@@ -36,9 +36,9 @@ def sample(context: ServiceContext, limit: int) -> None:
         rows.append(
             {
                 "time": record["eventTime"],
-                "name": record["eventName"],
+                "event": record["eventName"],
                 "object": f"{record['s3']['bucket']['name']}/{record['s3']['object']['key']}",
                 "record": record,
             }
         )
-    context.rows(rows, {"time": "time", "event": "name", "object": "object"}, "no events yet; post one and try again")
+    context.rows(rows, {"time": "time", "event": "event", "object": "object"}, "no events yet; post one and try again")

@@ -49,7 +49,7 @@ def watch(
 ) -> None:
     """Print the events of BUCKET, or of every bucket, as they are recorded, delivered or not.
 
-    With --json each event is one line: received_at, id, name, bucket, key and the record.
+    With --json each event is one line: received_at, id, event, bucket, key and the record.
     """
     rule = Rule(bucket=bucket, events=names(event_words), target=_NO_TARGET, prefix=prefix, suffix=suffix)
     check([rule])
@@ -72,7 +72,7 @@ def _show(context: ServiceContext, event: Any) -> None:
         click.echo(printable(f"{received}  {event.name}  {event.bucket}/{event.key}"))
         return
     line = {
-        "received_at": received, "id": event.id, "name": event.name, "bucket": event.bucket, "key": event.key,
+        "received_at": received, "id": event.id, "event": event.name, "bucket": event.bucket, "key": event.key,
         "record": orjson.Fragment(event.record),
     }  # fmt: skip
     click.echo(orjson.dumps(line).decode())

@@ -44,7 +44,7 @@ _EXPORTS = {
         "events",
         ("bucket", "prefix", "events", "target", "state", "since", "before"),
         "bucket",
-        ("received_at", "id", "name", "bucket", "key", "version", "delivery_states"),
+        ("received_at", "id", "event", "bucket", "key", "version", "delivery_states"),
     ),
     "dead-letters": _Export(
         "/v1/dead-letters",
@@ -52,7 +52,7 @@ _EXPORTS = {
         ("target", "bucket", "prefix", "reason", "since", "before"),
         "target",
         (
-            "id", "target", "event_id", "name", "bucket", "key", "reason", "attempts", "first_tried", "last_tried",
+            "id", "target", "event_id", "event", "bucket", "key", "reason", "attempts", "first_tried", "last_tried",
             "history",
         ),
     ),

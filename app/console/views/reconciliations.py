@@ -39,7 +39,7 @@ def reconciliations() -> Response:
             body = {"target": given["target"], "bucket": given["bucket"], "repair": bool(given["repair"])}
             run = calls.change("POST", "/v1/reconciliations", body)
             waits = f": {run['note']}" if run["note"] else " for its turn at a Spark worker"
-            return done(f"The run {run['run']} waits{waits}.", "reconciliations")
+            return done(f"The run {run['id']} waits{waits}.", "reconciliations")
     limit = next((size for size in _SIZES if str(size) == request.args.get("limit")), _SIZES[0])
     newest = calls.get("/v1/reconciliations", limit=max(limit, _TREND))["reconciliations"]
     runs = newest[:limit]
@@ -123,4 +123,4 @@ def repair(run: str) -> Response:
 def _change(run: str, what: str, sentence: str) -> Response:
     changed = calls.change("POST", f"/v1/reconciliations/{run}/{what}")
     note = changed["note"] and f" It waits: {changed['note']}."
-    return done(sentence + note, f"reconciliations/{changed['run']}")
+    return done(sentence + note, f"reconciliations/{changed['id']}")

@@ -190,6 +190,7 @@ def _letter(row: Any, record: str, region: str) -> DeadLetter:
     return DeadLetter.of(
         row,
         target=TargetId(row.type, row.target_name).arn(region),
+        event=row.name,
         history=failed_attempts(orjson.loads(row.history)),
         record=msgspec.Raw(record),
     )

@@ -30,7 +30,7 @@ def test_every_command_is_answered(log: Database, start: Start) -> None:
     assert len(answers) >= 10
     [events] = next(lines for question, lines in answers.items() if "this object" in question)
     [match] = next(lines for question, lines in answers.items() if "Which targets" in question)
-    assert [one["name"] for one in events["events"]] == ["s3:ObjectCreated:Put"]
+    assert [one["event"] for one in events["events"]] == ["s3:ObjectCreated:Put"]
     assert match["rules"]
     [created, replays] = next(lines for question, lines in answers.items() if "got already" in question)
     assert created["id"] in {one["id"] for one in replays["replays"]}

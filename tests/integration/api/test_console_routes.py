@@ -304,7 +304,7 @@ def test_a_reconciliation_is_started_approved_cancelled_and_its_findings_are_rea
     body = {"target": "redis:rows", "bucket": "images"}
     begun = api.client.post("/v1/reconciliations", json=body)
     assert begun.status_code == 201, begun.text
-    run = begun.json()["run"]
+    run = begun.json()["id"]
     assert (begun.json()["state"], begun.json()["repair"]) == ("waiting", False)
     assert begun.json()["note"].startswith("no Spark worker is there")
     assert api.client.get(f"/v1/reconciliations/{run}").json() == begun.json()
@@ -335,7 +335,7 @@ def test_a_reconciliation_is_started_approved_cancelled_and_its_findings_are_rea
     approved = api.client.post(f"/v1/reconciliations/{run}/repair", json={})
     assert approved.status_code == 201, approved.text
     assert approved.json()["repair"] is True
-    cancelled = api.client.post(f"/v1/reconciliations/{approved.json()['run']}/cancel", json={})
+    cancelled = api.client.post(f"/v1/reconciliations/{approved.json()['id']}/cancel", json={})
     assert (cancelled.status_code, cancelled.json()["state"]) == (200, "cancelled")
     for path in ("none", "none/findings"):
         problem(api.client.get(f"/v1/reconciliations/{path}"), 404, "not-found")

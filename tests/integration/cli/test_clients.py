@@ -302,20 +302,20 @@ def test_reconciliations_are_started_cancelled_and_shown(client: Cli, outbox: Da
     begun = client("reconcile", "start", "redis:rows", bucket, "--json").json
     assert (begun["state"], begun["repair"]) == ("waiting", False)
     assert "is waiting already" in client("reconcile", "start", "redis:rows", bucket).err
-    assert "only a reconciliation that found drift" in client("reconcile", "repair", begun["run"]).err
+    assert "only a reconciliation that found drift" in client("reconcile", "repair", begun["id"]).err
     runs = Reconciliations(outbox)
-    runs.begin(TargetId("redis", "rows"), bucket, lease=60_000, run=begun["run"])
-    runs.end(begun["run"], "drift", {"missing": 2})
-    store_findings(outbox, begun["run"], [{"kind": "missing", "key": "a"}, {"kind": "stale", "key": "b"}])
-    assert [one["key"] for one in client("reconcile", "findings", begun["run"], "--json").json] == ["a", "b"]
-    stale = client("reconcile", "findings", begun["run"], "--kind", "stale", "--json").json
+    runs.begin(TargetId("redis", "rows"), bucket, lease=60_000, run=begun["id"])
+    runs.end(begun["id"], "drift", {"missing": 2})
+    store_findings(outbox, begun["id"], [{"kind": "missing", "key": "a"}, {"kind": "stale", "key": "b"}])
+    assert [one["key"] for one in client("reconcile", "findings", begun["id"], "--json").json] == ["a", "b"]
+    stale = client("reconcile", "findings", begun["id"], "--kind", "stale", "--json").json
     assert [one["key"] for one in stale] == ["b"]
-    assert "waits: no Spark worker is there" in client("reconcile", "repair", begun["run"]).out
+    assert "waits: no Spark worker is there" in client("reconcile", "repair", begun["id"]).out
     [waiting, *_] = client("reconcile", "ls", "--json").json
-    assert client("reconcile", "cancel", waiting["run"]).code == 0
-    approved = client("reconcile", "repair", begun["run"], "--json").json
+    assert client("reconcile", "cancel", waiting["id"]).code == 0
+    approved = client("reconcile", "repair", begun["id"], "--json").json
     assert approved["repair"] is True
-    assert client("reconcile", "cancel", approved["run"], "--json").json["state"] == "cancelled"
+    assert client("reconcile", "cancel", approved["id"], "--json").json["state"] == "cancelled"
     for word in ("repair", "cancel", "findings"):
         assert "there is no reconciliation ../x" in client("reconcile", word, "../x").err
         assert client("reconcile", word, "none").code == 1
@@ -354,7 +354,7 @@ def test_a_command_prints_what_the_api_answers_whichever_way_it_asks(
     Log(service[1]).append([[event("retried")]])
     Courier(service[1], target, ScriptedTarget(lambda _: Failed("500 broken", retry_after=60))).run()
     there("replay", "--target", "webhook:audit", "--all")
-    run = there("reconcile", "start", "redis:rows", "same", "--json").json["run"]
+    run = there("reconcile", "start", "redis:rows", "same", "--json").json["id"]
     letter = there("dead-letter", "ls", "--json").json[0]["id"]
     for words in (
         ("target", "ls"),

@@ -37,7 +37,7 @@ def test_events_are_printed_as_they_come_and_only_those_asked_for(database: Data
         watching.stop()
     found = [orjson.loads(line) for line in lines]
     assert [each["key"] for each in found] == ["in/a.txt", "in/a.txt"]
-    assert found[0]["record"]["eventName"] == found[0]["name"] == "s3:ObjectCreated:Put"
+    assert found[0]["record"]["eventName"] == found[0]["event"] == "s3:ObjectCreated:Put"
 
 
 def test_what_came_before_is_shown_if_asked_for_and_cannot_steer_the_terminal(cli: Cli, database: Database) -> None:

@@ -67,7 +67,9 @@ def test_a_columns_function_needs_nothing_but_members() -> None:
 
 
 def test_a_member_means_what_the_table_says_wherever_it_is() -> None:
-    rows = re.findall(r"^\| `(id|event_id|name|target)` \| (.+?) \| (.+?) \|$", API_PAGE.read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(id|event_id|event|name|number|target)` \| (.+?) \| (.+?) \|$", API_PAGE.read_text(), re.MULTILINE
+    )
     meaning: dict[tuple[str, str], str] = {}
     for member, what, schemas in rows:
         for schema in re.findall(r"`(\w+)`", schemas.partition(", and ")[0]):
