@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 from app.cli.groups import Group, write_commands
 from app.cli_common.run import run_command
@@ -87,6 +88,15 @@ class Commands(Group):
         module = importlib.import_module(f"app.cli.commands.{COMMANDS[name].module}")
         command: click.Command = getattr(module, attribute)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the name of a command, without importing one."""
+        named = [
+            CompletionItem(name, help=command.summary)
+            for name, command in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         """Write the sections of commands, without importing one."""

@@ -32,10 +32,29 @@ def imported(*words: str) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr.split())
 
 
+def libraries(modules: set[str]) -> set[str]:
+    """Return the modules that are not Python's own."""
+    return {name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names}
+
+
 def test_help_imports_no_command_and_no_library_that_is_slow() -> None:
     modules = imported("--help")
     assert "app.cli" in modules
     assert [name for name in modules if name.startswith("app.cli.commands.") or name.partition(".")[0] in SLOW] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "most"),
+    [("bucketwire ", 40), ("bucketwire target show ", 220), ("bucketwire rule add x y --event ", 180)],
+)
+def test_completion_imports_little(line: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUCKETWIRE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("_BUCKETWIRE_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split())))
+    modules = imported()
+    assert modules & {"sqlalchemy", "flask", "requests", "rich", "celery"} == set()
+    assert len(libraries(modules)) <= most  # a fifth more than today
 
 
 @pytest.mark.parametrize("group", ["reconcile", "rule", "dead-letter", "target", "token", "retry"])
@@ -48,9 +67,11 @@ def test_status_imports_nothing_that_only_other_commands_need(tmp_path: Path, mo
     migrated(f"sqlite:///{tmp_path}/bucketwire.db").close()
     modules = imported("status")
     assert "app.api.in_process" in modules
-    libraries = {"requests", "rich", "celery", "alembic", "pyspark", "psycopg2", "pymysql"}
+    others = {"requests", "rich", "celery", "alembic", "pyspark", "psycopg2", "pymysql"}
     dialects = {"sqlalchemy.dialects.mysql", "sqlalchemy.dialects.postgresql"}
-    assert modules & {*libraries, *dialects, "app.console", "garbage"} == set()
+    assert modules & {*others, *dialects, "app.console", "garbage"} == set()
+    without = {name for name in libraries(modules) if not name.startswith("opentelemetry")}  # `bucketwire` loads none
+    assert len(without) <= 720  # a fifth more than today
 
 
 def test_every_section_is_in_the_help_with_each_command_and_its_first_words() -> None:
