@@ -17,6 +17,7 @@ from app.config.settings import Settings
 from app.config.sources.base import SourceSettings
 from app.config.sources.source_id import SourceId, parse_source
 from app.config.target_settings import BadSettings
+from app.counts import count_noun
 from app.events.frontends import S3_FRONTENDS
 from app.events.limits import Limits
 from app.events.messages import Message, read_message
@@ -42,16 +43,17 @@ def run_source_test(settings: SourceSettings, positions: dict[str, str], limits:
 
     try:
         opened = source.open(positions)
-        where = f"begins at {len(opened.moved)} new position(s)" if opened.moved else "goes on where it was"
+        where = f"begins at {count_noun(len(opened.moved), 'new position')}" if opened.moved else "goes on where it was"
         yield step("open", "; ".join(opened.lost) or where)
         lag = source.lag()
-        yield step("lag", "unknown" if lag is None else f"{lag} message(s) wait")
+        yield step("lag", "unknown" if lag is None else f"{count_noun(lag, 'message')} waiting")
         message = _first_message(source)
         if message is None:
             yield step("read", "no message waits")
             return
         read = read_message(message, limits, S3_FRONTENDS.get(settings.frontend))
-        found = f"{len(read.events)} event(s)" + (f", the first in {read.events[0].bucket}" if read.events else "")
+        first = f", the first in {read.events[0].bucket}" if read.events else ""
+        found = f"{count_noun(len(read.events), 'event')}{first}"
         yield step("read", read.problem or found, ok=not read.problem)
     except SourceUnavailable as error:
         yield step("open", str(error), ok=False)

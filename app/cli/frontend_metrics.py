@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.ages import format_age
 from app.cli_common.api_session import ApiSession, ApiUnavailable, InvalidToken, InvalidUrl, is_success
-from app.cli_common.output import count_noun
+from app.counts import count_noun
 from app.doctor.finding import Finding
 
 CLUSTER_PATH = "/minio/v2/metrics/cluster"

@@ -118,8 +118,3 @@ def mending_command(text: str, words: Sequence[str]) -> str:
     """Return the command that a finding names beside its text, as a shell takes it; empty if the text has it."""
     command = shlex.join(["bucketwire", *words]) if words else ""
     return "" if command in text else f"$ {command}"
-
-
-def count_noun(number: int, noun: str) -> str:
-    """Return `1 event`, `2 events`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -12,6 +12,7 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings, warnings
 from app.config.targets.base import TargetSettings
+from app.counts import count_noun
 from app.doctor.finding import Finding
 from app.outbox.delivery import heartbeats, worker_heartbeats
 from app.outbox.delivery.counters import TargetCounters, TargetStatus, audit, read_status
@@ -182,7 +183,7 @@ def _check_versions(service: Service) -> Iterator[Finding]:
     if others:
         named = ", ".join(f"{worker.version} as {worker.host}:{worker.pid}" for worker in others[:_MAX_NAMED])
         more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
-        runs = f"{len(others)} of {_count(len(workers), 'worker')} run" + ("s" if len(others) == 1 else "")
+        runs = f"{len(others)} of {count_noun(len(workers), 'worker')} run" + ("s" if len(others) == 1 else "")
         text = f"{runs} another version than {VERSION}: {named}{more}; restart them with it"
         yield Finding("versions", "warning", text, ("status", "--workers"))
 
@@ -257,7 +258,7 @@ def _check_state(status: TargetStatus, *, is_named: bool) -> Iterator[Finding]:
             text = f"failing: {reason}; what it does not accept becomes a dead letter: pause it, mend it, resume it"
             yield Finding(subject, "problem", text, show)
         case "paused":
-            waits = f"; {_count(counters.undelivered, 'event')} waiting" if counters.undelivered else ""
+            waits = f"; {count_noun(counters.undelivered, 'event')} waiting" if counters.undelivered else ""
             text = "paused" + (f": {reason}" if reason else "") + waits
             yield Finding(subject, "warning", text, ("target", "resume", subject))
         case "disabled":
@@ -277,7 +278,7 @@ def _check_queue_limit(subject: str, settings: TargetSettings, counters: TargetC
         return
     is_full, rejects = counters.queued >= limit, settings.queue_full == "reject"
     beyond = "requests with further ones are refused" if rejects else "further ones are discarded"
-    waiting = f"{_count(counters.queued, 'event')} of at most {limit:,} (queue_limit)"
+    waiting = f"{count_noun(counters.queued, 'event')} of at most {limit:,} (queue_limit)"
     when, grade = ("is full", "problem") if is_full else ("is nearly full", "warning")
     text = (
         f"its queue {when}, {waiting}; {'' if is_full else 'at the limit '}{beyond}: raise it, or speed up the target"
@@ -287,17 +288,13 @@ def _check_queue_limit(subject: str, settings: TargetSettings, counters: TargetC
 
 def _check_losses(subject: str, counters: TargetCounters, *, has_rows: bool) -> Iterator[Finding]:
     if counters.dead:
-        text = f"{_count(counters.dead, 'dead letter')}, not retried any more; mend the cause, then replay them"
+        text = f"{count_noun(counters.dead, 'dead letter')}, not retried any more; mend the cause, then replay them"
         yield Finding(subject, "warning", text, ("dead-letter", "ls", "--target", subject))
     if counters.discarded:
-        number = _count(counters.discarded, "event")
+        number = count_noun(counters.discarded, "event")
         repair = "reconcile it with its buckets" if has_rows else "a backfill sends events of the objects that exist"
         text = f"{number} discarded so far, because its queue was full; no replay brings them back: {repair}"
         yield Finding(subject, "warning", text, ("target", "show", subject))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _check_delays(service: Service) -> Iterator[Finding]:
@@ -312,7 +309,7 @@ def _check_delays(service: Service) -> Iterator[Finding]:
         if stored.state == "running" and stored.target not in silent and 0 < counters.oldest < now - _MAX_DELAY:
             text = (
                 f"its oldest undelivered event is {format_age(counters.oldest, now)} old; "
-                f"{_count(counters.undelivered, 'event')} waiting, {counters.parked:,} of them for a retry"
+                f"{count_noun(counters.undelivered, 'event')} waiting, {counters.parked:,} of them for a retry"
             )
             yield Finding(str(stored.target), "warning", text, ("retry", "ls", "--target", str(stored.target)))
 
@@ -328,7 +325,7 @@ def _check_sources(service: Service) -> Iterator[Finding]:
         elif state == "paused":
             yield Finding(subject, "note", f"paused: {reason}")
         elif state == "running":
-            waiting = "" if stored.lag is None else f"; {_count(stored.lag, 'message')} waiting"
+            waiting = "" if stored.lag is None else f"; {count_noun(stored.lag, 'message')} waiting"
             yield Finding(subject, "ok", f"a worker pulls from it{waiting}")
         else:
             grade = "problem" if reason == INVALID_SETTINGS else "note"
@@ -337,7 +334,7 @@ def _check_sources(service: Service) -> Iterator[Finding]:
             yield Finding(subject, "problem", f"{format_age(stored.notice_at, now)} ago: {stored.notice}")
         if count := kept.get(stored.row_id):
             listing = ("source", "rejected", "ls", str(stored.source))
-            yield Finding(subject, "warning", f"{_count(count, 'rejected message')} kept", listing)
+            yield Finding(subject, "warning", f"{count_noun(count, 'rejected message')} kept", listing)
 
 
 def _check_counters(service: Service, most: int | None = None) -> Iterator[Finding]:
@@ -363,7 +360,8 @@ def _check_tokens(service: Service) -> Iterator[Finding]:
     now, ls = now_ms(), ("token", "ls")
     expiring = [token for token in Tokens(service.database).list() if token.expires_at]
     if expired := sum(token.expires_at <= now for token in expiring):
-        yield Finding("tokens", "note", f"{_count(expired, 'token')} expired: revoke what is not needed any more", ls)
+        text = f"{count_noun(expired, 'token')} expired: revoke what is not needed any more"
+        yield Finding("tokens", "note", text, ls)
     soon = [
         token.expires_at
         for token in expiring
@@ -371,7 +369,7 @@ def _check_tokens(service: Service) -> Iterator[Finding]:
     ]
     if soon:
         first = format_seconds((min(soon) - now) / 1000)
-        text = f"{_count(len(soon), 'token')} in use will expire, the first in {first}: give its users another one"
+        text = f"{count_noun(len(soon), 'token')} in use will expire, the first in {first}: give its users another one"
         yield Finding("tokens", "warning", text, ls)
 
 

@@ -18,6 +18,7 @@ from app.config.settings import Settings
 from app.config.target_settings import BadSettings, changed_lines, load, texts
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import settings_type
+from app.counts import count_noun
 from app.outbox import audit, log_head, tables
 from app.outbox.declared_rows import NOT_NAMED, SealedSettings, read_row, read_rows
 from app.outbox.delivery.counters import read_counters
@@ -375,9 +376,9 @@ def _losses(connection: sa.Connection, target_id: int) -> list[str]:
     return [
         text
         for number, text in (
-            (rules, f"{rules} rule(s) name it"),
-            (counters.undelivered, f"{counters.undelivered} event(s) are not delivered yet"),
-            (counters.dead, f"{counters.dead} dead letter(s) belong to it"),
+            (rules, count_noun(rules, "rule")),
+            (counters.undelivered, count_noun(counters.undelivered, "undelivered event")),
+            (counters.dead, count_noun(counters.dead, "dead letter")),
         )
         if number
     ]

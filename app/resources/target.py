@@ -125,7 +125,7 @@ class RemoveQuery(Query):
 class Removed(Resource):
     """A target is removed."""
 
-    lost: Annotated[list[str], about("what was deleted with it, such as `2 rule(s) name it`")]
+    lost: Annotated[list[str], about("what was deleted with it, such as `2 rules`")]
 
 
 class Pause(Query):

@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from app.cli_common.context import ServiceContext
-from app.cli_common.output import bar, count_noun
+from app.cli_common.output import bar
 from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
+from app.counts import count_noun
 from app.outbox.errors import AlreadyRunning
 from app.outbox.reconcile.progress import Progress
 from app.outbox.reconcile.runs import Reconciliations

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli_common.context import ServiceContext
-from app.cli_common.output import columns, count_noun
+from app.cli_common.output import columns
+from app.counts import count_noun
 from app.outbox.engine.database import now_ms
 from spark_jobs import shutdown
 from spark_jobs.commands import options

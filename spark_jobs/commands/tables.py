@@ -4,7 +4,7 @@ import click
 
 from app.cli_common.context import ServiceContext
 from app.cli_common.errors import CommandError
-from app.cli_common.output import count_noun
+from app.counts import count_noun
 from app.outbox.engine.database import now_ms
 from spark_jobs import shutdown
 from spark_jobs.commands import options

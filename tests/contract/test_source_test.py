@@ -40,7 +40,7 @@ def test_the_first_message_is_read_and_not_taken(probe: SourceProbe) -> None:
     for _ in range(2):
         steps = steps_of(probe)
         assert all(step.ok for step in steps), steps
-        assert steps[-1].message == f"1 event(s), the first in {events[0].bucket}"
+        assert steps[-1].message == f"1 event, the first in {events[0].bucket}"
 
 
 def test_a_message_without_valid_events_and_a_queue_that_is_away_fail_a_step(probe: SourceProbe) -> None:

@@ -10,7 +10,8 @@ import click
 from app.cli.errors import describe_exception
 from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.layout import hang, text_width
-from app.cli_common.output import count_noun, mending_command, printable, terminal_width
+from app.cli_common.output import mending_command, printable, terminal_width
+from app.counts import count_noun
 from app.doctor.checks import CHECKS, Check, run_checks
 from app.doctor.finding import Finding
 

@@ -14,8 +14,9 @@ from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
 from app.cli_common.context import ServiceContext
 from app.cli_common.errors import CommandError
-from app.cli_common.output import count_noun, printable, progress
+from app.cli_common.output import printable, progress
 from app.config.arn import TargetId
+from app.counts import count_noun
 from app.events.model import Event
 from app.minio_import.queue_dir import QueueFile, files, read
 from app.outbox.delivery.counters import read_counters

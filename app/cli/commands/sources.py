@@ -12,9 +12,9 @@ from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
 from app.cli.pausing import add_pausing
 from app.cli_common.context import ServiceContext, pass_context
-from app.cli_common.output import count_noun
 from app.cli_common.param_types import KEY_VALUE, SOURCE
 from app.config.sources.source_id import SourceId
+from app.counts import count_noun
 from app.resources.source import RejectedMessage, Source
 
 _FACTS = (

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.counts import count_noun
 from app.events.model import Event
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.db_errors import Unstorable
@@ -79,8 +80,8 @@ class SpoolFeeder:
             else:
                 if fed:
                     log.info(
-                        "recorded %d spooled file(s)%s",
-                        fed,
+                        "recorded %s%s",
+                        count_noun(fed, "spooled file"),
                         ", the database is available again" if was_unavailable else "",
                     )
                     was_unavailable = False

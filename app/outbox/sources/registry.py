@@ -11,6 +11,7 @@ from app.config.sources.base import SourceSettings
 from app.config.sources.registry import source_type
 from app.config.sources.source_id import SourceId
 from app.config.target_settings import BadSettings, changed_lines, load, texts
+from app.counts import count_noun
 from app.outbox import audit, log_head, tables
 from app.outbox.declared_rows import NOT_NAMED, SealedSettings, read_row
 from app.outbox.delivery.reasons import clean_reason
@@ -137,7 +138,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
             count = sa.select(sa.func.count()).select_from(tables.rejected_messages).where(r.source_id == stored.row_id)
             rejected = int(connection.execute(count).scalar_one())
             if rejected and not force:
-                messages = "1 rejected message" if rejected == 1 else f"{rejected} rejected messages"
+                messages = count_noun(rejected, "rejected message")
                 raise SourceInUse(f"{source} has {messages}; --force (`force=true`) removes it with them")
             for table in (tables.source_positions, tables.rejected_messages):
                 connection.execute(table.delete().where(table.c.source_id == stored.row_id))

@@ -156,7 +156,7 @@ def test_keys_that_are_left_out_keep_their_values_and_reset_keys_get_their_defau
         ("reset bw notify_webhook:two", "there is no target webhook:two"),
         ("reset bw notify_webhook:one nokey", "nokey: is not a known setting"),
         ("reset bw notify_webhook:one endpoint", "endpoint: is required"),
-        ("reset bw notify_webhook:one", "webhook:one is in use: 1 rule(s) name it"),
+        ("reset bw notify_webhook:one", "webhook:one is in use: 1 rule; --force"),
         ("set bw notify_webhook:env queue_limit=6", "is set by MINIO_NOTIFY_… variables"),
         ("reset bw notify_webhook:env", "is set by MINIO_NOTIFY_… variables"),
         ("set bw api requests_max=5", "requests_max: is not a known setting; known are sync_events"),

@@ -135,8 +135,8 @@ def test_a_target_with_events_is_removed_only_by_force(plain: Api, plain_log: Da
     add_target(plain_log, "audit")
     plain.post(body("a"))
     detail = problem(plain.client.delete("/v1/targets/webhook/audit"), 409, "target-in-use")["detail"]
-    assert "1 rule(s)" in detail
-    assert "1 event(s)" in detail
+    assert "1 rule," in detail
+    assert "1 undelivered event" in detail
     problem(plain.client.delete("/v1/targets/webhook/audit?force=perhaps"), 400, "bad-value")
     assert plain.client.delete("/v1/targets/webhook/audit?force=true").status_code == 200
 

@@ -132,7 +132,7 @@ def test_a_prune_that_would_lose_events_changes_nothing_at_all_unless_forced(
     Log(database).append([[event("a.txt")]])
     refused = applied("targets: {{webhook:new: {{endpoint: 'http://127.0.0.1:9/'}}}}", "--prune")
     assert refused.code == 1
-    assert "kafka:primary is in use: 1 event(s) are not delivered yet" in refused.err
+    assert "kafka:primary is in use: 1 undelivered event;" in refused.err
     assert holds(cli) == DECLARED
 
     assert applied("targets: {{webhook:new: {{endpoint: 'http://127.0.0.1:9/'}}}}", "--prune", "--force").code == 0

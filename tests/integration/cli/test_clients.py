@@ -112,7 +112,7 @@ def test_targets_and_rules_are_set_shown_and_removed(client: Cli, folder: Path) 
 
     refused = client("target", "rm", "redis:cache")
     assert refused.code == 1
-    assert "1 rule(s) name it" in refused.err
+    assert "is in use: 1 rule;" in refused.err
     assert "removed 1 rule" in client("rule", "rm", "photos", ARN).out
     assert client("config", "reset", "notify_redis:cache").code == 0
     assert client("target", "ls", "--json").json == []
@@ -216,7 +216,7 @@ def test_dead_letters_are_listed_shown_replayed_and_deleted(client: Cli, outbox:
     assert (counters(client)["parked"], counters(client)["dead"], counters(client)["purged"]) == (2, 0, 1)
     lost = client("target", "rm", "webhook:audit", "--force", "--json").json["lost"]
     assert len(lost) == 2
-    assert lost[0] == "1 rule(s) name it"
+    assert lost[0] == "1 rule"
 
 
 def test_retained_events_are_delivered_again_by_name_time_and_prefix(client: Cli, outbox: Database) -> None:

@@ -190,7 +190,7 @@ def test_secrets_are_sealed_in_the_table_and_open_for_a_worker(database: Databas
 def test_a_target_in_use_is_removed_only_by_force(database: Database) -> None:
     target = add_target(database)
     Log(database).append([[event()]])
-    with pytest.raises(TargetInUse, match=r"1 rule\(s\) name it, 1 event\(s\) are not delivered yet"):
+    with pytest.raises(TargetInUse, match=r"1 rule, 1 undelivered event"):
         registry(database).remove(target)
     registry(database).remove(target, force=True)
     assert registry(database).targets() == []

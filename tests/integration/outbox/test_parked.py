@@ -410,6 +410,6 @@ def test_a_target_can_be_removed_while_a_worker_parks_events_of_it(database: Dat
         sa.event.listen(other.engine, "before_cursor_execute", seen)
         courier.run(turns=0)
         [removal] = removals
-        assert removal.result(30) == ["1 rule(s) name it", "1 event(s) are not delivered yet"]
+        assert removal.result(30) == ["1 rule", "1 undelivered event"]
     other.close()
     assert parked_rows(database) == []

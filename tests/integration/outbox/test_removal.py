@@ -72,7 +72,7 @@ def test_the_logs_head_is_not_locked_while_a_backlog_is_removed(
     monkeypatch.setattr(transitions, "purge_any", purged)
     lost = registry(database).remove(courier.target, force=True)
     assert steps == ["lock", 10, 10, 10, 10, 9, "lock"]
-    assert lost == ["1 rule(s) name it", "27 event(s) are not delivered yet", "25 dead letter(s) belong to it"]
+    assert lost == ["1 rule", "27 undelivered events", "25 dead letters"]
     assert set(rows(database).values()) == {0}
 
 
@@ -103,7 +103,7 @@ def test_a_removal_that_is_stopped_leaves_a_disabled_target_and_goes_on_later(
         assert read_status(connection)[0].counters.recorded == counters.recorded, "nothing is recorded for it"
     monkeypatch.setattr(transitions, "purge_any", purge)
     lost = registry(database).remove(courier.target, force=True)
-    assert lost == ["3 event(s) are not delivered yet", "19 dead letter(s) belong to it"]
+    assert lost == ["3 undelivered events", "19 dead letters"]
     assert set(rows(database).values()) == {0}
     with pytest.raises(UnknownTarget):
         registry(database).target(courier.target)
@@ -130,7 +130,7 @@ def test_a_removal_leaves_a_target_alone_that_was_created_with_the_same_name_mea
 
     monkeypatch.setattr(transitions, "purge_any", overtaken)
     lost = registry(database).remove(courier.target, force=True)
-    assert lost[0] == "1 rule(s) name it", "of the target that was meant"
+    assert lost[0] == "1 rule", "of the target that was meant"
     with database.reading() as connection:
         [status] = read_status(connection)
     assert (status.stored.state, status.counters.pending) == ("running", 1)
