@@ -22,7 +22,8 @@ class WorkerHeartbeat:
     """The heartbeats of this process's worker.
 
     `services` are what it serves beside targets. It has a connection of its own, with which it waits for a slow
-    database only briefly: meanwhile the worker takes no wake-up.
+    database server only briefly, because meanwhile the worker takes no wake-up; on SQLite it waits for the lock, which
+    no transaction holds for long.
     """
 
     def __init__(self, settings: Settings, name: str, pool: str, services: Sequence[str]) -> None:

@@ -103,8 +103,8 @@ def worker_activity(row: Row) -> str:
     return ", ".join(does) or "waits"
 
 
-class DeliveringProcess(Resource):
-    """A worker process that has partitions leased, which it delivers."""
+class OtherProcess(Resource):
+    """A process that has partitions leased, which it delivers, and belongs to no listed worker."""
 
     host: str
     pid: int
@@ -141,13 +141,16 @@ class Worker(Resource):
 
 
 class Workers(Resource):
-    """The heartbeats of the drain and of the workers, and what the processes deliver now."""
+    """The heartbeats of the drain and of the workers, and what each does now."""
 
     flower: Annotated[str | None, about("the address of Flower, of `BUCKETWIRE_FLOWER_URL`")]
     drain: Drain
     workers: Annotated[list[Worker], about("those that run, and those that fell silent within the last hour")]
     queues: list[WorkerQueue]
-    delivering: Annotated[list[DeliveringProcess], about("the worker processes that deliver events at this moment")]
+    other_processes: Annotated[
+        list[OtherProcess],
+        about("that deliver events now for none of these workers: of one that has just started, or is of version 0.2"),
+    ]
 
 
 class EffectiveSetting(Resource):

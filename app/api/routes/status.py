@@ -17,7 +17,7 @@ from app.outbox.engine.clock import database_now
 from app.outbox.sources.stored import read_sources
 from app.release import VERSION
 from app.resources.declaration import format_time
-from app.resources.service import DeliveringProcess, Drain, Status, Worker, WorkerQueue, Workers
+from app.resources.service import Drain, OtherProcess, Status, Worker, WorkerQueue, Workers
 from app.resources.target import Counters
 
 routes = Blueprint("status", __name__)
@@ -65,6 +65,7 @@ def workers() -> Workers:
         sources = read_sources(connection)
         known = worker_heartbeats.read_workers(connection)
     pulling = [(stored.holder, str(stored.source)) for stored in sources if stored.leased_until > now]
+    own = {holder for one in known for holder in one.holders}
     age = heartbeats.drain_age(drained, now)
     arns = {queue.row_id: queue.target.arn(services().settings.region) for queue in queues}
     return Workers(
@@ -81,7 +82,7 @@ def workers() -> Workers:
             )
             for queue in queues
         ],
-        delivering=[_process(name, held, arns) for name, held in sorted(holders.items())],
+        other_processes=[_process(name, held, arns) for name, held in sorted(holders.items()) if name not in own],
     )
 
 
@@ -110,9 +111,9 @@ def _worker(
     )
 
 
-def _process(name: str, held: Mapping[int, int], arns: Mapping[int, str]) -> DeliveringProcess:
+def _process(name: str, held: Mapping[int, int], arns: Mapping[int, str]) -> OtherProcess:
     host, _, pid = name.rpartition(":")
-    return DeliveringProcess(
+    return OtherProcess(
         host=host,
         pid=int(pid) if pid.isdigit() else 0,
         leased_partitions=sum(held.values()),

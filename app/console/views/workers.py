@@ -13,7 +13,6 @@ def workers() -> Response:
     """Show the workers, those that fell silent or run another version first, and the queues."""
     found = calls.get("/v1/workers")
     states = {target["arn"]: target["state"] for target in calls.targets()}
-    known = {(worker["host"], pid) for worker in found["workers"] for pid in (worker["pid"], *worker["processes"])}
     return show(
         "worker_list.html",
         here="workers",
@@ -21,7 +20,7 @@ def workers() -> Response:
         drain=found["drain"],
         workers=sorted(found["workers"], key=lambda one: (one["alive"], one["version"] == VERSION, one["name"])),
         version=VERSION,
-        strangers=[process for process in found["delivering"] if (process["host"], process["pid"]) not in known],
+        strangers=found["other_processes"],
         queues=sorted(found["queues"], key=lambda queue: (queue["served"], -queue["age"])),
         states=states,
         checks=calls.checks(),

@@ -60,6 +60,11 @@ PAGES = (
     "sign-in", "events?since=1h&bucket=images", "dead-letters?since=1h",
 )  # fmt: skip
 
+# One of many, a noun in both numbers at once, a sentence that ends twice, and what Markdown would hide.
+MISWRITTEN = (
+    r"(?<![\d.,:-])1 (?:[a-z]+ )?(?:attempts|events|letters|members|messages|processes|rules|targets)\b"
+    r"|\w(?<!http)(?<!amqp)\(s\)|\w\.\.(?!\.)|\\\*"
+)
 TEMPLATES = Path(__file__).parents[3] / "app/console/templates"
 
 
@@ -110,6 +115,7 @@ def test_a_page_is_whole_and_runs_nothing_but_our_files(busy: Browser, path: str
             assert not re.match(r"/|[a-z]+:", given.get(name, "")), (tag, given)
     ids = [given["id"] for _, given in page.tags if "id" in given]
     assert len(ids) == len(set(ids)), sorted(ids)
+    assert re.findall(MISWRITTEN, page.text) == []
 
 
 @pytest.mark.parametrize("prefix", ["", "/tools/bucketwire"])
@@ -982,7 +988,7 @@ def test_the_workers_page_shows_who_is_there_and_does_what(busy: Browser, databa
     page = busy.get("workers")
     assert "1 more process has partitions leased without a heartbeat of its worker" in page.text
     assert f"{host} {pid} webhook:paused 3 partitions" in page.text
-    [process] = busy.client.get("/v1/workers").get_json()["delivering"]
+    [process] = busy.client.get("/v1/workers").get_json()["other_processes"]
     assert process == {
         "host": host, "pid": int(pid), "leased_partitions": 3, "targets": ["arn:minio:sqs::paused:webhook"],
     }  # fmt: skip
@@ -1000,6 +1006,7 @@ def test_the_workers_page_shows_who_is_there_and_does_what(busy: Browser, databa
     texts = [text for text in texts if " thread " in text or " prefork " in text]
     assert [text.split()[0] for text in texts] == ["gone@there", "&lt;b&gt;@there", "targets@here"], "the wrong first"
     assert "✕ silent" in texts[0]
+    assert "has no connection to the broker or to the database, or ends and still finishes its work" in page.text
     assert "there 1 thread 0.0.1 other version spark reconcile redis:x images" in texts[1]
     assert f"{host} 7 prefork of 2 {VERSION} targets webhook:paused 3 partitions" in texts[2]
 
