@@ -516,6 +516,28 @@ def test_everything_can_be_read_without_scripts_and_changed_too(browser: Browser
         expect(look.page.locator(".verdict")).not_to_contain_text("paused")
 
 
+def test_filters_are_folded_in_a_narrow_window_and_a_row_has_two_lines(
+    browser: Browser, whole: System, busy: str
+) -> None:
+    with visit(browser, whole) as look:
+        page, fold = look.page, look.page.locator("details.fold")
+        for path in (f"dead-letters?target=webhook:{busy}", f"retries?target=webhook:{busy}"):
+            for width in (360, 1280):
+                page.set_viewport_size({"width": width, "height": 800})
+                page.goto(path)
+                rows = page.locator("tbody .lines")
+                expect(rows.first).to_be_visible()
+                for row in rows.all():
+                    sizes = "[...row.children].map(e => e.offsetHeight / parseFloat(getComputedStyle(e).fontSize))"
+                    lines = row.evaluate(f"row => {sizes}")
+                    assert [0 < height < 2 for height in lines] == [True, True], (path, width, lines)
+                if width == 360:
+                    expect(fold.locator("form")).to_be_hidden()
+                    expect(fold.locator("summary")).to_have_text(f"Filter: target webhook:{busy}")
+                    fold.locator("summary").click()
+                expect(fold.locator("form")).to_be_visible()
+
+
 def test_the_keyboard_is_enough(browser: Browser, whole: System, busy: str) -> None:
     with visit(browser, whole, READ) as look:
         page = look.page

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from app.config.sources.source_id import SourceId
@@ -65,6 +67,18 @@ def test_the_overview_has_the_rate_of_each_source_and_of_requests(pulled: Browse
         connection.execute(tables.sources.update().values(recorded=1234))
     page = pulled.get("")
     assert "requests to the API – 1 kafka:minio – 1,234" in page.text, "there is no rate before there are samples"
+
+
+def test_every_rate_and_quantile_of_now_names_its_window(pulled: Browser) -> None:
+    [target] = [given["href"] for given in pulled.get("targets").all("a") if given.get("class") == "target"]
+    for path, windows in (
+        ("", ["events/s, last 20 s", "events/s, last 20 s", "Events/s, last 20 s", "Delivered/s, last 20 min"]),
+        ("targets", ["Delivered/s, last 20 min"]),
+        (target.removeprefix("./"), ["events/s, last 10 s"]),
+    ):
+        text = pulled.get(path).text
+        assert re.findall(r"[A-Za-z]+/s(?:, last \d+ \w+)?", text) == windows, path
+        assert len(re.findall(r"p99[^p]*?(?:of|last) 10 s", text)) == text.count("p99") > 0, path
 
 
 def test_a_source_is_added_edited_paused_resumed_and_removed(local: Browser) -> None:
