@@ -244,10 +244,11 @@ def done(text: str, path: str, query: Mapping[str, str] | None = None, *, bad: b
     return redirect(path, **{**(query or {}), "notice": seals().notice(text, bad=bad)})
 
 
-def show(template: str, http_status: int = 200, /, **values: Any) -> Response:
-    """Return a page."""
-    values["counts"] = _counts() if http_status < 500 else {}
-    return make_response(render_template(template, **values), http_status)
+def show(template: str, http_status: int = 0, /, **values: Any) -> Response:
+    """Return a page; unless it is given a status, it has 400 if it shows something `wrong` or a `problem`."""
+    status = http_status or (400 if values.get("wrong") or values.get("problem") else 200)
+    values["counts"] = _counts() if status < 500 else {}
+    return make_response(render_template(template, **values), status)
 
 
 def _counts() -> Mapping[str, int]:
@@ -306,6 +307,12 @@ def form_values(*names: str) -> dict[str, str]:
     given: Mapping[str, str] = request.form if request.method == "POST" else request.args
     values = {name: given.get(name, "") for name in names}
     return {name: text if name in _EXACT else text.strip() for name, text in values.items()}
+
+
+def ticked_numbers() -> list[int]:
+    """Return the numbers of the rows that are ticked in a form."""
+    texts = request.form.getlist("ids")
+    return [int(text) for text in texts if text.isascii() and text.isdigit() and len(text) < 19]
 
 
 def within_limits(given: Mapping[str, str], *names: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from flask import Response, request
 from app.api.refused import Refused
 from app.console import calls
 from app.console.formats import command, number, options, short_target
-from app.console.pages import NOTHING_SELECTED, action, done, filtered, form_values, page, show
+from app.console.pages import NOTHING_SELECTED, action, done, filtered, form_values, page, show, ticked_numbers
 from app.resources.dead_letter import DeadLetterFilter
 from app.resources.declaration import filter_parts
 
@@ -25,7 +25,6 @@ def dead_letters() -> Response:
         reasons = calls.get("/v1/dead-letters/reasons", **{name: given[name] for name in ("target", "since", "before")})
     return show(
         "dead_letters.html",
-        400 if listed["wrong"] else 200,
         here="dead-letters",
         reasons=reasons,
         targets=[short_target(target["arn"]) for target in calls.targets()],
@@ -78,7 +77,6 @@ def purge() -> Response:
         problem = "type purge to delete them"
     return show(
         "dead_letters_purge.html",
-        400 if problem else 200,
         here="dead-letters",
         given=given,
         ids=chosen.get("ids", []),
@@ -95,8 +93,7 @@ def _chosen(given: dict[str, str]) -> dict[str, Any]:
 
     Without a script, a chosen reason leaves the choice at all that match although some are ticked.
     """
-    ids = [int(text) for text in request.form.getlist("ids") if text.isascii() and text.isdigit() and len(text) < 19]
-    if ids:
+    if ids := ticked_numbers():
         target = {"target": given["target"]} if given["target"] else {}  # all of the page are of this target
         return {"ids": ids, **target}
     if request.form.get("scope") != "matching":

@@ -48,7 +48,6 @@ def events() -> Response:
             found = calls.get("/v1/events", **query, after=after, limit=_PAGE)
     return show(
         "events.html",
-        400 if refusal.wrong else 200,
         here="events",
         given=given,
         filtered=any(given.values()),

@@ -40,7 +40,6 @@ def remove(room: str, kind: str, name: str) -> Response:
             problem = str(refused)
     return show(
         "settings_remove.html",
-        400 if problem else 200,
         here=room,
         room=room,
         kind=of.noun,

@@ -49,7 +49,6 @@ def reconciliations() -> Response:
     name = given["target"] or (mirrors[0] if mirrors else "TYPE:NAME")
     return show(
         "reconciliations.html",
-        400 if refusal.wrong else 200,
         here="reconciliations",
         runs=runs,
         drift=_NOTED,

@@ -21,7 +21,6 @@ def retries() -> Response:
     listed = filtered("/v1/retries", "retries", _FILTERS, "target")
     return show(
         "retries.html",
-        400 if listed["wrong"] else 200,
         here="retries",
         targets=[short_target(target["arn"]) for target in calls.targets()],
         options=options(listed["given"]),

@@ -39,7 +39,6 @@ def rules() -> Response:
     shown = [rule for rule in found if rule["number"] > begin]
     return show(
         "rules.html",
-        400 if wrong else 200,
         here="rules",
         rules=shown[:_PAGE],
         total=len(found),
@@ -107,7 +106,6 @@ def _form(title: str, path: str, given: dict[str, str], wrong: Refused | None) -
     events = ",".join(_split(given["events"]))
     return show(
         "rule_form.html",
-        400 if wrong else 200,
         here="rules",
         title=title,
         path=path,

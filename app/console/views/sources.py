@@ -8,7 +8,7 @@ from app.api.refused import Refused
 from app.console import calls
 from app.console.calls import resource_path
 from app.console.formats import number, pretty_json
-from app.console.pages import NOTHING_SELECTED, action, done, page, show
+from app.console.pages import NOTHING_SELECTED, action, done, page, show, ticked_numbers
 
 _PAGE = 50  # rejected messages
 _MAX_BODY_CHARACTERS = 100_000  # of a rejected message on its page
@@ -84,10 +84,9 @@ def delete(kind: str, name: str) -> Response:
 
 def _ticked() -> list[int]:
     """Return the ticked messages. Raises `Refused` if there are none."""
-    ids = [int(text) for text in request.form.getlist("ids") if text.isascii() and text.isdigit() and len(text) < 19]
-    if not ids:
-        raise Refused(400, {"detail": NOTHING_SELECTED})
-    return ids
+    if ids := ticked_numbers():
+        return ids
+    raise Refused(400, {"detail": NOTHING_SELECTED})
 
 
 def _events(count: int) -> str:

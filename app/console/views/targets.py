@@ -39,7 +39,6 @@ def target(kind: str, name: str) -> Response:
     partitions = calls.get(f"{resource_path('targets', kind, name)}/partitions")["partitions"]
     return show(
         "target.html",
-        400 if wrong else 200,
         here="targets",
         target=shown,
         name=short_target(arn),

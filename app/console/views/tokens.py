@@ -27,7 +27,6 @@ def tokens() -> Response:
             made = calls.change("POST", "/v1/tokens", {"name": name, "scopes": scopes, "frontend": frontend, **limits})
     return show(
         "tokens.html",
-        400 if refusal.wrong else 200,
         here="tokens",
         # The first token ends the time in which none was needed, so the list may be refused from now on.
         tokens=calls.get("/v1/tokens")["tokens"] if not (made and not visitor().name) else [],
@@ -71,7 +70,6 @@ def revoke(name: str) -> Response:
             problem = str(refused)
     return show(
         "token_revoke.html",
-        400 if problem else 200,
         here="tokens",
         name=name,
         own=name == _own(),
