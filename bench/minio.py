@@ -6,7 +6,8 @@
 Stored: `queue_dir` is filled with events in MinIO's own form (§5), and a real MinIO sends them to a webhook, which is
 Bucketwire's, from which a worker delivers to a Redis hash; or to its own Kafka, Redis or NATS JetStream target, from
 which a source pulls them, and they are delivered likewise; and the same MinIO sends them to a Redis hash itself. The
-rate is that of the arrivals in the hash, from the first to the last. The sides alternate, and the medians count.
+rate is that of the arrivals in the hash, from the first to the last. How fast MinIO writes to each queue when nothing
+else runs is measured too: no source can be faster. The sides alternate, and the medians count.
 
 Without a store MinIO drops what it cannot send (§6): so many connections put objects of 100 bytes as fast as MinIO
 answers, for so many seconds, while the whole service records and delivers. Every put has to be an event in the log, and
@@ -97,11 +98,12 @@ def kafka(stack: ExitStack) -> Queue:
     probe = stack.enter_context(closing(Topic()))
     probe.renew()
     topic, brokers = str(probe.values()["topic"]), probe.server.brokers
+    reader = Consumer({"bootstrap.servers": brokers, "group.id": "reader", "log_level": 0})
+    stack.callback(reader.close)
+    places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
 
     def held() -> int:
-        with closing(Consumer({"bootstrap.servers": brokers, "group.id": "reader", "log_level": 0})) as consumer:
-            places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
-            return sum(consumer.get_watermark_offsets(place, timeout=30)[1] for place in places)
+        return sum(reader.get_watermark_offsets(place, timeout=30)[1] for place in places)
 
     return Queue("KAFKA", {"BROKERS": brokers, "TOPIC": topic}, "kafka", probe.values(), held)
 
@@ -134,23 +136,31 @@ def through_source(stack: ExitStack, events: int, start_queue: Callable[[ExitSta
     service = Service(stack, outbox.create_database("outbox"), target_format="namespace")
     service.start_delivery()
     service.pull(queue.source, queue.values)
+    return arrival_rate(storing_minio(stack, events, queue.kind, queue.target).start, service.held, events)
+
+
+def to_queue(stack: ExitStack, events: int, start_queue: Callable[[ExitStack], Queue]) -> float:
+    """Return the rate of stored events that MinIO writes to a queue from which nobody pulls."""
+    queue = start_queue(stack)
+    return arrival_rate(storing_minio(stack, events, queue.kind, queue.target).start, queue.held, events)
+
+
+def storing_minio(stack: ExitStack, events: int, kind: str, target: Mapping[str, str]) -> services.MinIO:
+    """Return a MinIO, not started yet, that has so many stored events for a target of its own."""
     folder = services.new_folder("queue")
-    stored(folder, f"minio-{queue.kind.lower()}-B", events)
-    minio = services.MinIO(extra_env=settings("B", {**queue.target, "QUEUE_DIR": str(folder)}, queue.kind))
+    stored(folder, f"minio-{kind.lower()}-B", events)
+    minio = services.MinIO(extra_env=settings("B", {**target, "QUEUE_DIR": str(folder)}, kind))
     stack.callback(minio.stop)
-    return arrival_rate(minio.start, service.held, events)
+    return minio
 
 
 def by_itself(stack: ExitStack, events: int) -> float:
     """Return the rate of stored events that MinIO writes into a hash itself."""
     target = stack.enter_context(services.redis())
-    client, folder = redis.Redis(port=target.port), services.new_folder("queue")
+    client = redis.Redis(port=target.port)
     stack.callback(client.close)
-    stored(folder, "minio-redis-B", events)
-    values = {"ADDRESS": f"127.0.0.1:{target.port}", "KEY": KEY, "FORMAT": "namespace", "QUEUE_DIR": str(folder)}
-    minio = services.MinIO(extra_env=settings("B", values, "REDIS"))
-    stack.callback(minio.stop)
-    return arrival_rate(minio.start, lambda: int(client.hlen(KEY)), events)
+    values = {"ADDRESS": f"127.0.0.1:{target.port}", "KEY": KEY, "FORMAT": "namespace"}
+    return arrival_rate(storing_minio(stack, events, "REDIS", values).start, lambda: int(client.hlen(KEY)), events)
 
 
 def puts() -> Callable[[], bytes]:
@@ -277,16 +287,23 @@ def main() -> None:
             lambda stack: through_service(stack, options.events, 1),
             lambda stack: through_service(stack, options.events, 4),
             *(
-                partial(through_source, events=options.events, start_queue=start_queue)
+                partial(side, events=options.events, start_queue=start_queue)
+                for side in (through_source, to_queue)
                 for start_queue in QUEUES.values()
             ),
         )
+        ours, alone = ours[: -len(QUEUES)], ours[-len(QUEUES) :]
         rows.append({"stored events to a Redis hash": "MinIO itself", "events/s": statistics.median(itself)})
         ways = {"one webhook": 0.6, "four webhooks": None} | {f"by {name} and a source": 0.9 for name in QUEUES}
         for (way, aim), rates in zip(ways.items(), ours, strict=True):
             through = f"through Bucketwire, {way}"
             rows.append({"stored events to a Redis hash": through, "events/s": statistics.median(rates)})
             aims.append(Aim(ratio(rates, itself), aim, f"a MinIO's store to a Redis hash, {way}", "MinIO itself"))
+        for name, rates, pulled in zip(QUEUES, alone, ours[-len(QUEUES) :], strict=True):
+            written = f"MinIO to {name} alone"
+            rows.append({"stored events to a Redis hash": written, "events/s": statistics.median(rates)})
+            aims.append(Aim(ratio(rates, itself), None, f"a MinIO's store: {written}", "MinIO itself"))
+            aims.append(Aim(ratio(pulled, rates), None, f"the same by {name} and a source", written))
         show(
             "minio_stored", f"{options.events:,} stored events", rows, f"medians of {options.rounds} rounds", aims=aims
         )
