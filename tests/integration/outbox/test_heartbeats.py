@@ -161,9 +161,12 @@ def listed(database: Database) -> dict[str, Worker]:
 
 
 def test_a_worker_is_listed_until_it_ends_or_was_silent_for_an_hour(database: Database) -> None:
-    first = worker(database)
-    worker(database, "here:8:x")
+    worker_heartbeats.record(database, Worker("a:1:x", "x@last", "1", "prefork", ["targets"]))
     worker(database, "there:9:x")
+    worker(database, "here:8:x")
+    first = worker(database)
+    assert list(listed(database)) == ["here:7:x", "here:8:x", "there:9:x", "a:1:x"], "by name and id"
+    worker_heartbeats.remove(database, "a:1:x")
     again = worker_heartbeats.record(database, replace(first, processes=[1, 2], jobs=["tables"]))
     assert listed(database)["here:7:x"] == again
     assert again.started_at == first.started_at <= again.at
