@@ -58,7 +58,7 @@ class Reconciliation(_Counts):
     columns: ClassVar[Columns] = {
         "run": "id", "target": short_target, "bucket": "bucket", "job": "job", "state": "state",
         "started at": "started_at", **{kind: kind for kind in DRIFT_KINDS}, "repaired": "repaired",
-        "problem": "problem",
+        "problem": lambda run: run["problem"] or run["note"],
     }  # fmt: skip
 
     id: Annotated[str, about("of the run")]

@@ -28,8 +28,8 @@ class Replay(Resource):
     """A replay and how far it is."""
 
     columns: ClassVar[Columns] = {
-        "replay": "id", "target": short_target, "begun": "created_at", "events": "replayed", "progress": "progress",
-        "done": "finished",
+        "replay": "id", "target": short_target, "begun": "created_at", "events": "replayed",
+        "progress": lambda replay: f"{int(replay['progress'] * 100)} %", "done": "finished",
     }  # fmt: skip
 
     id: int

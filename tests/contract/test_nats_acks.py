@@ -115,6 +115,7 @@ def test_a_subject_of_a_template_that_no_stream_has_fails_its_event_alone(jetstr
     assert (first, later, last) == (DELIVERED, NOT_ATTEMPTED, DELIVERED)
     assert isinstance(refused, Failed)
     assert "no JetStream stream has the subject 'minio.others'" in refused.reason
+    assert "--subjects=minio.*`" in refused.reason
 
 
 @WINDOWS

@@ -41,8 +41,9 @@ def test_a_private_address_is_refused_in_every_spelling(receiver: Receiver, host
         target = create("webhook", target_settings.load("webhook", dict(values)))
     except BadSettings:
         return  # refused even earlier
-    with pytest.raises(TargetUnavailable, match=r"not a public address; set allow_private=on"):
+    with pytest.raises(TargetUnavailable, match=r"not a public address; set allow_private=on") as caught:
         target.open()
+    assert f"{host.strip('[]')} is {host.strip('[]')}" not in str(caught.value)
     (outcome,) = attempt(target, [sample_events.put("a")], 1)
     target.close()
     assert isinstance(outcome, Unavailable)

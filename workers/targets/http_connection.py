@@ -22,9 +22,8 @@ def public_addresses(host: str, port: int) -> list[str]:
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in infos))
     for address in addresses:
         if not is_public(address):
-            raise PrivateAddressError(
-                f"{host} is {address}, which is not a public address; set allow_private=on if that is meant"
-            )
+            named = address if host.strip("[]") == address else f"{host} is {address}, which"
+            raise PrivateAddressError(f"{named} is not a public address; set allow_private=on if that is meant")
     return addresses
 
 

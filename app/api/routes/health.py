@@ -75,7 +75,7 @@ def make_checks(state: Mapping[str, Any] | None, error: Exception | None, head: 
     fits = state["revision"] == head or state["later"]
     schema_reason = UNSET if fits else "run `bucketwire migrate`"
     age, runs = heartbeats.drain_age(state["drained"], now), not heartbeats.drain_stopped(state["drained"], now)
-    drain_reason = UNSET if runs else "nothing is delivered: is a beat running, and a worker that drains?"
+    drain_reason = UNSET if runs else "nothing is delivered: do the broker, a beat and a worker that drains run?"
     return {
         "database": Check(ok=True),
         "schema": Check(ok=fits, revision=state["revision"], needed=head, reason=schema_reason),

@@ -11,7 +11,7 @@ from app.cli_common.param_types import TIME
 from app.resources.audit_entry import AuditEntry
 from app.resources.declaration import format_time
 
-_TIMES = ("since", "before")  # details that are milliseconds since 1970
+_TIMES = ("since", "before", "expires_at")  # details that are milliseconds since 1970
 
 
 @click.command()

@@ -1,7 +1,5 @@
 """`bucketwire target …`: manage targets, one at a time."""
 
-from typing import Any
-
 import click
 
 from app.api.refused import Refused
@@ -21,7 +19,7 @@ from app.config.fields.fields import names_of
 from app.config.targets.registry import settings_type
 from app.resources.target import Target
 
-_FACTS = ("arn", "state", "reason", "mode", "origin")
+_FACTS = {"ARN": "arn", "state": "state", "reason": "reason", "mode": "mode", "from": "origin"}  # by their headers
 
 
 @click.group(cls=Group)
@@ -50,9 +48,9 @@ def show(context: CommandContext, which: TargetId) -> None:
     if context.as_json:
         context.json(target | {"rules": rules})
         return
-    opening = {"opening": target["opening"]["state"], "opening reason": target["opening"]["reason"]}
-    facts: dict[str, Any] = {"target": target_name(target), **{name: target[name] for name in _FACTS}, **opening}
-    context.facts(facts | target["settings"])
+    facts = {"target": target_name(target), **{header: target[name] for header, name in _FACTS.items()}}
+    facts |= {"opening": target["opening"]["state"], "opening reason": target["opening"]["reason"]}
+    context.facts({name: value for name, value in facts.items() if value} | target["settings"])
     click.echo()
     columns = rule_columns(rules, without="target")
     context.rows(rules, columns, "no rule names it, so it gets no events; add one: `bucketwire rule add`")

@@ -46,9 +46,10 @@ class JetStream:
         """Return the outcome in the stream's answer; a template may name subjects that no stream has."""
         where, subject = self._connection.where, self._subject.of(event)
         if answer.headers and answer.headers.get("Status") == NO_RESPONDERS:
+            subjects = subject if self._subject.fixed is not None else _wildcard(self._subject)
             reason = (
                 f"{where}: no JetStream stream has the subject {subject!r}; create one, such as by "
-                f"`nats stream add EVENTS --subjects={subject}`, or enable JetStream in the server"
+                f"`nats stream add EVENTS --subjects={subjects}`, or enable JetStream in the server"
             )
             return Unavailable(reason) if self._subject.fixed is not None else Failed(reason)
         try:
@@ -61,3 +62,8 @@ class JetStream:
             return Unavailable(f"{where}: the answer on subject {subject!r} is not a JetStream acknowledgement")
         reason = f"{where}: JetStream: {description} (error {code})"
         return Rejected(reason) if code == _EXCEEDS_STREAM else Unavailable(reason)
+
+
+def _wildcard(subject: str) -> str:
+    """Return the subjects of a template: a token that depends on the event is `*`."""
+    return ".".join("*" if "{" in token else token for token in subject.split("."))
