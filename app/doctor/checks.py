@@ -27,7 +27,7 @@ from app.outbox.registry import Registry
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import INVALID_SETTINGS, read_sources
 from app.outbox.targets import OPENING_FAILED
-from app.outbox.tokens import Tokens
+from app.outbox.tokens import Tokens, check_listen
 from app.release import VERSION
 
 _MAX_WAIT = 600_000  # ms that a scheduled run may wait while no other run is active
@@ -358,6 +358,10 @@ def _check_counters(service: Service, most: int | None = None) -> Iterator[Findi
 def _check_tokens(service: Service) -> Iterator[Finding]:
     # Who may read the findings need not know the names of the tokens.
     now, ls = now_ms(), ("token", "ls")
+    try:
+        check_listen(service.settings, service.database)
+    except BadSettings as error:
+        yield Finding("tokens", "problem", f"the API does not start: {error}")
     expiring = [token for token in Tokens(service.database).list() if token.expires_at]
     if expired := sum(token.expires_at <= now for token in expiring):
         text = f"{count_noun(expired, 'token')} expired: revoke what is not needed any more"

@@ -171,6 +171,15 @@ def test_dead_letters_and_discarded_events_are_said_and_nothing_is_well_with_the
         assert f"$ bucketwire dead-letter ls --target {target}" in map(str.strip, listed.splitlines())
 
 
+@pytest.mark.usefixtures("working", "target")
+def test_an_api_that_would_not_start_without_a_token_is_a_problem(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUCKETWIRE_LISTEN", "0.0.0.0:8730")
+    [(grade, text)] = grades_of(cli, "tokens")
+    assert (grade, "the API does not start" in text, "token create" in text) == ("problem", True, True)
+    assert cli("token", "create", "minio", "--scope", "ingest").code == 0
+    assert grades_of(cli, "tokens") == []
+
+
 @pytest.mark.usefixtures("working")
 def test_discarded_events_of_a_mirror_are_brought_back_by_its_reconciliation(cli: Cli, database: Database) -> None:
     mirror = add_target(database, "rows", type_name="redis", values={"address": "127.0.0.1:9", "key": "rows"})
