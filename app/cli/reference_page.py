@@ -15,8 +15,8 @@ prints the same text.
 Settings come from the environment. On a terminal, long commands show a progress bar.
 
 A list is a table where it fits into the terminal's width, without the columns that are empty or 0 in every row;
-otherwise each row is a block of lines. In a pipe or a file a row is one line with every column. `COLUMNS` sets the
-width, as `watch` does.
+otherwise each row is a block of lines. `status` leaves out further columns before that, and names them. In a pipe or a
+file a row is one line with every column. `COLUMNS` sets the width, as `watch` does.
 
 A command with `--url` is a client of the [HTTP API](api.md). Without a URL it runs the API's routes itself, on the
 outbox database of this machine's settings: it needs no running API and no token, only the same

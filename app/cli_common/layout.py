@@ -29,22 +29,29 @@ class Column(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """Lines of text, of which the first `headers` are a table's head."""
+    """Lines of text, of which the first `headers` are a table's head; the headers of the columns that had no room."""
 
     lines: Sequence[str]
     headers: int = 0
+    omitted: Sequence[str] = ()
 
 
-def lay_out(columns: Sequence[Column], width: int | None) -> Lines:
+def lay_out(columns: Sequence[Column], width: int | None, dispensable: Sequence[str] = ()) -> Lines:
     """Return the lines of the rows; None is a width without limit, for a program that reads a row in each line.
 
-    On a terminal a column that says nothing is left out, unless it is the first.
+    On a terminal a column that says nothing is left out, unless it is the first. `dispensable` are headers of columns
+    without which a table that is too wide is more legible than blocks: the first is left out first.
     """
     kept = [column for number, column in enumerate(columns) if width is None or number == 0 or not column.is_void]
     if width is None:
         return _table(kept, [max(map(text_width, (column.header, *column.cells))) for column in kept])
-    widths = _column_widths(kept, width)
-    return Lines(list(_blocks(kept, width))) if widths is None else _table(kept, widths)
+    omitted: list[str] = []
+    for header in ("", *dispensable):
+        omitted += [column.header for column in kept if column.header == header]
+        shown = [column for column in kept if column.header not in omitted]
+        if widths := _column_widths(shown, width):
+            return _table(shown, widths)._replace(omitted=omitted)
+    return Lines(list(_blocks(kept, width)))
 
 
 def wrap(text: str, width: int) -> list[str]:

@@ -31,15 +31,20 @@ class Output:
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
 
-    def rows(self, rows: Iterable[Row], columns: Columns, nothing: str = "") -> None:
-        """Print rows: a JSON array with all their members, or a table of `columns`, by their headers."""
+    def rows(
+        self, rows: Iterable[Row], columns: Columns, nothing: str = "", *, dispensable: Sequence[str] = ()
+    ) -> None:
+        """Print rows: a JSON array with all their members, or a table of `columns`, by their headers.
+
+        Where a table is too wide, its `dispensable` columns go first, and a line on standard error names them.
+        """
         rows = list(rows)
         if self.as_json:
             self.json(rows)
         elif not rows:
             click.echo(nothing or "nothing")
         else:
-            _print_rows(rows, columns)
+            _print_rows(rows, columns, dispensable)
 
     def facts(self, facts: Mapping[str, object]) -> None:
         """Print the members of one thing, each with its name."""
@@ -83,7 +88,7 @@ def bar(output: Output) -> "Progress":
     return Progress(console=stderr, disable=output.as_json or not stderr.is_terminal, transient=True)
 
 
-def _print_rows(rows: list[Row], columns: Columns) -> None:
+def _print_rows(rows: list[Row], columns: Columns, dispensable: Sequence[str]) -> None:
     values = {header: [cell(row) if callable(cell) else row[cell] for row in rows] for header, cell in columns.items()}
     printed = layout.lay_out(
         [
@@ -91,9 +96,12 @@ def _print_rows(rows: list[Row], columns: Columns) -> None:
             for header, cells in values.items()
         ],
         terminal_width(),
+        dispensable,
     )
     for number, line in enumerate(printed.lines):
         click.echo(click.style(line, bold=True) if number < printed.headers else line)
+    if printed.omitted:
+        click.echo(f"not shown in so narrow a terminal: {', '.join(printed.omitted)}", err=True)
 
 
 def format_cell(value: object) -> str:

@@ -131,6 +131,22 @@ def test_a_column_that_is_zero_or_empty_everywhere_is_left_out_on_a_terminal() -
     assert lay_out(columns, None).lines[0] == "target  dead  reason  n"
 
 
+@pytest.mark.parametrize(("name", "omitted"), [("orders", ["mode", "recorded", "delivered"]), (NAME, [])])
+def test_status_of_targets_with_waiting_events_is_a_table_of_80_columns(
+    name: str, omitted: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    events = dict.fromkeys(COUNTERS, 1_234_567) | {"superseded": 0, "purged": 0}
+    target = Member(ROW | {"name": name, "arn": f"postgresql:{name}", "events": events})
+    Output().rows([target, target], status.COLUMNS, dispensable=status.DISPENSABLE)
+    shown, said = capsys.readouterr()
+    assert (shown.count("\n\n") == 0) is bool(omitted), "where not even that makes a table, nothing is left out"
+    assert max(map(len, shown.splitlines())) <= 80
+    assert said == (f"not shown in so narrow a terminal: {', '.join(omitted)}\n" if omitted else "")
+    assert {"pending", "parked", "dead", "discarded", "waiting"} <= set(shown.split())
+    assert all((header in shown.split()) is (header not in omitted) for header in ("mode", "recorded", "delivered"))
+
+
 def test_a_pipe_gets_a_row_in_each_line_and_no_colour(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

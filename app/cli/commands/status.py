@@ -11,6 +11,7 @@ from app.cli.context import CommandContext, with_api
 from app.cli_common.output import Columns, mending_command, printable
 from app.resources.service import Worker
 
+DISPENSABLE = ("mode", "superseded", "purged", "recorded", "delivered")  # beside what waits or is lost
 _COUNTERS = ("recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
 
 
@@ -26,7 +27,8 @@ def status(context: CommandContext, *, workers: bool) -> None:
         context.rows(context.api.get("/v1/workers")["workers"], Worker.columns, "no worker has sent a heartbeat")
         return
     targets = context.api.get("/v1/targets")["targets"]
-    context.rows(targets, COLUMNS, "no targets; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`")
+    nothing = "no targets; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`"
+    context.rows(targets, COLUMNS, nothing, dispensable=DISPENSABLE)
     if not context.as_json:
         for finding in context.api.get("/v1/doctor")["findings"]:
             if finding["grade"] in ("problem", "warning"):
@@ -45,5 +47,5 @@ def _oldest(target: Mapping[str, Any]) -> str:
 
 COLUMNS: Columns = {
     "target": target_name, "state": "state", "mode": "mode", **{name: _counter(name) for name in _COUNTERS},
-    "oldest undelivered": _oldest,
+    "oldest waiting": _oldest,
 }  # fmt: skip
