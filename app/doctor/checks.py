@@ -239,7 +239,7 @@ def _check_target(service: Service, status: TargetStatus, named: Collection[Targ
         yield Finding(subject, "problem", str(error), ("target", "show", subject))
     else:
         yield from _check_state(status, is_named=stored.target in named)
-    if settings is not None:
+    if settings is not None and stored.enabled:  # what a disabled one would get is neither recorded nor discarded
         yield from _check_queue_limit(subject, settings, status.counters)
     yield from _check_losses(subject, status.counters, has_rows=getattr(settings, "format", "") == "namespace")
 

@@ -215,6 +215,16 @@ def test_a_queue_that_fills_is_said_before_it_discards(
 
 
 @pytest.mark.usefixtures("working")
+def test_the_full_queue_of_a_disabled_target_is_no_problem(cli: Cli, database: Database) -> None:
+    target = add_target(database, "slow", queue_limit=1)
+    Log(database).append([[event()]])
+    assert [grade for grade, _ in grades_of(cli, target)] == ["problem"]
+    with database.writing() as connection:
+        connection.execute(tables.targets.update().values(enabled=False))
+    assert [grade for grade, _ in grades_of(cli, target)] == ["note"]
+
+
+@pytest.mark.usefixtures("working")
 def test_a_failing_target_is_a_problem_and_shown_as_failing(cli: Cli, database: Database, target: TargetId) -> None:
     for _ in range(5):
         deliver(database, target, [event("bad")], rejecting="bad")
