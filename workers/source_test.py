@@ -43,7 +43,7 @@ def run_source_test(settings: SourceSettings, positions: dict[str, str], limits:
 
     try:
         opened = source.open(positions)
-        where = f"begins at {count_noun(len(opened.moved), 'new position')}" if opened.moved else "goes on where it was"
+        where = "begins at new positions" if opened.moved else "goes on where it was"
         yield step("open", "; ".join(opened.lost) or where)
         lag = source.lag()
         yield step("lag", "unknown" if lag is None else f"{count_noun(lag, 'message')} waiting")

@@ -203,6 +203,11 @@ def test_a_topic_that_was_made_again_with_fewer_partitions_is_read_whole_when_it
     assert sources.stored(source).recorded == 6
 
 
+def test_the_test_of_a_source_counts_no_topic_id_among_its_positions(topic: Topic) -> None:
+    first, *_ = run_source_test(load(KafkaSourceSettings, topic.values()), {}, Limits())
+    assert (first.step, first.message) == ("open", "begins at new positions")
+
+
 def test_markers_of_transactions_that_kafka_removes_are_no_lost_messages(topic: Topic, database: Database) -> None:
     sources, [event] = Sources(database), numbered(1)
     source = sources.put("kafka", topic.values())
