@@ -173,7 +173,7 @@ def test_a_source_goes_on_with_the_next_leader(cluster: JetStream, members: list
     services.until(is_led_by_another, 60, what="a leader that can be killed")
     address = values(cluster, *members)["address"]
     login = {"username": services.USER, "password": services.PASSWORD}
-    given = {"address": address, **login, "stream": STREAM, "timeout": "2s"}
+    given = {"address": address, **login, "stream": STREAM, "timeout": "10s"}
     stored = check_failover(database, "jetstream", given, sender.send, fail_over)
     assert (stored.messages, stored.repeated, stored.notice) == (600, 0, "")
 

@@ -112,9 +112,12 @@ class JetstreamSource:
         """Return the stream's state. One that ends before the position may have a new leader, which is catching up."""
         clock = asyncio.get_running_loop().time
         until = clock() + self._settings.timeout
-        while (state := await reader.state()).end < int(positions.get(state.share, 0)) and clock() < until:
+        while True:
+            is_last = clock() >= until  # before the look, which may be an old one after a pause of this process
+            state = await reader.state()
+            if is_last or state.end >= int(positions.get(state.share, 0)):
+                return state
             await asyncio.sleep(_CATCHING_UP_SECONDS)
-        return state
 
 
 def start_at(positions: Mapping[str, str], state: StreamState, *, at_end: bool) -> Start:

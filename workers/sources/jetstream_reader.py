@@ -66,6 +66,7 @@ class StreamReader:
         self._requested = 0  # messages that the request under way may still get
         self._ends = 0.0  # when that request is over
         self._alone = False  # whether the next message is larger than a request may ask for
+        self._end = 0  # of the stream at the last look
         self._skip_to = 0  # the sequence number up to which no message has the subject
         self._failure = ""
 
@@ -121,14 +122,19 @@ class StreamReader:
         return messages
 
     async def lag(self) -> int:
-        """Return how many messages wait. Notices messages that were lost on the way, and that none has the subject."""
+        """Return how many messages wait. Notices messages that were lost on the way, and that none has the subject.
+
+        In a cluster the consumer's server may have fewer messages than the stream's leader, so that none has the
+        subject is believed up to where the stream ended at the last look.
+        """
         state = await self.state()
         info = await self._ask(f"CONSUMER.INFO.{self._settings.stream}.{self._consumer}")
         if self._number < self._sent:
             raise self.unavailable(_MISSED)
         self._sent, waiting = int(info["delivered"]["consumer_seq"]), int(info["num_pending"])
         if not waiting and self._sent == self._number:
-            self._skip_to = state.end
+            self._skip_to = self._end
+        self._end = state.end
         return waiting + len(self._arrived)
 
     def unavailable(self, reason: str) -> TargetUnavailable:
