@@ -301,7 +301,8 @@ def test_reconciliations_are_started_cancelled_and_shown(client: Cli, outbox: Da
     bucket = f"images-{len(client('reconcile', 'ls', '--json').json)}"
     begun = client("reconcile", "start", "redis:rows", bucket, "--json").json
     assert (begun["state"], begun["repair"]) == ("waiting", False)
-    assert "is waiting already" in client("reconcile", "start", "redis:rows", bucket).err
+    refusal = " ".join(client("reconcile", "start", "redis:rows", bucket).err.split())
+    assert "is waiting already; start a Spark worker, as none is there, or cancel it" in refusal
     assert "only a reconciliation that found drift" in client("reconcile", "repair", begun["id"]).err
     runs = Reconciliations(outbox)
     runs.begin(TargetId("redis", "rows"), bucket, lease=60_000, run=begun["id"])
