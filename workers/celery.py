@@ -125,6 +125,7 @@ def queue_of(target: TargetId) -> Queue:
     return own
 
 
+log = logging.getLogger("bucketwire.beat")
 # Celery would log three lines per drain, and there are many; the delivery log records the results of deliveries.
 for _name in ("celery.worker.strategy", "celery.app.trace"):
     logging.getLogger(_name).setLevel(logging.WARNING)
@@ -153,15 +154,27 @@ class Scheduler(beat.Scheduler):
     """Beat's scheduler, without state that persists between starts, which continues when the clock is set back.
 
     Celery's own would have nothing due until the clock reaches its old value again. While no worker serves the service
-    queue, it sends only a few messages there.
+    queue, it sends only a few messages there. While the broker does not answer, it sends nothing and says so once;
+    Celery's own would log a traceback for each task.
     """
 
     _ticked = 0.0
     _broker = Broker(settings.broker_url)
+    _answers = True
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
-        """Send a task that is due, unless enough messages wait already."""
-        if self._has_room(entry.task):
+        """Send a task that is due, unless enough messages wait already, or the broker does not answer."""
+        try:
+            has_room = self._has_room(entry.task)
+        except BrokerUnavailable as error:
+            if self._answers:
+                log.warning("%s; beat sends nothing until the broker answers", error)
+            self._answers = False
+            return
+        if not self._answers:
+            log.info("the broker answers again")
+        self._answers = True
+        if has_room:
             super().apply_entry(entry, producer=producer)
 
     def _has_room(self, task: str) -> bool:
@@ -171,11 +184,7 @@ class Scheduler(beat.Scheduler):
         return self._waiting(SERVICE_QUEUE) < most
 
     def _waiting(self, name: str) -> int:
-        """Return how many messages wait in a queue; 0 if the broker does not answer."""
-        try:
-            return self._broker.length(name) or 0
-        except BrokerUnavailable:
-            return 0
+        return self._broker.length(name) or 0
 
     def tick(self, *arguments: Any, **options: Any) -> float:
         """Send what is due; return the seconds until the next check."""

@@ -42,3 +42,22 @@ def test_a_few_messages_wait_for_a_drain_however_long_none_runs(kind: str, tmp_p
             assert "Error" not in whole.beat.said()
             # Asked to stop amid so many messages it may wait for an answer of RabbitMQ's that it has read half.
             whole.beat.kill()
+
+
+def test_a_broker_that_is_away_is_said_once(tmp_path: Path) -> None:
+    with services.redis() as broker:
+        options = {"start": False, "workers": 0, "drain_interval": "10ms"}
+        with system(f"sqlite:///{tmp_path}/outbox.db", broker.url, **options) as whole:
+            whole.beat.start()
+            until(lambda: waiting(broker.url), 60, what="messages in the service queue")
+            broker.kill()
+            until(lambda: "beat sends nothing" in whole.beat.said(), 60, what="the line")
+            began = time.monotonic()
+            until(lambda: time.monotonic() - began > 2, 60, what="200 turns")
+            broker.start()
+            until(lambda: "the broker answers again" in whole.beat.said(), 60, what="the other line")
+            start_all([whole.drain])
+            until(lambda: waiting(broker.url) == 0, 60, what="the queue worked off")
+            said = whole.beat.said()
+            assert (said.count("beat sends nothing"), said.count("Traceback")) == (1, 0), said
+            whole.beat.kill()
