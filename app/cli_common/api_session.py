@@ -84,6 +84,6 @@ def _reason(error: Exception) -> str:
     """Return the innermost message: an error of requests contains that of urllib3, which contains the reason."""
     inner = error.args[0] if error.args and isinstance(error.args[0], Exception) else error
     reason = _WHERE.sub("", str(getattr(inner, "reason", None) or inner)) or type(error).__name__
-    if "issuer certificate" in reason or "self-signed" in reason:
+    if "issuer certificate" in reason or "self-signed" in reason or "self signed" in reason:
         reason += "; set SSL_CERT_FILE to the file of the authority that signed it"
     return reason

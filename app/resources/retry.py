@@ -22,7 +22,7 @@ from app.resources.declaration import (
 )
 
 MAX_IDS = 1000
-_UNAVAILABLE = "its target was unavailable"
+_WAITS = "waits for the target"
 _IDS = list_of(TEXT, f"give at most {MAX_IDS} ids of events", problem="is not a list of ids", most=MAX_IDS)
 
 
@@ -32,7 +32,7 @@ class Retry(Resource):
     columns: ClassVar[Columns] = {
         "target": short_target, "object": object_path, "attempts": "attempts",
         "next attempt": lambda retry: retry["next_try"] or "now", "event id": "event_id",
-        "reason": lambda retry: retry["history"][-1]["reason"] if retry["history"] else _UNAVAILABLE,
+        "reason": lambda retry: retry["history"][-1]["reason"] if retry["history"] else _WAITS,
     }  # fmt: skip
 
     target: Arn

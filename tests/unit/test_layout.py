@@ -72,7 +72,7 @@ def row(name: str) -> Mapping[str, Any]:
 def test_cells_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "99 %" in " ".join(printed(Replay.columns, capsys, Member(ROW | {"progress": 0.999}))), "not done yet"
     unavailable = Member(ROW | {"history": [], "attempts": 0})
-    assert "its target was unavailable" in " ".join(printed(Retry.columns, capsys, unavailable))
+    assert "waits for the target" in " ".join(printed(Retry.columns, capsys, unavailable))
     created = Member(ROW | {"details": {"scopes": "read", "expires_at": 1_796_004_793_328}})
     assert "expires_at 2026-11-30T02:13:13.328Z" in " ".join(printed(audit.COLUMNS, capsys, created))
     waits = Member(ROW | {"problem": "", "note": "no Spark worker is there"})
