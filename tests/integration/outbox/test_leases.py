@@ -259,12 +259,19 @@ def test_idle_cursors_move_over_events_of_other_targets(
 ) -> None:
     tune(monkeypatch, idle_cursors, "IDLE_CURSORS", run_seconds=60.0)  # a busy machine needs longer for all of them
     quiet = add_target(database, "quiet", bucket="elsewhere")
-    add_target(database, "busy")
+    busy = add_target(database, "busy")
     _record(database, 1_200)
     leases.advance_idle(now_ms())
     lease = leases.claim(_row_id(database, quiet), range(4), "token", now_ms())
     assert lease is not None
     assert set(lease.positions.values()) == {1_200}
+    own = leases.claim(_row_id(database, busy), range(4), "another", now_ms())
+    assert own is not None
+    e = tables.events.c
+    with database.reading() as connection:
+        first = connection.execute(sa.select(e.partition, sa.func.min(e.seq)).group_by(e.partition)).all()
+    assert first
+    assert all(own.positions[partition] < seq for partition, seq in first), "it has all of them before it"
 
 
 def test_neither_a_renewal_nor_a_settlement_moves_the_end_of_a_lease_back(database: Database, leases: Leases) -> None:
