@@ -192,5 +192,5 @@ def test_more_rules_of_a_bucket_than_one_request_removes_are_removed(cli: Cli, d
         row = dict(connection.execute(sa.select(tables.rules)).mappings().one())
         del row["id"]
         connection.execute(tables.rules.insert(), [row | {"prefix": str(number)} for number in range(MAX_REMOVED)])
-    assert cli("rule", "rm", "b", "--force").out == f"removed {MAX_REMOVED + 1} rules\n"
+    assert cli("rule", "rm", "b", "--force").out == f"removed {MAX_REMOVED + 1:,} rules\n"
     assert cli("rule", "ls", "--json").json == []

@@ -330,7 +330,8 @@ def test_many_targets_that_fail_at_once_hold_up_intake_for_a_few_statements(
     sa_event.listen(database.engine, "before_cursor_execute", count)
     sa_event.listen(database.engine, "commit", lambda _: transactions.append(0))
     assert watch.recorder.record() == len(targets)
-    assert max(transactions) <= 20, "each while the log's head is locked"
+    assert max(transactions[1:]) <= 10, "each while the log's head is locked"
+    assert transactions[0] <= 25, "the look, which locks nothing, and the first batch"
     assert len([count for count in transactions if count > 2]) >= 3
     assert len(set(watch.told())) == len(targets)
     assert watch.look() == 0
