@@ -57,7 +57,12 @@ def test_a_columns_function_needs_nothing_but_members() -> None:
     class Row(dict[str, Any]):
         def __missing__(self, name: str) -> Any:
             assert name in resource.__struct_fields__, (resource, name)
-            known = {"target": "arn:minio:sqs::audit:webhook", "counters": defaultdict(int), "age": 0.0}
+            known = {
+                "target": "arn:minio:sqs::audit:webhook",
+                "counters": defaultdict(int),
+                "age": 0.0,
+                "progress": 0.0,
+            }
             return known.get(name, "")
 
     for resource in declared(Resource):
