@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions
 from kafka import KafkaProducer
+from kafka.coordinator.consumer import ConsumerCoordinator
 
 from app.config.sources.kafka import KafkaSourceSettings
 from app.config.sources.source_id import SourceId
@@ -24,6 +25,7 @@ from tests.contract.source_probes.kafka import Topic
 from tests.services import until
 from tests.support.pulled_events import Sources, check_minio, messages, numbered, recorded, running, wait_for
 from workers.source_test import run_source_test
+from workers.sources.kafka import KafkaSource
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +208,22 @@ def test_a_topic_that_was_made_again_with_fewer_partitions_is_read_whole_when_it
 def test_the_test_of_a_source_counts_no_topic_id_among_its_positions(topic: Topic) -> None:
     first, *_ = run_source_test(load(KafkaSourceSettings, topic.values()), {}, Limits())
     assert (first.step, first.message) == ("open", "begins at new positions")
+
+
+def test_a_group_without_a_coordinator_holds_up_nothing(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only broker that has the group may be down, while every partition of the topic has a leader."""
+    monkeypatch.setattr(ConsumerCoordinator, "ensure_coordinator_ready", lambda *_, **__: False)
+    topic.send([b"{}"] * 3)
+    left = 3
+    with closing(KafkaSource(load(KafkaSourceSettings, topic.values()))) as source:
+        source.open({})
+
+        def has_all() -> bool:
+            nonlocal left
+            left -= len(source.pull(10, 1))
+            return left == 0
+
+        until(has_all, 30, what="the messages")
 
 
 def test_markers_of_transactions_that_kafka_removes_are_no_lost_messages(topic: Topic, database: Database) -> None:

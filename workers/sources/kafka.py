@@ -57,6 +57,8 @@ class KafkaSource:
         self.close()
         try:
             self._consumer = KafkaConsumer(kafka_client=self._begun, **self._config())
+            # The library would fetch nothing while the group has no coordinator; partitions are assigned without one.
+            self._consumer._coordinator.poll = _coordinate_nothing
             self._partitions = self._find_partitions()
             self._topic_id = self._read_topic_id()
             oldest, ends = self._bounds()
@@ -219,6 +221,10 @@ class KafkaSource:
         if isinstance(error, KafkaTimeoutError) and last_error is None:
             return f"{self._where}: no answer within {self._settings.timeout:g} s"
         return f"{self._where}: {describe_error(error, last_error, sasl=self._settings.sasl)}"
+
+
+def _coordinate_nothing(**_: Any) -> bool:
+    return True
 
 
 def _read_record(batch: Any) -> Any:
