@@ -45,12 +45,12 @@ def lay_out(columns: Sequence[Column], width: int | None, dispensable: Sequence[
     kept = [column for number, column in enumerate(columns) if width is None or number == 0 or not column.is_void]
     if width is None:
         return _table(kept, [max(map(text_width, (column.header, *column.cells))) for column in kept])
-    omitted: list[str] = []
-    for header in ("", *dispensable):
-        omitted += [column.header for column in kept if column.header == header]
-        shown = [column for column in kept if column.header not in omitted]
-        if widths := _column_widths(shown, width):
-            return _table(shown, widths)._replace(omitted=omitted)
+    for count in range(len(dispensable) + 1):
+        gone = dispensable[:count]
+        shown = [column for column in kept if column.header not in gone]
+        widths = _column_widths(shown, width)
+        if widths is not None:
+            return _table(shown, widths)._replace(omitted=[one.header for one in kept if one.header in gone])
     return Lines(list(_blocks(kept, width)))
 
 
