@@ -50,6 +50,7 @@ def test_a_source_is_made_changed_and_shown_without_its_secret(cli: Cli) -> None
         ("kafka:x", ["brokers=b", "topik=t"], "did you mean topic?"),
         ("kafka:x", ["brokers=b", "topic=t", "frontend=mino"], "did you mean minio?"),
         ("kafka:x", ["brokers=b", "topic=t", "tls_ca=/x"], "tls_ca: has no effect without TLS"),
+        ("kafka:x", [*SET[3:], "sasl_password=file:/etc/passwd"], "outside the folder of secrets"),
         ("kafca:x", ["brokers=b"], "did you mean kafka?"),
         ("kafka", ["brokers=b"], "is not a source"),
     ],
