@@ -357,7 +357,22 @@ class Heartbeat(bootsteps.StartStopStep):
         heartbeat.record(parent.pool.info.get("processes", ()), reconcile_jobs.jobs.names)
 
 
+class PullSources(bootsteps.StartStopStep):
+    """Begin to pull, whether the task broker is available or not.
+
+    Celery has changed the environment of the process before any step starts. A thread of ours that connected meanwhile
+    could crash it: the C libraries of databases and of TLS read the environment.
+    """
+
+    requires = ("celery.worker.components:Pool",)
+
+    def start(self, _parent: Any) -> None:
+        """Begin, if this worker has the role."""
+        source_runs.start(settings)
+
+
 app.steps["consumer"].add(Heartbeat)
+app.steps["worker"].add(PullSources)
 _heartbeat: WorkerHeartbeat | None = None
 _SERVICES = {
     SERVICE_QUEUE: worker_heartbeats.DRAIN,
@@ -386,7 +401,6 @@ def _ready(**_: Any) -> None:
 def _starting(**_: Any) -> None:
     processes.share()
     telemetry.prepare()
-    source_runs.start(settings)
 
 
 @task_prerun.connect

@@ -17,6 +17,7 @@ from tests.support.builders import add_target, migrated, registry
 from tests.support.forking import in_a_child
 from workers import runtime
 from workers.celery import app
+from workers.sources import role
 
 
 def test_a_process_whose_worker_was_killed_before_it_began_ends(tmp_path: Path) -> None:
@@ -68,3 +69,26 @@ def test_a_workers_child_makes_its_context_anew_with_no_target_open(
         assert runtime.current() is parents
     finally:
         runtime.forget()
+
+
+@pytest.mark.filterwarnings("ignore::celery.platforms.SecurityWarning")
+def test_sources_are_pulled_before_the_broker_answers_and_after_celery_has_changed_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process whose environment is changed while a thread connects to a database may crash."""
+    named_by_celery = ("CELERY_LOG_LEVEL", "CELERY_LOG_REDIRECT", "_MP_FORK_LOGLEVEL_")
+    report = tmp_path / "said"
+
+    def start(_settings: Settings) -> None:
+        report.write_text(" ".join(name for name in named_by_celery if name in os.environ))
+        os._exit(0)
+
+    monkeypatch.setattr(role, "start", start)
+    monkeypatch.setattr(app.conf, "broker_read_url", "redis://127.0.0.1:1")
+
+    def work() -> None:
+        for name in named_by_celery:
+            os.environ.pop(name, None)
+        app.Worker(pool="solo", loglevel="INFO", quiet=True).start()
+
+    assert in_a_child(work, report).split() == list(named_by_celery)
