@@ -33,7 +33,7 @@ PRIVATE = {
     "boto3": {"spark_jobs/listings/s3_listing.py": {"_session"}},
     "gunicorn": {"app/api/listen/gunicorn_worker.py": {"_cap_keepalive"}},  # and the whole class of the worker
     "kafka-python": {
-        "workers/sources/kafka.py": {"_buffer", "_read_msg"},
+        "workers/sources/kafka.py": {"_buffer", "_coordinator", "_read_msg"},
         "workers/targets/kafka/target.py": {"_metadata", "_sender"},
     },
     "kombu": {"app/broker.py": {"_size"}},
