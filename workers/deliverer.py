@@ -152,7 +152,8 @@ class Deliverer:
             return False
 
     def _open_breaker(self, lease: Lease, arn: str, why: Unavailable) -> None:
-        wait = back_off(1 + count_failures(self._held.database, lease.target_id), self._rng, why.retry_after)
+        failures = 1 + count_failures(self._held.database, lease.target_id)
+        wait = back_off(failures, self._rng, why.retry_after)
         resume_at = self._held.clock() + wait
         opened = open_breaker(
             self._held.database, lease.target_id, why.reason, resume_at, probing=lease.probing, pause=why.pause
@@ -160,5 +161,8 @@ class Deliverer:
         self._held.wakeups.request()  # so that the drain learns when to probe
         if opened and (seen := metrics.of(arn)) is not None:
             seen.opened_breaker()
-        members = {"target": arn, "outcome": "unavailable", "next_probe_in": wait / 1000, "reason": why.reason}
-        log.warning("%s unavailable, next probe in %.1f s: %s", arn, wait / 1000, printable(why.reason), extra=members)
+        if failures.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: a target that is away for a day fills no log
+            members = {"target": arn, "outcome": "unavailable", "failures": failures}
+            members |= {"next_probe_in": wait / 1000, "reason": why.reason}
+            text = "%s unavailable (%d in a row), next probe in %.1f s: %s"
+            log.warning(text, arn, failures, wait / 1000, printable(why.reason), extra=members)

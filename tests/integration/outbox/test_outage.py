@@ -10,6 +10,7 @@ import pytest
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
+from app.outbox import tables
 from app.outbox.log.append import Log
 from tests import services
 from tests.support.builders import add_target, event, migrated
@@ -67,3 +68,15 @@ def test_an_outage_is_told_once_and_so_is_its_end(
     assert caplog.messages[1:] == ["the outbox database is available again"]
     assert context.drain.run(lambda _: None) == 0
     assert len(caplog.messages) == 2
+
+
+def test_a_target_that_is_away_is_told_ever_more_rarely(context: Runtime, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "bucketwire.worker")
+    target = add_target(context.database, "away", type_name="redis", address="127.0.0.1:9", key="away")
+    Log(context.database).append([[event()]])
+    for _ in range(9):
+        with context.database.committing() as connection:
+            connection.execute(tables.targets.update().values(resume_at=0))
+        context.deliverer.deliver(target)
+    counts = [record.__dict__["failures"] for record in caplog.records if record.name == "bucketwire.worker"]
+    assert counts == [1, 2, 4, 8]
