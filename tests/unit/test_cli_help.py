@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 from app.cli import COMMANDS, SECTIONS, bucketwire
 from app.cli.groups import Group, summary
+from app.config.sources.registry import SOURCE_TYPES
+from app.config.targets.registry import TYPES
 from tests.support.builders import migrated
 from tests.support.commands import EVERY
 
@@ -72,6 +74,18 @@ def test_status_imports_nothing_that_only_other_commands_need(tmp_path: Path, mo
     assert modules & {*others, *dialects, "app.console", "garbage"} == set()
     without = {name for name in libraries(modules) if not name.startswith("opentelemetry")}  # `bucketwire` loads none
     assert len(without) <= 720  # a fifth more than today
+
+
+@pytest.mark.parametrize("line", ["status", "target ls", "source ls", "rule ls"])
+def test_a_command_imports_no_declaration_of_a_type_that_it_does_not_meet(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUCKETWIRE_DATA_DIR", str(tmp_path))
+    migrated(f"sqlite:///{tmp_path}/bucketwire.db").close()
+    modules = imported(*line.split())
+    assert "app.config.target_settings" in modules
+    types = {f"app.config.targets.{name}" for name in TYPES} | {f"app.config.sources.{name}" for name in SOURCE_TYPES}
+    assert modules & types == set()
 
 
 def test_every_section_is_in_the_help_with_each_command_and_its_first_words() -> None:

@@ -1,20 +1,13 @@
 """Every source type by its name: what the modules of this folder declare."""
 
-import pkgutil
 from collections.abc import Mapping
-from importlib import import_module
-from types import MappingProxyType
 
 from app.config import sources
+from app.config.declared_types import DeclaredTypes
 from app.config.errors import BadSettings, Problem, did_you_mean
 from app.config.sources.base import REGISTERED_SOURCES, SourceSettings
 
-for _module in pkgutil.iter_modules(sources.__path__, f"{sources.__name__}."):
-    import_module(_module.name)
-
-SOURCE_TYPES: Mapping[str, type[SourceSettings]] = MappingProxyType(
-    {name: REGISTERED_SOURCES[name] for name in sorted(REGISTERED_SOURCES)}
-)
+SOURCE_TYPES: Mapping[str, type[SourceSettings]] = DeclaredTypes(sources, REGISTERED_SOURCES)
 
 
 def source_type(type_name: str) -> type[SourceSettings]:

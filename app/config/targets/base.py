@@ -46,8 +46,6 @@ class TargetSettings(Declared):
             cls.servers = servers
             cls.example = example
             REGISTERED_TYPES[type_name] = cls
-            for name in sorted(REGISTERED_TYPES):
-                REGISTERED_TYPES[name] = REGISTERED_TYPES.pop(name)
 
     enable: bool = setting(Toggle(), default="on", about="whether the target gets events; on unless set")
     comment: str = setting(Text(), default="", about="a note of your own")

@@ -1,18 +1,13 @@
 """Every target type by its name: what the modules of this folder declare."""
 
-import pkgutil
 from collections.abc import Mapping
-from importlib import import_module
-from types import MappingProxyType
 
 from app.config import targets
+from app.config.declared_types import DeclaredTypes
 from app.config.errors import BadSettings, Problem, did_you_mean
 from app.config.targets.base import REGISTERED_TYPES, NamespaceSettings, TargetSettings
 
-for _module in pkgutil.iter_modules(targets.__path__, f"{targets.__name__}."):
-    import_module(_module.name)
-
-TYPES: Mapping[str, type[TargetSettings]] = MappingProxyType(REGISTERED_TYPES)
+TYPES: Mapping[str, type[TargetSettings]] = DeclaredTypes(targets, REGISTERED_TYPES)
 
 
 def settings_type(type_name: str) -> type[TargetSettings]:
