@@ -27,6 +27,13 @@ from tests.support.table_events import HOUR, WEEK, T, journal_ids, made, opened
 pytestmark = pytest.mark.timeout(900)  # on a busy machine each commit takes seconds
 
 
+@pytest.fixture(autouse=True)
+def _journal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the log for the journal alone: two merges take longer, and other modules are about what follows it."""
+    monkeypatch.setattr(job_of_tables, "_fold_journal", lambda _: 0)
+    monkeypatch.setattr(job_of_tables, "_follow_versions", lambda _: None)
+
+
 def test_what_left_the_log_unread_is_told_and_recorded(tables: Tables, outbox: Database) -> None:
     Log(outbox).append([[made("k", number=1)]])
     assert update(tables, outbox, 0).gaps == ()  # nothing was read before
