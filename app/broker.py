@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 from kombu.transport.virtual import Channel as VirtualChannel
 
 from app.config.arn import TargetId
-from app.config.broker import KEY_PREFIX
+from app.config.broker import KEY_PREFIX, is_rabbitmq
 
 log = logging.getLogger("bucketwire.broker")
 
@@ -87,11 +87,6 @@ def _connect(connection: Any, *, within: int | None = None) -> None:
     Left to itself, kombu pauses for two seconds in between.
     """
     connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=within)
-
-
-def is_rabbitmq(broker_url: str) -> bool:
-    """Return whether the broker speaks AMQP."""
-    return broker_url.startswith("amqp")
 
 
 def load_transport(broker_url: str) -> None:

@@ -42,11 +42,11 @@ from app.broker import (
     BrokerUnavailable,
     QueueDeclarations,
     declared_queue,
-    is_rabbitmq,
     queue_name,
     transport_options,
 )
 from app.config.arn import TargetId
+from app.config.broker import is_rabbitmq
 from app.config.fields.cron import last_moment
 from app.config.settings import Settings
 from app.metrics_folder import remove

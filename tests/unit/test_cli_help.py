@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -14,6 +15,8 @@ from app.cli import COMMANDS, SECTIONS, bucketwire
 from app.cli.groups import Group, summary
 from app.config.sources.registry import SOURCE_TYPES
 from app.config.targets.registry import TYPES
+from app.outbox.delivery import heartbeats
+from app.outbox.engine.database import now_ms
 from tests.support.builders import migrated
 from tests.support.commands import EVERY
 
@@ -74,6 +77,17 @@ def test_status_imports_nothing_that_only_other_commands_need(tmp_path: Path, mo
     assert modules & {*others, *dialects, "app.console", "garbage"} == set()
     without = {name for name in libraries(modules) if not name.startswith("opentelemetry")}  # `bucketwire` loads none
     assert len(without) <= 720  # a fifth more than today
+
+
+def test_status_connects_to_no_broker_that_has_just_carried_the_drain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUCKETWIRE_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("BUCKETWIRE_DRAIN_INTERVAL", "10s")  # twice as long is recent
+    with closing(migrated(f"sqlite:///{tmp_path}/bucketwire.db")) as database:
+        for age, connects in ((0, False), (25_000, True), (-600_000, True)):  # the last: the clock was set back
+            heartbeats.record(database, heartbeats.DRAIN, now_ms() - age)
+            assert bool(imported("status") & {"kombu", "redis", "amqp"}) is connects
 
 
 @pytest.mark.parametrize("line", ["status", "target ls", "source ls", "rule ls"])

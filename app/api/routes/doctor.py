@@ -1,6 +1,7 @@
 """Run the doctor's checks of the service."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from flask import Blueprint, Flask, current_app, request
 
@@ -10,7 +11,7 @@ from app.api.services import Services, services
 from app.api.token_scopes import READ, is_limited, may_see, needs
 from app.config.arn import parse_target
 from app.config.errors import BadSettings, BadValue
-from app.doctor.checks import SHORT_CHECKS, run_checks
+from app.doctor.checks import SHORT_CHECKS, Check, check_carried, run_checks
 from app.doctor.finding import Finding
 from app.outbox.engine.cached_probe import CachedProbe, NoAnswer
 from app.outbox.engine.database import now_ms
@@ -21,10 +22,11 @@ routes = Blueprint("doctor", __name__)
 _PROBE = "bucketwire_doctor"
 
 
-def install(app: Flask, opened: Services) -> None:
+def install(app: Flask, opened: Services, instead: Mapping[str, Check] = MappingProxyType({})) -> None:
     """Add the checks to the app: they run in one thread of the process, at most once a second.
 
-    Counting what is pending takes longer: that is done at most once a minute.
+    Counting what is pending takes longer: that is done at most once a minute. Checks of `instead` take the place of
+    those of their names.
     """
     counted = CachedProbe(lambda: list(SHORT_CHECKS["counters"](opened)), age=60.0, patience=4.0)
 
@@ -41,7 +43,7 @@ def install(app: Flask, opened: Services) -> None:
         if opened.feeder is not None and (damaged := opened.feeder.spool.damaged()):
             yield Finding("spool", "problem", f"{damaged} files in quarantine: their events could not be recorded")
 
-    checks = {**SHORT_CHECKS, "counters": count, "spool": spool}
+    checks = {**SHORT_CHECKS, "counters": count, "spool": spool, **instead}
     app.extensions[_PROBE] = CachedProbe(
         lambda: (now_ms(), run_checks(opened, _describe, checks)), age=1.0, patience=8.0
     )
@@ -59,7 +61,7 @@ def doctor() -> Diagnosis:
     """
     refuse_unknown(request.args, ())
     if _PROBE not in current_app.extensions:  # a command's app
-        install(current_app, services())
+        install(current_app, services(), {"broker": check_carried})
     result = current_app.extensions[_PROBE].get()
     checked_at, findings = result.value or (now_ms(), [])
     if result.error is not None or result.value is None:  # the checks have not ended in time, or never
