@@ -35,10 +35,10 @@ class ServiceContext(Output):
         if self.bare_database.dialect == "sqlite" and not (path and os.path.exists(path)):  # noqa: PTH110 - a text
             raise CommandError(f"there is no outbox yet at {path}; create it: `bucketwire up` or `bucketwire migrate`")
         revision, needed = current(self.bare_database), head()
-        if revision is not None and is_later(revision):
-            problem = f"the outbox database is at revision {revision}, which is newer than this version's {needed}"
-            raise CommandError(f"{problem}; use the version that migrated it")
         if revision != needed:
+            if revision is not None and is_later(revision):
+                problem = f"the outbox database is at revision {revision}, which is newer than this version's {needed}"
+                raise CommandError(f"{problem}; use the version that migrated it")
             state = f"is at revision {revision}" if revision else "has no tables yet"
             raise CommandError(f"the outbox database {state}, this version needs {needed}; run `bucketwire migrate`")
         return self.bare_database

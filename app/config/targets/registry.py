@@ -7,15 +7,8 @@ from app.config.declared_types import DeclaredTypes
 from app.config.errors import BadSettings, Problem, did_you_mean
 from app.config.targets.base import REGISTERED_TYPES, NamespaceSettings, TargetSettings
 
-TYPES: Mapping[str, type[TargetSettings]] = DeclaredTypes(targets, REGISTERED_TYPES)
-
-
-def settings_type(type_name: str) -> type[TargetSettings]:
-    """Return the settings class of a target type. Raises `BadSettings`, which names the known types."""
-    if type_name not in TYPES:
-        problem = Problem("type", type_name, "is not a known target type", did_you_mean(type_name, list(TYPES)))
-        raise BadSettings([problem])
-    return TYPES[type_name]
+TYPES = DeclaredTypes[TargetSettings]("target", targets, REGISTERED_TYPES)
+settings_type = TYPES.known
 
 
 def is_namespace(type_name: str, settings: Mapping[str, str]) -> bool:

@@ -137,7 +137,7 @@ class Database:
 
         def lost(error: BaseException) -> None:
             pooled.invalidate(error)
-            self._dispose()
+            self.close()
 
         try:
             if seconds is not None:
@@ -165,14 +165,9 @@ class Database:
             yield connection
 
     def _replace_lost(self, context: sa.engine.ExceptionContext) -> None:
-        """After a lost connection, open new ones for both engines: SQLAlchemy does so for the one of the statement."""
+        """After a lost connection close the others, most likely lost too; SQLAlchemy does so for one engine only."""
         if context.is_disconnect:
-            self._dispose()
-
-    def _dispose(self) -> None:
-        """Close every connection that is not in use, because all were most likely lost together."""
-        for engine in (self.engine, self._reader, self._single):
-            engine.dispose()
+            self.close()
 
     def _learn_limit(self, connection: Any, _entry: ConnectionPoolEntry) -> None:
         with connection.cursor() as cursor:
@@ -190,8 +185,9 @@ class Database:
             engine.dispose(close=False)
 
     def close(self) -> None:
-        """Close every connection that is not in use."""
-        self._dispose()
+        """Close every connection that is not in use; the next use opens another one."""
+        for engine in (self.engine, self._reader, self._single):
+            engine.dispose()
 
 
 class OpenTransaction:
