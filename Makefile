@@ -68,9 +68,9 @@ build/docs-venv/.installed: pyproject.toml | $(BIN)/pip
 	@build/docs-venv/bin/pip install --quiet --disable-pip-version-check $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	@touch $@
 
-# The pictures of the console in docs/how-to/images, as its tests make them.
+# The pictures of the console in docs/how-to/images, and of every page in build/screenshots, as its tests make them.
 screenshots: $(VENV)/.developing servers ## the pictures of the console
-	SCREENSHOTS=docs $(BIN)/pytest tests/acceptance/test_console_screens.py
+	SCREENSHOTS=docs $(BIN)/pytest tests/acceptance/test_console_screens.py tests/acceptance/test_console.py
 
 # The sdist, and the wheel made from it, in dist/: docs/how-to/release.md
 dist: $(VENV)/.developing ## sdist and wheel in dist/

@@ -1,7 +1,7 @@
 """A mirror that has drifted is compared, looked at and repaired in the console; and the documentation's screenshots.
 
 MinIO reports what is written to it, a Spark worker compares its bucket with the mirror, and Debian's Chromium is the
-person's browser. `make screenshots` runs this file and keeps the pictures in the documentation.
+person's browser. `make screenshots` keeps the pictures of this file in the documentation.
 """
 
 from __future__ import annotations

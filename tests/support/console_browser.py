@@ -18,6 +18,8 @@ from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 from tests import provision, services
 
 ROOT = Path(__file__).parents[2]
+# Pictures prove nothing, and take longer than what is asserted of a page: they are made where somebody asks for them.
+ARE_PICTURES_WANTED = os.environ.get("SCREENSHOTS") == "docs"  # as `make screenshots` does
 SCREENSHOTS = ROOT / "build/screenshots"
 IMAGES = ROOT / "docs/how-to/images"  # where `make screenshots` keeps those of the documentation
 DOCUMENTED = {
@@ -27,6 +29,7 @@ DOCUMENTED = {
 LARGEST = 120 << 10  # bytes of one of them
 PATIENCE = 60_000  # ms that a page may take on a busy machine
 _RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+_RULES_OF_COLOURS = ["color-contrast", "link-in-text-block"]  # what another theme can break
 
 
 def _with_few_colours(picture: Image.Image) -> Image.Image:
@@ -73,9 +76,11 @@ class Visit:
     page: Page = field(init=False)
 
     def __post_init__(self) -> None:
+        # A colour that still changes from one theme to the other is none of either.
         context = self.browser.new_context(
-            base_url=f"{self.url}/console/", timezone_id="Asia/Kolkata", locale="en-GB", **self.options
-        )
+            base_url=f"{self.url}/console/", timezone_id="Asia/Kolkata", locale="en-GB", reduced_motion="reduce",
+            **self.options,
+        )  # fmt: skip
         context.set_default_timeout(PATIENCE)
         self.page = context.new_page()
         self.page.on("console", self._report)
@@ -94,11 +99,15 @@ class Visit:
         self.page.get_by_role("button", name="Sign in").click()
         self.page.wait_for_url(re.compile("/console/(?!sign-in)"))
 
-    def problems(self) -> list[str]:
-        """What an automatic check of accessibility (axe-core) finds on this page."""
+    def problems(self, *, of_colours: bool = False) -> list[str]:
+        """What an automatic check of accessibility (axe-core) finds on this page, or in its colours alone."""
         services.need("axe")
-        self.page.evaluate((provision.AXE / "axe.min.js").read_text())
-        found = self.page.evaluate("rules => axe.run(document, {runOnly: rules, resultTypes: ['violations']})", _RULES)
+        if self.page.evaluate("typeof axe") == "undefined":
+            self.page.evaluate((provision.AXE / "axe.min.js").read_text())
+        rules = ["rule", _RULES_OF_COLOURS] if of_colours else ["tag", _RULES]
+        found = self.page.evaluate(
+            "([type, values]) => axe.run(document, {runOnly: {type, values}, resultTypes: ['violations']})", rules
+        )
         return [
             f"{violation['id']}: {violation['help']}: {node['html'][:200]} {node['failureSummary'][:300]}"
             for violation in found["violations"]
@@ -114,7 +123,7 @@ class Visit:
             for width, suffix in ((1280, ""), (320, "-320")):
                 self.page.set_viewport_size({"width": width, "height": 800})
                 self.shoot(f"{picture}-{theme}{suffix}", whole=False)
-                found += self.problems()
+                found += self.problems(of_colours=theme != "light")
                 found += [f"{self.wide()} pixels too wide at {width}"] if self.wide() > 0 else []
         return found
 
@@ -123,19 +132,22 @@ class Visit:
         return int(self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
 
     def shoot(self, name: str, *, whole: bool = True) -> None:
-        """Keep a picture of the page in build/screenshots."""
+        """Keep a picture of the page in build/screenshots, if pictures are wanted."""
+        if not ARE_PICTURES_WANTED:
+            return
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=whole, animations="disabled")
 
     def shoot_for_docs(self, name: str) -> None:
-        """Keep a compact picture of the window: in build/screenshots, or in the documentation if that shows it."""
+        """Keep a compact picture of the window, if pictures are wanted; in the documentation, if that shows it."""
+        if not ARE_PICTURES_WANTED:
+            return
         file = f"console-{name}-{self.theme}.png"
         picture = Image.open(io.BytesIO(self.page.screenshot(animations="disabled")))
         compact = io.BytesIO()
         _with_few_colours(picture.convert("RGB")).save(compact, "PNG", optimize=True)
         assert len(compact.getvalue()) < LARGEST, name
-        documented = os.environ.get("SCREENSHOTS") == "docs" and (name, self.theme) in DOCUMENTED
-        folder = IMAGES if documented else SCREENSHOTS / "docs"
+        folder = IMAGES if (name, self.theme) in DOCUMENTED else SCREENSHOTS / "docs"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / file).write_bytes(compact.getvalue())
 
