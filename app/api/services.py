@@ -8,6 +8,8 @@ from flask import Flask, current_app
 
 from app.config.errors import BadSettings, Problem
 from app.config.settings import Settings
+from app.config.sources.registry import SOURCE_TYPES
+from app.config.targets.registry import TYPES
 from app.outbox.engine.database import Database
 from app.outbox.registry import Registry, open_sealer
 
@@ -140,6 +142,7 @@ class Services:
 def open_services(settings: Settings) -> Services:
     """Open everything in the settings, without connecting yet: no request has to, and no two threads open a part twice.
 
+    Import the declarations of all types, too: those of a newer version may be in their place when a request comes.
     Raises `BadSettings` if the spool folder is unusable.
     """
     opened = Services(settings, Database(settings.database_url, patience=settings.database_timeout), serves=True)
@@ -157,6 +160,8 @@ def open_services(settings: Settings) -> Services:
         "rejected",
     ):
         getattr(opened, part)
+    for types in (TYPES, SOURCE_TYPES):
+        dict(types)
     return opened
 
 

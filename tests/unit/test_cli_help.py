@@ -22,6 +22,9 @@ from tests.support.commands import EVERY
 
 SLOW = ("sqlalchemy", "flask", "requests", "orjson", "msgspec", "rich", "difflib", "pyspark", "celery", "alembic")
 
+DECLARATIONS = {f"app.config.targets.{name}" for name in TYPES} | {
+    f"app.config.sources.{name}" for name in SOURCE_TYPES
+}
 
 GROUPS = [name for name, command in EVERY.items() if isinstance(command, click.Group)]
 
@@ -98,8 +101,17 @@ def test_a_command_imports_no_declaration_of_a_type_that_it_does_not_meet(
     migrated(f"sqlite:///{tmp_path}/bucketwire.db").close()
     modules = imported(*line.split())
     assert "app.config.target_settings" in modules
-    types = {f"app.config.targets.{name}" for name in TYPES} | {f"app.config.sources.{name}" for name in SOURCE_TYPES}
-    assert modules & types == set()
+    assert modules & DECLARATIONS == set()
+
+
+def test_a_server_imports_every_declaration_at_its_start(tmp_path: Path) -> None:
+    code = (
+        "import sys; from app.api.services import open_services; from app.config.settings import Settings\n"
+        f"open_services(Settings.from_environ({{'BUCKETWIRE_DATA_DIR': {str(tmp_path)!r}}}))\n"
+        "print(*sys.modules, sep='\\n')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) >= DECLARATIONS
 
 
 def test_every_section_is_in_the_help_with_each_command_and_its_first_words() -> None:
