@@ -17,9 +17,11 @@ from tests import services
 from tests.contract.source_probes.base import SourceProbe
 from tests.services import until
 from tests.support.builders import SECRET_KEY, add_target, migrated, registry
+from tests.support.properties import times
 from tests.support.pulled_events import (
     Sources,
     by_key,
+    count_recorded,
     messages,
     numbered,
     recorded,
@@ -244,30 +246,40 @@ def test_killed_and_stopped_workers_lose_nothing_and_keep_the_order(
     probe: SourceProbe, outbox: Database, workers: list[Role]
 ) -> None:
     sources = Sources(outbox)
-    events = [one for share in range(2) for one in numbered(10_000, share=share, keys=50)]
-    probe.send(messages(events[:10_000]), 0)
-    probe.send(messages(events[10_000:]), 1)
-    source = sources.put(probe.type, {**probe.values(), "batch_size": "100"})  # now, or little is left to be hurt
+    batch, events, before = times(20, 100), list[Event](), 0
+    # A part, 20 batches of each share, is in the queue at the beginning, and another comes whenever nobody pulls.
+    parts = [[numbered(20 * batch, share=share, keys=50) for share in range(2)] for _ in range(5)]
+
+    def send_part() -> None:
+        for share, part in enumerate(parts.pop()):
+            events.extend(part)
+            probe.send(messages(part), share)
+
+    send_part()
+    source = sources.put(probe.type, {**probe.values(), "batch_size": str(batch)})  # now, or little is left to be hurt
     for victim in (0, 1, 2, 3):
-        before = len(recorded(outbox))
-        until(lambda: len(recorded(outbox)) > before + 500, 60, what="progress")  # noqa: B023 - called at once
+        until(lambda: count_recorded(outbox) > before + 5 * batch, 60, what="progress")  # noqa: B023 - called at once
         until(lambda: holder(sources, workers) is not None, what="a holder")
         role = holder(sources, workers)
         assert role is not None
         if victim % 2:
             os.kill(role.pid, signal.SIGSTOP)
+        else:
+            role.kill()
+        before = count_recorded(outbox)
+        send_part()
+        if victim % 2:
             until(lambda: holder(sources, workers) not in (None, role), 60, what="another holder")  # noqa: B023
             os.kill(role.pid, signal.SIGCONT)
         else:
-            role.kill()
             role.start()
     wait_for(outbox, events, 120)
     assert_complete(probe, outbox, events)
-    assert len(recorded(outbox)) == 20_000
+    assert count_recorded(outbox) == len(events) == 200 * batch
     stored = sources.stored(source)
-    assert stored.recorded == 20_000
+    assert stored.recorded == len(events)
     if probe.keeps_positions:
-        assert (stored.messages, stored.repeated) == (20_000, 0)
+        assert (stored.messages, stored.repeated) == (len(events), 0)
 
 
 @pytest.mark.slow
@@ -277,7 +289,7 @@ def test_a_database_that_is_away_loses_nothing(probe: SourceProbe, redis_server:
         Sources(outbox).put(probe.type, {**probe.values(), "batch_size": "50"})
         with pulling(outbox, redis_server) as workers:
             probe.send(messages(events))
-            until(lambda: len(recorded(outbox)) > 100, 60, what="progress")
+            until(lambda: count_recorded(outbox) > 100, 60, what="progress")
             server.kill()
             server.start()
             wait_for(outbox, events, 60)

@@ -79,6 +79,12 @@ def recorded(database: Database) -> list[str]:
         return list(connection.execute(sa.select(e.id).order_by(e.seq)).scalars())
 
 
+def count_recorded(database: Database) -> int:
+    """How many events the log has."""
+    with database.reading() as connection:
+        return int(connection.execute(sa.select(sa.func.count()).select_from(tables.events)).scalar_one())
+
+
 def by_key(events: Sequence[Event]) -> dict[str, list[str]]:
     """The ids of each object's events, in order."""
     found: dict[str, list[str]] = {}

@@ -8,12 +8,15 @@ import ast
 import re
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+from tests.support.properties import times
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -26,7 +29,7 @@ _SIZE = 65_536
 _LIMIT = 1.0  # processor seconds for one text; what is linear takes milliseconds, what is quadratic many seconds
 _METHODS = ("match", "fullmatch", "search", "sub", "subn", "split", "findall", "finditer")
 _CHARACTERS = "x1 \t-.=/\xe9\x00"
-_MAX_PARTS = 8  # of one pattern
+_MAX_PARTS = times(5, 8)  # of one pattern
 
 
 class _Pattern(NamedTuple):
@@ -55,7 +58,8 @@ def _calls() -> Iterator[tuple[str, ast.Module, ast.Call, str, str]]:
                     yield module, tree, node, receiver.id, node.func.attr
 
 
-def _patterns() -> list[_Pattern]:
+@cache
+def _patterns() -> Sequence[_Pattern]:
     """Return every pattern of the source with each method by which it is used."""
     methods: dict[str, set[str]] = {}  # by the name of a compiled pattern, in any module that may import it
     used: list[tuple[str, str, re.Pattern[Any]]] = []

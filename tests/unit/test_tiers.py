@@ -49,9 +49,9 @@ def test_each_rule_moves_something(module: str) -> None:
     assert [each for each in collected() if each.startswith(module) and each not in usual]
 
 
-def test_the_third_tier_tries_twice_the_examples_of_a_property() -> None:
+def test_the_third_tier_tries_four_times_the_examples_of_a_property() -> None:
     [profile] = re.findall(r"--tier 3 --hypothesis-profile (\w+)", (TOP / "Makefile").read_text())
-    assert settings.get_profile(profile).max_examples == 2 * settings.get_profile("usual").max_examples
+    assert settings.get_profile(profile).max_examples == 4 * settings.get_profile("usual").max_examples
 
 
 def test_each_way_of_using_a_target_is_known_and_each_target_has_one_whole_way() -> None:

@@ -18,11 +18,12 @@ from app.outbox.reconcile.log_queries import newest_sequencers
 from spark_jobs.jobs.repair_events import repair_event
 from tests.support.builders import add_target
 from tests.support.frontend_buckets import SENDERS, Message, ModelBucket, Operation
+from tests.support.properties import times
 from tests.support.scripted_target import Courier, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
 
 pytestmark = pytest.mark.promise
-ROUNDS = 12
+ROUNDS = times(4, 12)
 CASES = [
     pytest.param(name, versioned, id=f"{name}-{'versioned' if versioned else 'unversioned'}")
     for name, sender in SENDERS.items()
