@@ -20,7 +20,11 @@ from xdist.workermanage import WorkerController
 _KEY = "bucketwire/seconds"  # in pytest's cache
 _SHOWN = 20  # of the longest groups, at the end of a run
 _CASES = "tests/acceptance/test_beat.py", "tests/acceptance/test_clocks.py", "tests/acceptance/test_faults.py"
-_PROBES = {f"tests/contract/test_target_{name}.py" for name in ("contract", "test")}  # they share their servers
+_PROBES = {  # they share their servers
+    "tests/contract/test_hanging_server.py",
+    "tests/contract/test_target_contract.py",
+    "tests/contract/test_target_test.py",
+}
 _SOURCES = {f"tests/contract/test_source_{name}.py" for name in ("contract", "test")}  # these too
 _ELASTIC = {  # they use one Elasticsearch and one Kafka
     "tests/contract/test_elasticsearch.py",
@@ -38,33 +42,37 @@ _WAITING = ("tests/spark", "tests/acceptance", "tests/contract")
 _LONGEST = {
     "tests/spark/frames": 790,
     "tests/spark/services": 439,
-    "tests/contract/test_hanging_server.py": 296,
     "tests/spark/test_cluster.py": 295,
-    "tests/contract/sources[sqs_fifo]": 218,
-    "tests/integration/outbox/test_interleavings.py[postgresql]": 212,
-    "tests/acceptance/test_console.py": 194,
-    "tests/acceptance/test_stopped_workers.py": 187,
-    "tests/integration/api/test_outage.py": 159,
-    "tests/acceptance/test_end_to_end.py": 152,
-    "tests/integration/test_services.py": 148,
-    "tests/acceptance/test_console_screens.py": 145,
-    "tests/acceptance/test_make_run.py": 133,
-    "tests/contract/probes[elasticsearch]": 121,
-    "tests/contract/test_mqtt.py": 120,
-    "tests/integration/outbox/test_lost_leases.py[Policy]": 114,
+    "tests/acceptance/test_console.py": 249,
+    "tests/integration/outbox/test_interleavings.py[postgresql]": 198,
+    "tests/contract/test_amqp.py": 197,
+    "tests/contract/probes[nats]": 194,
+    "tests/contract/elasticsearch": 185,
+    "tests/contract/sources[kafka]": 157,
+    "tests/acceptance/test_end_to_end.py": 143,
+    "tests/acceptance/test_secrets.py": 140,
+    "tests/acceptance/test_stopped_workers.py": 139,
+    "tests/contract/probes[sqs]": 136,
+    "tests/contract/sources[redis_list]": 126,
+    "tests/contract/sources[redis_stream]": 124,
+    "tests/acceptance/test_tutorial.py": 123,
+    "tests/acceptance/test_console_screens.py": 111,
+    "tests/acceptance/test_make_run.py": 107,
+    "tests/contract/test_mqtt.py": 102,
 }
+_KIND = re.compile(r"\[(\w+)")  # of server, the first parameter
+_DATABASE = re.compile(r"[\[-](sqlite|postgresql|mysql|mariadb)\b")  # among any parameters
 _FIRST = ("tests/spark", "tests/acceptance", "tests/contract", "tests/integration/outbox", "tests/integration")
 
 
 def group(nodeid: str) -> str:
     """The name of a test's group."""
     file, _, case = nodeid.partition("::")
-    parameter = re.search(r"\[(\w+)", case)
-    first = parameter[1] if parameter else ""
     if file in _CASES:
         return nodeid
     if file in _PROBES or file in _SOURCES or file.startswith("tests/integration/outbox/"):
-        return f"{_room(file)}[{first}]"  # the kind of server, or of database
+        parameter = (_DATABASE if "outbox" in file else _KIND).search(case)
+        return f"{_room(file)}[{parameter[1] if parameter else ''}]"
     if file in _OF_SERVICES:
         return "tests/spark/services"
     if file.startswith("tests/spark/") and file not in _WITHOUT_A_SESSION:

@@ -89,6 +89,18 @@ def test_the_kinds_of_sources_run_beside_each_other() -> None:
     assert groups == {"tests/contract/sources[amqp]", "tests/contract/sources[redis_list]"}
 
 
+def test_a_kind_of_target_has_one_server_for_all_that_put_something_to_it() -> None:
+    files = ("test_hanging_server", "test_target_contract", "test_target_test")
+    groups = {distribution.group(f"tests/contract/{file}.py::test_it[mqtt-qos0-hangs]") for file in files}
+    assert groups == {"tests/contract/probes[mqtt]"}
+
+
+def test_the_databases_run_beside_each_other_whatever_comes_before_them_among_the_parameters() -> None:
+    case = "tests/integration/outbox/test_lost_leases.py::test_it[Policy.MIRROR-{}-put and get]"
+    groups = {distribution.group(case.format(name)) for name in ("mysql", "mariadb")}
+    assert groups == {f"tests/integration/outbox/test_lost_leases.py[{name}]" for name in ("mysql", "mariadb")}
+
+
 def test_every_file_that_is_named_is_there() -> None:
     files = (distribution._CASES, distribution._PROBES, distribution._SOURCES, distribution._ELASTIC)
     named = {*chain(*files, distribution._OF_SERVICES, distribution._WITHOUT_A_SESSION)}
