@@ -23,6 +23,11 @@ COVER: Mapping[str, tuple[str, ...]] = {
         "test_no_value_can_refuse_the_change_that_it_describes",
         "test_tokens_replays_and_dead_letters_are_recorded",
     ),
+    "test_console_sessions": (
+        "test_no_row_tells_the_number_of_a_cookie",
+        "test_sessions_that_begin_and_end_at_once_do_not_hinder_each_other",
+        "test_sessions_that_have_expired_are_removed_by_the_next_that_begins",
+    ),
     "test_drain": (),
     "test_event_wait": ("test_due_retries_are_worked_off_under_one_lease",),
     "test_failing": ("test_an_event_that_is_not_sent_because_it_changes_nothing_is_no_success",),
@@ -33,7 +38,22 @@ COVER: Mapping[str, tuple[str, ...]] = {
         "test_an_event_that_was_tried_in_the_future_is_due",
         "test_the_drain_brings_them_back",
     ),
+    "test_idle_targets": (
+        "test_a_cursor_that_was_leased_when_it_lagged_is_moved_when_it_is_free",
+        "test_cursors_of_idle_targets_move_together",
+        "test_while_nothing_is_recorded_no_cursor_is_looked_at",
+        "test_work_among_idle_targets_is_found",
+    ),
     "test_late_requests": (),
+    "test_lost_leases": (
+        "test_a_lease_that_was_released_is_not_followed",
+        "test_a_log_gets_nothing_again_after_a_kill",
+        "test_a_redelivery_takes_over_the_back_off_of_a_parked_event_and_waits_behind_none",
+        "test_a_request_without_an_answer_is_kept_with_its_due_time_while_the_database_is_away",
+        "test_after_a_late_write_a_mirror_holds_what_the_bucket_holds",
+        "test_retries_and_replays_that_a_killed_worker_was_sending_are_followed_too",
+        "test_what_a_killed_worker_may_have_sent_is_followed_once_it_cannot_arrive_any_more",
+    ),
     "test_mirror": (
         "test_access_and_tagging_leave_a_row_alone",
         "test_what_a_batch_reads_does_not_grow_with_the_events_of_its_key",
@@ -54,6 +74,11 @@ COVER: Mapping[str, tuple[str, ...]] = {
     "test_older_state": (
         "test_a_claim_that_finds_the_log_shorter_begins_a_new_epoch",
         "test_the_end_of_the_log_is_not_that_of_another_epoch",
+    ),
+    "test_openings": (
+        "test_a_failure_of_one_worker_does_not_hide_the_success_of_another",
+        "test_a_worker_that_is_stopped_after_a_statement_holds_no_target",
+        "test_an_offer_that_was_postponed_is_made_again_soon_and_counts_as_no_try",
     ),
     "test_parked": (
         "test_a_reason_with_any_characters_is_stored_and_wedges_nothing",
@@ -100,5 +125,20 @@ COVER: Mapping[str, tuple[str, ...]] = {
         "test_a_cancelled_run_does_not_begin_and_one_that_runs_is_told_and_keeps_its_state",
         "test_a_requested_run_waits_as_a_scheduled_one_does_and_repairs_as_requested",
         "test_findings_are_bounded_read_in_pages_and_go_with_their_run",
+    ),
+    "test_schedule": (
+        "test_a_flood_of_names_is_scheduled_up_to_a_limit_and_pushes_out_nobody",
+        "test_a_run_that_waits_is_begun_once_and_the_next_moment_makes_another",
+        "test_what_is_due_is_registered_once_for_each_target_and_bucket",
+    ),
+    "test_series": (
+        "test_a_sample_has_the_counters_and_a_step_has_one",
+        "test_a_step_has_the_delivery_times_since_the_one_before_and_five_minutes_have_their_sum",
+        "test_delivery_times_are_counted_once_whoever_takes_the_sample",
+        "test_of_idle_targets_the_five_minutes_are_written_once",
+        "test_of_two_that_sample_at_once_one_stores_its_samples",
+        "test_samples_are_merged_by_the_database_as_here",
+        "test_the_table_is_bounded_and_a_removed_target_leaves_it",
+        "test_what_comes_in_has_a_rate_by_requests_and_for_each_source",
     ),
 }

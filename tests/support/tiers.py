@@ -65,6 +65,8 @@ OF_THE_CONFIRMATION = (
 )
 ONE_AT_A_TIME = 1  # the window of a target that is not asynchronous
 
+OF_THE_VALUES = ("test_a_hostile_name_of_a_bucket", "test_an_odd_value")  # in a request to the API
+
 # Servers of the tests that are started, killed and stopped as PostgreSQL is.
 ENDED_ALIKE = {"mariadb", "minio", "mysql", "rabbitmq", "receiver"}
 
@@ -119,6 +121,11 @@ def _behaviour(module: str) -> Callable[[str, Parameters], bool]:
     return moves
 
 
+def _api(name: str, parameters: Parameters) -> bool:
+    """What the API records it records by the outbox; a value that a database may refuse is put to each."""
+    return parameters.get("on_each") in _SECOND_DATABASES and not name.startswith(OF_THE_VALUES)
+
+
 def _with(name: str, **values: Any) -> Callable[[str, Parameters], bool]:
     """A test with one of these values of each parameter: another test, or another value, runs the same code."""
 
@@ -141,6 +148,7 @@ RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
     "tests/contract/test_hanging_server.py": _ways,
     "tests/contract/test_target_contract.py": _ways,
     "tests/contract/test_target_test.py": _ways,
+    "tests/integration/api/test_events.py": _api,
     "tests/integration/outbox/test_frontend_order.py": _senders,
     "tests/integration/outbox/test_interleavings.py": _explorer,
     "tests/integration/test_services.py": _servers,
