@@ -10,6 +10,8 @@ from typing import Any
 import orjson
 from markupsafe import Markup, escape
 
+from app.counts import count_noun
+
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 _MAX_TEXT_CHARACTERS = 1_000  # characters of a value in a record
 _MAX_RECORD_CHARACTERS = 100_000  # characters of a record
@@ -223,6 +225,7 @@ def pretty_json(value: Any) -> str:
 
 
 TEMPLATE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "count_noun": count_noun,
     "number": number,
     "duration": duration,
     "when": when,

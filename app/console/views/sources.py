@@ -9,6 +9,7 @@ from app.console import calls
 from app.console.calls import resource_path
 from app.console.formats import number, pretty_json
 from app.console.pages import NOTHING_SELECTED, action, done, page, show, ticked_numbers
+from app.counts import count_noun
 
 _PAGE = 50  # rejected messages
 _MAX_BODY_CHARACTERS = 100_000  # of a rejected message on its page
@@ -68,10 +69,11 @@ def retry(kind: str, name: str) -> Response:
         try:
             answer = calls.change("POST", f"{_path(kind, name)}/rejected/{message}/retry")
         except Refused as refused:
-            return done(f"Message {message}: {refused}. Recorded before it: {_events(recorded)}.", back, bad=True)
+            before = count_noun(recorded, "event")
+            return done(f"Message {message}: {refused}. Recorded before it: {before}.", back, bad=True)
         recorded, repeated = recorded + answer["recorded"], repeated + answer["repeated"]
-    known = f"; {_events(repeated)} were in the log already" if repeated else ""
-    return done(f"Recorded: {_events(recorded)}{known}.", back)
+    known = f"; {count_noun(repeated, 'event')} were in the log already" if repeated else ""
+    return done(f"Recorded: {count_noun(recorded, 'event')}{known}.", back)
 
 
 @action("/sources/<kind>/<name>/delete", "sources/{kind}/{name}")
@@ -87,10 +89,6 @@ def _ticked() -> list[int]:
     if ids := ticked_numbers():
         return ids
     raise Refused(400, {"detail": NOTHING_SELECTED})
-
-
-def _events(count: int) -> str:
-    return f"{number(count)} {'event' if count == 1 else 'events'}"
 
 
 def _path(kind: str, name: str) -> str:
