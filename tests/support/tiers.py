@@ -65,6 +65,7 @@ OF_THE_CONFIRMATION = (
 )
 ONE_AT_A_TIME = 1  # the window of a target that is not asynchronous
 
+OF_WHOLE_WORKERS = ("test_a_database_that_is_away", "test_killed_and_stopped_workers")  # of sources
 OF_THE_VALUES = ("test_a_hostile_name_of_a_bucket", "test_an_odd_value")  # in a request to the API
 
 # Servers of the tests that are started, killed and stopped as PostgreSQL is.
@@ -99,6 +100,16 @@ def _ways(name: str, parameters: Parameters) -> bool:
     if parameters.get("window") == ONE_AT_A_TIME or (way in COMBINED_WAYS and not name.startswith(OF_THE_MESSAGE)):
         return True
     return name.startswith(OF_THE_CONNECTION) or (way in CONFIRMED_ALIKE and name.startswith(OF_THE_CONFIRMATION))
+
+
+def _sources(name: str, parameters: Parameters) -> bool:
+    """Whole workers pull a queue of SQS without groups by the requests that they make to one with groups."""
+    return name.startswith(OF_WHOLE_WORKERS) and parameters.get("served") == "sqs"
+
+
+def _commands(name: str, parameters: Parameters) -> bool:
+    """The command shows the steps, which each type takes within the test's process too."""
+    return name.startswith("test_the_command") and parameters.get("served") != "amqp"
 
 
 def _servers(_name: str, parameters: Parameters) -> bool:
@@ -146,6 +157,8 @@ RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
         "test_an_old_write_that", kind=["mysql", "redis list"], removed=[True]
     ),
     "tests/contract/test_hanging_server.py": _ways,
+    "tests/contract/test_source_contract.py": _sources,
+    "tests/contract/test_source_test.py": _commands,
     "tests/contract/test_target_contract.py": _ways,
     "tests/contract/test_target_test.py": _ways,
     "tests/integration/api/test_events.py": _api,
