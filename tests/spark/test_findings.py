@@ -20,6 +20,7 @@ from spark_jobs.jobs.comparison import count_findings, documents, namespace_by_k
 from spark_jobs.reports import report
 from spark_jobs.reports.report import FINDINGS as FOLDER
 from spark_jobs.reports.report import (
+    LINES,
     NotShared,
     ReportHeader,
     by_folder_and_age,
@@ -232,20 +233,18 @@ def test_a_report_shows_hostile_names_as_names(spark: SparkSession, tmp_path: Pa
     hostile = "<script>alert(1)</script>"
     listing = spark.createDataFrame([thing(f"{name}/{hostile}") for name in BUCKETS], LISTING)
     rows, moving = spark.createDataFrame([], NAMESPACE), spark.createDataFrame([], "key string")
+    every = Rule(bucket="*", events=("*",), target=TargetId("redis", "x"))
+    compared = find_drift(listing, rows, moving, bucket=hostile, rules=[every], policy="mirror", versioned=False)
+    findings = write_findings(compared, tmp_path)
+    counts = dict.fromkeys(COUNTS, 0) | {"missing": len(BUCKETS)}
     for number, name in enumerate((hostile, "../../x", "new\nline\x1b[31m", "🎉" * 250)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        every = Rule(bucket="*", events=("*",), target=TargetId("redis", "x"))
-        compared = find_drift(
-            listing, rows, moving, bucket=name, rules=[every], policy="mirror", versioned=False, young=T + 1_000_000
-        )
-        findings = write_findings(compared, folder)
-        counts = dict.fromkeys(COUNTS, 0) | {"missing": len(BUCKETS)}
         header = ReportHeader("r" * 32, name, "redis:x", "mirror", False, T, counts, f"it is {name}")
         page = write_page(findings, header, folder).read_text()
         assert "&lt;script&gt;" in page
         assert "<script" not in page
-    assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2", "3"}
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2", "3", FOLDER, LINES}
 
 
 def test_a_report_has_bars_of_the_largest_folders_and_of_all_ages(spark: SparkSession) -> None:
