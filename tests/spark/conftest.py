@@ -26,6 +26,7 @@ QUICK = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.execution.arrow.localRelationThreshold": "0",  # a plan reads a frame, and is not one
     "spark.driver.extraJavaOptions": spark_classes.options(),
 }
 

@@ -21,6 +21,7 @@ from spark_jobs.listings.listing import Listing, from_parquet, newest
 from spark_jobs.reports.report import write_parquet
 from spark_jobs.schemas import DIFFERENCES, LISTING, NAMESPACE, ROWS
 from tests.support.comparison import PUT, T, kinds, row, rule, thing
+from tests.support.frames import frame_of
 from tests.support.hostile_names import BUCKETS
 
 ENTRIES = "key string, etag string, size bigint, modified bigint, version string, marker boolean, ordinal bigint"
@@ -54,14 +55,14 @@ def compared(listing: DataFrame, rows: DataFrame, sizes: Sizes | None = None, **
 
 def listed(spark: SparkSession, entries: Sequence[tuple[Any, ...]]) -> Listing:
     """Return a listing of entries whose keys somebody may have listed twice."""
-    frame = spark.createDataFrame(entries, ENTRIES)
+    frame = frame_of(spark, entries, ENTRIES)
     unreadable, single = spark.range(0).select(F.lit("").alias("line")), frame.where("not marker").drop("marker")
     return Listing(newest(frame), False, unreadable, single=single.select(*LISTING.names))
 
 
 @pytest.mark.parametrize("is_chosen", [False, True], ids=["single", "chosen"])
 def test_each_side_is_shuffled_and_sorted_once(planned: SparkSession, is_chosen: bool) -> None:
-    listing, rows = listed(planned, [entry("k")]), planned.createDataFrame([stored("k")], ROWS)
+    listing, rows = listed(planned, [entry("k")]), frame_of(planned, [stored("k")], ROWS)
     assert listing.single is not None
     sides = (listing.objects, namespace_by_key(rows, "b")) if is_chosen else (listing.single, parsed(rows, "b"))
     plan = compared(*sides, Sizes())._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
@@ -95,7 +96,7 @@ def test_of_several_entries_and_rows_of_a_key_one_counts(
     entries, rows, expected = REPEATED[repeated]
     listing = listed(planned, [*map(entry, KEYS), *entries])
     found, sizes = write_differences(
-        listing, planned.createDataFrame([*map(stored, KEYS), *rows], ROWS), tmp_path,
+        listing, frame_of(planned, [*map(stored, KEYS), *rows], ROWS), tmp_path,
         has_single_rows=has_single_rows, bucket="b", rules=[rule()], policy="mirror",
     )  # fmt: skip
     assert sorted((one["key"], one["kind"]) for one in found.collect()) == sorted(expected.items())
@@ -109,7 +110,7 @@ def test_of_several_entries_and_rows_of_a_key_one_counts(
 @pytest.mark.parametrize("planned", [True], indirect=True)
 def test_a_row_that_a_better_one_excuses_is_no_difference(planned: SparkSession, tmp_path: Path) -> None:
     """Without a rule for removals a row without an object is none, but if its document is of another object."""
-    rows = planned.createDataFrame([stored("z"), stored("z", bucket="other"), stored("y", bucket="other")], ROWS)
+    rows = frame_of(planned, [stored("z"), stored("z", bucket="other"), stored("y", bucket="other")], ROWS)
     found, sizes = write_differences(
         listed(planned, []), rows, tmp_path,
         has_single_rows=True, bucket="b", rules=[rule(events=["s3:ObjectCreated:*"])], policy="mirror",
@@ -120,8 +121,8 @@ def test_a_row_that_a_better_one_excuses_is_no_difference(planned: SparkSession,
 
 def test_keys_with_the_same_hash_are_different_keys(planned: SparkSession) -> None:
     same = F.lit(1).cast("bigint").alias(KEY_HASH)
-    listing = planned.createDataFrame([thing(key) for key in "abc"], LISTING).select(same, "*")
-    rows = planned.createDataFrame([row("b"), row("c", etag="e2"), row("d")], NAMESPACE).select(same, "*")
+    listing = frame_of(planned, [thing(key) for key in "abc"], LISTING).select(same, "*")
+    rows = frame_of(planned, [row("b"), row("c", etag="e2"), row("d")], NAMESPACE).select(same, "*")
     found = mark_in_flight(compared(listing, rows), None, young=T + 1_000_000)
     assert kinds(found) == {"a": "missing", "c": "stale:etag", "d": "orphaned"}
 
@@ -132,8 +133,8 @@ def test_keys_with_the_same_hash_are_different_keys(planned: SparkSession) -> No
 def test_both_sides_are_counted_to_their_ends(
     planned: SparkSession, tmp_path: Path, objects: int, target_rows: int, prefix: str
 ) -> None:
-    listing = planned.createDataFrame([thing(f"k{number}") for number in range(objects)], LISTING)
-    rows, sizes = planned.createDataFrame([row(f"k{number}") for number in range(target_rows)], NAMESPACE), Sizes()
+    listing = frame_of(planned, [thing(f"k{number}") for number in range(objects)], LISTING)
+    rows, sizes = frame_of(planned, [row(f"k{number}") for number in range(target_rows)], NAMESPACE), Sizes()
     differences = write_parquet(compared(listing, rows, sizes, rules=[rule(prefix)]), tmp_path / "differences")
     assert sizes.counts == {"objects": objects, "target_rows": target_rows}
     assert not has_repeated_keys(differences, sizes)
@@ -154,7 +155,7 @@ def test_keys_in_flight_are_found_whatever_is_in_them(spark: SparkSession, tmp_p
         "🎉" * 250,
     ]
     found = [(key, "missing", "", "e", 1, T, "", *[None] * 6) for key in [*keys, "other"]]
-    differences = spark.createDataFrame(found, DIFFERENCES)
+    differences = frame_of(spark, found, DIFFERENCES)
     in_flight = frame_of_keys(spark, [*keys, "elsewhere", "\ud800"], tmp_path / "keys")
     marked = {one["key"]: one["in_flight"] for one in mark_in_flight(differences, in_flight, young=T + 1).collect()}
     assert marked == dict.fromkeys(keys, True) | {"other": False}
@@ -168,7 +169,7 @@ def test_a_row_is_sound_if_its_event_names_its_key_in_any_encoding(spark: SparkS
     encoded = [*((key, quote(key, safe="")) for key in keys), *((key, quote_plus(key)) for key in keys)]
     encoded += [*((key, quote(key, safe="/")) for key in keys), ("a/b", "a%2fb"), ("ü", "ü")]
     wrong = [("a/b", "a%252Fb"), ("a%2Fb", "a%2Fb"), ("a+b", "a+b"), ("a b", "a%2Bb"), ("a", "%zz"), ("a", None)]
-    frame = spark.createDataFrame([*encoded, *wrong], "key string, object string")
+    frame = frame_of(spark, [*encoded, *wrong], "key string, object string")
     found = [one[0] or False for one in frame.select(is_encoded(F.col("object"), F.col("key"))).collect()]
     assert found == [True] * len(encoded) + [False] * len(wrong)
 
@@ -186,7 +187,7 @@ def test_a_document_is_read_as_its_members_are_written(spark: SparkSession) -> N
         "cut": document(eventName=PUT)[:-2],
         "empty": "",
     }
-    frame = documents(spark.createDataFrame(list(texts.items()), "key string, document string"))
+    frame = documents(frame_of(spark, list(texts.items()), "key string, document string"))
     found = {
         one["key"]: {name: text for name, text in one.asDict().items() if text is not None} for one in frame.collect()
     }

@@ -34,6 +34,7 @@ from spark_jobs.schemas import FINDINGS, LISTING, NAMESPACE, ROWS
 from spark_jobs.session import is_local
 from tests.services import until
 from tests.support.comparison import HEAD, MARKER, PUT, T, find_drift, kinds, row, rule, thing
+from tests.support.frames import frame_of
 from tests.support.hostile_names import BUCKETS
 
 
@@ -42,8 +43,8 @@ def findings_of(
     rules: Sequence[Rule] = (rule(),), moving: Sequence[str] = (), **options: Any,
 ) -> DataFrame:  # fmt: skip
     chosen = {"bucket": "b", "policy": "mirror", "versioned": False, "young": T + 1_000_000} | options
-    in_flight = spark.createDataFrame([(key,) for key in moving], "key string")
-    frames = spark.createDataFrame(listing, LISTING), spark.createDataFrame(rows, NAMESPACE)
+    in_flight = frame_of(spark, [(key,) for key in moving], "key string")
+    frames = frame_of(spark, listing, LISTING), frame_of(spark, rows, NAMESPACE)
     return find_drift(*frames, in_flight, rules=rules, **chosen)
 
 
@@ -77,7 +78,7 @@ def test_a_finding_has_the_object_and_the_row(spark: SparkSession) -> None:
     rows = [("k", True, PUT, "e1", 5, "v1", "18E9", T)]
     expected = [("k", "stale", "etag,size,version", "e2", 7, T + 5, "v2", PUT, "e1", 5, "v1", "18E9", T, False)]
     assertDataFrameEqual(
-        findings_of(spark, listing, rows, versioned=True), spark.createDataFrame(expected, FINDINGS), checkRowOrder=True
+        findings_of(spark, listing, rows, versioned=True), frame_of(spark, expected, FINDINGS), checkRowOrder=True
     )
 
 
@@ -91,7 +92,7 @@ def test_what_is_in_flight_is_no_drift(spark: SparkSession) -> None:
 
 
 def test_rules_decide_which_keys_a_target_should_have(spark: SparkSession) -> None:
-    keys = spark.createDataFrame([("a/b.jpg",), ("a/c.txt",), ("z",)], "key string")
+    keys = frame_of(spark, [("a/b.jpg",), ("a/c.txt",), ("z",)], "key string")
     cases: list[tuple[list[Rule], str, str]] = [  # rules, keys whose creations are sent, keys whose removals are sent
         ([], "", ""),
         ([rule(bucket="other")], "", ""),
@@ -175,7 +176,7 @@ def test_a_row_is_read_from_its_document(spark: SparkSession) -> None:
         ("no event", "[]"),
         ("null", None),
     ]
-    rows = documents(spark.createDataFrame(texts, "key string, document string"))
+    rows = documents(frame_of(spark, texts, "key string, document string"))
     assert rows.schema.names == ROWS.names
     time = 1_794_992_800_123
     nothing = (False, None, None, None, "", None, None)
@@ -190,13 +191,11 @@ def test_a_row_is_read_from_its_document(spark: SparkSession) -> None:
         ("no event", *nothing),
         ("null", *nothing),
     ]
-    assertDataFrameEqual(
-        namespace_by_key(rows, "b").select(*NAMESPACE.names), spark.createDataFrame(expected, NAMESPACE)
-    )
+    assertDataFrameEqual(namespace_by_key(rows, "b").select(*NAMESPACE.names), frame_of(spark, expected, NAMESPACE))
 
 
 def test_findings_that_are_lost_are_not_taken_for_less_drift(spark: SparkSession, tmp_path: Path) -> None:
-    listing = spark.createDataFrame([thing("a"), thing("b"), thing("c")], LISTING)
+    listing = frame_of(spark, [thing("a"), thing("b"), thing("c")], LISTING)
     rows, moving = spark.createDataFrame([], NAMESPACE), spark.createDataFrame([], "key string")
     compared = find_drift(
         listing, rows, moving, bucket="b", rules=[rule()], policy="mirror", versioned=False, young=T + 1_000_000
@@ -231,7 +230,7 @@ def test_what_is_written_is_counted_again_only_if_executors_may_have_written_it_
 
 def test_a_report_shows_hostile_names_as_names(spark: SparkSession, tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script>"
-    listing = spark.createDataFrame([thing(f"{name}/{hostile}") for name in BUCKETS], LISTING)
+    listing = frame_of(spark, [thing(f"{name}/{hostile}") for name in BUCKETS], LISTING)
     rows, moving = spark.createDataFrame([], NAMESPACE), spark.createDataFrame([], "key string")
     every = Rule(bucket="*", events=("*",), target=TargetId("redis", "x"))
     compared = find_drift(listing, rows, moving, bucket=hostile, rules=[every], policy="mirror", versioned=False)

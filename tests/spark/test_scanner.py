@@ -13,6 +13,7 @@ from app.events.minio_json import timestamp
 from app.events.parsing import parse
 from spark_jobs.jobs.scan import BIG_PREFIX, LARGE_VERSIONS, MANY_VERSIONS, ScanLimits, warning_event, warnings_of
 from spark_jobs.schemas import ENTRIES, WARNINGS
+from tests.support.frames import frame_of
 
 DAY = 1_794_960_000_000  # the beginning of 2026-11-18
 NOON = DAY + 43_200_000
@@ -27,7 +28,7 @@ def test_objects_and_folders_beyond_the_limits_are_found_and_no_others(spark: Sp
     entries += [(f"just/{number}/", 0, False) for number in range(2)] + [("just/0/x", 1, False)]
     entries += [(f"gone/{number}/x\n/é+%", 0, True) for number in range(3)]  # under markers alone
     entries += [(f"flat/{number}", 1, False) for number in range(9)]  # objects are no folders
-    found = warnings_of(spark.createDataFrame(entries, ENTRIES), ScanLimits(versions=2, size=1000, folders=2))
+    found = warnings_of(frame_of(spark, entries, ENTRIES), ScanLimits(versions=2, size=1000, folders=2))
     expected = [
         (MANY_VERSIONS, "many", 3, 2, None),
         (LARGE_VERSIONS, "large", 2, 1000, None),
@@ -37,7 +38,7 @@ def test_objects_and_folders_beyond_the_limits_are_found_and_no_others(spark: Sp
         (BIG_PREFIX, "gone/", None, None, 3),
         (BIG_PREFIX, "", None, None, 4),
     ]
-    assertDataFrameEqual(found, spark.createDataFrame(expected, WARNINGS))
+    assertDataFrameEqual(found, frame_of(spark, expected, WARNINGS))
 
 
 def test_nothing_is_found_where_there_is_nothing(spark: SparkSession) -> None:
