@@ -317,8 +317,9 @@ class _Tree:
             return min(ready)
         self.depth += 1
         step = ready[choice.chosen]
-        others = (choice.asleep | choice.tried) - {choice.chosen}
-        self.asleep = {number for number in others if not choice.steps[number].conflicts(step)}
+        # A side that waited for no lock when the choice was made may wait for one now: then it is not asleep.
+        others = ((choice.asleep | choice.tried) & ready.keys()) - {choice.chosen}
+        self.asleep = {number for number in others if not ready[number].conflicts(step)}
         return choice.chosen
 
     def backtrack(self) -> None:
