@@ -161,7 +161,8 @@ class Deliverer:
         self._held.wakeups.request()  # so that the drain learns when to probe
         if opened and (seen := metrics.of(arn)) is not None:
             seen.opened_breaker()
-        if failures.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: a target that is away for a day fills no log
+        # Of partitions that fail together one counts. The 1st, 2nd, 4th, 8th …: to be away for a day fills no log.
+        if (opened or lease.probing) and (why.pause or failures.bit_count() == 1):
             members = {"target": arn, "outcome": "unavailable", "failures": failures}
             members |= {"next_probe_in": wait / 1000, "reason": why.reason}
             text = "%s unavailable (%d in a row), next probe in %.1f s: %s"

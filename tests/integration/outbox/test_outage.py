@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
+from app.events.model import Event
 from app.outbox import tables
+from app.outbox.delivery.breaker_state import open_breaker
+from app.outbox.engine.database import now_ms
 from app.outbox.log.append import Log
 from tests import services
 from tests.support.builders import add_target, event, migrated
+from tests.support.scripted_target import ScriptedTarget
+from workers.delivery.batch_size import BatchSizer
+from workers.delivery.namespace_policy import Policy
+from workers.delivery.outcomes import Outcome, Unavailable
+from workers.delivery.pooled_target import PooledTarget
+from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
 
 
@@ -78,5 +88,51 @@ def test_a_target_that_is_away_is_told_ever_more_rarely(context: Runtime, caplog
         with context.database.committing() as connection:
             connection.execute(tables.targets.update().values(resume_at=0))
         context.deliverer.deliver(target)
-    counts = [record.__dict__["failures"] for record in caplog.records if record.name == "bucketwire.worker"]
-    assert counts == [1, 2, 4, 8]
+    assert [failures for failures, _ in told(caplog)] == [1, 2, 4, 8]
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    """What the worker has logged of targets: which failure in a row it is, and the reason."""
+    members = [record.__dict__ for record in caplog.records if record.name == "bucketwire.worker"]
+    return [(each["failures"], each["reason"]) for each in members]
+
+
+def serve(context: Runtime, monkeypatch: pytest.MonkeyPatch, script: Callable[[Event], Outcome]) -> TargetId:
+    """A target with an event, which answers as the script says."""
+    target = add_target(context.database, "scripted")
+    Log(context.database).append([[event()]])
+    schedule, sizes = RetrySchedule(base=1, cap=1), BatchSizer(1, 1)
+    scripted = PooledTarget("arn:test", ScriptedTarget(script), Policy.LOG, schedule, 1, sizes)
+    monkeypatch.setattr(context.pool, "target", lambda _: scripted)
+    return target
+
+
+def test_a_pause_is_told_whatever_failure_in_a_row_it_is(
+    context: Runtime, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING, "bucketwire.worker")
+    away = Unavailable("away", unreachable=True)
+    answers = iter([away, away, replace(away, reason="gone", pause=True)])
+    target = serve(context, monkeypatch, lambda _: next(answers))
+    for _ in range(3):
+        with context.database.committing() as connection:
+            connection.execute(tables.targets.update().values(resume_at=0))
+        context.deliverer.deliver(target)
+    assert context.registry.target(target).paused
+    assert told(caplog) == [(1, "away"), (2, "away"), (3, "gone")]
+
+
+def test_of_partitions_that_fail_together_one_is_told(
+    context: Runtime, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING, "bucketwire.worker")
+
+    def fails_elsewhere_too(_: Event) -> Outcome:
+        row_id = context.registry.target(target).row_id
+        open_breaker(context.database, row_id, "away", now_ms() + 60_000, probing=False)
+        return Unavailable("away", unreachable=True)
+
+    target = serve(context, monkeypatch, fails_elsewhere_too)
+    context.deliverer.deliver(target)
+    assert context.registry.target(target).state == "unavailable"
+    assert told(caplog) == [], "the other worker tells it"
