@@ -337,6 +337,14 @@ def test_the_doctor_finds_a_queue_that_the_broker_refuses(
             other.queue_declare(passive=True)
 
 
+@pytest.mark.usefixtures("working", "target")
+def test_a_rabbitmq_that_is_away_is_said_though_it_has_just_carried_the_drain(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUCKETWIRE_BROKER_URL", f"amqp://{services.LOOPBACK}:{services.free_port()}/")
+    assert "problem: broker: amqp://" in cli("status").err
+
+
 @pytest.mark.usefixtures("working")
 def test_the_doctor_finds_a_reconciliation_that_nobody_begins(cli: Cli, database: Database) -> None:
     schedule = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
