@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,11 @@ from amqp.exceptions import NotFound
 from kombu import Connection, Queue
 
 from app.api.routes import health
+from app.api.services import Services
 from app.broker import queue_name
 from app.config.arn import TargetId
+from app.config.settings import Settings
+from app.doctor.checks import SHORT_CHECKS, check_carried, run_checks
 from app.outbox import tables
 from app.outbox.delivery import heartbeats, worker_heartbeats
 from app.outbox.delivery.leases import Leases
@@ -343,6 +347,17 @@ def test_a_rabbitmq_that_is_away_is_said_though_it_has_just_carried_the_drain(
 ) -> None:
     monkeypatch.setenv("BUCKETWIRE_BROKER_URL", f"amqp://{services.LOOPBACK}:{services.free_port()}/")
     assert "problem: broker: amqp://" in cli("status").err
+
+
+def test_of_a_command_that_goes_on_the_outbox_that_is_away_is_said_once_and_so_is_the_broker() -> None:
+    """As `bucketwire mcp` does, which had both when it began."""
+    nobody = [services.free_port() for _ in range(2)]
+    url = f"postgresql://{services.USER}@{services.LOOPBACK}:{nobody[0]}/outbox"
+    environ = {"BUCKETWIRE_DATABASE_URL": url, "BUCKETWIRE_BROKER_URL": f"redis://{services.LOOPBACK}:{nobody[1]}/0"}
+    settings = Settings.from_environ(environ)
+    with closing(Database(settings.database_url, patience=1)) as database:
+        findings = run_checks(Services(settings, database), str, {**SHORT_CHECKS, "broker": check_carried})
+    assert [(one.subject, one.grade) for one in findings] == [("database", "problem"), ("broker", "problem")]
 
 
 @pytest.mark.usefixtures("working")
