@@ -71,8 +71,8 @@ OF_THE_VALUES = ("test_a_hostile_name_of_a_bucket", "test_an_odd_value")  # in a
 # Servers of the tests that are started, killed and stopped as PostgreSQL is.
 ENDED_ALIKE = {"mariadb", "minio", "mysql", "rabbitmq", "receiver"}
 
-# Of several rows of a key another one wins than in the cases that stay.
-CHOSEN_ALIKE = {"a newer row", "a row of another bucket", "a row that only seems malformed"}
+# Of several rows of a key the sound one wins, as in the cases that stay.
+CHOSEN_ALIKE = {"a row of another bucket", "a row that only seems malformed"}
 
 Parameters = Mapping[str, Any]
 
