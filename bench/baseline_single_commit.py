@@ -3,10 +3,9 @@
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
 from app.api.application import create_app
-from app.api.services import install
+from app.api.services import Services
 from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox.engine.database import Database
@@ -34,5 +33,5 @@ class SingleCommit(GroupCommit):
 
 
 app = create_app(Settings.from_environ(os.environ))
-_services = app.extensions["bucketwire"]
-install(app, replace(_services, commits=SingleCommit(_services.database)))
+_services: Services = app.extensions["bucketwire"]
+_services.commits = SingleCommit(_services.database)

@@ -33,7 +33,7 @@ from tests.support.service_processes import (
 
 BASE = "2604878"  # the commit that rows of progress are measured beside
 _ROOT = Path(__file__).parents[1]
-PACKAGES = ("app", "bucketwire", "workers", "migrations")  # those that a commit has
+PACKAGES = ("app", "bucketwire", "workers", "migrations", "spark_jobs")  # those that a commit has
 KEY = "arrived"  # the target's Redis list or hash
 
 
