@@ -66,6 +66,33 @@ def up(concurrency: int) -> None:
     say(settings.log_format, "all ended")
 
 
+class _Needs:
+    """What has to be done by a process that not every service has, asked over a connection that is kept."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._context: ServiceContext | None = None
+
+    def read(self) -> tuple[bool, bool]:
+        """Return whether there is a source, and whether anything has a schedule of its own on Spark.
+
+        Neither is known while the database is unavailable.
+        """
+        try:
+            self._context = self._context or ServiceContext()
+            database = self._context.database
+            return any_source(database), bool(self._settings.tables_schedule) or Schedule(database).exists()
+        except (CommandError, *DatabaseUnavailable):
+            self.close()
+            return False, bool(self._settings.tables_schedule)
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._context is not None:
+            self._context.close()
+            self._context = None
+
+
 class _Service:
     """One run of the whole service."""
 
@@ -101,34 +128,19 @@ class _Service:
         )
         self._greet(flower)
         reconciles = pulls = False
-        while True:
-            if not pulls and await asyncio.to_thread(self._has_sources):
-                pulls = True
-                supervisor.keep([puller()])
-            if not reconciles and await asyncio.to_thread(self._is_scheduled):
-                reconciles = True
-                self._reconcile(supervisor)
-            await asyncio.sleep(_INTERVAL)
-            if self._sample:
-                await asyncio.to_thread(embedded_redis.trim_sample, settings)
-
-    def _is_scheduled(self) -> bool:
-        """Return whether anything has a schedule of its own on Spark; False while the database is unavailable."""
-        if self._settings.tables_schedule:
-            return True
-        try:
-            with closing(ServiceContext()) as context:
-                return Schedule(context.database).exists()
-        except (CommandError, *DatabaseUnavailable):
-            return False
-
-    def _has_sources(self) -> bool:
-        """Return whether there is a source; False while the database is unavailable."""
-        try:
-            with closing(ServiceContext()) as context:
-                return any_source(context.database)
-        except (CommandError, *DatabaseUnavailable):
-            return False
+        with closing(_Needs(settings)) as needs:
+            while True:
+                if not (pulls and reconciles):
+                    has_source, is_scheduled = await asyncio.to_thread(needs.read)
+                    if has_source and not pulls:
+                        pulls = True
+                        supervisor.keep([puller()])
+                    if is_scheduled and not reconciles:
+                        reconciles = True
+                        self._reconcile(supervisor)
+                await asyncio.sleep(_INTERVAL)
+                if self._sample:
+                    await asyncio.to_thread(embedded_redis.trim_sample, settings)
 
     def _reconcile(self, supervisor: Supervisor) -> None:
         """Start the worker that reconciles, or print what it needs."""
