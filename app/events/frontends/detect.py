@@ -54,7 +54,7 @@ def _relayed(record: dict[str, Any]) -> Frontend:
 
 def _in_minios_form(context: Context) -> Context:
     """Return the context of an envelope of MinIO: also the key in its records has MinIO's form."""
-    return context._replace(recognize=_relayed) if context.recognize is recognize else context
+    return Context(context.allowance, _relayed) if context.recognize is recognize else context
 
 
 def _values(value: Any, context: Context, location: Location, levels_left: int) -> Iterator[Item]:
