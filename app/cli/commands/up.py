@@ -66,33 +66,6 @@ def up(concurrency: int) -> None:
     say(settings.log_format, "all ended")
 
 
-class _Needs:
-    """What has to be done by a process that not every service has, asked over a connection that is kept."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._context: ServiceContext | None = None
-
-    def read(self) -> tuple[bool, bool]:
-        """Return whether there is a source, and whether anything has a schedule of its own on Spark.
-
-        Neither is known while the database is unavailable.
-        """
-        try:
-            self._context = self._context or ServiceContext()
-            database = self._context.database
-            return any_source(database), bool(self._settings.tables_schedule) or Schedule(database).exists()
-        except (CommandError, *DatabaseUnavailable):
-            self.close()
-            return False, bool(self._settings.tables_schedule)
-
-    def close(self) -> None:
-        """Close the connection, if there is one."""
-        if self._context is not None:
-            self._context.close()
-            self._context = None
-
-
 class _Service:
     """One run of the whole service."""
 
@@ -128,10 +101,10 @@ class _Service:
         )
         self._greet(flower)
         reconciles = pulls = False
-        with closing(_Needs(settings)) as needs:
+        with closing(ServiceContext()) as context:  # whose connection is kept
             while True:
                 if not (pulls and reconciles):
-                    has_source, is_scheduled = await asyncio.to_thread(needs.read)
+                    has_source, is_scheduled = await asyncio.to_thread(self._read_needs, context)
                     if has_source and not pulls:
                         pulls = True
                         supervisor.keep([puller()])
@@ -141,6 +114,17 @@ class _Service:
                 await asyncio.sleep(_INTERVAL)
                 if self._sample:
                     await asyncio.to_thread(embedded_redis.trim_sample, settings)
+
+    def _read_needs(self, context: ServiceContext) -> tuple[bool, bool]:
+        """Return whether there is a source, and whether anything has a schedule of its own on Spark.
+
+        While the database is unavailable only the schedule of the tables is known.
+        """
+        has_tables = bool(self._settings.tables_schedule)
+        try:
+            return any_source(context.database), has_tables or Schedule(context.database).exists()
+        except (CommandError, *DatabaseUnavailable):
+            return False, has_tables
 
     def _reconcile(self, supervisor: Supervisor) -> None:
         """Start the worker that reconciles, or print what it needs."""
