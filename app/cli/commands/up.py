@@ -201,7 +201,7 @@ def greeting(settings: Settings, flower: int, arns: list[str], *, sample: bool) 
         f"  in MinIO     MINIO_NOTIFY_WEBHOOK_ENABLE_bw=on MINIO_NOTIFY_WEBHOOK_ENDPOINT_bw={post}",
         "  a target     MINIO_NOTIFY_WEBHOOK_ENABLE_x=on MINIO_NOTIFY_WEBHOOK_ENDPOINT_x=https://… here, or",
         f"               {_command()} target set webhook:x endpoint=https://…",
-        f"               {_command()} event add '*' arn:minio:sqs:{settings.region}:x:webhook --event '*'",
+        f"               {_command()} rule add '*' arn:minio:sqs:{settings.region}:x:webhook --event '*'",
     ]
     if settings.embedded_database:
         lines.append("  a database   BUCKETWIRE_DATABASE_URL=postgresql://user:password@host/bucketwire")

@@ -223,6 +223,7 @@ def test_valkey_is_as_good_as_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_greeting_asks_only_for_what_is_not_set_yet() -> None:
     bare = greeting(Settings.from_environ({}), 5555, ["arn:minio:sqs::sample:redis"], sample=True)
     assert "SQS ARNs:    arn:minio:sqs::sample:redis" in bare
+    assert "bucketwire rule add '*' arn:minio:sqs::x:webhook" in bare
     for name in ("MINIO_NOTIFY_WEBHOOK_ENABLE_", "BUCKETWIRE_DATABASE_URL", "BUCKETWIRE_BROKER_URL"):
         assert name in bare
     own = {"BUCKETWIRE_DATABASE_URL": "postgresql://me:pw@db/x", "BUCKETWIRE_BROKER_URL": "redis://:pw@broker/0"}
