@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -15,12 +16,16 @@ import psutil
 import pytest
 import redis
 
+from app.cli.commands.up import _Service as Started
 from app.cli.commands.up import greeting
+from app.cli_common.context import ServiceContext
 from app.config.settings import Settings
 from app.supervisor.embedded_broker import RedisMissing, redis_command, redis_server
 from app.supervisor.embedded_redis import answers
 from tests import services
 from tests.services import until
+from tests.support.builders import migrated
+from tests.support.pulled_events import Sources
 from tests.support.service_processes import BUCKETWIRE, Role
 
 
@@ -232,6 +237,23 @@ def test_the_greeting_asks_only_for_what_is_not_set_yet() -> None:
     assert "BUCKETWIRE_BROKER_URL" not in grown
     assert "pw" not in grown
     assert " status" in grown
+
+
+def test_the_look_for_sources_goes_on_after_the_database_was_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with services.postgres() as server:
+        monkeypatch.setenv("BUCKETWIRE_DATA_DIR", str(tmp_path))
+        monkeypatch.setenv("BUCKETWIRE_DATABASE_URL", server.create_database("outbox"))
+        with closing(ServiceContext()) as context, closing(migrated(context.settings.database_url)) as database:
+            started = Started(context.settings, 1)
+            assert started._read_needs(context) == (False, False)
+            database.close()  # for the test itself
+            server.stop()
+            assert started._read_needs(context) == (False, False)
+            server.start()
+            Sources(database).put("kafka", {"brokers": f"{services.LOOPBACK}:1", "topic": "events"})
+            assert started._read_needs(context) == (True, False)
 
 
 def _answers(url: str) -> bool:
