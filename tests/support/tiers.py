@@ -65,7 +65,12 @@ OF_THE_CONFIRMATION = (
 )
 ONE_AT_A_TIME = 1  # the window of a target that is not asynchronous
 
-OF_WHOLE_WORKERS = ("test_a_database_that_is_away", "test_killed_and_stopped_workers")  # of sources
+# Whole workers of sources: the queues that remember who took what, or have several shares; and for an outbox that is
+# away one that remembers and one whose positions the outbox has.
+OF_WHOLE_WORKERS = {
+    "test_a_database_that_is_away": {"amqp", "redis_stream"},
+    "test_killed_and_stopped_workers": {"amqp", "kafka", "redis_list", "sqs_fifo"},
+}
 OF_THE_VALUES = ("test_a_hostile_name_of_a_bucket", "test_an_odd_value")  # in a request to the API
 
 # Servers of the tests that are started, killed and stopped as PostgreSQL is.
@@ -108,8 +113,8 @@ def _ways(name: str, parameters: Parameters) -> bool:
 
 
 def _sources(name: str, parameters: Parameters) -> bool:
-    """Whole workers pull a queue of SQS without groups by the requests that they make to one with groups."""
-    return name.startswith(OF_WHOLE_WORKERS) and parameters.get("served") == "sqs"
+    """A worker that pulls again has a source that begins anew, whatever has ended the one before."""
+    return any(name.startswith(word) and parameters["served"] not in stay for word, stay in OF_WHOLE_WORKERS.items())
 
 
 def _commands(name: str, parameters: Parameters) -> bool:

@@ -11,6 +11,8 @@ from tests import services
 from tests.contract.probes import amqp
 from tests.contract.source_probes.base import SourceProbe
 
+HEARTBEAT_SECONDS = 2
+
 
 class Queue(SourceProbe):
     """A durable queue, which is one share."""
@@ -25,7 +27,8 @@ class Queue(SourceProbe):
         self.target.renew()
 
     def values(self) -> Mapping[str, Any]:
-        return {"url": self.server.url, "queue": amqp.QUEUE}
+        # With heartbeats of 10 s, as usual, the server gives the queue of a stopped worker back after half a minute.
+        return {"url": f"{self.server.url}?heartbeat={HEARTBEAT_SECONDS}", "queue": amqp.QUEUE}
 
     def send(self, bodies: Sequence[bytes], share: int = 0) -> None:
         with self.target.channel() as channel:
