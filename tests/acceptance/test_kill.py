@@ -22,13 +22,14 @@ from tests.support.fault_injection import (
     texts,
     victims,
 )
+from tests.support.properties import times
 from tests.support.service_processes import system
 from tests.support.target_readers import appended, hashed, listed, posted, rows
 from tests.support.traffic import Poster, Traffic
 
 pytestmark = pytest.mark.promise
 
-EVENTS = 9_600
+EVENTS = times(3_600, 9_600)
 POSTERS = 4
 ROUNDS = 1  # how often each is killed; `make chaos` does it as often as one likes
 
