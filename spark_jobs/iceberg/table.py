@@ -166,7 +166,7 @@ class IcebergTable:
 
     def set_mark(self, mark: Mark, snapshot: int | None = None) -> None:
         """Commit a mark without any rows; in a table to which rows are only added, if none was since the snapshot."""
-        rows = self._spark.createDataFrame([], self.schema)
+        rows = self.frame().limit(0)  # one made of an empty list needs Python workers
         if self._position:
             self.add(rows, mark.position, snapshot, mark)
             return
