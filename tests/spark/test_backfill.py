@@ -37,6 +37,7 @@ from spark_jobs.schemas import LISTING
 from tests import provision, services
 from tests.services import until
 from tests.spark.conftest import QUICKLY, Job
+from tests.support.frames import frame_of
 from tests.support.service_processes import BUCKETWIRE, System, system
 
 T = 1_795_000_000_000
@@ -59,8 +60,8 @@ def rule(
 
 
 def actions(spark: SparkSession, entries: Sequence[tuple[str, str, int]], rules: Sequence[Rule]) -> dict[str, str]:
-    listing = spark.createDataFrame([(key, etag, 5, at, "") for key, etag, at in entries], LISTING)
-    moving = spark.createDataFrame([("moving",), ("moving",), ("elsewhere",)], "key string")
+    listing = frame_of(spark, [(key, etag, 5, at, "") for key, etag, at in entries], LISTING)
+    moving = frame_of(spark, [("moving",), ("moving",), ("elsewhere",)], "key string")
     classified = classify(listing, moving, rules=rules, bucket="b", young=T)
     assert classified.columns == [*LISTING.names, "action"]
     return {row["key"]: row["action"] for row in classified.collect()}

@@ -196,7 +196,7 @@ def test_a_row_is_read_from_its_document(spark: SparkSession) -> None:
 
 def test_findings_that_are_lost_are_not_taken_for_less_drift(spark: SparkSession, tmp_path: Path) -> None:
     listing = frame_of(spark, [thing("a"), thing("b"), thing("c")], LISTING)
-    rows, moving = spark.createDataFrame([], NAMESPACE), spark.createDataFrame([], "key string")
+    rows, moving = frame_of(spark, [], NAMESPACE), frame_of(spark, [], "key string")
     compared = find_drift(
         listing, rows, moving, bucket="b", rules=[rule()], policy="mirror", versioned=False, young=T + 1_000_000
     )
@@ -231,7 +231,7 @@ def test_what_is_written_is_counted_again_only_if_executors_may_have_written_it_
 def test_a_report_shows_hostile_names_as_names(spark: SparkSession, tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script>"
     listing = frame_of(spark, [thing(f"{name}/{hostile}") for name in BUCKETS], LISTING)
-    rows, moving = spark.createDataFrame([], NAMESPACE), spark.createDataFrame([], "key string")
+    rows, moving = frame_of(spark, [], NAMESPACE), frame_of(spark, [], "key string")
     every = Rule(bucket="*", events=("*",), target=TargetId("redis", "x"))
     compared = find_drift(listing, rows, moving, bucket=hostile, rules=[every], policy="mirror", versioned=False)
     findings = write_findings(compared, tmp_path)

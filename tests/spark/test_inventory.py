@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.listings.inventory import manifest
 from spark_jobs.listings.listing import BadListing, from_mc
 from tests import services
+from tests.support.frames import frame_of
 from tests.support.listings import fill, objects_of
 
 # The columns as AWS's guide has them for each format; what is not asked for is left out of a report.
@@ -82,7 +83,7 @@ def by_spark(spark: SparkSession, found: Sequence[dict[str, Any]], folder: Path,
     schema = ", ".join(
         f"{name} {'boolean' if name.startswith('is_') else types.get(name, 'string')}" for name in found[0]
     )
-    frame = spark.createDataFrame([tuple(one.values()) for one in found], schema)
+    frame = frame_of(spark, [tuple(one.values()) for one in found], schema)
     spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS")  # as S3 does
     output = folder / uuid4().hex
     getattr(frame.coalesce(1).write, kind.lower())(str(output))

@@ -42,7 +42,7 @@ def test_objects_and_folders_beyond_the_limits_are_found_and_no_others(spark: Sp
 
 
 def test_nothing_is_found_where_there_is_nothing(spark: SparkSession) -> None:
-    assert warnings_of(spark.createDataFrame([], ENTRIES), ScanLimits()).collect() == []
+    assert warnings_of(frame_of(spark, [], ENTRIES), ScanLimits()).collect() == []
 
 
 def warning(name: str, **more: Any) -> dict[str, Any]:
