@@ -6,25 +6,37 @@ already, or if the number recorded for a target would exceed its value in `ceili
 any other append, and so are the targets. A migration creates it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from app.outbox import tables
 from app.outbox.log.batch import Batch
 
-CALL = f"SELECT append_events({', '.join(['%s'] * 18)})"
+_COLUMNS = [column.name for column in tables.events.columns if column.name not in ("seq", "received_at")]
+# The JSON of records has no line break. In an array each of its quotes would be escaped, by us and for the driver, and
+# read twice by the server, which took a quarter of the time of an append.
+_RECORD = _COLUMNS.index("record")
+_VALUES = ["string_to_array(%s, E'\\n')" if number == _RECORD else "%s" for number in range(len(_COLUMNS))]
+CALL = f"SELECT append_events({', '.join(['%s'] * 5 + _VALUES)})"
 
 
 def parameters(batch: Batch, version: int, ceilings: Mapping[int, int]) -> list[object]:
     """Return the parameters of `CALL`."""
     recorded = batch.recorded
-    columns = zip(*batch.rows, strict=True)
     return [
         version,
         array(recorded),
         array(recorded.values()),
         array(ceilings.get(target, "NULL") for target in recorded) if ceilings else None,
         batch.posted,
-        *[_text_array(column) if isinstance(column[0], str) else array(column) for column in columns],
+        *map(_column, range(len(_COLUMNS)), zip(*batch.rows, strict=True)),
     ]
+
+
+def _column(number: int, values: Sequence[Any]) -> str:
+    if number == _RECORD:
+        return "\n".join(values)
+    return _text_array(values) if isinstance(values[0], str) else array(values)
 
 
 def array(values: Iterable[object]) -> str:
@@ -32,5 +44,8 @@ def array(values: Iterable[object]) -> str:
     return f"{{{','.join(map(str, values))}}}"
 
 
-def _text_array(values: Iterable[str]) -> str:
-    return '{"' + '","'.join([value.replace("\\", "\\\\").replace('"', '\\"') for value in values]) + '"}'
+def _text_array(values: Sequence[str]) -> str:
+    together = "".join(values)
+    if '"' in together or "\\" in together:  # rare
+        values = [value.replace("\\", "\\\\").replace('"', '\\"') for value in values]
+    return '{"' + '","'.join(values) + '"}'

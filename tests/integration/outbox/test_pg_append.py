@@ -139,7 +139,7 @@ def test_a_value_that_is_refused_leaves_nothing_behind(database: Database, numbe
 
 def test_odd_values_arrive_as_they_are(database: Database) -> None:
     log = used(database)
-    odd = ["\\", "a\tb\nc", "%s %(a)s %%", "'); --", "\U0001f600\ufeff", "{a,NULL}", ":name", ""]
+    odd = ["\\", '","', '"', "a\tb\nc", "%s %(a)s %%", "'); --", "\U0001f600\ufeff", "{a,NULL}", ":name", ""]
     events = [event(f"{text}{number}", version=text) for number, text in enumerate(odd)]
     assert log.append([[*events, *events]]) == [Receipt(recorded=len(odd), repeated=len(odd))]
     e = tables.events.c
