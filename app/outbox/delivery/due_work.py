@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery.isolation import TargetIsolation
-from app.outbox.delivery.log_ahead import WINDOW_SEQS, LogWindow, events_ahead
+from app.outbox.delivery.log_ahead import WINDOW_SEQS, Ahead, LogWindow, events_ahead
 from app.outbox.delivery.parked import first_due
 from app.outbox.delivery.policies import DUE_WORK
 from app.outbox.delivery.rate_limits import MAX_WAIT_MS
@@ -105,7 +105,7 @@ class DueWork:
                 ]
             parked = first_due(connection, [(row.id, row.partition) for row in rows])
         by_target = {row_id: list(group) for row_id, group in groupby(rows, key=lambda row: row.id)}
-        ahead: dict[tuple[int, int], list[int]] = {}
+        ahead: dict[tuple[int, int], Ahead] = {}
 
         def search(target_ids: Sequence[int]) -> None:
             with self._database.reading() as connection:
@@ -165,7 +165,7 @@ def _candidates(connection: sa.Connection, head: int, partitions: int, now: int)
     return sorted(candidates), min(later, default=None)
 
 
-def _ahead(connection: sa.Connection, rows: Iterable[Any]) -> dict[tuple[int, int], list[int]]:
+def _ahead(connection: sa.Connection, rows: Iterable[Any]) -> dict[tuple[int, int], Ahead]:
     windows = [
         LogWindow(row.id, row.partition, row.position, row.position + WINDOW_SEQS)
         for row in rows
@@ -177,13 +177,13 @@ def _ahead(connection: sa.Connection, rows: Iterable[Any]) -> dict[tuple[int, in
 def _due_target(
     rows: Sequence[Any],
     parked: Mapping[tuple[int, int], int],
-    ahead: Mapping[tuple[int, int], Sequence[int]],
+    ahead: Mapping[tuple[int, int], Ahead],
     now: int,
 ) -> DueTarget | None:
     """Return what of a target's free partitions is due; None if nothing is."""
     first = rows[0]
     partitions = [
-        _due(row, parked_at, ahead.get((row.id, row.partition), ()))
+        _due(row, parked_at, ahead.get((row.id, row.partition)))
         for row in rows
         if (parked_at := parked.get((row.id, row.partition), NEVER)) <= now
         or row.replay
@@ -205,12 +205,12 @@ def _due_target(
     )
 
 
-def _due(row: Any, parked_at: int, ahead: Sequence[int]) -> DuePartition:
+def _due(row: Any, parked_at: int, ahead: Ahead | None) -> DuePartition:
     # If few of the log's events are for the target, many more may wait than one window contains.
-    more = bool(ahead and row.position + WINDOW_SEQS < row.last_seq)
-    busy = len(ahead) == DUE_WORK.busy_events or more or bool(row.replay)
+    more = ahead is not None and row.position + WINDOW_SEQS < row.last_seq
+    busy = more or bool(row.replay) or (ahead is not None and ahead.number == DUE_WORK.busy_events)
     state = (row.partition, row.position, parked_at, row.resume_at, row.ready_at, row.replay, row.redelivery)
-    return DuePartition(row.partition, state, busy, bool(ahead))
+    return DuePartition(row.partition, state, busy, ahead is not None)
 
 
 def _head() -> sa.Select[Any]:

@@ -35,20 +35,27 @@ def is_for(target_id: sa.ColumnElement[int] | int) -> sa.ColumnElement[bool]:
     return tables.events.c.targets.like("%," + sa.cast(target_id, sa.String(20)) + ",%")
 
 
+class Ahead(NamedTuple):
+    """A target's events in a window of the log: the seq of the first, and their number, counted up to a limit."""
+
+    first: int
+    number: int
+
+
 def events_ahead(
     connection: sa.Connection, windows: Iterable[LogWindow], most: int = 1
-) -> dict[tuple[int, int], list[int]]:
-    """Return the first `most` seqs of each search, sorted, by target and partition; only for searches with any."""
-    sequences: dict[tuple[int, int], list[int]] = {}
+) -> dict[tuple[int, int], Ahead]:
+    """Return what each search finds, counted up to `most`, by target and partition; only for searches with events."""
+    ahead: dict[tuple[int, int], Ahead] = {}
+    search = _planned_once if connection.dialect.name == "postgresql" else _planned_each
     for some in chunked(windows):
-        # Seqs are literals, because MySQL and MariaDB start an index scan at a seq only if it is a constant: with the
-        # seq of a joined cursor they read the partition from its beginning, including delivered events.
-        union = _union(some, most, connection.dialect.identifier_preparer.quote("partition"))
-        for row in connection.exec_driver_sql(union, execution_options={"no_parameters": True}):
-            sequences.setdefault((row.target_id, row.place), []).append(row.seq)
-    for seqs in sequences.values():
-        seqs.sort()
-    return sequences
+        union = search(some, most, connection.dialect.identifier_preparer.quote("partition"))
+        for target_id, place, first, number in connection.exec_driver_sql(
+            union, execution_options={"no_parameters": True}
+        ):
+            if number:
+                ahead[target_id, place] = Ahead(first, number)
+    return ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +129,29 @@ def has_work(connection: sa.Connection, target_id: int, positions: Mapping[int, 
     return False
 
 
-def _union(windows: Sequence[LogWindow], most: int, partition: str) -> str:
+def _planned_once(windows: Sequence[LogWindow], most: int, partition: str) -> str:
+    """Build one search that is run for each window: to plan one for each takes longer than to run it."""
+    looks = ", ".join(
+        f"({target_id:d}, {place:d}, {after:d}::bigint, {until:d}::bigint, '%,{target_id:d},%')"
+        for target_id, place, after, until in windows
+    )
+    return (
+        "SELECT look.target_id, look.place, ahead.*"  # noqa: S608 - numbers
+        f" FROM (VALUES {looks}) AS look (target_id, place, after, until, pattern)"
+        f" CROSS JOIN LATERAL (SELECT min(seq), count(*) FROM (SELECT seq FROM events WHERE {partition} = look.place"
+        " AND seq > look.after AND seq <= look.until AND targets LIKE look.pattern"
+        f" ORDER BY {partition}, seq LIMIT {most:d}) AS first_events) AS ahead"
+    )
+
+
+def _planned_each(windows: Sequence[LogWindow], most: int, partition: str) -> str:
+    """Build a search for each window, in one statement.
+
+    Seqs are literals, because MySQL and MariaDB start an index scan at a seq only if it is a constant: with the seq of
+    a joined cursor they read the partition from its beginning, including delivered events.
+    """
     return " UNION ALL ".join(
-        f"SELECT {target_id:d} AS target_id, {place:d} AS place, seq FROM (SELECT seq FROM events"  # noqa: S608 - numbers
+        f"SELECT {target_id:d}, {place:d}, min(seq), count(*) FROM (SELECT seq FROM events"  # noqa: S608 - numbers
         f" WHERE {partition} = {place:d} AND seq > {after:d} AND seq <= {until:d} AND targets LIKE '%,{target_id:d},%'"
         f" ORDER BY seq LIMIT {most:d}) AS window{number}"
         for number, (target_id, place, after, until) in enumerate(windows)
