@@ -199,6 +199,7 @@ def write_sbom(path: Path, lock: str, version: str, epoch: int, packages: Iterab
     """Write a CycloneDX document of what a lock file names and of Debian's packages (name, version, architecture)."""
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch)}
     tool = [sys.executable, "-m", "cyclonedx_py", "requirements", "--output-reproducible"]
+    tool += ["--no-validate"]  # the whole document is, below
     made = run([*tool, "--pyproject", "pyproject.toml", "--output-file", "-", lock], environment=environment)
     document = json.loads(made)
     document["metadata"]["component"]["version"] = version
