@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import secrets
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,9 +22,10 @@ from app.config.sources.registry import SOURCE_TYPES
 from app.config.targets.registry import TYPES
 from tests import services
 from tests.services import until
+from tests.services.forking import fork
 from tests.support.builders import event
 from tests.support.flower import Flower
-from tests.support.service_processes import BUCKETWIRE, Role, System, start_all, stop_all, system
+from tests.support.service_processes import Role, System, start_all, stop_all, system
 
 CLOSED = f"{services.LOOPBACK}:{services.free_port()}"
 
@@ -250,14 +249,13 @@ def commands(whole: System) -> str:
         *(["source", verb, name] for name in ("redis:login", "sqs:login") for verb in ("show", "test")),
         ["target", "set", "redis:new", "address=h", "key=k", "user=me", f"passwort={whole.token}"],
     ]  # fmt: skip
-    environment = {**os.environ, **whole.settings}
-    said = []
-    for line in lines:
-        done = subprocess.run(
-            [BUCKETWIRE, *line], env=environment, capture_output=True, text=True, timeout=60, check=False
-        )
-        assert "Traceback" not in done.stderr, line
-        said.append(done.stdout + done.stderr)
+    folder, said = services.new_folder("commands"), []
+    for number, line in enumerate(lines):
+        log = folder / f"{number}.log"
+        fork(["app.cli", *line], log, env=whole.settings).wait(60)
+        said.append(log.read_text())
+        assert said[-1], line
+        assert "Traceback" not in said[-1], line
     return "\n".join(said)
 
 
