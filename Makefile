@@ -51,9 +51,11 @@ lint: $(VENV)/.developing ## ruff: rules and format
 types: $(VENV)/.developing ## mypy
 	$(BIN)/mypy
 
-# Each of pytest's processes would compile every test at the same time as the others.
+# Each of pytest's processes would compile every test at the same time as the others, and find out for Hypothesis which
+# characters UTF-8 has.
 compiled: $(VENV)/.developing ## the bytecode of the tests
 	@$(BIN)/pytest --collect-only -qq >/dev/null || true
+	@$(BIN)/python -c "from hypothesis.strategies import text; text().validate()"
 
 fmt: $(VENV)/.developing ## let ruff correct and format
 	$(BIN)/ruff check --fix-only .

@@ -48,7 +48,7 @@ Job = Callable[..., tuple[int, str, str]]  # environment and words: exit code an
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """PySpark leaves the sockets of collected results to the garbage collector."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.nodeid.startswith("tests/spark/"):
             item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
 
 
