@@ -17,6 +17,7 @@ import pytest
 from tests import services
 from tests.services import server_process, speed
 from tests.support import (
+    authorities,
     compiled_pages,
     compiled_statements,
     interruption,
@@ -64,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     parsing.take_turns()
     compiled_statements.share()
     compiled_pages.share()
+    authorities.share()
     interruption.watch(config)
     config.pluginmanager.register(reruns, reruns.__name__)
 
@@ -207,6 +209,12 @@ def outbox_url(request: pytest.FixtureRequest, tmp_path: Path, outboxes: Outboxe
     if request.param == "sqlite":
         return in_file(tmp_path / "outbox.db")
     return outboxes.on(request.getfixturevalue(_SERVERS[request.param]))
+
+
+@pytest.fixture
+def postgres_outbox(postgres_server: services.Postgres, outboxes: Outboxes) -> str:
+    """The same on PostgreSQL, for what does not depend on the database."""
+    return outboxes.on(postgres_server)
 
 
 @pytest.fixture(scope="session")

@@ -60,17 +60,17 @@ def test_every_hop_is_a_function_of_the_file_that_it_names() -> None:
 
 @pytest.fixture
 def traced(
-    postgres_database: str, redis_server: services.Redis, receiver: services.Receiver, tmp_path: Path
+    postgres_outbox: str, redis_server: services.Redis, receiver: services.Receiver, tmp_path: Path
 ) -> tuple[list[Hop], list[Hop]]:
     """What one event passed in the API and in a worker, by the first calls."""
-    database = migrated(postgres_database)
+    database = migrated(postgres_outbox)
     target = add_target(database, "x", values={"endpoint": receiver.url})
     database.close()
     environment = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(ROOT),
         "TMPDIR": str(tmp_path),
-        "BUCKETWIRE_DATABASE_URL": postgres_database,
+        "BUCKETWIRE_DATABASE_URL": postgres_outbox,
         "BUCKETWIRE_BROKER_URL": f"{redis_server.url}14",
         "BUCKETWIRE_DATA_DIR": str(tmp_path),
         "BUCKETWIRE_SECRET_KEYS": SECRET_KEY,

@@ -235,8 +235,8 @@ def test_the_version_is_that_of_the_package() -> None:
 
 
 @pytest.fixture
-def log(postgres_database: str) -> Iterator[Database]:
-    opened = migrated(postgres_database)
+def log(postgres_outbox: str) -> Iterator[Database]:
+    opened = migrated(postgres_outbox)
     yield opened
     opened.close()
 

@@ -49,7 +49,7 @@ class Api(services.Server):
         """It is ours and always there."""
 
     def prepare(self) -> None:
-        self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.client = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
 
     def argv(self) -> Sequence[str | Path]:
         return [sys.executable, "-m", *command()]
@@ -160,9 +160,9 @@ def plain_log(plain: Api, shared: _Shared) -> Database:
 
 
 @pytest.fixture
-def log(postgres_database: str) -> Iterator[Database]:
+def log(postgres_outbox: str) -> Iterator[Database]:
     """An empty log on PostgreSQL of the test's own, to `start` an API over."""
-    opened = migrated(postgres_database)
+    opened = migrated(postgres_outbox)
     yield opened
     opened.close()
 

@@ -33,7 +33,7 @@ OF_IMAGES = {"bucket": "images"}
 def listening(api: Api, headers: dict[str, str] | None = None, **params: str) -> Iterator[Iterator[tuple[str, str]]]:
     """A stream whose headers have come: the ids and keys of its events."""
     with (
-        httpx.Client(base_url=api.url, timeout=60) as client,
+        httpx.Client(base_url=api.url, timeout=60, trust_env=False) as client,
         client.stream("GET", URL, params=params, headers=headers) as response,
     ):
         assert response.status_code == 200, response.read()
@@ -147,7 +147,7 @@ def test_a_stream_limited_to_a_bucket_learns_no_id_of_another_buckets_events(log
     api = start(url_of(log))
     until(lambda: all(api.client.head(URL, headers=headers, params=OF_IMAGES).status_code == 200 for _ in range(8)), 60)
     with (
-        httpx.Client(base_url=api.url, timeout=60) as client,
+        httpx.Client(base_url=api.url, timeout=60, trust_env=False) as client,
         client.stream("GET", URL, params=OF_IMAGES, headers=headers) as response,
     ):
         Log(log).append([[other]])

@@ -21,14 +21,14 @@ HOSTILE = {"NUL": "a\0b", "a million": "x" * 1_000_000, "half a surrogate pair":
 
 
 @pytest.fixture
-def app(postgres_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
+def app(postgres_outbox: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
     environ = {
         "BUCKETWIRE_DATA_DIR": str(tmp_path_factory.mktemp("hostile")),
         "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0",
-        "BUCKETWIRE_DATABASE_URL": postgres_database,
+        "BUCKETWIRE_DATABASE_URL": postgres_outbox,
         "BUCKETWIRE_API_TOKENS": f"tests:admin:{TOKEN}",
     }
-    database = migrated(postgres_database)
+    database = migrated(postgres_outbox)
     add_target(database, "audit")
     database.close()
     made = create_app(Settings.from_environ(environ))

@@ -114,8 +114,8 @@ def _fed(feeder: SpoolFeeder) -> int:
     ],
     ids=["cut", "empty", "changed", "foreign", "zeros"],
 )
-def test_a_damaged_file_is_set_aside_and_holds_nobody_up(postgres_database: str, folder: Path, damage: object) -> None:
-    database = migrated(postgres_database)
+def test_a_damaged_file_is_set_aside_and_holds_nobody_up(postgres_outbox: str, folder: Path, damage: object) -> None:
+    database = migrated(postgres_outbox)
     spool = Spool(folder)
     before, broken, after = many(3)
     for events in (before, broken, after):
@@ -130,8 +130,8 @@ def test_a_damaged_file_is_set_aside_and_holds_nobody_up(postgres_database: str,
     database.close()
 
 
-def test_what_cannot_be_read_is_set_aside_with_its_reason(postgres_database: str, folder: Path) -> None:
-    database = migrated(postgres_database)
+def test_what_cannot_be_read_is_set_aside_with_its_reason(postgres_outbox: str, folder: Path) -> None:
+    database = migrated(postgres_outbox)
     spool = Spool(folder)
     before, odd, after = many(3)
     spool.append(before)
@@ -166,11 +166,9 @@ def test_quarantined_files_are_not_among_those_that_each_request_looks_through(f
 
 
 @pytest.mark.parametrize("changed", [{"key": None}, {"time": "now"}, {"record": {}}, {"trace": 7}, {"origin": 7}])
-def test_a_file_that_holds_no_events_is_set_aside(
-    postgres_database: str, folder: Path, changed: dict[str, Any]
-) -> None:
+def test_a_file_that_holds_no_events_is_set_aside(postgres_outbox: str, folder: Path, changed: dict[str, Any]) -> None:
     """Its digest fits: a person has repaired it, or another version wrote it."""
-    database = migrated(postgres_database)
+    database = migrated(postgres_outbox)
     spool = Spool(folder)
     after = [event("after")]
     spool.append([event()])
@@ -191,10 +189,8 @@ def test_requests_that_come_together_share_files_of_a_bounded_size(folder: Path)
     assert sum(len(decoded(path.read_bytes())) for path in spool.files()) == 12
 
 
-def test_a_value_that_the_database_refuses_is_set_aside_and_holds_nobody_up(
-    postgres_database: str, folder: Path
-) -> None:
-    database = migrated(postgres_database)
+def test_a_value_that_the_database_refuses_is_set_aside_and_holds_nobody_up(postgres_outbox: str, folder: Path) -> None:
+    database = migrated(postgres_outbox)
     spool = Spool(folder)
     before, after = many(2)
     spool.append(before)
@@ -240,8 +236,8 @@ def test_numbers_only_grow_also_after_the_counter_is_lost(folder: Path) -> None:
     assert keys == ["first", "second", "third"]
 
 
-def test_only_one_process_feeds_at_a_time(postgres_database: str, folder: Path) -> None:
-    database = migrated(postgres_database)
+def test_only_one_process_feeds_at_a_time(postgres_outbox: str, folder: Path) -> None:
+    database = migrated(postgres_outbox)
     spool = Spool(folder)
     spool.append([event()])
     with spool.feeding() as mine:
