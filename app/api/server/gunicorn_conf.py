@@ -4,9 +4,7 @@ import gc
 import os
 import sys
 
-import app.api.listen.gunicorn_worker
-import app.api.s3.wsgi_app
-import app.console  # noqa: F401 - its workers, which share what is imported before they are forked, need all of these
+import app.api.server.worker_imports  # noqa: F401 - before the workers are forked
 from app import telemetry
 from app.api.server.gunicorn_options import options
 from app.broker import load_transport

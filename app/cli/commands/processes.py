@@ -33,8 +33,7 @@ CELERY = ("celery", "-A", "workers.celery")
 # What the processes below import, for a fork server; in order, so that a missing one of the last costs little.
 PRELOADED = (
     "workers.tasks", "celery.bin.celery", "celery.apps.worker", "celery.apps.beat", "celery.concurrency.prefork",
-    "celery.concurrency.solo", "gunicorn.app.wsgiapp", "app.api.listen.gunicorn_worker", "app.api.s3.wsgi_app",
-    "app.console", "flower.app",
+    "celery.concurrency.solo", "gunicorn.app.wsgiapp", "app.api.server.worker_imports", "flower.app",
 )  # fmt: skip
 TARGET_TEST = ("workers.target_test",)  # likewise only a name here
 SOURCE_TEST = ("workers.source_test",)  # likewise
