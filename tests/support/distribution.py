@@ -32,7 +32,7 @@ _ELASTIC = {  # they use one Elasticsearch and one Kafka
     "tests/contract/test_stream_pages.py",
     "tests/contract/test_streams_minio_parity.py",
 }
-# To start a Spark session takes longer than most tests of it: two processes have one each.
+# To start a Spark session takes longer than most tests of it: three processes have one each.
 _OF_SERVICES = {f"tests/spark/test_{name}.py" for name in ("backfill", "own_api", "reconcile")}
 _WITHOUT_A_SESSION = {f"tests/spark/test_{name}.py" for name in ("cluster", "nightly")}
 # Half of the time of these is waiting for servers that hang, start or lose their leases.
@@ -40,8 +40,9 @@ _WAITING = ("tests/spark", "tests/acceptance", "tests/contract")
 # Where nothing is known yet, as in a fresh clone: what took longest in a run of four processes on two cores, in seconds
 # between its tests' beginnings and ends, and the folders in which the other long ones are.
 _LONGEST = {
-    "tests/spark/frames": 790,
-    "tests/spark/services": 439,
+    "tests/spark/tables": 440,
+    "tests/spark/services": 300,
+    "tests/spark/frames": 300,
     "tests/spark/test_cluster.py": 295,
     "tests/acceptance/test_console.py": 249,
     "tests/integration/outbox/test_interleavings.py[postgresql]": 198,
@@ -76,7 +77,7 @@ def group(nodeid: str) -> str:
     if file in _OF_SERVICES:
         return "tests/spark/services"
     if file.startswith("tests/spark/") and file not in _WITHOUT_A_SESSION:
-        return "tests/spark/frames"
+        return "tests/spark/tables" if "/tables/" in file else "tests/spark/frames"
     if file in _ELASTIC and ("elasticsearch" in case or "refused" not in file):
         return "tests/contract/elasticsearch"
     return file

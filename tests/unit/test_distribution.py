@@ -14,14 +14,16 @@ import pytest
 from tests.support import distribution
 
 ROOT = Path(__file__).parents[2]
-SESSION = re.compile(r"\b(spark: SparkSession|job: Job)\b")
+SESSION = re.compile(r"\b(spark: SparkSession|session: SparkSession|tables: Tables|job: Job)\b")
 
 
-def test_two_processes_at_most_start_a_spark_session() -> None:
-    modules = sorted((ROOT / "tests/spark").glob("test_*.py"))
+def test_three_processes_at_most_start_a_spark_session() -> None:
+    modules = sorted((ROOT / "tests/spark").rglob("test_*.py"))
     groups = {path.name: distribution.group(f"{path.relative_to(ROOT)}::test_it") for path in modules}
     with_a_session = {path.name for path in modules if SESSION.search(path.read_text())}
-    assert {groups[name] for name in with_a_session} == {"tests/spark/services", "tests/spark/frames"}
+    assert {groups[name] for name in with_a_session} == {
+        f"tests/spark/{name}" for name in ("services", "frames", "tables")
+    }
     assert {name for name, group in groups.items() if group.endswith(".py")} == groups.keys() - with_a_session
 
 
