@@ -37,6 +37,7 @@ from tests import provision, services
 from tests.services import speed, until
 from tests.spark import test_inventory as inventories
 from tests.spark.conftest import QUICKLY
+from tests.support.properties import times
 from tests.support.service_processes import BUCKETWIRE, System, system
 from tests.support.target_contents import (
     TABLE,
@@ -293,7 +294,7 @@ def test_drift_of_every_kind_is_found_exactly_and_repaired_exactly(stage: Stage,
     assert reports == [False, False, True, True, True], "of each state the last is kept"
     for entry in stage.whole.audits():
         assert entry.difference == 0
-    if bucket in ("plain", "versioned"):
+    if bucket in ("plain", "versioned") and times(0, 1):  # its first update of tables costs as much as all runs here
         assert inventory(stage, bucket) == stage.objects(bucket), "the repair's events reach the tables, too"
 
 

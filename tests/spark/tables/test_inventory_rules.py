@@ -4,23 +4,30 @@ import io
 import random
 from collections.abc import Sequence
 from contextlib import closing
+from typing import Any
 
 import orjson
 import pytest
 from minio.commonconfig import ENABLED
 from minio.versioningconfig import VersioningConfig
 
+from app.config.arn import TargetId
 from app.events.model import Event
+from app.events.order import comparable, from_time
+from app.events.parsing import parse
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from spark_jobs.jobs import tables as job_of_tables
+from spark_jobs.jobs.repair_events import backfill_event, repair_event
 from spark_jobs.jobs.tables import Tables, update
 from tests import services
 from tests.support import minio_life
 from tests.support.builders import DELETE, PUT
 from tests.support.table_events import (
     HEAVY,
+    HOUR,
     WEEK,
+    T,
     folded,
     histories,
     inventory,
@@ -59,6 +66,28 @@ def test_events_may_come_late_and_again(tables: Tables, outbox: Database) -> Non
     Log(outbox).append([[made("n", PUT, "", "B1", 6), made("k", PUT, "v1", "A1", 7)]])
     update(tables, outbox, WEEK)
     assert inventory(tables, "size") == [("b", "n", None, 5)]
+
+
+def test_the_events_of_a_repair_and_of_a_backfill_bring_the_inventory_to_what_was_listed(
+    tables: Tables, outbox: Database
+) -> None:
+    """Of a bucket with versions; what the log knows has been written, again, and removed without an event."""
+    known = [made(key, PUT, f"{key}1", from_time((T - HOUR) * 1_000_000), n) for n, key in enumerate(("again", "gone"))]
+    target, newest = TargetId("redis", "rows"), comparable(known[0].sequencer)
+
+    def listed(key: str, **more: Any) -> dict[str, Any]:
+        return {"key": key, "etag": f"{key}'s", "size": 7, "modified": T, "version": f"{key}2"} | more
+
+    again = listed("again", kind="stale", row_sequencer=known[0].sequencer)
+    gone = listed("gone", kind="orphaned", row_sequencer=known[1].sequencer, modified=None)
+    records = [repair_event(each, "b", target, newest, T + HOUR) for each in (again, gone)]
+    records.append(backfill_event(listed("never told"), "b", target, ""))
+    events = parse(orjson.dumps({"Records": records}), {}, now_ms=T).events
+    Log(outbox).append([[*known, *events]])
+    update(tables, outbox, WEEK)
+    rows = [(key, version, size, tag) for _, key, version, is_latest, size, tag in
+            inventory(tables, "is_latest", "size", "e_tag") if is_latest]  # fmt: skip
+    assert rows == [("again", "again2", 7, "again's"), ("never told", "never told2", 7, "never told's")]
 
 
 Held = dict[tuple[str, str | None], tuple[int | None, str | None, bool, bool]]  # by key and version, as below
