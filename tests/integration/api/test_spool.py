@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -276,19 +277,30 @@ def test_threads_and_processes_share_the_numbers(folder: Path) -> None:
         assert mine == sorted(mine)
 
 
+def _writes_for_ever(folder: Path) -> int:
+    """The id of a process that spools one request after the other."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(300)  # at the latest, should this process be gone
+        try:
+            spool = Spool(folder)
+            while True:
+                spool.append([event(f"{n}") for n in range(200)])
+        finally:
+            os._exit(1)  # it must not go on as a second pytest
+    return child
+
+
 def test_a_writer_that_is_killed_leaves_whole_files_only(folder: Path) -> None:
-    program = (
-        "import sys; from pathlib import Path; from tests.support.builders import event\n"
-        "from app.outbox.log.spool import Spool\n"
-        "spool = Spool(Path(sys.argv[1]))\n"
-        "while True: spool.append([event(f'{n}') for n in range(200)])"
-    )
     for _ in range(5):
-        child = subprocess.Popen([sys.executable, "-c", program, folder], cwd=Path(__file__).parents[3])
         seen = len(Spool(folder).files())
-        services.until(lambda seen=seen: len(Spool(folder).files()) > seen + 3, 30)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
+        child = _writes_for_ever(folder)
+        try:
+            services.until(lambda seen=seen: len(Spool(folder).files()) > seen + 3, 30)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     spool = Spool(folder)
     for path in spool.files():
         assert len(decoded(path.read_bytes())) == 200
