@@ -26,6 +26,7 @@ from workers.targets.base import TargetUnavailable
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 TYPES = ["direct", "fanout", "topic", "headers"]
+USERS, US = "rabbit_auth_backend_internal", "tests"  # who changes a user is written into the server's log
 
 
 running = fixtures.running(Queue)
@@ -39,24 +40,39 @@ def rabbit(running: Queue) -> Queue:
     return running
 
 
-def ctl(server: services.RabbitMQ, *words: str) -> str:
-    """What rabbitmqctl answers."""
-    argv = ["/usr/lib/rabbitmq/bin/rabbitmqctl", "-q", "-n", server.env()["RABBITMQ_NODENAME"], *words]
-    env = {"PATH": os.environ["PATH"], "HOME": str(server.folder), "LANG": "C.UTF-8", **server.env()}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def evaluated(server: services.RabbitMQ, expression: str) -> str:
+    """What an Erlang expression yields within the server; rabbitmqctl would start an Erlang of its own for it."""
+    cookie = (server.folder / ".erlang.cookie").read_text()
+    argv = ["erl_call", "-n", server.env()["RABBITMQ_NODENAME"], "-c", cookie, "-e"]
+    env = {"PATH": os.environ["PATH"], "ERL_EPMD_PORT": str(server.epmd_port)}
+    done = subprocess.run(
+        argv, input=f"{expression}.\n", env=env, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.startswith("{ok, "), done.stdout
+    return done.stdout.removeprefix("{ok, ").removesuffix("}")
+
+
+def call(server: services.RabbitMQ, function: str, *words: str) -> None:
+    """Have the server change something, as rabbitmqctl would."""
+    texts = ", ".join(f'<<"{word}">>' for word in words)
+    assert evaluated(server, f"{function}({texts})") == "ok"
 
 
 @contextlib.contextmanager
 def user(server: services.RabbitMQ, name: str, password: str, *rights: str, vhost: str = "/") -> Iterator[None]:
     """A user with rights to configure, write and read what these patterns match."""
-    ctl(server, "add_user", name, password)
-    ctl(server, "set_permissions", "-p", vhost, name, *rights)
+    call(server, f"{USERS}:add_user", name, password, US)
+    call(server, f"{USERS}:set_permissions", name, vhost, *rights, US)
     try:
         yield
     finally:
-        ctl(server, "delete_user", name)
+        call(server, f"{USERS}:delete_user", name, US)
+
+
+def connections(server: services.RabbitMQ) -> str:
+    """What the clients say of themselves."""
+    told = "rabbit_networking:connection_info_all([client_properties])"
+    return evaluated(server, f'lists:flatten(io_lib:format("~p", [{told}]))')
 
 
 def bound(rabbit: Queue, exchange: str = "minio", routing_key: str = "") -> None:
@@ -228,7 +244,7 @@ def test_a_full_queue_that_refuses_makes_events_fail_and_the_next_of_an_object_w
 def test_an_event_larger_than_the_server_takes_is_rejected_and_the_rest_goes_on(rabbit: Queue, window: int) -> None:
     batch = [sample_events.put(f"object-{number}") for number in range(20)]
     large = sample_events.put("large", metadata="x" * 5000)
-    ctl(rabbit.server, "eval", "application:set_env(rabbit, max_message_size, 4000).")
+    evaluated(rabbit.server, "application:set_env(rabbit, max_message_size, 4000)")
     try:
         with closing(rabbit.target()) as target:
             outcomes = attempt(target, [*batch[:10], large, *batch[10:]], window)
@@ -242,7 +258,7 @@ def test_an_event_larger_than_the_server_takes_is_rejected_and_the_rest_goes_on(
             assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes[11:])
             assert list(target.deliver(left, window)) == [DELIVERED] * len(left)
     finally:
-        ctl(rabbit.server, "eval", "application:set_env(rabbit, max_message_size, 134217728).")
+        evaluated(rabbit.server, "application:set_env(rabbit, max_message_size, 134217728)")
     assert {path for path, _ in rabbit.held()} == {event.path for event in batch}
 
 
@@ -256,7 +272,7 @@ def test_who_may_only_write_can_use_an_exchange_that_is_there(rabbit: Queue) -> 
             channel.exchange_declare("minio", "fanout", durable=True)
         bound(rabbit)
         assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-        ctl(rabbit.server, "set_permissions", "writer", "^$", "^$", "^$")
+        call(rabbit.server, f"{USERS}:set_permissions", "writer", "/", "^$", "^$", "^$", US)
         target.close()  # RabbitMQ remembers for a while what a channel may do
         (outcome,) = attempt(target, [sample_events.put("a")], 1)
         assert isinstance(outcome, Unavailable)
@@ -270,7 +286,7 @@ def test_who_may_only_write_can_use_an_exchange_that_is_there(rabbit: Queue) -> 
 
 def test_escapes_in_the_url_and_a_password_of_its_own_are_understood(rabbit: Queue) -> None:
     name, password, vhost = "us/er@x", "p:a/s%s?#", "a/b c"
-    ctl(rabbit.server, "add_vhost", vhost)
+    call(rabbit.server, "rabbit_vhost:add", vhost, US)
     login, path = f"{quote(name, safe='')}:{quote(password, safe='')}", quote(vhost, safe="")
     try:
         with user(rabbit.server, name, password, ".*", ".*", ".*", vhost=vhost):
@@ -280,7 +296,7 @@ def test_escapes_in_the_url_and_a_password_of_its_own_are_understood(rabbit: Que
                 with closing(rabbit.target(**changes, mandatory="on")) as target:
                     assert [type(outcome) for outcome in target.deliver([sample_events.put("a")], 1)] == [Rejected]
     finally:
-        ctl(rabbit.server, "delete_vhost", vhost)
+        call(rabbit.server, "rabbit_vhost:delete", vhost, US)
     with pytest.raises(TargetUnavailable, match="vhost a/b c not found"):
         rabbit.target(url=f"amqp://alice:{services.PASSWORD}@{place}").open()
 
@@ -290,13 +306,14 @@ def test_escapes_in_the_url_and_a_password_of_its_own_are_understood(rabbit: Que
 
 def test_the_connection_has_our_name(rabbit: Queue) -> None:
     with rabbit.opened():
-        assert "Bucketwire" in ctl(rabbit.server, "list_connections", "client_properties")
-    services.until(lambda: "Bucketwire" not in ctl(rabbit.server, "list_connections", "client_properties"))
+        assert "Bucketwire" in connections(rabbit.server)
+    services.until(lambda: "Bucketwire" not in connections(rabbit.server))
 
 
 def test_a_connection_that_the_server_closed_meanwhile_costs_nothing(rabbit: Queue) -> None:
     with rabbit.opened() as target:
-        ctl(rabbit.server, "close_all_connections", "maintenance")
+        close = 'rabbit_networking:close_connection(Connection, "maintenance")'
+        evaluated(rabbit.server, f"[{close} || Connection <- rabbit_networking:connections()]")
         assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
 
 
@@ -342,7 +359,7 @@ def test_an_objects_next_event_waits_until_the_one_before_is_confirmed(rabbit: Q
 def test_a_blocked_connection_is_unavailable_at_once_and_is_kept(rabbit: Queue) -> None:
     with rabbit.opened(timeout="60s") as target:
         batch = [sample_events.put(f"object-{number % 5}", number=number + 1) for number in range(20)]
-        ctl(rabbit.server, "set_disk_free_limit", "1000000GB")
+        evaluated(rabbit.server, 'rabbit_disk_monitor:set_disk_free_limit("1000000GB")')
         try:
             services.until(lambda: "alarm" in rabbit.server.tail())
             for _ in range(3):
@@ -350,7 +367,7 @@ def test_a_blocked_connection_is_unavailable_at_once_and_is_kept(rabbit: Queue) 
                 assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes)
                 assert "memory or disk" in outcomes[0].reason
         finally:
-            ctl(rabbit.server, "set_disk_free_limit", "50MB")
+            evaluated(rabbit.server, 'rabbit_disk_monitor:set_disk_free_limit("50MB")')
         services.until(lambda: attempt(target, batch, 100) == [DELIVERED] * 20, LIMIT)
     sent = {event.path: [number + 1 for number, each in enumerate(batch) if each.path == event.path] for event in batch}
     for path, numbers in rabbit.numbers().items():
@@ -473,7 +490,7 @@ def test_the_queue_of_a_template_that_does_not_exist_rejects_its_event_alone(rab
 def test_a_routing_key_of_a_template_that_is_not_allowed_fails_its_events_alone(rabbit: Queue, window: int) -> None:
     made = [sample_events.put(key) for key in ("ok/a", "no/a", "ok/b", "no/b")]
     with user(rabbit.server, "topical", "pw", ".*", ".*", ".*"):
-        ctl(rabbit.server, "set_topic_permissions", "-p", "/", "topical", "minio", "^ok", ".*")
+        call(rabbit.server, f"{USERS}:set_topic_permissions", "topical", "/", "minio", "^ok", ".*", US)
         url = rabbit.server.url.replace(f"{services.USER}:{services.PASSWORD}@", "topical:pw@")
         with rabbit.opened(url=url, exchange="minio", exchange_type="topic", routing_key="{prefix:1}") as target:
             outcomes = attempt(target, made, window)
