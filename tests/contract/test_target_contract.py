@@ -21,6 +21,7 @@ from tests.contract.probes.base import LIMIT, Probe, attempt
 from tests.services import speed
 from tests.support import cloud_events, sample_events
 from tests.support.forking import in_a_child, local_ports
+from tests.support.properties import times
 from workers.delivery.outcomes import (
     DELIVERED,
     NOT_ATTEMPTED,
@@ -175,10 +176,11 @@ def test_odd_keys_survive(probe: Probe, window: int) -> None:
 
 @WINDOWS
 def test_each_objects_events_keep_their_order(probe: Probe, window: int) -> None:
-    made = [sample_events.put(f"object-{number % 7}", number=number + 1) for number in range(300)]
+    count = 100 if window > 1 else times(20, 100)
+    made = [sample_events.put(f"object-{number % 7}", number=number + 1) for number in range(3 * count)]
     with probe.opened() as target:
-        for start in (0, 100, 200):
-            assert set(target.deliver(made[start : start + 100], window)) == {DELIVERED}
+        for start in (0, count, 2 * count):
+            assert set(target.deliver(made[start : start + count], window)) == {DELIVERED}
     for numbers in probe.numbers().values():
         assert numbers == sorted(numbers)
     assert_held(probe, made)
@@ -276,14 +278,14 @@ def test_nothing_is_sent_once_the_lease_has_ended(probe: Probe, window: int) -> 
     """Neither when it ends before the first request, nor in the middle, nor before the last, which may be a COMMIT."""
     with probe.opened() as target:
         lease = Ending(1_000_000)
-        assert list(target.deliver([sample_events.put(f"whole-{number}") for number in range(50)], window, lease)) == (
-            [DELIVERED] * 50
+        assert list(target.deliver([sample_events.put(f"whole-{number}") for number in range(30)], window, lease)) == (
+            [DELIVERED] * 30
         )
         assert lease.looks > 0
         for after in sorted({0, lease.looks // 2, lease.looks - 1}):
             with pytest.raises(LeaseExpired):
                 target.deliver(
-                    [sample_events.put(f"ended-{after}-{number}") for number in range(50)], window, Ending(after)
+                    [sample_events.put(f"ended-{after}-{number}") for number in range(30)], window, Ending(after)
                 )
             again = sample_events.put(f"after-{after}")
             assert list(target.deliver([again], window)) == [DELIVERED]
@@ -291,7 +293,7 @@ def test_nothing_is_sent_once_the_lease_has_ended(probe: Probe, window: int) -> 
             assert again.path in held
             sent = sum(f"/ended-{after}-" in path for path in held)
             # What the SQL targets have not committed is rolled back; elsewhere what was sent before stays.
-            assert sent == 0 if after == 0 or probe.type in ("postgresql", "mysql") else sent < 50
+            assert sent == 0 if after == 0 or probe.type in ("postgresql", "mysql") else sent < 30
 
 
 class Offered:
@@ -442,21 +444,26 @@ def test_no_thread_socket_or_file_is_left_after_close(probe: Probe) -> None:
 
     def use() -> None:
         with probe.opened() as target:
-            made = [sample_events.put(f"object-{number}") for number in range(200)]
-            assert set(target.deliver(made, 1)) == {DELIVERED}
+            made = [sample_events.put(f"object-{number}") for number in range(100)]
+            assert set(target.deliver(made[:20], 1)) == {DELIVERED}
             assert set(target.deliver(made, 100)) == {DELIVERED}
 
     def taken() -> tuple[int, int, int]:
         return this.num_fds(), this.num_threads(), len(this.net_connections())
 
+    gc.freeze()  # or it would be looked through what all tests before this one have left
     use()  # what a driver keeps for the life of the process it takes now
     gc.collect()
     gc.disable()
     try:
         before = taken()
         use()
-        # The kernel ends a thread a moment after Python has joined it.
-        services.until(lambda: taken() == before, 10, what=f"{before} files, threads and sockets, but {taken()}")
+
+        def no_more() -> bool:
+            """The kernel ends a thread a moment after Python has joined it, also one from before."""
+            return all(now <= then for now, then in zip(taken(), before, strict=True))
+
+        services.until(no_more, 10, what=f"no more than {before} files, threads and sockets")
     finally:
         gc.enable()
 
@@ -467,6 +474,7 @@ def test_a_child_makes_a_connection_of_its_own_and_leaves_its_parents_alone(prob
         sample_events.put("within.txt"),
         sample_events.put("after.txt"),
     )
+    gc.freeze()  # or the child would look through what all tests before this one have left, and copy it
     inherited = [probe.target()]
     inherited[0].open()
     assert list(inherited[0].deliver([before], 1)) == [DELIVERED]
