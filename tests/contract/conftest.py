@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
+import certifi
 import pytest
 
 from app.outbox.engine.database import Database
@@ -17,6 +18,14 @@ from tests.contract.probes.registry import PROBES
 from tests.contract.source_probes.base import SourceProbe
 from tests.contract.source_probes.registry import SOURCE_PROBES
 from tests.support.builders import migrated
+
+
+@pytest.fixture(scope="package", autouse=True)
+def few_authorities() -> Iterator[None]:
+    """For a client that asks OpenSSL for authorities too there is but one: to read them all takes it 27 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", certifi.where())
+        yield
 
 
 @pytest.fixture(scope="session")
