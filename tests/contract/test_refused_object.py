@@ -26,8 +26,10 @@ from tests.services import Answer, Receiver
 from tests.services.refusing_proxy import refusing_proxy
 from tests.support.builders import add_target, event, migrated
 from tests.support.delivery import Delivery, delivery
+from tests.support.properties import times
 
 PARTITIONS = 4
+HEALTHY = times(20, 50)  # objects in each
 RETRIES = {"max_attempts": 3, "retry_base": "100ms", "retry_max_delay": "200ms"}
 _numbers = count()
 
@@ -98,7 +100,7 @@ def test_a_webhook_that_refuses_one_object_gets_all_others(
     add_target(database, endpoint=receiver.url, sync=sync, **RETRIES)
     poison, healthy = (
         keys(0, 1, "poison"),
-        [key for partition in range(PARTITIONS) for key in keys(partition, 50, "healthy")],
+        [key for partition in range(PARTITIONS) for key in keys(partition, HEALTHY, "healthy")],
     )
     record(database, poison + healthy)
     assert_only_the_refused_die(database, at_work, 1, len(healthy))
@@ -183,7 +185,7 @@ def test_an_elasticsearch_that_refuses_one_object_gets_all_others(
         add_target(database, "es", type_name="elasticsearch", values=values, **RETRIES)
         poison, healthy = (
             keys(0, 1, "poison"),
-            [key for partition in range(PARTITIONS) for key in keys(partition, 50, "healthy")],
+            [key for partition in range(PARTITIONS) for key in keys(partition, HEALTHY, "healthy")],
         )
         proxy.refuse("poison", status, per_item=per_item)
         record(database, [*healthy[:3], *poison, *healthy[3:]])

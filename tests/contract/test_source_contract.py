@@ -74,17 +74,17 @@ def bodies(sources: Sources, source: SourceId) -> list[bytes]:
 def test_messages_are_recorded_in_the_order_of_each_share(probe: SourceProbe, database: Database) -> None:
     sources = Sources(database)
     source = sources.put(probe.type, probe.values())
-    events = numbered(500)
-    probe.send(messages(events[:200]))
+    events = numbered(times(100, 500))
+    probe.send(messages(events[:40]))
     with running(database):
-        wait_for(database, events[:200])
-        probe.send(messages(events[200:]))
+        wait_for(database, events[:40])
+        probe.send(messages(events[40:]))
         wait_for(database, events)
         until(lambda: sources.stored(source).lag == 0, what="no lag")
         assert sources.state(source) == "running"
     assert_complete(probe, database, events)
     stored = sources.stored(source)
-    assert (stored.messages, stored.recorded, stored.repeated, stored.rejected) == (500, 500, 0, 0)
+    assert (stored.messages, stored.recorded, stored.repeated, stored.rejected) == (len(events), len(events), 0, 0)
     assert (stored.lease_token, stored.error) == ("", "")
 
 
@@ -259,7 +259,7 @@ def test_killed_and_stopped_workers_lose_nothing_and_keep_the_order(
     probe: SourceProbe, outbox: Database, workers: list[Role]
 ) -> None:
     sources = Sources(outbox)
-    batch, events, before = times(10, 100), list[Event](), 0
+    batch, events, before = times(5, 100), list[Event](), 0
     # A part, 20 batches of each share, is in the queue at the beginning, and another comes whenever nobody pulls.
     parts = [[numbered(20 * batch, share=share, keys=50) for share in range(2)] for _ in range(5)]
 
@@ -269,7 +269,8 @@ def test_killed_and_stopped_workers_lose_nothing_and_keep_the_order(
             probe.send(messages(part), share)
 
     send_part()
-    source = sources.put(probe.type, {**probe.values(), "batch_size": str(batch)})  # now, or little is left to be hurt
+    values = {**probe.values(), **probe.impatient, "batch_size": str(batch)}
+    source = sources.put(probe.type, values)  # now, or little is left to be hurt
     for victim in (0, 1, 2, 3):
         until(lambda: count_recorded(outbox) > before + 5 * batch, 60, what="progress")  # noqa: B023 - called at once
         until(lambda: holder(sources, workers) is not None, what="a holder")
@@ -308,12 +309,12 @@ def test_postgresql_ends_what_a_stopped_worker_has_begun(outbox: Database) -> No
 
 @pytest.mark.slow
 def test_a_database_that_is_away_loses_nothing(probe: SourceProbe, redis_server: services.Redis) -> None:
-    events = numbered(2_000)
+    events = numbered(times(500, 2_000))
     with services.postgres() as server, contextlib.closing(migrated(server.create_database("own"))) as outbox:
-        Sources(outbox).put(probe.type, {**probe.values(), "batch_size": "50"})
+        Sources(outbox).put(probe.type, {**probe.values(), "batch_size": str(len(events) // 40)})
         with pulling(outbox, redis_server) as workers:
             probe.send(messages(events))
-            until(lambda: count_recorded(outbox) > 100, 60, what="progress")
+            until(lambda: count_recorded(outbox) > 20, 60, what="progress")
             server.kill()
             server.start()
             wait_for(outbox, events, 60)

@@ -28,10 +28,12 @@ _PROBES = {  # they share their servers
 _SOURCES = {f"tests/contract/test_source_{name}.py" for name in ("contract", "test")}  # these too
 _ELASTIC = {  # they use one Elasticsearch and one Kafka
     "tests/contract/test_elasticsearch.py",
+    "tests/contract/test_late_requests.py",
     "tests/contract/test_refused_object.py",
     "tests/contract/test_stream_pages.py",
     "tests/contract/test_streams_minio_parity.py",
 }
+_OTHERS_TOO = {"tests/contract/test_late_requests.py", "tests/contract/test_refused_object.py"}
 # To start a Spark session takes longer than most tests of it: three processes have one each.
 _OF_SERVICES = {f"tests/spark/test_{name}.py" for name in ("backfill", "own_api", "reconcile")}
 _WITHOUT_A_SESSION = {f"tests/spark/test_{name}.py" for name in ("cluster", "nightly")}
@@ -78,7 +80,7 @@ def group(nodeid: str) -> str:
         return "tests/spark/services"
     if file.startswith("tests/spark/") and file not in _WITHOUT_A_SESSION:
         return "tests/spark/tables" if "/tables/" in file else "tests/spark/frames"
-    if file in _ELASTIC and ("elasticsearch" in case or "refused" not in file):
+    if file in _ELASTIC and ("elasticsearch" in case or file not in _OTHERS_TOO):
         return "tests/contract/elasticsearch"
     return file
 

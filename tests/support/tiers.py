@@ -71,6 +71,14 @@ OF_WHOLE_WORKERS = {
     "test_a_database_that_is_away": {"amqp", "redis_stream"},
     "test_killed_and_stopped_workers": {"amqp", "kafka", "redis_list", "sqs_fifo"},
 }
+# Of the statuses by which one object is refused one of each kind: busy, not let in, gone, without a server behind it;
+# to whole requests and to items of one; in either way of sending and kind of index.
+REFUSED_BY_A_WEBHOOK = {(503, "on"), (401, "on"), (503, "off"), (410, "off")}
+REFUSED_BY_ELASTICSEARCH = {
+    (503, False, "namespace"), (502, False, "access"), (403, True, "namespace"), (429, True, "access"),
+}  # fmt: skip
+
+OF_ANY_SQS = ("test_messages_are_recorded", "test_messages_without_valid_events")  # with groups and without
 OF_THE_VALUES = ("test_a_hostile_name_of_a_bucket", "test_an_odd_value")  # in a request to the API
 
 # Servers of the tests that are started, killed and stopped as PostgreSQL is.
@@ -113,18 +121,32 @@ def _ways(name: str, parameters: Parameters) -> bool:
 
 
 def _sources(name: str, parameters: Parameters) -> bool:
-    """A worker that pulls again has a source that begins anew, whatever has ended the one before."""
+    """A worker that pulls again has a source that begins anew, whatever has ended the one before.
+
+    A source makes the same requests to a queue of SQS with groups and to one without.
+    """
+    if parameters.get("served") == "sqs" and not name.startswith(OF_ANY_SQS):
+        return True
     return any(name.startswith(word) and parameters["served"] not in stay for word, stay in OF_WHOLE_WORKERS.items())
 
 
 def _commands(name: str, parameters: Parameters) -> bool:
     """The command shows the steps, which each type takes within the test's process too."""
-    return name.startswith("test_the_command") and parameters.get("served") != "amqp"
+    served = parameters.get("served")
+    return served == "sqs" or (name.startswith("test_the_command") and served != "amqp")
 
 
 def _servers(_name: str, parameters: Parameters) -> bool:
     """What a server keeps when it is killed the contract suite and the kills of the service show for each."""
     return parameters.get("name") in ENDED_ALIKE
+
+
+def _refusals(name: str, parameters: Parameters) -> bool:
+    """What is done about a refusal does not ask for its status; what each status means is put to the target alone."""
+    if name.startswith("test_a_webhook_that_refuses"):
+        return (parameters["status"], parameters["sync"]) not in REFUSED_BY_A_WEBHOOK
+    given = parameters.get("status"), parameters.get("per_item"), parameters.get("format_")
+    return name.startswith("test_an_elasticsearch_that_refuses") and given not in REFUSED_BY_ELASTICSEARCH
 
 
 def _comparisons(_name: str, parameters: Parameters) -> bool:
@@ -174,6 +196,7 @@ RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
     ),
     "tests/acceptance/test_stopped_workers.py": _late_writes,
     "tests/contract/test_hanging_server.py": _ways,
+    "tests/contract/test_refused_object.py": _refusals,
     "tests/contract/test_source_contract.py": _sources,
     "tests/contract/test_source_test.py": _commands,
     "tests/contract/test_target_contract.py": _ways,

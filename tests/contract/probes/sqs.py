@@ -54,19 +54,23 @@ class Read(ElasticMq):
         return list(answer.get("Messages", ()))
 
 
+def read() -> Read:
+    """A running server of its own."""
+    return Read().start()
+
+
 class Standard(Probe):
     """A message for each event, in a standard queue."""
 
     type = "sqs"
+    shared_server = staticmethod(read)
     can_reject = True
     keeps = False
     queue: ClassVar[str] = "bucketevents"
     _queues = itertools.count(1)
 
-    def __init__(self) -> None:
-        self.server: Read = Read()
-        self.server.queue = self.queue
-        self.server.start()
+    def __init__(self, server: Read | None = None) -> None:
+        self.server: Read = server or read()
         self._gateways: list[Gateway] = []
 
     def values(self) -> dict[str, str]:
@@ -92,6 +96,7 @@ class Standard(Probe):
         return self.values() | {"endpoint": place, "tls_ca": str(ca)}
 
     def renew(self) -> None:
+        self._close_gateways()
         if not self.server.running:
             self.server.stop()
             self.server.start()
@@ -102,9 +107,12 @@ class Standard(Probe):
         self.server.taken.clear()
 
     def close(self) -> None:
-        for each in self._gateways:
-            each.close()
+        self._close_gateways()
         self.server.stop()
+
+    def _close_gateways(self) -> None:
+        while self._gateways:
+            self._gateways.pop().close()
 
     def held(self) -> list[tuple[str, str]]:
         return [(path_of(each["Body"]), each["Body"]) for each in self.server.messages()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -18,6 +19,7 @@ class Groups(SourceProbe):
 
     type = "sqs"
     is_sequence = False
+    impatient = MappingProxyType({"visibility": "10s"})  # ElasticMQ computes all the while that messages are hidden
     hostile = (b"{", b'{"Records":[{"eventName":1}]}', b"[" * 100_000, b'"text"', b"\t")
 
     def __init__(self, probe: type[sqs.Standard] = sqs.Fifo) -> None:
