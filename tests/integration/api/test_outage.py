@@ -16,18 +16,26 @@ from tests import services
 from tests.integration.api.conftest import Api, Start, keys, problem, token
 from tests.support.api_requests import body
 from tests.support.builders import event, migrated
+from tests.support.outboxes import NAME, Outboxes
 
 
-@pytest.fixture
-def server() -> Iterator[services.Postgres]:
-    """A PostgreSQL that may be stopped."""
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[services.Postgres]:
     with services.postgres() as running:
         yield running
 
 
 @pytest.fixture
-def outbox(server: services.Postgres) -> Iterator[Database]:
-    opened = migrated(server.create_database("outbox"))
+def server(own_server: services.Postgres) -> services.Postgres:
+    """A PostgreSQL that may be stopped; it runs when a test begins, however the one before has left it."""
+    if not own_server.running:
+        own_server.start()
+    return own_server
+
+
+@pytest.fixture
+def outbox(server: services.Postgres, outboxes: Outboxes) -> Iterator[Database]:
+    opened = migrated(outboxes.on(server))
     yield opened
     opened.close()
 
@@ -51,7 +59,7 @@ def empty(folder: Path) -> Callable[[], bool]:
 def test_a_database_that_is_away_is_503_and_nothing_is_claimed(
     server: services.Postgres, outbox: Database, start: Start, hurt: str
 ) -> None:
-    api = start(server.url("outbox"))
+    api = start(server.url(NAME))
     assert api.post(body("before")).status_code == 202
     getattr(server, hurt)()
     for _ in range(3):
@@ -78,7 +86,7 @@ def test_a_database_that_is_away_is_503_and_nothing_is_claimed(
 def test_a_database_that_hangs_is_503_in_time_for_the_sender(
     server: services.Postgres, outbox: Database, start: Start, before: list[str]
 ) -> None:
-    api = start(server.url("outbox"))
+    api = start(server.url(NAME))
     for key in before:
         assert api.post(body(key)).status_code == 202
     server.freeze()
@@ -99,7 +107,7 @@ def test_a_database_that_hangs_is_503_in_time_for_the_sender(
 def test_what_comes_while_the_database_is_away_is_spooled_and_fed_in_order(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
-    api = start(server.url("outbox"), spool_dir=folder)
+    api = start(server.url(NAME), spool_dir=folder)
     sent = ["before"]
     assert api.post(body("before")).json()["recorded"] == 1
     server.stop()
@@ -122,7 +130,7 @@ def test_what_comes_while_the_database_is_away_is_spooled_and_fed_in_order(
 def test_a_database_that_hangs_is_spooled_in_time_and_recorded_once(
     server: services.Postgres, outbox: Database, start: Start, folder: Path, before: list[str]
 ) -> None:
-    api = start(server.url("outbox"), spool_dir=folder)
+    api = start(server.url(NAME), spool_dir=folder)
     for key in before:
         assert api.post(body(key)).status_code == 202
     server.freeze()
@@ -142,7 +150,7 @@ def test_a_database_that_hangs_is_spooled_in_time_and_recorded_once(
 def test_an_api_that_is_killed_loses_nothing_that_it_had_answered(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
-    api = start(server.url("outbox"), spool_dir=folder)
+    api = start(server.url(NAME), spool_dir=folder)
     server.stop()
     answered: list[list[str]] = [[] for _ in range(8)]
 
@@ -181,7 +189,7 @@ def test_an_api_that_is_killed_while_it_feeds_records_everything_once(
     sent = [[event(f"{number:05d}-{place}") for place in range(3)] for number in range(2000)]
     for events in sent:
         spool.append(events)
-    api = Api(server.url("outbox"), {"BUCKETWIRE_SPOOL_DIR": str(folder)})
+    api = Api(server.url(NAME), {"BUCKETWIRE_SPOOL_DIR": str(folder)})
     for _ in range(6):
         left = len(spool.files())
         if not left:
@@ -202,7 +210,7 @@ def test_a_spool_folder_that_is_gone_is_503(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
     # One process: another that is still starting would make the folder again.
-    api = start(server.url("outbox"), processes=1, spool_dir=folder, api_tokens=f"minio:ingest:{'t' * 32}")
+    api = start(server.url(NAME), processes=1, spool_dir=folder, api_tokens=f"minio:ingest:{'t' * 32}")
     server.stop()
     folder.rename(folder.with_name("moved"))
     api.client.headers["Authorization"] = f"Bearer {'t' * 32}"
@@ -217,7 +225,7 @@ def test_the_api_starts_while_the_database_is_away(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
     server.stop()
-    api = start(server.url("outbox"), spool_dir=folder, api_tokens=f"minio:ingest:{'t' * 32}")
+    api = start(server.url(NAME), spool_dir=folder, api_tokens=f"minio:ingest:{'t' * 32}")
     headers = {"authorization": f"Bearer {'t' * 32}"}
     assert api.post(body("early"), **headers).json()["spooled"] == 1
     # The tokens in the database were never known here, so nobody else gets in.
@@ -231,7 +239,7 @@ def test_an_api_that_begins_while_the_database_is_away_remembers_the_tokens(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
     made = token(outbox, "ingest")["Authorization"]
-    api = start(server.url("outbox"), spool_dir=folder)
+    api = start(server.url(NAME), spool_dir=folder)
     assert api.post(body("before"), authorization=made).status_code == 202
     assert made.removeprefix("Bearer ") not in (folder / "tokens.json").read_text()
     server.stop()
