@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -36,7 +38,8 @@ class Postgres(Server):
 
     def prepare(self) -> None:
         root = self.tree or Path("/")
-        self.binaries = "/" / max(root.glob("usr/lib/postgresql/*/bin/initdb")).parent.relative_to(root)
+        initdb = max(root.glob("usr/lib/postgresql/*/bin/initdb"))
+        self.binaries = "/" / initdb.parent.relative_to(root)
         user, certs = self.user(), certificates()
         copies = {"server.crt": certs.cert, "server.key": certs.key, "ca.crt": certs.ca}
         for name, source in copies.items():
@@ -51,10 +54,21 @@ class Postgres(Server):
             dsn = self.primary.dsn().partition(" dbname")[0]
             self.set_up([self.binaries / "pg_basebackup", f"--dbname={dsn}", *options])
             return
-        login = [f"--username={USER}", f"--pwfile={self.folder}/password", "--auth=scram-sha-256"]
-        options = [f"--pgdata={self.folder}/data", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
-        self.set_up([self.binaries / "initdb", *login, *options])
-        access = self.folder / "data/pg_hba.conf"
+        # What `initdb` makes differs in a number of the cluster alone: it is made once, and copied.
+        options = [f"--username={USER}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
+        of = hashlib.blake2b(repr((initdb.stat().st_mtime_ns, options, PASSWORD)).encode(), digest_size=6).hexdigest()
+        kept, data = provision.CACHE / f"postgres-data-{of}", self.folder / "data"
+        if kept.exists():
+            shutil.copytree(kept, data)
+            if user:
+                for path in (data, *data.rglob("*")):
+                    shutil.chown(path, user, user)
+        else:
+            self.set_up([self.binaries / "initdb", f"--pgdata={data}", f"--pwfile={self.folder}/password", *options])
+            provision.CACHE.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=provision.CACHE) as folder, suppress(OSError):  # another was faster
+                shutil.copytree(data, Path(folder) / "data").rename(kept)
+        access = data / "pg_hba.conf"
         access.write_text(f"hostssl all client {LOOPBACK}/32 cert\n{access.read_text()}")
 
     def user(self) -> str | None:
