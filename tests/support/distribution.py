@@ -48,22 +48,17 @@ _LONGEST = {
     "tests/spark/test_cluster.py": 295,
     "tests/acceptance/test_console.py": 249,
     "tests/integration/outbox/test_interleavings.py[postgresql]": 198,
-    "tests/contract/test_amqp.py": 197,
-    "tests/contract/probes[nats]": 194,
     "tests/contract/elasticsearch": 185,
-    "tests/contract/sources[kafka]": 157,
     "tests/acceptance/test_end_to_end.py": 143,
     "tests/acceptance/test_secrets.py": 140,
     "tests/acceptance/test_stopped_workers.py": 139,
     "tests/contract/probes[sqs]": 136,
-    "tests/contract/sources[redis_list]": 126,
-    "tests/contract/sources[redis_stream]": 124,
     "tests/acceptance/test_tutorial.py": 123,
     "tests/acceptance/test_console_screens.py": 111,
     "tests/acceptance/test_make_run.py": 107,
     "tests/contract/test_mqtt.py": 102,
 }
-_KIND = re.compile(r"\[(\w+)")  # of server, the first parameter
+_KIND = re.compile(r"\[(nats-[a-z]+|\w+)")  # of server, the first parameter; NATS has three
 _DATABASE = re.compile(r"[\[-](sqlite|postgresql|mysql|mariadb)\b")  # among any parameters
 _FIRST = ("tests/spark", "tests/acceptance", "tests/contract", "tests/integration/outbox", "tests/integration")
 

@@ -75,7 +75,7 @@ OF_WHOLE_WORKERS = {
 # to whole requests and to items of one; in either way of sending and kind of index.
 REFUSED_BY_A_WEBHOOK = {(503, "on"), (401, "on"), (503, "off"), (410, "off")}
 REFUSED_BY_ELASTICSEARCH = {
-    (503, False, "namespace"), (502, False, "access"), (403, True, "namespace"), (429, True, "access"),
+    (403, False, "namespace"), (502, False, "access"), (403, True, "namespace"), (429, True, "access"),
 }  # fmt: skip
 
 OF_ANY_SQS = ("test_messages_are_recorded", "test_messages_without_valid_events")  # with groups and without
