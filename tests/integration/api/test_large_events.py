@@ -13,22 +13,30 @@ from app.outbox.log.spool import Spool
 from tests import services
 from tests.integration.api.conftest import Start, keys, problem
 from tests.support.builders import event, migrated
+from tests.support.outboxes import NAME, Outboxes
 
 PACKET = 1 << 20
 
 
-@pytest.fixture(params=["mysql", "mariadb"])
-def server(request: pytest.FixtureRequest) -> Iterator[services.MySQL]:
-    """A server that may be stopped, and takes statements of at most 1 MiB."""
+@pytest.fixture(scope="module", params=["mysql", "mariadb"])
+def own_server(request: pytest.FixtureRequest) -> Iterator[services.MySQL]:
     made: Callable[[], services.MySQL] = {"mysql": services.mysql, "mariadb": services.mariadb}[request.param]
     with made() as running:
-        _limit(running)
         yield running
 
 
 @pytest.fixture
-def outbox(server: services.MySQL) -> Iterator[Database]:
-    opened = migrated(server.create_database("outbox"))
+def server(own_server: services.MySQL) -> services.MySQL:
+    """A server that may be stopped, and takes statements of at most 1 MiB; it runs when a test begins."""
+    if not own_server.running:
+        own_server.start()
+    _limit(own_server)
+    return own_server
+
+
+@pytest.fixture
+def outbox(server: services.MySQL, outboxes: Outboxes) -> Iterator[Database]:
+    opened = migrated(outboxes.on(server))
     yield opened
     opened.close()
 
@@ -47,7 +55,7 @@ def test_a_large_event_is_refused_by_name_whether_the_database_is_there_or_not(
     server: services.MySQL, outbox: Database, start: Start, tmp_path: Path
 ) -> None:
     folder = tmp_path / "spool"
-    api = start(server.url("outbox"), spool_dir=folder)
+    api = start(server.url(NAME), spool_dir=folder)
     # The first request of a process, which has not asked the database before.
     problem(api.post(body("first", PACKET)), 400, "bad-events")
     found = problem(api.post(body("large", PACKET)), 400, "bad-events")
@@ -86,7 +94,7 @@ def test_what_is_too_large_for_some_databases_is_not_staged_before_this_one_was_
 ) -> None:
     server.stop()
     token = "t" * 32
-    api = start(server.url("outbox"), spool_dir=tmp_path / "spool", api_tokens=f"minio:ingest:{token}")
+    api = start(server.url(NAME), spool_dir=tmp_path / "spool", api_tokens=f"minio:ingest:{token}")
     headers = {"authorization": f"Bearer {token}"}
     assert api.post(body("usual", 1000), **headers).json()["spooled"] == 2
     problem(api.post(body("large", 5_000_000), **headers), 503, "database-unavailable")
