@@ -19,6 +19,7 @@ from spark_jobs.jobs.tables import Tables, update
 from spark_jobs.jobs.tables_maintenance import maintain
 from tests import services
 from tests.support.builders import add_target, migrated
+from tests.support.properties import times
 from tests.support.table_events import WEEK, folded, histories, inventory, journal_ids, made, opened
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine each commit takes seconds
@@ -112,8 +113,9 @@ def test_a_rest_catalog_also_when_the_answer_to_a_commit_is_lost(
         update(tables, outbox, WEEK)
         assert journal_ids(tables) == [one.id for one in events]
         rows = inventory(tables, "is_delete_marker", "is_latest", "log_position")
-        maintain(tables, 0)
-        assert len(journal_ids(tables)) == len(events)
+        if times(0, 1):  # what maintains tables asks any catalog for the same
+            maintain(tables, 0)
+            assert len(journal_ids(tables)) == len(events)
     assert {(key, version): tuple(rest) for _, key, version, *rest in rows} == folded(events)
 
 
