@@ -269,7 +269,7 @@ def test_killed_and_stopped_workers_lose_nothing_and_keep_the_order(
             probe.send(messages(part), share)
 
     send_part()
-    values = {**probe.values(), **probe.impatient, "batch_size": str(batch)}
+    values = {**probe.impatient(), "batch_size": str(batch)}
     source = sources.put(probe.type, values)  # now, or little is left to be hurt
     for victim in (0, 1, 2, 3):
         until(lambda: count_recorded(outbox) > before + 5 * batch, 60, what="progress")  # noqa: B023 - called at once

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from tests import services
@@ -17,7 +16,6 @@ class SourceProbe:
     keeps_positions = False  # whether the outbox has the positions, or else the queue
     keeps_order = True  # of an object's messages, also if they come again
     is_sequence = True  # whether a share has one order, and not only each object
-    impatient: Mapping[str, Any] = MappingProxyType({})  # settings to have back soon what a stopped worker has taken
     # Messages without valid events.
     hostile: Sequence[bytes] = (
         b"\xff\xfe\x00", b"{", b'{"Records":[{"eventName":1}]}', b"[" * 100_000, b'"text"', b"\x00" * 1000,
@@ -30,6 +28,10 @@ class SourceProbe:
     def values(self) -> Mapping[str, Any]:
         """Settings that are enough to pull from it."""
         raise NotImplementedError
+
+    def impatient(self) -> Mapping[str, Any]:
+        """Settings to have back soon what a stopped worker has taken."""
+        return self.values()
 
     def send(self, bodies: Sequence[bytes], share: int = 0) -> None:
         """Append messages to a share of the queue, in order, and return when the server has them."""

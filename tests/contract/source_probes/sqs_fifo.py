@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -19,7 +18,6 @@ class Groups(SourceProbe):
 
     type = "sqs"
     is_sequence = False
-    impatient = MappingProxyType({"visibility": "10s"})  # ElasticMQ computes all the while that messages are hidden
     hostile = (b"{", b'{"Records":[{"eventName":1}]}', b"[" * 100_000, b'"text"', b"\t")
 
     def __init__(self, probe: type[sqs.Standard] = sqs.Fifo) -> None:
@@ -32,6 +30,10 @@ class Groups(SourceProbe):
 
     def values(self) -> Mapping[str, Any]:
         return {**self.target.values(), "visibility": "20s"}
+
+    def impatient(self) -> Mapping[str, Any]:
+        # ElasticMQ computes all the while that messages are hidden.
+        return {**self.values(), "visibility": "10s"}
 
     def send(self, bodies: Sequence[bytes], share: int = 0) -> None:
         for first in range(0, len(bodies), 10):
