@@ -235,6 +235,17 @@ def test_a_page_of_dead_letters_reads_a_bounded_number_of_them(
     )
 
 
+def test_a_page_of_dead_letters_that_ends_with_a_window_has_all_of_them(database: Database) -> None:
+    one, two = add_target(database, "one"), add_target(database, "two")
+    fill(database, one, 10)
+    bury(database, one, [1, 2, 3])
+    bury(database, two, [4, 5])
+    letters = DeadLetters(database)
+    for limit in (4, 5, 6):  # of which one is as many as there are, so that the next query has none
+        page = letters.page(DeadLetterFilter(target=two), limit=limit)
+        assert (len(page.dead_letters), page.next) == (2, None)
+
+
 def test_what_was_purged_costs_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A parked event from long ago keeps its place, and the log between it and the next was purged."""
     tune(monkeypatch, searching, "SEARCH", window_seqs=100, max_seqs=1_000)
