@@ -144,6 +144,15 @@ def test_a_source_that_failed_in_the_future_is_tried_again(database: Database) -
     assert len(leases.free(now)) == 1
 
 
+def test_a_source_that_has_just_failed_keeps_its_pause(database: Database) -> None:
+    sources, leases, now = Sources(database), SourceLeases(database, LEASE), now_ms()
+    held = leases.claim(sources.stored(sources.put("kafka", {"brokers": "127.0.0.1:9", "topic": "t"})), now)
+    assert held is not None
+    leases.fail(held, now, "no broker", now + 500)
+    assert bring_back(database, now) == 0
+    assert (len(leases.free(now)), len(leases.free(now + 500))) == (0, 1)
+
+
 def test_a_queue_is_probed_and_its_silence_is_noticed(database: Database) -> None:
     target, now = add_target(database), now_ms()
     heartbeats.queues_to_probe(database, now + YEARS)
