@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import signal
 import ssl
@@ -319,6 +320,37 @@ def test_the_receiver_answers_by_its_rules_and_writes_down_what_came(receiver: s
     assert httpx.post(receiver.url).status_code == 401
     receiver.forget()
     assert receiver.requests() == []
+
+
+def test_receivers_are_forked_and_share_nothing_with_the_tests_or_one_another(receiver: services.Receiver) -> None:
+    with services.receiver(tls=True) as other:
+        mine, its = psutil.Process(receiver.pid), psutil.Process(other.pid)
+        between = mine.parent()
+        assert between is not None
+        assert between == its.parent()
+        assert between.pid not in (mine.pid, os.getpid())
+        for server, process in ((receiver, mine), (other, its)):
+            assert (process.num_threads(), os.getsid(process.pid)) == (1, process.pid)
+            assert files(process.pid) >= {str(server.log), str(server.file)}
+        for one, another in itertools.product((receiver.pid, other.pid), (other.pid, between.pid, os.getpid())):
+            shared = files(one) & files(another) if one != another else set()
+            assert not {file for file in shared if file.startswith(("socket:", "pipe:"))}
+        receiver.freeze()
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(receiver.url, timeout=0.3)
+        receiver.thaw()
+        services.until(lambda: len(receiver.requests()) == 1, what="the request that was sent to a frozen one")
+        receiver.kill()
+        assert other.running
+
+
+def files(pid: int) -> set[str]:
+    """What a process has open."""
+    found = set()
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself is closed
+            found.add(str(each.readlink()))
+    return found
 
 
 def test_a_proxy_in_a_process_of_its_own_hurts_and_heals(receiver: services.Receiver) -> None:

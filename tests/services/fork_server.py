@@ -1,4 +1,4 @@
-"""The process that `tests.services.forking` has forked: it imports what the roles of the service need, and forks them.
+"""The process that `tests.services.forking` starts: it imports the modules that it is told, and forks on request.
 
 It ends when the tests' end of its socket is closed. The reaper ends its children.
 """
@@ -20,16 +20,6 @@ import sys
 import threading
 import time
 
-# Whatever reads its settings as it is imported (workers.celery) is left out; it needs little time without the others.
-PRELOADED = (
-    "app.cli.commands.processes", "app.supervisor.fork_server", "celery.bin.celery", "celery.apps.worker",
-    "celery.apps.beat", "celery.concurrency.prefork", "celery.concurrency.solo", "celery.fixups.django",
-    "kombu.transport.redis", "kombu.transport.pyamqp", "workers.runtime", "workers.reconcile_jobs",
-    "workers.target_pool", "workers.telemetry.metrics", "app.logs", "app.wakeups", "gunicorn.app.wsgiapp",
-    "gunicorn.workers.gthread", "app.api.server.worker_imports", "psycopg2", "pymysql",
-    "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql", "sqlalchemy.dialects.sqlite", "flower.app",
-    "flower.command",
-)  # fmt: skip
 LARGEST = 1 << 20  # bytes of a request
 
 
@@ -100,7 +90,7 @@ def become(request: dict[str, object], output: int) -> list[str]:
 def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
     sys.modules.setdefault("opentelemetry", None)  # type: ignore[arg-type]  # as bucketwire.start does
-    for name in PRELOADED:
+    for name in sys.argv[2:]:
         with contextlib.suppress(Exception):  # the process that needs it says why it cannot be imported
             importlib.import_module(name)
     gc.collect()

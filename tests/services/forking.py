@@ -1,8 +1,9 @@
-"""Processes of the service that are forked, so that their libraries are imported once and not in each of them.
+"""Processes of Python that are forked, so that their libraries are imported once and not in each of them.
 
-An import takes about 2 s of processor time for each role, and the tests start hundreds of them. A forked process goes
-the way of one that `bucketwire up` forks: `app.supervisor.fork_server.forked` is true in it. Its environment and its
-session are its own. What has to be started afresh (with `PYTHONPATH`, say) is none of this.
+An import takes about 2 s of processor time for each role of the service, and 0.1 s for a receiver; the tests start
+hundreds of them. A forked role goes the way of one that `bucketwire up` forks: `app.supervisor.fork_server.forked` is
+true in it. Its environment and its session are its own. What has to be started afresh (with `PYTHONPATH`, say) is none
+of this.
 """
 
 from __future__ import annotations
@@ -23,6 +24,19 @@ from pathlib import Path
 
 from tests.services import fork_server
 from tests.services.server_process import inherited, new_folder, track
+
+_TOP = Path(__file__).parents[2]
+# What the roles of the service need. Whatever reads its settings as it is imported (workers.celery) is left out; it
+# needs little time without the others.
+SERVICE = (
+    "app.cli.commands.processes", "app.supervisor.fork_server", "celery.bin.celery", "celery.apps.worker",
+    "celery.apps.beat", "celery.concurrency.prefork", "celery.concurrency.solo", "celery.fixups.django",
+    "kombu.transport.redis", "kombu.transport.pyamqp", "workers.runtime", "workers.reconcile_jobs",
+    "workers.target_pool", "workers.telemetry.metrics", "app.logs", "app.wakeups", "gunicorn.app.wsgiapp",
+    "gunicorn.workers.gthread", "app.api.server.worker_imports", "psycopg2", "pymysql",
+    "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql", "sqlalchemy.dialects.sqlite", "flower.app",
+    "flower.command",
+)  # fmt: skip
 
 
 class Forked:
@@ -73,20 +87,20 @@ class Forked:
 
 
 class _Server:
-    """A fork server of this test process."""
+    """A fork server of this test process, with `modules` imported and the library `preloaded`."""
 
-    def __init__(self, preloaded: str) -> None:
+    def __init__(self, preloaded: str, modules: Sequence[str]) -> None:
         self.owner = os.getpid()
         self.socket, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         log = new_folder("forking") / "log"
         with far, log.open("ab") as output:
             self.child = subprocess.Popen(
-                [sys.executable, "-P", Path(fork_server.__file__), str(far.fileno())],
+                [sys.executable, "-P", Path(fork_server.__file__), str(far.fileno()), *modules],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 cwd=log.parent,
-                env={**inherited(log), "PYTHONUNBUFFERED": "1", "LD_PRELOAD": preloaded},
+                env=inherited(log) | {"PYTHONPATH": str(_TOP), "PYTHONUNBUFFERED": "1", "LD_PRELOAD": preloaded},
                 pass_fds=[far.fileno()],
                 start_new_session=True,
             )
@@ -111,15 +125,18 @@ class _Server:
 
 
 @cache
-def _server(_process: int, preloaded: str) -> _Server:
-    return _Server(preloaded)
+def _server(_process: int, preloaded: str, modules: tuple[str, ...]) -> _Server:
+    return _Server(preloaded, modules)
 
 
 _asking = threading.Lock()  # roles are started at once, and one fork server is enough for them
 
 
-def fork(argv: Sequence[str], log: Path, *, env: Mapping[str, str]) -> Forked:
-    """Run `python -m` with these arguments in a forked process; its output goes to `log`, its folder is the log's."""
+def fork(argv: Sequence[str], log: Path, *, env: Mapping[str, str], modules: tuple[str, ...] = SERVICE) -> Forked:
+    """Run `python -m` with these arguments in a forked process; its output goes to `log`, its folder is the log's.
+
+    It is forked from a process that has imported these `modules`: the fewer they are, the less a fork costs.
+    """
     with _asking:
-        server = _server(os.getpid(), env.get("LD_PRELOAD", ""))
+        server = _server(os.getpid(), env.get("LD_PRELOAD", ""), modules)
     return server.start(argv, {**inherited(log), **env}, log)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 from tests.services.certificates import certificates
-from tests.services.server_process import LOOPBACK, Server, until
+from tests.services.forking import fork
+from tests.services.server_process import LOOPBACK, Child, Server, until
 
-SCRIPT = Path(__file__).parents[1] / "support" / "receiver.py"
+# What its process imports, which is forked with these, and what `fork_server` imports in each that it forks.
+_MODULES = ("argparse", "asyncio", "h11", "orjson", "ssl", "tests.support", "app.supervisor.fork_server")
 
 
 @dataclass(frozen=True)
@@ -79,14 +78,14 @@ class Receiver(Server):
         self.file.touch()
         self.set()
 
-    def argv(self) -> Sequence[str | Path]:
-        argv: list[str | Path] = [sys.executable, SCRIPT, str(self.port), self.file, self.rules]
+    def spawn(self) -> Child:
+        argv = ["tests.support.receiver", str(self.port), str(self.file), str(self.rules)]
         if self.tls or self.client_cert:
             certs = certificates()
-            argv += ["--cert", certs.cert, "--key", certs.key]
+            argv += ["--cert", str(certs.cert), "--key", str(certs.key)]
             if self.client_cert:
-                argv += ["--ca", certs.ca]
-        return argv
+                argv += ["--ca", str(certs.ca)]
+        return fork(argv, self.log, env={}, modules=_MODULES)
 
     def ping(self) -> None:
         # An OPTIONS request is answered without being put on file. With TLS the listening socket has to do: the

@@ -1,6 +1,6 @@
 """A webhook receiver for tests and benchmarks: writes down each request, then answers by a rules file.
 
-`python receiver.py PORT REQUESTS RULES [--cert FILE --key FILE [--ca FILE]]`; `--ca` demands a client certificate.
+`tests.support.receiver PORT REQUESTS RULES [--cert FILE --key FILE [--ca FILE]]`; `--ca` demands a client certificate.
 REQUESTS gets one JSON line a request, before its answer is sent. RULES is a JSON list of tests.services.webhook.Answer,
 read again whenever the file is replaced. HTTP/1.1 by h11, so a client's bad framing is refused, not guessed at.
 """
