@@ -57,7 +57,7 @@ class HttpPool:
     where: str
     _endpoint: Url
     _proxy: Url | None
-    _context: ssl.SSLContext
+    _context: ssl.SSLContext | None
     _guarded: bool
 
     def send(
@@ -133,11 +133,14 @@ class HttpPool:
         self.pool.close()
 
 
-def http_pool(endpoint: str, context: ssl.SSLContext, *, guarded: bool, connections: int) -> HttpPool:
+def http_pool(
+    endpoint: str, make_context: Callable[[], ssl.SSLContext], *, guarded: bool, connections: int
+) -> HttpPool:
     """Return connections to `endpoint`, through the proxy in HTTP_PROXY, HTTPS_PROXY and NO_PROXY (as MinIO: §4.2).
 
     `guarded` refuses to connect if a resolved address is not public. With a proxy, the endpoint's name is resolved and
     checked once per call; the proxy must protect itself against a name whose address changes in between.
+    `make_context` is called only if a connection begins with TLS: the system's authorities take 30 ms to read.
     """
     url = parse_url(endpoint)
     scheme, host = url.scheme or "", url.host or ""
@@ -146,6 +149,8 @@ def http_pool(endpoint: str, context: ssl.SSLContext, *, guarded: bool, connecti
     port = url.port or _PORTS[scheme]
     where = f"{scheme}://{host}:{port}"  # the path and the query may hold a secret
     proxy = proxy_for(scheme, host, port)
+    secure = scheme == "https" or (proxy is not None and proxy.scheme == "https")
+    context = make_context() if secure else None
     pool: HTTPConnectionPool
     if proxy is not None:
         through = ProxyManager(

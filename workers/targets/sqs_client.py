@@ -72,7 +72,8 @@ class SqsClient:
         chosen = self._settings
         self._credentials = _credentials(chosen)
         self._stamp = tls.stamp_of(chosen)
-        self._http = http_pool(chosen.url, tls.context_of(chosen), guarded=False, connections=self._connections)
+        context = partial(tls.context_of, chosen)
+        self._http = http_pool(chosen.url, context, guarded=False, connections=self._connections)
         try:
             answer = self.ask("GetQueueAttributes", {"AttributeNames": ["QueueArn"]})
         except Refused as error:

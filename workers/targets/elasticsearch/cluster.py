@@ -36,14 +36,14 @@ class Cluster:
     def __init__(self, settings: ElasticsearchSettings) -> None:
         self._settings = settings
         self._index = settings.index.fixed  # None: each document of a request names its own
-        context = tls.context_of(settings)
+        context = tls.context_of(settings) if settings.uses_tls else None
         nodes = [
             NodeConfig(
                 node.scheme,
                 *node.address,
                 path_prefix=node.path,
                 http_compress=settings.compression,
-                ssl_context=context if node.scheme == "https" else None,
+                ssl_context=context,
             )
             for node in settings.nodes
         ]

@@ -60,7 +60,9 @@ class HttpNode(Urllib3HttpNode):
         self._open()
 
     def _open(self) -> None:
-        http = http_pool(self._url, self.config.ssl_context or tls_context(), guarded=False, connections=1)
+        context = self.config.ssl_context
+        make_context = tls_context if context is None else lambda: context
+        http = http_pool(self._url, make_context, guarded=False, connections=1)
         self.pool = http.pool
         self._path_prefix = http.target.rstrip("/")  # a whole URL for a proxy that passes on plain HTTP
 

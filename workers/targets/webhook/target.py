@@ -107,7 +107,7 @@ class WebhookTarget:
         self.close()
         chosen = self._settings
         stamp = tls.stamp_of(self._settings)
-        context = tls.context_of(chosen)
+        context = partial(tls.context_of, chosen)
         requests = RequestFormat(chosen)
         http = http_pool(chosen.endpoint, context, guarded=not chosen.allow_private, connections=MAX_THREADS)
         try:
