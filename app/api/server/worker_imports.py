@@ -8,6 +8,7 @@ import app.console
 import app.outbox.delivery.dead_letters
 import app.outbox.delivery.ready_targets
 import app.outbox.log.group_commit
+import app.outbox.log.spool_feeder
 import app.outbox.sources.registry
 import app.wakeups  # noqa: F401 - imported for those that import this module
 from app.config.sources.registry import SOURCE_TYPES

@@ -15,7 +15,11 @@ print(*sorted(name for name in set(sys.modules) - before if name.partition(".")[
 
 
 def test_what_a_worker_needs_is_imported_before_it_is_forked(tmp_path: Path) -> None:
-    settings = {"BUCKETWIRE_DATABASE_URL": f"sqlite:///{tmp_path}/outbox.db", "BUCKETWIRE_DATA_DIR": str(tmp_path)}
+    settings = {
+        "BUCKETWIRE_DATABASE_URL": f"sqlite:///{tmp_path}/outbox.db",
+        "BUCKETWIRE_DATA_DIR": str(tmp_path),
+        "BUCKETWIRE_SPOOL_DIR": str(tmp_path / "spool"),
+    }
     imported = subprocess.run(
         [sys.executable, "-c", CODE],
         cwd=Path(__file__).parents[3],
