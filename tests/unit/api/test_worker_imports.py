@@ -26,7 +26,6 @@ def test_what_a_worker_needs_is_imported_before_it_is_forked(tmp_path: Path) -> 
         env=os.environ | settings,
         capture_output=True,
         text=True,
-        timeout=60,
         check=True,
     )
     assert imported.stdout.split() == ["app.api.server.wsgi"]
