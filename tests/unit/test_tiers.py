@@ -61,10 +61,6 @@ def functions(ids: Iterable[str]) -> set[str]:
     return {each.partition("[")[0] for each in ids}
 
 
-def test_the_third_tier_is_everything_and_the_second_a_part_of_it() -> None:
-    assert set(usual()) < set(collected())
-
-
 def test_no_test_is_left_out_of_the_second_tier_with_all_its_parameters() -> None:
     assert functions(usual()) == functions(collected())
 

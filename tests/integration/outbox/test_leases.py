@@ -12,7 +12,7 @@ from app.outbox.delivery import due_work, idle_cursors, isolation
 from app.outbox.delivery.breaker_state import close_breaker, open_breaker
 from app.outbox.delivery.due_work import DueTarget, DueWork
 from app.outbox.delivery.leases import Lease, Leases, lease_holders
-from app.outbox.delivery.log_ahead import LogWindow
+from app.outbox.delivery.log_ahead import Ahead, LogWindow
 from app.outbox.delivery.transitions import cursors
 from app.outbox.delivery.transitions.settlement import Settlement
 from app.outbox.delivery.transitions.settlement_store import SettlementStore
@@ -307,9 +307,7 @@ def test_a_target_whose_look_fails_costs_the_others_nothing(
     looked_at: list[int] = []
     look = due_work.events_ahead
 
-    def refuse(
-        connection: sa.Connection, windows: Sequence[LogWindow], most: int
-    ) -> Mapping[tuple[int, int], list[int]]:
+    def refuse(connection: sa.Connection, windows: Sequence[LogWindow], most: int) -> Mapping[tuple[int, int], Ahead]:
         looked_at.extend({each.target_id for each in windows})
         if any(each.target_id == bad for each in windows):
             raise sa.exc.OperationalError("SELECT", {}, Exception("canceling statement due to statement timeout"))
