@@ -277,7 +277,7 @@ def _first_pending(connection: sa.Connection, places: _Places) -> Iterator[_Even
     for _ in range(_MAX_WINDOWS):
         windows = [LogWindow(*place, after, after + WINDOW_SEQS) for place, after in at.items() if after < head]
         ahead = events_ahead(connection, windows)
-        yield from ((*place, found.first) for place, found in ahead.items())
+        yield from ((*place, events.first) for place, events in ahead.items())
         # Of a target with one no other partition is searched on: what those have is later, unless their cursors lag.
         busy = {target_id for target_id, _ in ahead}
         at = {(window.target_id, window.partition): window.until for window in windows if window.target_id not in busy}
