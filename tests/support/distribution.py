@@ -34,17 +34,14 @@ _ELASTIC = {  # they use one Elasticsearch and one Kafka
     "tests/contract/test_streams_minio_parity.py",
 }
 _OTHERS_TOO = {"tests/contract/test_late_requests.py", "tests/contract/test_refused_object.py"}
-# To start a Spark session takes longer than most tests of it: three processes have one each.
-_OF_SERVICES = {f"tests/spark/test_{name}.py" for name in ("backfill", "own_api", "reconcile")}
+# To start a Spark session, and to have compiled what it runs, takes longer than most tests of it: one process has one.
 _WITHOUT_A_SESSION = {f"tests/spark/test_{name}.py" for name in ("cluster", "nightly")}
 # Half of the time of these is waiting for servers that hang, start or lose their leases.
 _WAITING = ("tests/spark", "tests/acceptance", "tests/contract")
 # Where nothing is known yet, as in a fresh clone: what took longest in a run of four processes on two cores, in seconds
 # between its tests' beginnings and ends, and the folders in which the other long ones are.
 _LONGEST = {
-    "tests/spark/tables": 440,
-    "tests/spark/services": 300,
-    "tests/spark/frames": 300,
+    "tests/spark": 700,
     "tests/spark/test_cluster.py": 295,
     "tests/acceptance/test_console.py": 249,
     "tests/integration/outbox/test_interleavings.py[postgresql]": 198,
@@ -71,10 +68,8 @@ def group(nodeid: str) -> str:
     if file in _PROBES or file in _SOURCES or file.startswith("tests/integration/outbox/"):
         parameter = (_DATABASE if "outbox" in file else _KIND).search(case)
         return f"{_room(file)}[{parameter[1] if parameter else ''}]"
-    if file in _OF_SERVICES:
-        return "tests/spark/services"
     if file.startswith("tests/spark/") and file not in _WITHOUT_A_SESSION:
-        return "tests/spark/tables" if "/tables/" in file else "tests/spark/frames"
+        return "tests/spark"
     if file in _ELASTIC and ("elasticsearch" in case or file not in _OTHERS_TOO):
         return "tests/contract/elasticsearch"
     return file

@@ -17,13 +17,11 @@ ROOT = Path(__file__).parents[2]
 SESSION = re.compile(r"\b(spark: SparkSession|session: SparkSession|tables: Tables|job: Job)\b")
 
 
-def test_three_processes_at_most_start_a_spark_session() -> None:
+def test_one_process_starts_a_spark_session() -> None:
     modules = sorted((ROOT / "tests/spark").rglob("test_*.py"))
     groups = {path.name: distribution.group(f"{path.relative_to(ROOT)}::test_it") for path in modules}
     with_a_session = {path.name for path in modules if SESSION.search(path.read_text())}
-    assert {groups[name] for name in with_a_session} == {
-        f"tests/spark/{name}" for name in ("services", "frames", "tables")
-    }
+    assert {groups[name] for name in with_a_session} == {"tests/spark"}
     assert {name for name, group in groups.items() if group.endswith(".py")} == groups.keys() - with_a_session
 
 
@@ -105,6 +103,6 @@ def test_the_databases_run_beside_each_other_whatever_comes_before_them_among_th
 
 def test_every_file_that_is_named_is_there() -> None:
     files = (distribution._CASES, distribution._PROBES, distribution._SOURCES, distribution._ELASTIC)
-    named = {*chain(*files, distribution._OF_SERVICES, distribution._WITHOUT_A_SESSION)}
+    named = {*chain(*files, distribution._WITHOUT_A_SESSION)}
     named |= {name.partition("[")[0] for name in distribution._LONGEST if ".py" in name}
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
