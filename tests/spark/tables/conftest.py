@@ -9,10 +9,14 @@ from pyspark.sql import SparkSession
 
 from app.outbox.engine.database import Database
 from spark_jobs.iceberg.catalog import Warehouse
+from spark_jobs.iceberg.table import IcebergTable
+from spark_jobs.jobs import tables as job_of_tables
+from spark_jobs.jobs import tables_maintenance
 from spark_jobs.jobs.tables import Tables
 from tests import provision
 from tests.spark.conftest import QUICKLY
 from tests.support.builders import add_target, migrated
+from tests.support.properties import times
 from tests.support.table_events import opened
 
 
@@ -33,6 +37,26 @@ def outbox(tmp_path: Path) -> Iterator[Database]:
 @pytest.fixture
 def tables(session: SparkSession, tmp_path: Path) -> Tables:
     return opened(session, Warehouse(f"{tmp_path}/tables"))
+
+
+@pytest.fixture
+def _journal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the log for the journal alone: two merges take longer, and other tests are about what follows it."""
+    monkeypatch.setattr(job_of_tables, "_fold_journal", lambda _: 0)
+    monkeypatch.setattr(job_of_tables, "_follow_versions", lambda _: None)
+
+
+@pytest.fixture
+def _inventory_alone_is_maintained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the other two to `make test-all`: a test of maintenance itself has all three, by the same statements."""
+    maintain = tables_maintenance._maintain
+
+    def maintained(tables: Tables, table: IcebergTable, *until: int) -> None:
+        if table is tables.inventory:
+            maintain(tables, table, *until)
+
+    if not times(0, 1):
+        monkeypatch.setattr(tables_maintenance, "_maintain", maintained)
 
 
 def environment(folder: Path, database: Database) -> dict[str, str]:

@@ -125,6 +125,7 @@ def test_a_socket_is_no_address_for_a_catalog(session: SparkSession) -> None:
         Warehouse("/nowhere", url).open(session)
 
 
+@pytest.mark.usefixtures("_inventory_alone_is_maintained")
 def test_a_warehouse_in_a_bucket(
     session: SparkSession, postgres_server: services.Postgres, at_minio: services.MinIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from spark_jobs.jobs.tables import Tables, update
 from tests import services
 from tests.support import minio_life
 from tests.support.builders import DELETE, PUT
+from tests.support.properties import times
 from tests.support.table_events import (
     HEAVY,
     HOUR,
@@ -143,9 +144,9 @@ def test_the_inventory_equals_the_listing_of_a_real_bucket(tables: Tables, outbo
         # MinIO does not send its events in order.
         services.until(lambda: told(minio_life.emitted(receiver)) == held, 120, what="MinIO's events")
         events = minio_life.emitted(receiver)
-    half = len(events) // 2
-    for some in (events[:half], events[half:]):
-        Log(outbox).append([some])
+    parts = times(1, 2)  # what is merged of parts is that of the rules above
+    for number in range(parts):
+        Log(outbox).append([events[len(events) * number // parts : len(events) * (number + 1) // parts]])
         update(tables, outbox, WEEK)
     rows = inventory(tables, "size", "e_tag", "is_delete_marker", "is_latest")
     assert {(key, version): tuple(rest) for _, key, version, *rest in rows} == held

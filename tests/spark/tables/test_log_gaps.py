@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from app.events.model import Event
 from app.outbox import log_head
@@ -13,25 +12,17 @@ from app.outbox.log.append import Log
 from app.outbox.log.log_reader import log_state
 from app.outbox.tables import events as events_table
 from app.outbox.tables import log_head as head_table
-from spark_jobs.iceberg.catalog import Warehouse
 from spark_jobs.iceberg.table import LostPosition, Mark
 from spark_jobs.jobs import tables as job_of_tables
 from spark_jobs.jobs.tables import Tables, describe_gap, update
 from spark_jobs.jobs.tables_journal import JOURNAL
-from tests import services
 from tests.spark.conftest import Job
 from tests.spark.tables.conftest import environment
 from tests.support.builders import add_target, migrated
-from tests.support.table_events import HOUR, WEEK, T, journal_ids, made, opened
+from tests.support.table_events import HOUR, WEEK, T, journal_ids, made
 
-pytestmark = pytest.mark.timeout(900)  # on a busy machine each commit takes seconds
-
-
-@pytest.fixture(autouse=True)
-def _journal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read the log for the journal alone: two merges take longer, and other modules are about what follows it."""
-    monkeypatch.setattr(job_of_tables, "_fold_journal", lambda _: 0)
-    monkeypatch.setattr(job_of_tables, "_follow_versions", lambda _: None)
+# On a busy machine each commit takes seconds.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("_journal_alone")]
 
 
 def test_what_left_the_log_unread_is_told_and_recorded(tables: Tables, outbox: Database) -> None:
@@ -106,19 +97,17 @@ def restored(path: Path, events: list[Event]) -> Database:
 
 
 def test_a_log_that_has_lost_events_and_grown_again_is_not_read(
-    session: SparkSession, outbox: Database, tmp_path: Path
+    tables: Tables, outbox: Database, tmp_path: Path
 ) -> None:
     """It is longer than what the tables have read: the positions of the lost events have others."""
     events = [made(f"k{n}", number=n) for n in range(6)]
     Log(outbox).append([events[:3]])
-    with services.iceberg_rest() as server:
-        tables = opened(session, Warehouse("", rest=f"http://{services.LOOPBACK}:{server.port}"))
-        update(tables, outbox, WEEK)
-        older = restored(tmp_path / "older.db", [*events[:2], *events[3:]])
-        with pytest.raises(job_of_tables.LogMovedBack, match="position 3 of a log that does not have"):
-            update(tables, older, WEEK)
-        assert journal_ids(tables) == [one.id for one in events[:3]]
-        older.close()
+    update(tables, outbox, WEEK)
+    older = restored(tmp_path / "older.db", [*events[:2], *events[3:]])
+    with pytest.raises(job_of_tables.LogMovedBack, match="position 3 of a log that does not have"):
+        update(tables, older, WEEK)
+    assert journal_ids(tables) == [one.id for one in events[:3]]
+    older.close()
 
 
 def fail_over(outbox: Database, kept: int, since: list[Event]) -> None:
