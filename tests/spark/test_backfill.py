@@ -278,7 +278,7 @@ def test_a_backfill_that_cannot_start_is_refused(stage: Stage) -> None:
     assert "is too old" in late.problem
 
 
-def test_a_scheduled_scan_is_recorded_as_a_run(stage: Stage) -> None:
+def test_a_scheduled_scan_is_recorded_as_a_run(stage: Stage, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.target("ops", "access", ["s3:Scanner:*"], scan="0 0 1 1 *")
     schedule, runs = Schedule(stage.whole.database), Reconciliations(stage.whole.database)
     new_year = 1_798_761_600_000  # 2027-01-01
@@ -288,10 +288,10 @@ def test_a_scheduled_scan_is_recorded_as_a_run(stage: Stage) -> None:
         assert running.wait(PATIENCE) == 0  # not `communicate`, which ends its input
     [run] = [run for run in runs.list() if run.run == waiting.run]
     assert (run.job, run.bucket, run.state, run.problem) == ("scan", "b-old", "clean", "")
-    with stage.bucketwire("scan", "b-old", "--scheduled", run.run) as running:
-        assert running.wait(PATIENCE) == os.EX_TEMPFAIL
-        assert running.stderr is not None
-        assert "has already been started" in running.stderr.read()
+    monkeypatch.setattr("spark_jobs.shutdown.on_end_of_input", lambda: None)  # that of this process
+    code, _, error = job(stage.settings, "scan", "b-old", "--scheduled", run.run)
+    assert code == os.EX_TEMPFAIL
+    assert "has already been started" in error
 
 
 def test_a_scan_warns_by_ordinary_events(stage: Stage, job: Job) -> None:

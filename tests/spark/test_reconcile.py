@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -34,11 +33,11 @@ from spark_jobs.listings.listing import BadListing
 from spark_jobs.repair_limits import RepairLimits
 from spark_jobs.reports.report import LINES
 from tests import provision, services
-from tests.services import speed, until
+from tests.services import until
 from tests.spark import test_inventory as inventories
-from tests.spark.conftest import QUICKLY
+from tests.spark.conftest import Job
 from tests.support.properties import times
-from tests.support.service_processes import BUCKETWIRE, System, system
+from tests.support.service_processes import System, system
 from tests.support.target_contents import (
     TABLE,
     ElasticsearchContents,
@@ -380,30 +379,20 @@ def test_an_inventory_is_used_completely_or_not_at_all(stage: Stage, tmp_path: P
     stage.settle("postgresql:rows")
 
 
-def bucketwire(stage: Stage, *arguments: str) -> tuple[int, str, str]:
-    """Exit code and outputs of a command in the service's own environment."""
-    login = {"AWS_ACCESS_KEY_ID": stage.minio.access_key, "AWS_SECRET_ACCESS_KEY": stage.minio.secret_key}
-    login |= {"AWS_ENDPOINT_URL_S3": stage.minio.url, "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS)}
-    login |= QUICKLY
-    environment = os.environ | stage.whole.settings | login | {"BUCKETWIRE_SPARK_MASTER": "local[2]"}
-    argv = [str(BUCKETWIRE), "reconcile", "run", *arguments]
-    seconds = 120 * speed.slowness()
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
-    return done.returncode, done.stdout, done.stderr
-
-
-def test_the_command_line_exits_with_2_on_drift_only_where_it_checks(stage: Stage) -> None:
-    code, _, error = bucketwire(stage, "plain")
+def test_the_command_line_exits_with_2_on_drift_only_where_it_checks(stage: Stage, job: Job) -> None:
+    more = {"AWS_ENDPOINT_URL_S3": stage.minio.url, "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS)}
+    bucketwire = partial(job, {**stage.whole.settings, **more}, "reconcile", "run", "plain")
+    code, _, error = bucketwire()
     assert (code, "Missing option '--target'" in error) == (2, True)
-    code, _, error = bucketwire(stage, "plain", "--target", "redis:rows", "--listing", "x")
+    code, _, error = bucketwire("--target", "redis:rows", "--listing", "x")
     assert (code, "belong together" in error) == (2, True)
-    code, _, error = bucketwire(stage, "plain", "--target", "redis:rows", "--inventory", "/nowhere/manifest.json")
+    code, _, error = bucketwire("--target", "redis:rows", "--inventory", "/nowhere/manifest.json")
     assert (code, error) == (1, "bucketwire: /nowhere/manifest.json cannot be read: No such file or directory\n")
     stage.put("plain", "for the command", b"x")
     stage.settle("postgresql:rows")
     stage.stores["postgresql:rows"].set("plain/for the command", None)
     options = ["--target", "postgresql:rows", "--grace", "0s", "--json"]
-    code, out, error = bucketwire(stage, "plain", *options, "--check", "--report", str(stage.folder / "mine"))
+    code, out, error = bucketwire(*options, "--check", "--report", str(stage.folder / "mine"))
     assert code == 2, error
     result = json.loads(out)
     assert (result["state"], result["missing"], result["orphaned"]) == ("drift", 1, 0)

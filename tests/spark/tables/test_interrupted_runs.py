@@ -20,6 +20,7 @@ from spark_jobs.iceberg.catalog import AlreadyUpdating, Warehouse
 from spark_jobs.iceberg.table import IcebergTable
 from spark_jobs.jobs.tables import Tables, update
 from tests import services
+from tests.spark.conftest import Job
 from tests.spark.tables.conftest import environment
 from tests.support.builders import DELETE, PUT
 from tests.support.service_processes import BUCKETWIRE
@@ -66,13 +67,14 @@ def test_a_run_that_is_killed_at_any_commit_is_continued(
 
 
 @pytest.mark.promise
+@pytest.mark.usefixtures("_inventory_alone_is_maintained")
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=HEAVY)])
 def test_the_command_is_killed_and_run_again(
-    outbox: Database, session: SparkSession, tmp_path: Path, kills: int
+    outbox: Database, session: SparkSession, tmp_path: Path, job: Job, kills: int
 ) -> None:
     rng, events, folder = random.Random(kills), histories(50, 100 * kills), tmp_path / "tables"
     environ = environment(tmp_path, outbox)
-    command = [BUCKETWIRE, "tables", "--json"]
+    command = [str(BUCKETWIRE), "tables", "--json"]
     for number in range(kills):
         Log(outbox).append([events[100 * number : 100 * (number + 1)]])
         # A run makes about forty files, the last ones when it has committed.
@@ -87,9 +89,9 @@ def test_the_command_is_killed_and_run_again(
         with suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
         run.wait()
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert orjson.loads(done.stdout)["position"] == len(events)
+    code, out, error = job(environ, *command[1:])
+    assert code == 0, error
+    assert orjson.loads(out)["position"] == len(events)
     found = opened(session, Warehouse(str(folder)))
     assert journal_ids(found) == [one.id for one in events]
     rows = inventory(found, "is_delete_marker", "is_latest", "log_position")
@@ -97,6 +99,7 @@ def test_the_command_is_killed_and_run_again(
 
 
 @pytest.mark.promise
+@pytest.mark.usefixtures("_journal_alone")
 def test_of_two_runs_at_once_one_gives_up_and_no_row_is_doubled(
     tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
