@@ -12,29 +12,37 @@ import fcntl
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests import provision
 from tests.services import java, speed
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 _TIMEOUT = 200  # seconds for making it on a quiet machine, which takes half a minute
 _PAUSE = 3600  # seconds after an attempt that took longer
 _PARTS = ("bin", "jars", "python")  # of the wheel: what its JVM and their Python processes need
+_FILES = "plain-files.jar"
 
 
 def home() -> Path:
     """Spark's programs and libraries, for SPARK_HOME: the wheel's, at a place that all checkouts share.
 
     Its modules of Python are files in a folder that is called as the wheel's archive of them: of that one each task
-    would read the list of 1,300 files a dozen times, which takes 0.2 s of processor time.
+    would read the list of 1,300 files a dozen times, which takes 0.2 s of processor time. Among the libraries is the
+    tests' own `PlainFiles`.
     """
-    place = provision.CACHE / f"spark-{version('pyspark')}-in-files"
+    place = provision.CACHE / f"spark-{version('pyspark')}-with-plain-files"
     if not place.exists():
         found = importlib.util.find_spec("pyspark")
         assert found is not None
@@ -47,6 +55,7 @@ def home() -> Path:
             with zipfile.ZipFile(modules) as archived:
                 modules.unlink()
                 archived.extractall(modules)
+            _compile_files(Path(folder, "spark/jars"))
             with contextlib.suppress(OSError):  # another process was faster
                 Path(folder, "spark").rename(place)
     return place
@@ -57,6 +66,22 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:  # in another file system
         shutil.copy2(source, target)
+
+
+def _compile_files(jars: Path) -> None:
+    if not (compiler := shutil.which("javac")):
+        return
+    source = Path(__file__).parent / "sources" / "PlainFiles.java"
+    with tempfile.TemporaryDirectory() as made:
+        subprocess.run([compiler, "-nowarn", "-cp", f"{jars}/*", "-d", made, source], check=True)
+        with zipfile.ZipFile(jars / _FILES, "w") as jar:
+            for each in sorted(Path(made).iterdir()):
+                jar.write(each, each.name)
+
+
+def plain_files() -> Mapping[str, str]:
+    """The settings by which Spark writes files by `PlainFiles`; none, where there was no compiler for it."""
+    return {"spark.hadoop.fs.file.impl": "PlainFiles"} if (home() / "jars" / _FILES).exists() else {}
 
 
 def archive() -> Path:
@@ -81,13 +106,18 @@ def provide() -> None:
             return
         with tempfile.TemporaryDirectory(dir=provision.CACHE) as folder:
             made = Path(folder) / "made.jsa"
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run(
-                    [sys.executable, "-m", "tests.services.spark_classes", made, folder],
-                    cwd=Path(__file__).parents[2], env=os.environ | {"SPARK_HOME": str(home())},
-                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                    timeout=_TIMEOUT * speed.slowness(), check=False,
-                )  # fmt: skip
+            making = subprocess.Popen(
+                [sys.executable, "-m", "tests.services.spark_classes", made, folder],
+                cwd=Path(__file__).parents[2], env=os.environ | {"SPARK_HOME": str(home())},
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0,
+            )  # fmt: skip
+            try:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    making.wait(_TIMEOUT * speed.slowness())
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(making.pid, signal.SIGKILL)  # its JVM, too
+                making.wait()
             if made.exists():
                 made.rename(place)
             else:
@@ -96,16 +126,20 @@ def provide() -> None:
 
 def main(made: str, folder: str) -> None:
     """A job that does a bit of everything, and whose JVM leaves the archive."""
+    from spark_jobs import connectors
     from spark_jobs.session import session
 
-    settings = {
+    settings = plain_files() | {
         "spark.driver.extraJavaOptions": f"{' '.join(java.QUICK)} -XX:ArchiveClassesAtExit={made} -Xlog:disable",
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
     }
-    with session("classes", master="local[1]", jars=str(provision.SPARK_JARS), memory="768m", more=settings) as spark:
+    with session(
+        "classes", master="local[1]", jars=str(provision.SPARK_JARS), memory="768m", more=settings,
+        libraries=tuple(connectors.SHA256),
+    ) as spark:  # fmt: skip
         gateway = spark.sparkContext._gateway
         frame = spark.createDataFrame([(str(number), number) for number in range(9)], "id string, n int")
         joined = frame.join(frame.groupBy("n").count(), "n").orderBy("id")
@@ -113,10 +147,29 @@ def main(made: str, folder: str) -> None:
             joined.write.partitionBy("n").format(form).save(f"{folder}/{form}")
             spark.read.schema("id string, n int, count bigint").format(form).load(f"{folder}/{form}").distinct().count()
         frame.rdd.mapPartitions(lambda rows: [len(list(rows))]).collect()
+        _update_tables(spark, folder)
     process = gateway.proc
     gateway.shutdown()
     process.stdin.close()
     process.wait(_TIMEOUT * speed.slowness())  # while it writes the archive
+
+
+def _update_tables(spark: SparkSession, folder: str) -> None:
+    """Most of what Spark loads to plan a query it loads for these."""
+    from app.outbox.log.append import Log
+    from spark_jobs.iceberg.catalog import Warehouse
+    from spark_jobs.jobs.tables import update
+    from tests.support.builders import add_target, migrated
+    from tests.support.table_events import WEEK, histories, inventory, opened
+
+    database = migrated(f"sqlite:///{folder}/outbox.db")
+    add_target(database)
+    tables, events = opened(spark, Warehouse(f"{folder}/tables")), histories(9, 40)
+    for some in (events[:20], events[20:]):
+        Log(database).append([some])
+        update(tables, database, WEEK)
+        inventory(tables)
+    database.close()
 
 
 if __name__ == "__main__":

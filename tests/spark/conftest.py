@@ -73,13 +73,34 @@ def spark() -> Iterator[SparkSession]:
 
     folder = services.new_folder("spark")
     settings = QUICK | {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder)}
+    settings |= spark_classes.plain_files()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_HOME", str(spark_classes.home()))
+        _keep_names(patch)
         with session(
             "tests", master="local[2]", jars=str(provision.SPARK_JARS), memory="768m", more=settings,
             libraries=tuple(connectors.SHA256),
         ) as spark_session:  # fmt: skip
             yield spark_session
+
+
+def _keep_names(patch: pytest.MonkeyPatch) -> None:
+    """Ask the JVM once what a name is. PySpark asks at each use, and for the first part of a class's full name, `org`,
+    Java looks into each of Spark's 300 libraries, in each of the packages that PySpark imports.
+    """
+    from py4j.java_gateway import JavaClass, JavaMember, JavaPackage, JVMView
+
+    def keeping(asked: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        def found(self: Any, name: str) -> Any:
+            value = asked(self, name)
+            if isinstance(value, JavaClass | JavaMember | JavaPackage):
+                self.__dict__[name] = value
+            return value
+
+        return found
+
+    for kind in (JavaClass, JavaPackage, JVMView):
+        patch.setattr(kind, "__getattr__", keeping(kind.__getattr__))
 
 
 @pytest.fixture
