@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +79,19 @@ def helm(folder: Path, values: Object, *words: str) -> subprocess.CompletedProce
     return subprocess.run(command, env=home, capture_output=True, text=True, timeout=60, check=False)
 
 
-def rendered(folder: Path, values: Object) -> str:
-    done = helm(folder, values, "template", "bw")
+def rendered(values: Object) -> str:
+    return _rendered(json.dumps(values))
+
+
+@cache
+def _rendered(values: str) -> str:
+    done = helm(services.new_folder("helm"), json.loads(values), "template", "bw")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def objects(folder: Path, values: Object) -> list[Object]:
-    return [each for each in yaml.safe_load_all(rendered(folder, values)) if each]
+def objects(values: Object) -> list[Object]:
+    return [each for each in yaml.load_all(rendered(values), yaml.CSafeLoader) if each]
 
 
 def pods(every: list[Object]) -> Iterator[tuple[str, Object, Object]]:
@@ -104,14 +111,14 @@ def test_helm_finds_nothing_to_complain_of(values: Object, tmp_path: Path) -> No
 
 
 @CASES
-def test_every_object_is_one_that_kubernetes_takes(values: Object, tmp_path: Path) -> None:
+def test_every_object_is_one_that_kubernetes_takes(values: Object) -> None:
     """But for those of Prometheus' operator and KEDA, whose schemas are not in Kubernetes' module."""
     for needed in ("kubeconform", "kubernetes_schemas"):
         services.need(needed)
     place = f"{provision.KUBERNETES_SCHEMAS}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
     command = [provision.KUBECONFORM / "kubeconform", "-strict", "-summary", "-schema-location", place]
     done = subprocess.run(
-        [*command, "-skip", "ServiceMonitor,ScaledObject"], input=rendered(tmp_path, values), capture_output=True,
+        [*command, "-skip", "ServiceMonitor,ScaledObject"], input=rendered(values), capture_output=True,
         text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -119,11 +126,9 @@ def test_every_object_is_one_that_kubernetes_takes(values: Object, tmp_path: Pat
 
 
 @CASES
-def test_every_pod_keeps_to_the_restricted_standard_and_writes_nothing_of_its_image(
-    values: Object, tmp_path: Path
-) -> None:
+def test_every_pod_keeps_to_the_restricted_standard_and_writes_nothing_of_its_image(values: Object) -> None:
     names = []
-    for name, _, spec in pods(objects(tmp_path, values)):
+    for name, _, spec in pods(objects(values)):
         names.append(name)
         context = spec["securityContext"]
         assert (context["runAsNonRoot"], context["runAsUser"]) == (True, 10001), name
@@ -138,8 +143,8 @@ def test_every_pod_keeps_to_the_restricted_standard_and_writes_nothing_of_its_im
 
 
 @CASES
-def test_every_pod_runs_a_command_that_there_is_with_settings_that_are_accepted(values: Object, tmp_path: Path) -> None:
-    every = objects(tmp_path, values)
+def test_every_pod_runs_a_command_that_there_is_with_settings_that_are_accepted(values: Object) -> None:
+    every = objects(values)
     settings = {each["metadata"]["name"]: each for each in every if each["kind"] in ("ConfigMap", "Secret")}
     for name, _, spec in pods(every):
         for container in spec["containers"]:
@@ -156,8 +161,8 @@ def test_every_pod_runs_a_command_that_there_is_with_settings_that_are_accepted(
 
 
 @CASES
-def test_every_selector_finds_the_pods_that_it_is_for(values: Object, tmp_path: Path) -> None:
-    every = objects(tmp_path, values)
+def test_every_selector_finds_the_pods_that_it_is_for(values: Object) -> None:
+    every = objects(values)
     labels = {name: found for name, found, _ in pods(every)}
     selected: dict[str, set[str]] = {}
     for each in every:
@@ -172,8 +177,8 @@ def test_every_selector_finds_the_pods_that_it_is_for(values: Object, tmp_path: 
     assert {name: found for name, found in selected.items() if found != {name.split()[1]}} == {}
 
 
-def test_monitors_find_the_services_and_their_ports(tmp_path: Path) -> None:
-    every = objects(tmp_path, MOST)
+def test_monitors_find_the_services_and_their_ports() -> None:
+    every = objects(MOST)
     found = 0
     for monitor in (each for each in every if each["kind"] == "ServiceMonitor"):
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
@@ -184,10 +189,10 @@ def test_monitors_find_the_services_and_their_ports(tmp_path: Path) -> None:
     assert found == 2
 
 
-def test_the_migration_comes_first_and_needs_nothing_that_comes_later(tmp_path: Path) -> None:
+def test_the_migration_comes_first_and_needs_nothing_that_comes_later() -> None:
     hooks = {
         (each["kind"], each["metadata"]["name"]): each
-        for each in objects(tmp_path, LEAST)
+        for each in objects(LEAST)
         if "pre-install" in each["metadata"].get("annotations", {}).get("helm.sh/hook", "")
     }
     job = hooks["Job", "bw-bucketwire-migrate"]["spec"]["template"]["spec"]
@@ -241,8 +246,8 @@ def log(postgres_outbox: str) -> Iterator[Database]:
     opened.close()
 
 
-def test_the_autoscaler_counts_what_is_pending_for_the_pools_targets(log: Database, tmp_path: Path) -> None:
-    [scaled] = [each for each in objects(tmp_path, MOST) if each["kind"] == "ScaledObject"]
+def test_the_autoscaler_counts_what_is_pending_for_the_pools_targets(log: Database) -> None:
+    [scaled] = [each for each in objects(MOST) if each["kind"] == "ScaledObject"]
     [trigger] = scaled["spec"]["triggers"]
     query = sa.text(trigger["metadata"]["query"])
     with log.reading() as connection:
