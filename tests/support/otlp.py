@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -55,6 +56,24 @@ class Point:
 
 def spans(collector: services.Receiver) -> list[Span]:
     """All spans, in the order of their arrival."""
+    return [one for body in collector.bodies("/v1/traces") for one in _spans(body)]
+
+
+def lines(collector: services.Receiver) -> list[Line]:
+    """All log lines, in the order of their arrival."""
+    return [one for body in collector.bodies("/v1/logs") for one in _lines(body)]
+
+
+def points(collector: services.Receiver, name: str) -> list[Point]:
+    """All values of one metric, in the order of their arrival."""
+    return [one for body in collector.bodies("/v1/metrics") for one in _points(body) if one.name == name]
+
+
+# A test looks at all that has arrived again and again, until what it waits for is there: each is decoded once.
+
+
+@cache
+def _spans(body: bytes) -> list[Span]:
     return [
         Span(
             name=one.name,
@@ -67,15 +86,14 @@ def spans(collector: services.Receiver) -> list[Span]:
             error=one.status.code == 2,
             resource=values(group.resource.attributes),
         )
-        for body in collector.bodies("/v1/traces")
         for group in ExportTraceServiceRequest.FromString(body).resource_spans
         for scope in group.scope_spans
         for one in scope.spans
     ]
 
 
-def lines(collector: services.Receiver) -> list[Line]:
-    """All log lines, in the order of their arrival."""
+@cache
+def _lines(body: bytes) -> list[Line]:
     return [
         Line(
             body=one.body.string_value,
@@ -86,22 +104,19 @@ def lines(collector: services.Receiver) -> list[Line]:
             attributes=values(one.attributes),
             resource=values(group.resource.attributes),
         )
-        for body in collector.bodies("/v1/logs")
         for group in ExportLogsServiceRequest.FromString(body).resource_logs
         for scope in group.scope_logs
         for one in scope.log_records
     ]
 
 
-def points(collector: services.Receiver, name: str) -> list[Point]:
-    """All values of one metric, in the order of their arrival."""
+@cache
+def _points(body: bytes) -> list[Point]:
     return [
-        Point(name, str(kind), values(point.attributes), value_of(point), values(group.resource.attributes))
-        for body in collector.bodies("/v1/metrics")
+        Point(metric.name, str(kind), values(point.attributes), value_of(point), values(group.resource.attributes))
         for group in ExportMetricsServiceRequest.FromString(body).resource_metrics
         for scope in group.scope_metrics
         for metric in scope.metrics
-        if metric.name == name
         for kind in [metric.WhichOneof("data")]
         for point in getattr(metric, str(kind)).data_points
     ]
