@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kombu import Connection
@@ -25,23 +27,39 @@ def waiting(url: str) -> int:
             return 0
 
 
-@pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
-def test_a_few_messages_wait_for_a_drain_however_long_none_runs(kind: str, tmp_path: Path) -> None:
-    make = {"redis": services.redis, "rabbitmq": services.rabbitmq}[kind]
-    with make() as broker:
-        options = {"start": False, "workers": 0, "drain_interval": "10ms"}
-        with system(f"sqlite:///{tmp_path}/outbox.db", broker.url, **options) as whole:
-            whole.beat.start()
-            until(lambda: waiting(broker.url) >= 3, 60, what="messages in the service queue")
-            began = time.monotonic()
-            counts = [waiting(broker.url)]
-            until(lambda: counts.append(waiting(broker.url)) or time.monotonic() - began > 2, 60, what="200 turns")
-            assert max(counts) <= MOST
-            start_all([whole.drain])
-            until(lambda: waiting(broker.url) == 0, 60, what="the queue worked off")
-            assert "Error" not in whole.beat.said()
-            # Asked to stop amid so many messages it may wait for an answer of RabbitMQ's that it has read half.
-            whole.beat.kill()
+@pytest.fixture(params=["redis", "rabbitmq"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a broker without a service queue: of the session's RabbitMQ, which takes long to start."""
+    if request.param == "redis":
+        with services.redis() as server:
+            yield server.url
+        return
+    rabbitmq: services.RabbitMQ = request.getfixturevalue("rabbitmq_server")
+    forget(rabbitmq)
+    yield rabbitmq.url
+    forget(rabbitmq)
+
+
+def forget(rabbitmq: services.RabbitMQ) -> None:
+    """Delete the service queue, with whatever other services have left in it."""
+    with rabbitmq.connection() as connection:
+        connection.channel().queue_delete(broker.SERVICE_QUEUE)
+
+
+def test_a_few_messages_wait_for_a_drain_however_long_none_runs(url: str, tmp_path: Path) -> None:
+    options: Any = {"start": False, "workers": 0, "drain_interval": "10ms"}
+    with system(f"sqlite:///{tmp_path}/outbox.db", url, **options) as whole:
+        whole.beat.start()
+        until(lambda: waiting(url) >= 3, 60, what="messages in the service queue")
+        began = time.monotonic()
+        counts = [waiting(url)]
+        until(lambda: counts.append(waiting(url)) or time.monotonic() - began > 2, 60, what="200 turns")
+        assert max(counts) <= MOST
+        start_all([whole.drain])
+        until(lambda: waiting(url) == 0, 60, what="the queue worked off")
+        assert "Error" not in whole.beat.said()
+        # Asked to stop amid so many messages it may wait for an answer of RabbitMQ's that it has read half.
+        whole.beat.kill()
 
 
 def test_a_broker_that_is_away_is_said_once(tmp_path: Path) -> None:
