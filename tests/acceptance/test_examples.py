@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from tests import provision, services
-from tests.services import storage, until
+from tests.services import forking, storage, until
 from tests.support.service_processes import Role
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +86,7 @@ def test_an_image_in_a_bucket_of_minio_gets_a_thumbnail(tmp_path: Path) -> None:
         thumbnails(port, minio),
     ):
         places = {
-            ".venv/bin/": f"{Path(sys.executable).parent}/",
+            ".venv/bin/bucketwire": str(forking.command()),
             "examples/minio/bucketwire.yaml": str(declared),
             "http://127.0.0.1:9000": minio.url,
             "mc ": f"{provision.MC / 'mc'} --config-dir {minio.folder / 'example'} ",
@@ -107,7 +107,7 @@ def test_an_image_in_a_bucket_of_minio_gets_a_thumbnail(tmp_path: Path) -> None:
         assert re.search(r"photo.jpg(.|\n)*webhook:thumbnails (settled|pending)", next(blocks))
         assert next(blocks, None) is None
         client.put_object("images", "text.jpg", io.BytesIO(b"no image"), 8)
-        letters = [f"{Path(sys.executable).parent}/bucketwire", "dead-letter", "ls", "--json"]
+        letters = [forking.command(), "dead-letter", "ls", "--json"]
 
         def rejected() -> bool:
             done = subprocess.run(letters, env=os.environ | settings, capture_output=True, text=True, check=True)

@@ -21,9 +21,9 @@ from minio.deleteobjects import DeleteObject
 
 from app.outbox import tables
 from tests import services
-from tests.services import until
+from tests.services import forking, until
 from tests.support.properties import times
-from tests.support.service_processes import BUCKETWIRE, System, system
+from tests.support.service_processes import System, system
 from tests.support.target_readers import Expected, Record, appended, create_log, hashed, listed, path, posted, rows
 
 PLAIN, VERSIONED = "plain", "versioned"
@@ -140,7 +140,7 @@ def stage(postgres_server: services.Postgres) -> Iterator[Stage]:
 
 def token(whole: System, scope: str) -> str:
     """A token made as an operator makes one."""
-    argv = [str(BUCKETWIRE), "token", "create", "minio", "--scope", scope]
+    argv = [forking.command(), "token", "create", "minio", "--scope", scope]
     made = subprocess.run(argv, env=dict(whole.settings), capture_output=True, text=True, timeout=60, check=True)
     return made.stdout.split()[-1]
 

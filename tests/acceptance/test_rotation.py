@@ -33,9 +33,9 @@ from app.outbox.engine.database import now_ms
 from app.outbox.registry import Registry
 from app.outbox.tokens import Tokens
 from tests import services
-from tests.services import Request, until
+from tests.services import Request, forking, until
 from tests.support.builders import body, event
-from tests.support.service_processes import BUCKETWIRE, System, start_all, system
+from tests.support.service_processes import System, start_all, system
 
 PATIENCE = 60
 
@@ -176,7 +176,7 @@ def bucketwire(service: Service, *words: str) -> str:
     """What a command says, run with the service's own settings."""
     environment = {"PATH": os.environ["PATH"], **service.whole.settings}
     done = subprocess.run(
-        [BUCKETWIRE, *words], env=environment, cwd=service.folder, capture_output=True, text=True, check=False
+        [forking.command(), *words], env=environment, cwd=service.folder, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

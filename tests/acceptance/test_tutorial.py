@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests import provision, services
-from tests.services import storage
+from tests.services import forking, storage
 from tests.support.service_processes import Role
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +39,7 @@ class Tutorial:
     def type(self, changes: Mapping[str, str]) -> list[str]:
         """What each block prints; the places on the page are changed to those of the test."""
         places = {
+            ".venv/bin/bucketwire": str(forking.command()),
             ".venv/bin/": f"{Path(sys.executable).parent}/",
             "$PWD/var/": f"{self.var}/",
             " var/": f" {self.var}/",

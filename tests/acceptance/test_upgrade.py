@@ -21,10 +21,10 @@ from app.events.model import Event
 from app.outbox.engine import schema_version
 from app.outbox.engine.database import Database
 from tests import services
-from tests.services import until
+from tests.services import forking, until
 from tests.services.server_process import run_to_end
 from tests.support.builders import body, records, some
-from tests.support.service_processes import BUCKETWIRE, OTHER_CODE, Api, Role, System, start_all, stop_all
+from tests.support.service_processes import OTHER_CODE, Api, Role, System, start_all, stop_all
 from tests.support.target_readers import Expected, posted
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +85,7 @@ class Version:
 
     def migrate(self) -> None:
         log = services.new_folder("migrate") / "log"
-        command = OTHER_CODE if "PYTHONPATH" in self.settings else [BUCKETWIRE]
+        command = OTHER_CODE if "PYTHONPATH" in self.settings else [forking.command()]
         run_to_end([*command, "migrate"], log, env=self.settings)
 
 

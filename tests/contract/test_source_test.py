@@ -14,9 +14,9 @@ from app.config.sources.registry import source_type
 from app.config.target_settings import load
 from app.events.limits import Limits
 from tests.contract.source_probes.base import SourceProbe
+from tests.services import forking
 from tests.support.builders import SECRET_KEY, migrated
 from tests.support.pulled_events import Sources, messages, numbered
-from tests.support.service_processes import BUCKETWIRE
 from workers.source_test import run_source_test
 from workers.target_test import Step
 
@@ -65,7 +65,7 @@ def test_the_command_tells_each_step_and_its_exit_code_whether_all_are_ok(probe:
     def tested(*words: str) -> subprocess.CompletedProcess[str]:
         environ = {"BUCKETWIRE_DATABASE_URL": url, "BUCKETWIRE_SECRET_KEYS": SECRET_KEY, "PATH": os.environ["PATH"]}
         environ |= {"BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0"}
-        command = [str(BUCKETWIRE), "source", "test", *words]
+        command = [forking.command(), "source", "test", *words]
         return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
 
     done = tested(str(source), "--json")

@@ -15,7 +15,7 @@ from app.config import target_settings
 from app.events import test_events as marks
 from tests import services
 from tests.contract.probes.base import TIMEOUT, Probe
-from tests.support.service_processes import BUCKETWIRE
+from tests.services import forking
 from workers.target_test import Step, run_target_test
 
 
@@ -107,7 +107,7 @@ def test_the_command_tells_people_and_programs_and_its_exit_code_says_the_rest(t
     environment = os.environ | {"BUCKETWIRE_DATA_DIR": str(tmp_path / "var")}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [BUCKETWIRE, *arguments]
+        command = [forking.command(), *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
     with services.redis(password=services.PASSWORD) as server:

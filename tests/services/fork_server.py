@@ -1,6 +1,7 @@
 """The process that `tests.services.forking` starts: it imports the modules that it is told, and forks on request.
 
-It ends when the tests' end of its socket is closed. The reaper ends its children.
+The tests ask over a socket of their own, commands that they type (`forked_command.py`) over one with a name. It ends
+when the tests' end of theirs is closed. The reaper ends its children.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import time
 LARGEST = 1 << 20  # bytes of a request
 
 
-def serve(requests: socket.socket) -> list[str]:
+def serve(requests: socket.socket, commands: socket.socket) -> list[str]:
     """Fork a process for each request; returns in each of them, with its arguments."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -31,27 +32,38 @@ def serve(requests: socket.socket) -> list[str]:
     signal.set_wakeup_fd(writing)
     told: dict[int, int] = {}  # by process id, whom to tell its exit code
     while True:
-        ready, _, _ = select.select([requests, reading], [], [])
+        ready, _, _ = select.select([requests, commands, reading], [], [])
         if reading in ready:
             os.read(reading, 1024)
             reap(told)
-        if requests not in ready:
+        if requests in ready:
+            message, descriptors, *_ = socket.recv_fds(requests, LARGEST, 4)
+            if not message:
+                os._exit(0)
+        elif commands in ready:
+            with commands.accept()[0] as asking:
+                message, descriptors, *_ = socket.recv_fds(asking, LARGEST, 4)
+        else:
             continue
-        message, descriptors, *_ = socket.recv_fds(requests, LARGEST, 2)
-        if not message:
-            os._exit(0)
-        output, status = descriptors
+        *streams, status = descriptors
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             requests.close()
+            commands.close()
             for descriptor in (reading, writing, status, *told.values()):
                 os.close(descriptor)
-            return become(json.loads(message), output)
-        os.close(output)
-        os.write(status, f"{pid:<16}".encode())
+            return become(json.loads(message), streams)
+        for descriptor in streams:
+            os.close(descriptor)
         told[pid] = status
+        tell(status, pid)
+
+
+def tell(status: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody asks any more
+        os.write(status, f"{number:<16}".encode())
 
 
 def reap(told: dict[int, int]) -> None:
@@ -62,20 +74,19 @@ def reap(told: dict[int, int]) -> None:
             if not pid:
                 return
             place = told.pop(pid)
-            with contextlib.suppress(BrokenPipeError):  # nobody asks any more
-                os.write(place, f"{os.waitstatus_to_exitcode(status):<16}".encode())
+            tell(place, os.waitstatus_to_exitcode(status))
             os.close(place)
 
 
-def become(request: dict[str, object], output: int) -> list[str]:
-    """Take on the output, folder and environment that were asked for; returns the arguments."""
+def become(request: dict[str, object], streams: list[int]) -> list[str]:
+    """Take on the input, outputs, folder and environment that were asked for; returns the arguments."""
     from app.supervisor import fork_server
 
     fork_server.forked = True
     os.setsid()
-    for place in (1, 2):
-        os.dup2(output, place)
-    os.close(output)
+    for place, descriptor in enumerate(streams):
+        os.dup2(descriptor, place)
+        os.close(descriptor)
     os.chdir(str(request["folder"]))
     os.environ.clear()
     os.environ.update(request["env"])  # type: ignore[call-overload]
@@ -88,14 +99,14 @@ def become(request: dict[str, object], output: int) -> list[str]:
 
 
 def main() -> None:
-    requests = socket.socket(fileno=int(sys.argv[1]))
+    requests, commands = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     sys.modules.setdefault("opentelemetry", None)  # type: ignore[arg-type]  # as bucketwire.start does
-    for name in sys.argv[2:]:
+    for name in sys.argv[3:]:
         with contextlib.suppress(Exception):  # the process that needs it says why it cannot be imported
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    sys.argv = serve(requests)
+    sys.argv = serve(requests, commands)
     try:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     except SystemExit as ended:

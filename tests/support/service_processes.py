@@ -29,7 +29,7 @@ from tests.support.builders import migrated
 BUCKETWIRE = Path(sys.executable).with_name("bucketwire")
 OTHER_CODE = [sys.executable, "-m", "app.cli"]  # the command of the code that PYTHONPATH names
 _WORKER_READY = " ready."
-FORKED = {"api", "beat", "flower", "worker"}  # the commands that may be
+FORKED = {"api", "beat", "flower", "up", "worker"}  # the commands that may be
 AFRESH = {"PYTHONPATH"}  # settings that only a new process reads
 
 

@@ -31,7 +31,8 @@ from tests.support.service_processes import BUCKETWIRE, Role
 
 def up(folder: Path, port: int, **more: str) -> Role:
     settings = {"BUCKETWIRE_DATA_DIR": str(folder), "BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{port}", **more}
-    return Role(arguments=["up", "--concurrency", "1"], settings=settings, ready="Ctrl-C stops everything.")
+    words, ready = ["up", "--concurrency", "1"], "Ctrl-C stops everything."
+    return Role(arguments=words, settings=settings, ready=ready, forked=False)
 
 
 def refused(folder: Path, port: int, **more: str) -> str:
