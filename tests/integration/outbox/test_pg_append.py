@@ -92,6 +92,21 @@ def test_an_append_is_one_statement_that_commits_by_itself(database: Database) -
     assert counted(database) == (4, 0)
 
 
+def test_the_statements_of_the_function_are_planned_once_for_each_connection(database: Database) -> None:
+    add_target(database, queue_limit=100)
+    log = used(database)
+    log.append([some(1)])
+    driver: Any = database._single.raw_connection().driver_connection
+    with driver.cursor() as cursor:
+        cursor.execute("SET client_min_messages = log; SET log_planner_stats = on")
+    planned = []
+    for _ in range(8):
+        driver.notices.clear()
+        log.append([some(1)])
+        planned.append(sum("PLANNER STATISTICS" in notice for notice in driver.notices))
+    assert planned == [1] * 8  # that which calls the function
+
+
 @pytest.mark.parametrize("number", [1, MANY])
 def test_what_is_repeated_discarded_or_rejected_is_so_one_by_one(database: Database, number: int) -> None:
     limited = add_target(database, "limited", queue_limit=2 * number + 1)
