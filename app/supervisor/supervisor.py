@@ -53,6 +53,7 @@ class Supervisor:
         self._running: dict[int, Child] = {}
         self._starting = 0  # processes that may exist and are not in `_running` yet
         self._keepers: list[asyncio.Task[None]] = []
+        self._followed: list[tuple[Child, Log]] = []
         self._ending = asyncio.Event()
         self._guard = self._start_guard()
 
@@ -79,10 +80,12 @@ class Supervisor:
 
     def keep(self, children: Iterable[Child]) -> None:
         """Start these processes and keep them running."""
+        if not self._followed:
+            self._keepers.append(asyncio.create_task(self._follow()))
         for child in children:
             log = Log(self._logs / f"{child.name}.log")
+            self._followed.append((child, log))
             self._keepers.append(asyncio.create_task(self._keep(child, log)))
-            self._keepers.append(asyncio.create_task(self._follow(child, log)))
 
     async def _keep(self, child: Child, log: "Log") -> None:
         failures = 0
@@ -135,11 +138,16 @@ class Supervisor:
         )
         return process.pid, process.wait
 
-    async def _follow(self, child: Child, log: "Log") -> None:
+    async def _follow(self) -> None:
+        """Repeat the warnings in all logs. One task does, so that an idle service wakes up once for all of them."""
         while True:
-            for line in log.read_new_lines():
-                if not child.quiet and warns(line):
-                    self._repeat(child.name, line)
+            for child, log in self._followed:
+                lines: list[str] = []
+                with contextlib.suppress(OSError):  # somebody removed the file; the other logs are still read
+                    lines = log.read_new_lines()
+                for line in lines:
+                    if not child.quiet and warns(line):
+                        self._repeat(child.name, line)
             if self._forks is not None:
                 reap_strays()
             await asyncio.sleep(_POLL)

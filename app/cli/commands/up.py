@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.metadata
+import itertools
 import json
 import os
 import shlex
@@ -36,6 +37,7 @@ _INLINE_EXAMPLE = (
     '"s3":{"bucket":{"name":"photos"},"object":{"key":"cat.jpg","size":11,"sequencer":"18E9E833E5D35CED"}}}]}'
 )
 _INTERVAL = 2  # seconds between two checks for new sources and schedules
+_CHECKS_PER_TRIM = 5  # of the sample, to which each event adds one entry; each trim opens a connection
 
 
 @click.command()
@@ -102,7 +104,7 @@ class _Service:
         self._greet(flower)
         reconciles = pulls = False
         with closing(ServiceContext()) as context:  # whose connection is kept
-            while True:
+            for check in itertools.count(1):
                 if not (pulls and reconciles):
                     has_source, is_scheduled = await asyncio.to_thread(self._read_needs, context)
                     if has_source and not pulls:
@@ -112,7 +114,7 @@ class _Service:
                         reconciles = True
                         self._reconcile(supervisor)
                 await asyncio.sleep(_INTERVAL)
-                if self._sample:
+                if self._sample and check % _CHECKS_PER_TRIM == 0:
                     await asyncio.to_thread(embedded_redis.trim_sample, settings)
 
     def _read_needs(self, context: ServiceContext) -> tuple[bool, bool]:
