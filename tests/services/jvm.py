@@ -188,7 +188,7 @@ class FirstKafka(JavaServer):
         return self.zookeeper.jars()
 
     def argv(self) -> Sequence[str | Path]:
-        return self.java("-Xmx256m", main="kafka.Kafka", arguments=[self.folder / "server.properties"])
+        return self.serving("-Xmx256m", main="kafka.Kafka", arguments=[self.folder / "server.properties"])
 
     def ping(self) -> None:
         accepting(self.port)

@@ -63,7 +63,7 @@ class OpenSearch(JavaServer):
         folder = self.folder
         heap = ["-Xms512m", "-Xmx512m", "-Dlog4j.shutdownHookEnabled=false", "-Dlog4j2.disable.jmx=true"]
         paths = [f"-Dpeer.home={folder}", f"-Dpeer.conf={folder}/config", f"-Djava.io.tmpdir={folder}/tmp"]
-        return self.java(*heap, *paths, main="OsNode")
+        return self.serving(*heap, *paths, main="OsNode")
 
     @property
     def url(self) -> str:
