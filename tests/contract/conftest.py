@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
+from typing import TypeVar, cast
 
 import certifi
 import pytest
 
 from app.outbox.engine.database import Database
 from tests import services
+from tests.contract.probes import fixtures
 from tests.contract.probes.base import Probe
 from tests.contract.probes.registry import PROBES
 from tests.contract.source_probes.base import SourceProbe
 from tests.contract.source_probes.registry import SOURCE_PROBES
 from tests.support.builders import migrated
+from tests.support.distribution import group
+
+S = TypeVar("S", bound=services.Server)
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -28,38 +31,61 @@ def few_authorities() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def elastic() -> Iterator[services.Elasticsearch]:
-    """An Elasticsearch without TLS, shared by the session: use indices of your own."""
-    with services.elasticsearch() as server:
-        yield server
+class Shared:
+    """The servers that take long to start: each is started once, and again where it has ended meanwhile."""
+
+    def __init__(self) -> None:
+        self._started: dict[Callable[[], services.Server], services.Server] = {}
+
+    def __call__(self, start: Callable[[], S]) -> S:
+        """The server that this function starts, running; and who is given it may kill it."""
+        if start not in self._started:
+            self._started[start] = start()
+        server = self._started[start]
+        if not server.running:
+            server.stop()
+            server.start()
+        return cast(S, server)
+
+    def stop(self) -> None:
+        """Stop them all."""
+        for server in self._started.values():
+            server.stop()
+
+
+_shared = Shared()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop what only a group of tests uses at its end: idle servers take processor time from all later tests."""
+    if nextitem is None or group(nextitem.nodeid) != group(item.nodeid):
+        _shared.stop()
 
 
 @pytest.fixture(scope="session")
-def kafka_server() -> Iterator[services.Kafka]:
-    """A Kafka shared by the session: use topics of your own."""
-    with services.kafka() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def slow_to_start() -> Iterator[Callable[[Callable[[], services.Server]], services.Server]]:
+def slow_to_start() -> Shared:
     """A server that the probes of a type share, each of which may kill it, by the function that starts it."""
-    with ExitStack() as stack:
-        yield cache(lambda start: stack.enter_context(start()))
+    return _shared
+
+
+@pytest.fixture(scope="module")
+def elastic(slow_to_start: Shared) -> services.Elasticsearch:
+    """An Elasticsearch without TLS, shared by the session: use indices of your own."""
+    return slow_to_start(services.elasticsearch)
+
+
+@pytest.fixture(scope="module")
+def kafka_server(slow_to_start: Shared) -> services.Kafka:
+    """A Kafka shared by the session: use topics of your own."""
+    return slow_to_start(services.kafka)
 
 
 @pytest.fixture(scope="session", params=sorted(PROBES))
-def running(
-    request: pytest.FixtureRequest, slow_to_start: Callable[[Callable[[], services.Server]], services.Server]
-) -> Iterator[Probe]:
+def running(request: pytest.FixtureRequest, slow_to_start: Shared) -> Iterator[Probe]:
     """Every probe in turn."""
-    kind = PROBES[request.param]
-    if kind.shared_server is not None:
-        yield kind(slow_to_start(kind.shared_server))  # type: ignore[call-arg]  # those take their server
-    else:
-        with contextlib.closing(kind()) as probe:
-            yield probe
+    with fixtures.started(PROBES[request.param], slow_to_start) as probe:
+        yield probe
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import pytest
 import urllib3
 
 from tests import services
-from tests.contract.probes.base import attempt
+from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.elasticsearch import Namespace
 from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, Rejected, Unavailable
@@ -73,6 +74,20 @@ def test_verification_can_be_waived(guarded: Guarded, certificates: services.Cer
 def test_a_certificate_file_that_cannot_be_read_is_named(guarded: Guarded) -> None:
     with pytest.raises(TargetUnavailable, match=r"/absent\.pem"):
         guarded.target(client_cert="/absent.pem").open()
+
+
+@pytest.mark.parametrize("fault", ["hangs", "drips"])
+def test_a_handshake_ends_in_time_when_the_server(guarded: Guarded, fault: str) -> None:
+    with services.proxy(guarded.server.port) as proxy, closing(guarded.target(guarded.at_port(proxy.port))) as target:
+        if fault == "hangs":
+            proxy.swallow()
+        else:
+            proxy.drip(1.5)
+        began = time.monotonic()
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
+        took = time.monotonic() - began
+    assert took < LIMIT
+    assert isinstance(outcome, Unavailable)
 
 
 def test_a_request_that_is_too_large_goes_in_halves_and_the_next_ones_smaller(guarded: Guarded) -> None:

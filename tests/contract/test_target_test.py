@@ -37,9 +37,8 @@ def names(steps: Sequence[Step]) -> list[str]:
 def test_a_target_that_works_confirms_a_marked_event_and_a_namespace_keeps_none(probe: Probe) -> None:
     steps = steps_of(probe, probe.values())
     assert all(step.ok for step in steps), steps
-    by_tls = ["tls"] if probe.type == "elasticsearch" else []  # the probe's server has nothing else
     ends = ["remove"] if probe.is_namespace else []
-    assert names(steps) == ["resolve", "connect", *by_tls, "login", "deliver", *ends]
+    assert names(steps) == ["resolve", "connect", "login", "deliver", *ends]
     if probe.is_namespace:
         assert probe.held() == []
     else:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.services.certificates import certificates
 from tests.services.server_process import LOOPBACK
 
 
@@ -17,14 +19,19 @@ class RefusingProxy(ThreadingHTTPServer):
     """Answers `status` to requests whose body contains `needle`, none while that is empty.
 
     With `per_item` a `_bulk` request passes without those documents, and its answer has the status in their places.
+    With `tls` its clients have to speak that.
     """
 
     daemon_threads = True
 
-    def __init__(self, to: int) -> None:
+    def __init__(self, to: int, *, tls: bool = False) -> None:
         super().__init__((LOOPBACK, 0), _Handler)
         self.to = to
         self.port = int(self.server_address[1])
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificates().cert, certificates().key)
+            self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         self.needle, self.status, self.per_item = b"", 503, False
         self.bulks: list[int] = []  # how many documents each `_bulk` request had
 
@@ -96,9 +103,9 @@ def _with_refusals(answer: bytes, refused: list[bool], status: int) -> bytes:
 
 
 @contextlib.contextmanager
-def refusing_proxy(to: int) -> Iterator[RefusingProxy]:
+def refusing_proxy(to: int, *, tls: bool = False) -> Iterator[RefusingProxy]:
     """A proxy to the HTTP server at this port, ended with the block."""
-    proxy = RefusingProxy(to)
+    proxy = RefusingProxy(to, tls=tls)
     thread = threading.Thread(target=proxy.serve_forever, daemon=True)
     thread.start()
     try:

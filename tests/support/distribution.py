@@ -28,10 +28,17 @@ _PROBES = {  # they share their servers
 _SOURCES = {f"tests/contract/test_source_{name}.py" for name in ("contract", "test")}  # these too
 _ELASTIC = {  # they use one Elasticsearch and one Kafka
     "tests/contract/test_elasticsearch.py",
+    "tests/contract/test_kafka.py",
     "tests/contract/test_late_requests.py",
     "tests/contract/test_refused_object.py",
     "tests/contract/test_stream_pages.py",
     "tests/contract/test_streams_minio_parity.py",
+}
+_TOGETHER = {  # a server that takes long to start is started once for all of them
+    "tests/contract/probes[elasticsearch]": "tests/contract/elasticsearch",
+    "tests/contract/probes[kafka]": "tests/contract/elasticsearch",
+    "tests/contract/test_amqp.py": "tests/contract/probes[amqp]",
+    "tests/contract/test_sqs.py": "tests/contract/probes[sqs]",
 }
 _OTHERS_TOO = {"tests/contract/test_late_requests.py", "tests/contract/test_refused_object.py"}
 # To start a Spark session, and to have compiled what it runs, takes longer than most tests of it: one process has one.
@@ -45,7 +52,7 @@ _LONGEST = {
     "tests/spark/test_cluster.py": 295,
     "tests/acceptance/test_console.py": 249,
     "tests/integration/outbox/test_interleavings.py[postgresql]": 198,
-    "tests/contract/elasticsearch": 185,
+    "tests/contract/elasticsearch": 320,
     "tests/acceptance/test_end_to_end.py": 143,
     "tests/acceptance/test_secrets.py": 140,
     "tests/acceptance/test_stopped_workers.py": 139,
@@ -62,6 +69,11 @@ _FIRST = ("tests/spark", "tests/acceptance", "tests/contract", "tests/integratio
 
 def group(nodeid: str) -> str:
     """The name of a test's group."""
+    name = _group_of_its_file(nodeid)
+    return _TOGETHER.get(name, name)
+
+
+def _group_of_its_file(nodeid: str) -> str:
     file, _, case = nodeid.partition("::")
     if file in _CASES:
         return nodeid

@@ -95,6 +95,12 @@ def test_a_kind_of_target_has_one_server_for_all_that_put_something_to_it() -> N
     assert groups == {"tests/contract/probes[mqtt]"}
 
 
+def test_what_uses_one_elasticsearch_and_one_kafka_is_a_group() -> None:
+    cases = [f"test_{name}.py::test_it[elasticsearch]" for name in ("kafka", "elasticsearch", "late_requests")]
+    cases += [f"test_target_contract.py::test_it[{kind}-1]" for kind in ("elasticsearch-access", "kafka")]
+    assert {distribution.group(f"tests/contract/{case}") for case in cases} == {"tests/contract/elasticsearch"}
+
+
 def test_the_databases_run_beside_each_other_whatever_comes_before_them_among_the_parameters() -> None:
     case = "tests/integration/outbox/test_lost_leases.py::test_it[Policy.MIRROR-{}-put and get]"
     groups = {distribution.group(case.format(name)) for name in ("mysql", "mariadb")}
@@ -104,5 +110,5 @@ def test_the_databases_run_beside_each_other_whatever_comes_before_them_among_th
 def test_every_file_that_is_named_is_there() -> None:
     files = (distribution._CASES, distribution._PROBES, distribution._SOURCES, distribution._ELASTIC)
     named = {*chain(*files, distribution._WITHOUT_A_SESSION)}
-    named |= {name.partition("[")[0] for name in distribution._LONGEST if ".py" in name}
+    named |= {name.partition("[")[0] for name in (*distribution._LONGEST, *distribution._TOGETHER) if ".py" in name}
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

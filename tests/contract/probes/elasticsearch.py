@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import elasticsearch
 from app.events.model import Event
 from tests import services
 from tests.contract.probes.base import Probe, path_of
+from tests.services.refusing_proxy import refusing_proxy
 from tests.support import sample_events
 from workers.targets import payloads
 
@@ -22,13 +22,14 @@ MOST = 10_000  # what one search returns
 
 class _Elasticsearch(Probe):
     type = "elasticsearch"
-    shared_server = partial(services.elasticsearch, tls=True)
+    shared_server = staticmethod(services.elasticsearch)
     format = "access"
     can_reject = True
 
     def __init__(self, server: services.Elasticsearch | None = None) -> None:
-        self.server: services.Elasticsearch = server or services.elasticsearch(tls=True)
+        self.server: services.Elasticsearch = server or services.elasticsearch()
         self.index = "bucketevents"
+        self._before = contextlib.ExitStack()  # what is in front of the server, until the next test
 
     def values(self) -> dict[str, str]:
         login = {"username": self.server.user_name, "password": services.PASSWORD}
@@ -44,9 +45,13 @@ class _Elasticsearch(Probe):
         return self.values() | {"password": "wrong-s3cret"}
 
     def by_tls(self, ca: Path) -> dict[str, str]:
-        return self.values() | {"tls_ca": str(ca)}
+        if self.server.tls:
+            return self.values() | {"tls_ca": str(ca)}
+        gateway = self._before.enter_context(refusing_proxy(self.server.port, tls=True))
+        return self.values() | {"url": f"https://{services.LOOPBACK}:{gateway.port}", "tls_ca": str(ca)}
 
     def renew(self) -> None:
+        self._before.close()
         if not self.server.running:
             self.server.stop()
             self.server.start()

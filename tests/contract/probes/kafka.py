@@ -24,6 +24,7 @@ class Log(Probe):
     """A message for each event, on a topic of six partitions."""
 
     type = "kafka"
+    shared_server = staticmethod(services.kafka)
     can_reject = True
     _topics = itertools.count(1)
 
