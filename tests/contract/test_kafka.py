@@ -149,10 +149,10 @@ def test_a_wider_window_sends_to_all_partitions_at_once(kafka: Log, requests: li
 def test_a_call_larger_than_a_batch_keeps_its_order(kafka: Log, window: int) -> None:
     kafka.topic = f"{kafka.topic}-long"
     kafka.create_topic(kafka.topic, 1)
-    made = [sample_events.of_kilobyte(number, 3) for number in range(4000)]
+    made = [sample_events.of_kilobyte(number, 3) for number in range(2000)]
     assert set(kafka.delivered(made, window, timeout="10s")) == {DELIVERED}
-    assert [sample_events.number_of(document) for _, document in kafka.held()] == list(range(1, 4001))
-    assert 4 <= len(batches(kafka, kafka.topic)) <= 8
+    assert [sample_events.number_of(document) for _, document in kafka.held()] == list(range(1, 2001))
+    assert 2 <= len(batches(kafka, kafka.topic)) <= 4
 
 
 @pytest.mark.parametrize(("setting", "producers"), [({}, True), ({"idempotent": "off"}, False)])
@@ -180,7 +180,7 @@ def test_batches_are_compressed_by_each_codec(kafka: Log, codec: str) -> None:
 def test_each_target_of_a_process_has_its_own_level(kafka: Log) -> None:
     """The library has no levels, so what gives it some must not mix them up."""
     words = random.Random(1)
-    texts = [" ".join(words.choices(["bucket", "object", "notification", "event"], k=80)) for _ in range(200)]
+    texts = [" ".join(words.choices(["bucket", "object", "notification", "event"], k=80)) for _ in range(80)]
     made = [sample_events.put(f"object-{number}", metadata=text) for number, text in enumerate(texts)]
     levels = (("gzip", "1"), ("gzip", "9"), ("zstd", "1"), ("zstd", "19"), ("lz4", "1"), ("lz4", "12"))
     open_targets, topics = [], {}

@@ -196,6 +196,9 @@ RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
     ),
     "tests/acceptance/test_stopped_workers.py": _late_writes,
     "tests/contract/test_hanging_server.py": _ways,
+    "tests/contract/test_kafka.py": _with(
+        "test_an_old_broker_is_spoken_to", version=["", "1.0.0", "2.1.0", "3.9.0", "4.3.0"], codec=["gzip", "lz4"]
+    ),
     "tests/contract/test_refused_object.py": _refusals,
     "tests/contract/test_source_contract.py": _sources,
     "tests/contract/test_source_test.py": _commands,
