@@ -7,6 +7,7 @@ from flask import Flask, Response, g, request
 
 from app import telemetry
 from app.api import asyncapi, errors, openapi, services, token_scopes, tracing
+from app.api.flask_app import App
 from app.api.routes import (
     audit,
     dead_letters,
@@ -68,7 +69,7 @@ def create_app(settings: Settings) -> Flask:
     Raises `BadSettings` for unusable settings, such as an unusable folder.
     """
     opened = services.open_services(settings)
-    app = Flask("bucketwire", static_folder=None)
+    app = App()
     app.url_map.strict_slashes = False  # senders do not follow redirects; /v1/events/ is /v1/events
     app.url_map.merge_slashes = False
     services.install(app, opened)

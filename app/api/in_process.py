@@ -14,6 +14,7 @@ import orjson
 from flask import Flask, Response
 
 from app.api import auth, errors, services, token_scopes
+from app.api.flask_app import App
 from app.api.refused import Refused
 from app.api.services import Services
 from app.outbox.audit import Actor
@@ -104,7 +105,7 @@ class CommandApi:
     def _app(self, path: str) -> Flask:
         module = _MODULES[path.split("/", 3)[2]]
         if module not in self._apps:
-            app = self._apps[module] = Flask("bucketwire", static_folder=None)
+            app = self._apps[module] = App()
             services.install(app, self._opened)
             token_scopes.install(app)
             app.register_error_handler(Exception, _answer)

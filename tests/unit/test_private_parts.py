@@ -57,6 +57,7 @@ PRIVATE = {
     },
     "redis": {"workers/targets/redis/connection.py": {"_connect", "_sock"}},
     "urllib3": {"workers/targets/http_connection.py": {"_dns_host", "_new_conn"}},
+    "werkzeug": {"app/api/flask_app.py": {"_compile_builder"}},
 }  # fmt: skip
 
 
