@@ -54,8 +54,9 @@ types: $(VENV)/.developing ## mypy
 # Each of pytest's processes would compile every test at the same time as the others, and find out for Hypothesis which
 # characters UTF-8 has.
 compiled: $(VENV)/.developing ## the bytecode of the tests
-	@$(BIN)/pytest --collect-only -qq >/dev/null || true
-	@$(BIN)/python -c "from hypothesis.strategies import text; text().validate()"
+	@$(BIN)/python -m tests.support.bytecode || $(BIN)/pytest --collect-only -qq >/dev/null || true
+	@ls .hypothesis/unicode_data/*/codec-* >/dev/null 2>&1 \
+		|| $(BIN)/python -c "from hypothesis.strategies import text; text().validate()"
 
 fmt: $(VENV)/.developing ## let ruff correct and format
 	$(BIN)/ruff check --fix-only .
