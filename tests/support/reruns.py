@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import pytest
 from _pytest.terminal import TerminalReporter
+from pytest_rerunfailures import StatusDB
 
 _LINES = 20  # of the traceback's end: the statement, the error, and what pytest explains of it
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Have each process count the failures of its own tests.
+
+    What it asks the first process for at each test, over a socket that is read byte by byte, matters only where another
+    process goes on for one that was lost.
+    """
+    if hasattr(session.config, "workerinput"):
+        session.config.failures_db.sock.close()  # type: ignore[attr-defined]
+        session.config.failures_db = StatusDB()  # type: ignore[attr-defined]  # that plugin's own
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
