@@ -82,6 +82,13 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         gc.freeze()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Without servers what is too dear is not even imported, unless it is named."""
+    if server_process.NONE and collection_path.is_relative_to(config.rootpath):
+        return str(collection_path.relative_to(config.rootpath)) in without_servers.DEAR or None
+    return None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is of a higher tier, and without servers what needs one.
 

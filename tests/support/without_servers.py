@@ -37,13 +37,12 @@ DEAR = frozenset(
 
 
 def is_left_out(item: pytest.Item) -> bool:
-    """Whether a server is started before this test begins, or it is too dear. One that starts its own is skipped."""
+    """Whether a server is started before this test begins. One that starts its own is skipped."""
     names = set(getattr(item, "fixturenames", ()))
     parameters = getattr(item, "callspec", None)
     values = parameters.params.values() if parameters else ()
     return bool(
-        item.nodeid.partition("::")[0] in DEAR
-        or names & _FIXTURES
+        names & _FIXTURES
         or any(name.endswith("_server") for name in names)
         or any(value in _DATABASES for value in values if isinstance(value, str))
     )
