@@ -127,6 +127,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Distribution
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Note how long the servers' logs are when a test begins."""
+    server_process.forget_logs()
     item.stash[_LOGGED] = server_logs.sizes(services.logs)
     return (yield)
 

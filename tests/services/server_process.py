@@ -33,7 +33,7 @@ PASSWORD = "s3cret"
 NEWEST = os.environ.get("TEST_SERVERS") == "newest"  # of each server Debian's newest version, see `make matrix`
 NONE = os.environ.get("TEST_SERVERS") == "none"  # but what pip brings, see `make check`
 
-logs: dict[Path, str] = {}  # of every server that this test process has made, with its name
+logs: dict[Path, str] = {}  # of every server that this test process has made and that has not ended, with its name
 _issued: set[int] = set()
 _numbers = itertools.count(1)
 
@@ -178,6 +178,13 @@ def new_folder(name: str) -> Path:
     return folder
 
 
+def forget_logs() -> None:
+    """Take the logs of servers that have ended out of `logs`: each test looks at all that are there."""
+    if logs:
+        for log in logs.keys() - {server.log for server in _session().running}:
+            del logs[log]
+
+
 class Child(Protocol):
     """What is asked of a server's process: a `subprocess.Popen`, or what is like it."""
 
@@ -277,6 +284,7 @@ class Server:
     def start(self) -> Self:
         """Start it and return when a real client got an answer; RuntimeError with the log's end when none came."""
         assert self._child is None, f"{self.name} is already started"
+        logs[self.log] = self.name
         began = time.monotonic()
         self._child = self.spawn()
         _session().running.add(self)
