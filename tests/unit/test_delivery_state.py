@@ -22,6 +22,8 @@ WRITES_SQL = re.compile(rf"\b(UPDATE|INTO|DELETE FROM|MERGE INTO) +({'|'.join(DE
 
 def writes(source: str) -> Iterator[tuple[str, frozenset[str]]]:
     """The tables of the delivery state that a module writes, and for an update that names them the columns."""
+    if not any(table in source.lower() for table in DELIVERY_STATE):
+        return
     tree = ast.parse(source)
     parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
     for node in ast.walk(tree):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -65,10 +65,15 @@ def private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__") and name not in PUBLIC
 
 
-def defined(tree: ast.AST) -> set[str]:
+def parsed(source: str) -> list[ast.AST]:
+    """All nodes of a file, which is asked several questions."""
+    return list(ast.walk(ast.parse(source)))
+
+
+def defined(nodes: Sequence[ast.AST]) -> set[str]:
     """The names that a file gives to something of its own."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -82,16 +87,16 @@ def of_itself(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
 
 
-def imported(tree: ast.AST) -> dict[str, tuple[str, str]]:
+def imported(nodes: Sequence[ast.AST]) -> dict[str, tuple[str, str]]:
     """What each name of a file is: the module of others, and the name there."""
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
-    return {alias.asname or alias.name: (str(node.module), alias.name) for node in nodes for alias in node.names}
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return {alias.asname or alias.name: (str(node.module), alias.name) for node in froms for alias in node.names}
 
 
-def overridden(tree: ast.AST) -> Iterator[str]:
+def overridden(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """The private methods of a library's class that a class of ours replaces, also one that is mixed into it."""
-    names = imported(tree)
-    for node in ast.walk(tree):
+    names = imported(nodes)
+    for node in nodes:
         if isinstance(node, ast.ClassDef):
             if not node.bases:
                 supers = (each for each in ast.walk(node) if isinstance(each, ast.Attribute) and private(each.attr))
@@ -116,9 +121,9 @@ def library_class(module: str, *names: str) -> object:
     return found
 
 
-def used(tree: ast.AST, ours: set[str]) -> Iterator[str]:
-    own = defined(tree)
-    for node in ast.walk(tree):
+def used(nodes: Sequence[ast.AST], ours: set[str]) -> Iterator[str]:
+    own = defined(nodes)
+    for node in nodes:
         match node:
             case ast.ImportFrom(module=str(module), names=names) if module.split(".")[0] not in ("app", "__future__"):
                 yield from filter(private, (*module.split("."), *(alias.name for alias in names)))
@@ -128,13 +133,13 @@ def used(tree: ast.AST, ours: set[str]) -> Iterator[str]:
                 yield name
             case ast.Call(func=ast.Name(id="getattr" | "setattr"), args=[_, ast.Constant(value=str(name)), *_]):
                 yield from filter(private, [name])
-    yield from overridden(tree)
+    yield from overridden(nodes)
 
 
 def test_no_private_part_of_a_library_is_used_that_is_not_listed() -> None:
-    trees = {path: ast.parse(path.read_text()) for path in FILES}
-    ours = set[str]().union(*map(defined, trees.values()))
-    found = {(str(path.relative_to(ROOT)), name) for path, tree in trees.items() for name in used(tree, ours)}
+    files = {path: parsed(path.read_text()) for path in FILES}
+    ours = set[str]().union(*map(defined, files.values()))
+    found = {(str(path.relative_to(ROOT)), name) for path, nodes in files.items() for name in used(nodes, ours)}
     listed = {(file, name) for files in PRIVATE.values() for file, names in files.items() for name in names}
     assert found == listed
 
@@ -153,6 +158,6 @@ def test_the_next_major_version_of_a_library_whose_private_parts_are_used_is_ref
 
 def test_a_private_part_would_be_found() -> None:
     override = "from redis.connection import Connection\nclass C(Connection):\n    def _connect(self): self._sock\n"
-    assert set(used(ast.parse(override), set())) == {"_connect", "_sock"}
+    assert set(used(parsed(override), set())) == {"_connect", "_sock"}
     accesses = "from a._b import _c\nd._e = 1\nself._own = 2\nself._own\ngetattr(f, '_g')"
-    assert set(used(ast.parse(accesses), {"_own"})) == {"_b", "_c", "_e", "_g"}
+    assert set(used(parsed(accesses), {"_own"})) == {"_b", "_c", "_e", "_g"}
