@@ -11,6 +11,7 @@ import pytest
 from app.events.frontends.filer_protobuf import is_filer_message, webhook_body
 from app.events.limits import Limits
 from app.events.messages import KEY_HEADER, Message, ReadMessage, read_message
+from tests.support.properties import times
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "seaweedfs_kafka.jsonl"
 CAPTURED = [json.loads(line) for line in FIXTURE.read_text(encoding="utf-8").splitlines()]
@@ -55,11 +56,12 @@ def raw(line: dict[str, str]) -> bytes:
 
 
 def test_a_message_that_is_cut_or_changed_is_refused_or_read_and_never_fails() -> None:
-    for line in CAPTURED:
+    step = times(4, 1)
+    for number, line in enumerate(CAPTURED):  # alike, so that each has a part of the positions
         body = raw(line)
-        for end in range(1, len(body)):
+        for end in range(1 + number % step, len(body), step):
             assert "defect" not in read(line["key"], body[:end]).problem
-        for index in range(1, len(body)):
+        for index in range(1 + number % step, len(body), step):
             changed = bytes((*body[:index], body[index] ^ 0xFF, *body[index + 1 :]))
             assert "defect" not in read(line["key"], changed).problem
 
