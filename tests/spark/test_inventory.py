@@ -84,9 +84,12 @@ def by_spark(spark: SparkSession, found: Sequence[dict[str, Any]], folder: Path,
         f"{name} {'boolean' if name.startswith('is_') else types.get(name, 'string')}" for name in found[0]
     )
     frame = frame_of(spark, [tuple(one.values()) for one in found], schema)
-    spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS")  # as S3 does
-    output = folder / uuid4().hex
-    getattr(frame.coalesce(1).write, kind.lower())(str(output))
+    output, times = folder / uuid4().hex, "spark.sql.parquet.outputTimestampType"
+    spark.conf.set(times, "TIMESTAMP_MILLIS")  # as S3 does
+    try:
+        getattr(frame.coalesce(1).write, kind.lower())(str(output))
+    finally:
+        spark.conf.unset(times)
     (file,) = output.glob(f"*.{kind.lower()}")
     return file.read_bytes()
 
