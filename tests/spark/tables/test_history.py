@@ -17,7 +17,7 @@ from tests.support.properties import times
 from tests.support.table_events import GET, HOUR, WEEK, inventory, journal_ids, made
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine each commit takes seconds
-COMMITS = times(3, 6)
+COMMITS = times(2, 6)
 
 
 def test_an_earlier_state_is_queried_and_maintenance_forgets_it_and_nothing_else(
