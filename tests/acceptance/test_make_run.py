@@ -176,20 +176,16 @@ def test_every_command_of_the_readmes_tour_works(whole: Whole) -> None:
     until(lambda: delivered()["redis:mirror"] >= 2, 30, what="the events of the tour at the mirror")
 
 
-def test_ctrl_c_ends_everything_within_ten_seconds_and_cleanly(whole: Whole) -> None:
+def test_ctrl_c_ends_everything_cleanly_and_a_second_start_remembers_what_was_recorded(whole: Whole) -> None:
+    whole.shell(whole.line_after("Post an event:"))
     members = everything(whole)
 
-    code = whole.interrupt()
+    code = whole.interrupt()  # within ten seconds
 
     assert not [one for one in members if reaper.alive(one)]
     assert whole.console.rstrip().endswith("all ended"), whole.console
     assert code in (0, 2, -signal.SIGINT)  # make's own way of saying that it was interrupted
     assert not (whole.clone / "var" / "redis.sock").exists()
-
-
-def test_a_second_start_remembers_what_was_recorded(whole: Whole) -> None:
-    whole.shell(whole.line_after("Post an event:"))
-    whole.interrupt()
     whole.kill()
     whole.start()
 
