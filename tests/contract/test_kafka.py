@@ -316,10 +316,10 @@ def test_a_topic_with_small_messages_gets_small_batches(kafka: Log, window: int)
     kafka.topic = f"{kafka.topic}-small"
     kafka.create_topic(kafka.topic, 1, **{"max.message.bytes": "100000"})
     with kafka.opened() as target:
-        for first in (0, 400):
-            made = [sample_events.of_kilobyte(number, 7) for number in range(first, first + 400)]
+        for first in (0, 200):
+            made = [sample_events.of_kilobyte(number, 7) for number in range(first, first + 200)]
             assert set(target.deliver(made, window)) == {DELIVERED}
-    assert [sample_events.number_of(document) for _, document in kafka.held()] == list(range(1, 801))
+    assert [sample_events.number_of(document) for _, document in kafka.held()] == list(range(1, 401))
 
 
 @WINDOWS
