@@ -29,7 +29,7 @@ from tests.services import java, speed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_TIMEOUT = 200  # seconds for making it on a quiet machine, which takes half a minute
+_TIMEOUT = 200  # seconds for making it on a quiet machine, which takes about a minute
 _PAUSE = 3600  # seconds after an attempt that took longer
 _PARTS = ("bin", "jars", "python")  # of the wheel: what its JVM and their Python processes need
 _FILES = "plain-files.jar"
@@ -95,7 +95,7 @@ def options() -> str:
 
 
 def provide() -> None:
-    """Make the archive if there is none; it takes half a minute. Without it everything works, but takes longer."""
+    """Make the archive if there is none; it takes about a minute. Without it everything works, but takes longer."""
     place = archive()
     failed = place.with_suffix(".failed")
     if place.exists():
