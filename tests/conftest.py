@@ -6,6 +6,7 @@ import gc
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
@@ -226,8 +227,9 @@ def postgres_outbox(postgres_server: services.Postgres, outboxes: Outboxes) -> s
 
 
 @pytest.fixture(scope="session")
-def outboxes() -> Outboxes:
-    return Outboxes()
+def outboxes() -> Iterator[Outboxes]:
+    with closing(Outboxes()) as made:
+        yield made
 
 
 def _database(server: services.Postgres | services.MySQL) -> Iterator[str]:

@@ -100,8 +100,8 @@ class Postgres(Server):
 
     @contextmanager
     def connection(self, dbname: str = "postgres") -> Iterator[psycopg2.extensions.connection]:
-        """A psycopg2 connection in autocommit mode, closed at the end."""
-        connection = psycopg2.connect(self.dsn(dbname), connect_timeout=5)
+        """A psycopg2 connection in autocommit mode, closed at the end; without TLS, which takes both sides 10 ms."""
+        connection = psycopg2.connect(self.dsn(dbname), connect_timeout=5, sslmode="disable")
         connection.autocommit = True
         try:
             yield connection

@@ -92,20 +92,20 @@ def test_a_value_that_does_not_fit_is_refused_and_not_cut_whatever_the_servers_s
     assert refuses_value(refused.value)
 
 
-@pytest.mark.parametrize("outbox_url", ["mysql", "mariadb"], indirect=True)
-def test_tls_without_verification_reads_no_authorities(outbox_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("empty_url", ["mysql", "mariadb"], indirect=True)
+def test_tls_without_verification_reads_no_authorities(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> None:
         raise AssertionError("the system's authorities were read")
 
     monkeypatch.setattr("ssl.SSLContext.load_default_certs", read)
-    assert _cipher(outbox_url)
+    assert _cipher(empty_url)
 
 
-@pytest.mark.parametrize("outbox_url", ["mysql", "mariadb"], indirect=True)
-def test_tls_options_in_the_url_are_the_drivers(outbox_url: str, certificates: services.Certificates) -> None:
-    assert _cipher(f"{outbox_url}&ssl_ca={certificates.ca}&ssl_check_hostname=false")
+@pytest.mark.parametrize("empty_url", ["mysql", "mariadb"], indirect=True)
+def test_tls_options_in_the_url_are_the_drivers(empty_url: str, certificates: services.Certificates) -> None:
+    assert _cipher(f"{empty_url}&ssl_ca={certificates.ca}&ssl_check_hostname=false")
     with pytest.raises(DatabaseUnavailable, match="certificate verify failed"):
-        _cipher(f"{outbox_url}&ssl_ca={certificates.other_ca}&ssl_check_hostname=false")
+        _cipher(f"{empty_url}&ssl_ca={certificates.other_ca}&ssl_check_hostname=false")
 
 
 def _cipher(url: str) -> str:
