@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox import tables
-from app.outbox.delivery.counters import audit, read_counters
+from app.outbox.delivery.counters import audit
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.transitions.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
@@ -113,12 +113,13 @@ class Courier:
 
 def assert_counters_balance(database: Database) -> None:
     """The counters agree with what is counted in the log, and the room of each target's queue with its events."""
-    assert [(str(entry.counters.target), entry.difference) for entry in audit(database) if entry.difference] == []
+    audited = audit(database)
+    assert [(str(entry.counters.target), entry.difference) for entry in audited if entry.difference] == []
+    counters = {entry.counters.target: entry.counters for entry in audited}
     p, t = tables.parked.c, tables.targets.c
     again = sa.select(sa.func.count()).select_from(tables.parked).where(p.target_id == t.id, p.replayed)
     query = sa.select(t.id, t.type, t.name, t.recorded, again.scalar_subquery().label("again"))
     with database.reading() as connection:
-        counters = {entry.target: entry for entry in read_counters(connection)}
         for row in connection.execute(query).all():
             entry = counters[TargetId(row.type, row.name)]
             taking_room = entry.pending + entry.parked - row.again
