@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -57,6 +58,7 @@ class Step:
         return bool(self.writes & (other.reads | other.writes) or other.writes & self.reads)
 
 
+@cache
 def parsed(statement: str) -> Step:
     """What a statement touches."""
     text = " ".join(statement.split())
@@ -178,9 +180,8 @@ class LockWaits:
     def __call__(self) -> set[int]:
         """Their backend or thread numbers."""
         if self._database.dialect == "postgresql":
-            query = sa.text("SELECT pid FROM pg_locks WHERE NOT granted")
             with self._database.reading() as connection:
-                return set(connection.execute(query).scalars())
+                return set(connection.exec_driver_sql("SELECT pid FROM pg_locks WHERE NOT granted").scalars())
         with self._database.reading() as connection:
             [[_, _, status]] = connection.exec_driver_sql("SHOW ENGINE INNODB STATUS").all()
         waiting = [part for part in status.split("---TRANSACTION") if "LOCK WAIT" in part]
@@ -246,7 +247,7 @@ class Explorer:
 
     def _await_sides(self) -> None:
         """Until each side has stopped, is over, or waits for a lock while the other can go on."""
-        ends, pause = speed.deadline(_PATIENCE), 0.004
+        ends, pause = speed.deadline(_PATIENCE), 0.01
         while moving := [side for side in self._sides if not side.arrives(pause)]:
             waiting = self._lock_waits()
             if all(side.backend in waiting for side in moving) and any(side.next is not None for side in self._sides):
