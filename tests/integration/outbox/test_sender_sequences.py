@@ -23,6 +23,7 @@ from app.outbox.reconcile.log_queries import newest_sequencers
 from spark_jobs.jobs.repair_events import repair_event
 from tests.services.senders import SENDERS
 from tests.support.builders import add_target
+from tests.support.properties import times
 from tests.support.scripted_target import Courier, assert_counters_balance
 from tests.support.sender_operations import CANNOT, LOSES, OPERATIONS, drift
 from workers.delivery.namespace_policy import Policy
@@ -37,7 +38,7 @@ CAPTURED = {
 }
 ON_SQLITE = pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
 CASES = pytest.mark.parametrize(("name", "operation"), [pytest.param(*case, id="-".join(case)) for case in CAPTURED])
-ORDERS = ("as they came", "backwards", "shuffled", "in another way", "in a third way")
+SHUFFLED = ("shuffled", "in another way", "in a third way")
 # An object from before its bucket had versions is known if its event was recorded before that of its first version.
 IN_ORDER = "null_versions"
 KEYLESS = '"key":""'
@@ -119,7 +120,9 @@ def test_every_operation_of_every_sender_was_captured() -> None:
 @CASES
 def test_a_mirror_ends_equal_to_the_listing(name: str, operation: str, mirrored: Mirrored) -> None:
     one = CAPTURED[name, operation]
-    orders = ORDERS[:1] if operation == IN_ORDER else ORDERS
+    orders = ["as they came"]
+    if operation != IN_ORDER:
+        orders += ["backwards", *SHUFFLED[: times(1, len(SHUFFLED))]]
     lives = {}  # each order has a bucket of its own, so that all are sent at once
     for number, order in enumerate(orders):
         bucket = f"{one['bucket']}-{number}"
