@@ -62,9 +62,11 @@ def test_an_interrupted_run_ends_with_its_workers_and_servers(to_all: bool, tmp_
     (tmp_path / "conftest.py").write_text(CONFTEST)
     for name, lines in TESTS.items():
         (tmp_path / f"test_{name}.py").write_text(FILE + textwrap.indent(lines, "    "))
-    pytest_ = f"{sys.executable} -m pytest -n 2 --dist loadfile -p no:cacheprovider -o addopts= --rootdir {tmp_path}"
+    words = f"-p xdist.plugin -n 2 --dist loadfile -p no:cacheprovider -o addopts= --rootdir {tmp_path}"
+    pytest_ = f"{sys.executable} -m pytest {words}"
     (tmp_path / "Makefile").write_text(f"test:\n\t{pytest_} {tmp_path}\n")
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(TOP), "TMPDIR": str(services.new_folder("run"))}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # three processes would import for a second each
     with (tmp_path / "output").open("wb") as output:
         make = subprocess.Popen(
             ["make", "-C", tmp_path, "test"], stdout=output, stderr=output, env=environment, start_new_session=True
