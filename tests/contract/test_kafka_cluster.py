@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,22 +52,24 @@ class Broker(services.Kafka):
         return [*lines, *voters, own, "process.roles=broker\n", f"node.id={self.number}\n"]
 
 
+# Makes no topics, and lets nobody but the users of the plaintext listener do anything.
+STRICT = (
+    "auto.create.topics.enable=false",
+    f"authorizer.class.name={AUTHORIZER}",
+    "super.users=User:ANONYMOUS",
+)
+
+
 @pytest.fixture(scope="module")
-def strict_server() -> Iterator[Broker]:
-    """Makes no topics, and lets nobody but the plaintext listener's users do anything."""
-    extra = (
-        "auto.create.topics.enable=false",
-        f"authorizer.class.name={AUTHORIZER}",
-        "super.users=User:ANONYMOUS",
-    )
-    server = Broker(extra=extra).start()
-    yield server
-    server.stop()
+def first_broker() -> Iterator[Broker]:
+    """One that is strict; later tests add others to its cluster."""
+    with Broker(extra=STRICT).start() as server:
+        yield server
 
 
 @pytest.fixture
-def strict(strict_server: Broker) -> Log:
-    probe = Log(strict_server)
+def strict(first_broker: Broker) -> Log:
+    probe = Log(first_broker)
     probe.renew()
     return probe
 
@@ -148,15 +150,12 @@ def opened(target: object) -> bool:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[tuple[Log, Broker]]:
+def cluster(first_broker: Broker) -> Iterator[tuple[Log, Broker]]:
     """A probe of the first broker, and the second."""
-    first = Broker().start()
-    second = Broker(follows=first).start()
-    probe = Log(first)
-    services.until(lambda: len(probe.admin().list_topics(timeout=10).brokers) == 2, timeout=30, what="two brokers")
-    yield probe, second
-    second.stop()
-    first.stop()
+    with Broker(extra=STRICT, follows=first_broker).start() as second:
+        probe = Log(first_broker)
+        services.until(lambda: len(probe.admin().list_topics(timeout=10).brokers) == 2, timeout=30, what="two brokers")
+        yield probe, second
 
 
 def created(probe: Log, replicas: list[list[int]], **config: str) -> None:
@@ -176,81 +175,63 @@ def on_partition(number: int, of: int, count: int) -> list[Event]:
     return [sample_events.put(key) for key in chosen[:count]]
 
 
-def back(second: Broker) -> None:
-    """The second broker is running again."""
-    if not second.running:
-        second.stop()
-        second.start()
-
-
-def test_a_lost_leader_holds_up_its_own_partitions_only_until_it_is_back(cluster: tuple[Log, Broker]) -> None:
-    """One loss for both ways of sending, each to a topic of its own."""
+def test_a_lost_broker_holds_up_what_needs_it_until_it_is_back_and_nothing_else(cluster: tuple[Log, Broker]) -> None:
+    """One loss for all, each with a topic of its own: two ways of sending, a replica that takes over, one too few."""
     probe, second = cluster
-    back(second)
     ours, theirs = on_partition(0, 2, 5), on_partition(1, 2, 5)
     again = [sample_events.put(theirs[0].key), *on_partition(0, 2, 5), sample_events.put(theirs[0].key)]
-    sending: dict[int, tuple[str, Target]] = {}
-    for window in (1, 100):
-        created(probe, [[1], [2]])
-        sending[window] = probe.topic, probe.target()
-        assert set(sending[window][1].deliver([*ours, *theirs], window)) == {DELIVERED}
-    second.kill()
-    for window, (_, target) in sending.items():
-        began = time.monotonic()
-        outcomes = attempt(target, again, window)
-        assert time.monotonic() - began < LIMIT
-        assert isinstance(outcomes[0], Unavailable)
-        assert outcomes[0] != NOT_ATTEMPTED
-        assert outcomes[-1] == NOT_ATTEMPTED
-    back(second)
-    sent = [sample_events.number_of(probe.expected(event)) for event in (theirs[0], again[0], again[-1])]
-    for window, (topic, target) in sending.items():
-        services.until(lambda: set(attempt(target, again, window)) == {DELIVERED}, timeout=40, what="a leader")  # noqa: B023 - called at once
-        target.close()
-        probe.topic = topic
-        assert list(dict.fromkeys(probe.numbers()[theirs[0].path])) == sent
-
-
-def test_the_other_replica_takes_over(cluster: tuple[Log, Broker]) -> None:
-    probe, second = cluster
-    back(second)
-    created(probe, [[2, 1]])
-    with probe.opened() as target:
+    with ExitStack() as stack:
+        sending: dict[int, tuple[str, Target]] = {}
+        for window in (1, 100):
+            created(probe, [[1], [2]])
+            sending[window] = probe.topic, stack.enter_context(probe.opened())
+            assert set(sending[window][1].deliver([*ours, *theirs], window)) == {DELIVERED}
+        created(probe, [[2, 1]])
+        replicated, taken_over = probe.topic, stack.enter_context(probe.opened())
         made = [sample_events.put("a"), sample_events.put("b")]
-        assert set(target.deliver(made, 1)) == {DELIVERED}
-        second.kill()
-        services.until(lambda: set(attempt(target, made, 1)) == {DELIVERED}, timeout=40, what="another leader")
-    assert probe.leaders(probe.topic) == {0: 1}
+        assert set(taken_over.deliver(made, 1)) == {DELIVERED}
+        created(probe, [[1, 2]], **{"min.insync.replicas": "2"})
+        few = stack.enter_context(probe.opened())
+        services.until(lambda: is_delivered(few, made[:1]), timeout=30)
 
-
-def test_too_few_replicas_are_unavailable(cluster: tuple[Log, Broker]) -> None:
-    probe, second = cluster
-    back(second)
-    created(probe, [[1, 2]], **{"min.insync.replicas": "2"})
-    with probe.opened() as target:
-        services.until(lambda: set(attempt(target, [sample_events.put("a")], 1)) == {DELIVERED}, timeout=30)
         second.kill()
+        for window, (_, target) in sending.items():
+            began = time.monotonic()
+            outcomes = attempt(target, again, window)
+            assert time.monotonic() - began < LIMIT
+            assert isinstance(outcomes[0], Unavailable)
+            assert outcomes[0] != NOT_ATTEMPTED
+            assert outcomes[-1] == NOT_ATTEMPTED
+        services.until(lambda: is_delivered(taken_over, made), timeout=40, what="another leader")
+        assert probe.leaders(replicated) == {0: 1}
         reasons = []
 
         def told() -> bool:
             # Until the controller misses the broker, the leader itself waits for it in vain.
-            (outcome,) = attempt(target, [sample_events.put("a")], 1)
+            (outcome,) = attempt(few, made[:1], 1)
             assert isinstance(outcome, Unavailable)
             reasons.append(outcome.reason)
             return "NotEnoughReplicas" in outcome.reason
 
         services.until(told, timeout=40, what=f"the broker's word for it; got {reasons}")
-        back(second)
-        services.until(
-            lambda: set(attempt(target, [sample_events.put("a")], 1)) == {DELIVERED}, timeout=40, what="both replicas"
-        )
+
+        second.start()
+        services.until(lambda: is_delivered(few, made[:1]), timeout=40, what="both replicas")
+        sent = [sample_events.number_of(probe.expected(event)) for event in (theirs[0], again[0], again[-1])]
+        for window, (topic, target) in sending.items():
+            services.until(lambda: is_delivered(target, again, window), timeout=40, what="a leader")  # noqa: B023 - called at once
+            probe.topic = topic
+            assert list(dict.fromkeys(probe.numbers()[theirs[0].path])) == sent
+
+
+def is_delivered(target: Target, events: Sequence[Event], window: int = 1) -> bool:
+    return set(attempt(target, events, window)) == {DELIVERED}
 
 
 @pytest.mark.promise
 def test_a_source_goes_on_with_the_next_leader(cluster: tuple[Log, Broker], database: Database) -> None:
     probe, second = cluster
-    back(second)
-    with Broker(follows=probe.server, number=3).start() as third:
+    with Broker(extra=STRICT, follows=probe.server, number=3).start() as third:
         services.until(
             lambda: len(probe.admin().list_topics(timeout=10).brokers) == 3, timeout=30, what="three brokers"
         )
