@@ -22,17 +22,14 @@ from tests.support.pulled_events import Sources, check_minio, messages, numbered
 from workers.sources.amqp import AmqpSource
 from workers.sources.base import SourceUnavailable
 
+# The server is that of the source contract.
+pytestmark = pytest.mark.parametrize("served", ["amqp"], indirect=True)
+
 KINDS: dict[str, dict[str, Any]] = {
     "classic": {},
     "quorum": {"x-queue-type": "quorum"},
     "one-active": {"x-queue-type": "quorum", "x-single-active-consumer": True},
 }
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Queue]:
-    with closing(Queue()) as queue:
-        yield queue
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -27,11 +26,8 @@ from tests.support.pulled_events import Sources, check_minio, messages, numbered
 from workers.source_test import run_source_test
 from workers.sources.kafka import KafkaSource
 
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Topic]:
-    with closing(Topic()) as topic:
-        yield topic
+# The server is that of the source contract.
+pytestmark = pytest.mark.parametrize("served", ["kafka"], indirect=True)
 
 
 @pytest.fixture

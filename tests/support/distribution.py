@@ -38,6 +38,8 @@ _TOGETHER = {  # a server that takes long to start is started once for all of th
     "tests/contract/probes[elasticsearch]": "tests/contract/elasticsearch",
     "tests/contract/probes[kafka]": "tests/contract/elasticsearch",
     "tests/contract/test_amqp.py": "tests/contract/probes[amqp]",
+    "tests/contract/test_amqp_source.py": "tests/contract/sources[amqp]",
+    "tests/contract/test_kafka_source.py": "tests/contract/sources[kafka]",
     "tests/contract/test_sqs.py": "tests/contract/probes[sqs]",
 }
 _OTHERS_TOO = {"tests/contract/test_late_requests.py", "tests/contract/test_refused_object.py"}

@@ -87,6 +87,8 @@ def test_the_kinds_of_sources_run_beside_each_other() -> None:
     files = [f"tests/contract/test_source_{name}.py" for name in ("contract", "test")]
     groups = {distribution.group(f"{file}::test_it[{kind}]") for file in files for kind in ("amqp", "redis_list")}
     assert groups == {"tests/contract/sources[amqp]", "tests/contract/sources[redis_list]"}
+    own = {distribution.group(f"tests/contract/test_{kind}_source.py::test_it[{kind}]") for kind in ("amqp", "kafka")}
+    assert own == {"tests/contract/sources[amqp]", "tests/contract/sources[kafka]"}
 
 
 def test_a_kind_of_target_has_one_server_for_all_that_put_something_to_it() -> None:
