@@ -48,8 +48,10 @@ class Proxy:
     that have lost something stay as they are, as they would behind a router that forgot them: silent, never ended.
     """
 
-    def __init__(self, to: int, change: Callable[[bytes], bytes] = bytes, *, hang_up_on: bytes = b"") -> None:
-        """With `hang_up_on` a connection is reset when its client sends these bytes."""
+    def __init__(
+        self, to: int, change: Callable[[bytes], bytes] = bytes, *, hang_up_on: bytes = b"", port: int = 0
+    ) -> None:
+        """With `hang_up_on` a connection is reset when its client sends these bytes; any port, unless one is given."""
         self._to, self._change, self._hang_up_on = to, change, hang_up_on
         self._unanswered, self._at_once = b"", 0
         self.lost = threading.Event()  # whether an answer was lost by `lose_answer_to()`
@@ -62,7 +64,7 @@ class Proxy:
         self._held_wire: _Wire | None = None
         self._wires: list[_Wire] = []
         self._threads: list[threading.Thread] = []
-        self._listener = socket.create_server((LOOPBACK, 0), backlog=128)
+        self._listener = socket.create_server((LOOPBACK, port), backlog=128)
         self.port = int(self._listener.getsockname()[1])
         self._run(self._accept)
 
@@ -223,9 +225,11 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def proxy(to: int, change: Callable[[bytes], bytes] = bytes, *, hang_up_on: bytes = b"") -> Iterator[Proxy]:
+def proxy(
+    to: int, change: Callable[[bytes], bytes] = bytes, *, hang_up_on: bytes = b"", port: int = 0
+) -> Iterator[Proxy]:
     """A proxy to this port, ended with the block."""
-    made = Proxy(to, change, hang_up_on=hang_up_on)
+    made = Proxy(to, change, hang_up_on=hang_up_on, port=port)
     try:
         yield made
     finally:
