@@ -142,15 +142,16 @@ class Supervisor:
         """Repeat the warnings in all logs. One task does, so that an idle service wakes up once for all of them."""
         while True:
             for child, log in self._followed:
-                lines: list[str] = []
-                with contextlib.suppress(OSError):  # somebody removed the file; the other logs are still read
-                    lines = log.read_new_lines()
-                for line in lines:
-                    if not child.quiet and warns(line):
-                        self._repeat(child.name, line)
+                with contextlib.suppress(Exception):  # a removed file, a closed console: the other logs are still read
+                    self._repeat_warnings(child, log)
             if self._forks is not None:
                 reap_strays()
             await asyncio.sleep(_POLL)
+
+    def _repeat_warnings(self, child: Child, log: "Log") -> None:
+        for line in log.read_new_lines():
+            if not child.quiet and warns(line):
+                self._repeat(child.name, line)
 
     def _request_end(self) -> None:
         if self._ending.is_set():
@@ -214,7 +215,10 @@ class Log:
 
     def read_new_lines(self) -> list[str]:
         """Return the lines written since the last call; an incomplete line is returned once it is complete."""
-        if self.path.stat().st_size == self._read:
+        size = self.path.stat().st_size
+        if size < self._read:  # somebody emptied it, or removed it before the process was started again
+            self._read = 0
+        if size == self._read:
             return []
         with self.path.open("rb") as file:
             file.seek(self._read)
@@ -223,9 +227,10 @@ class Log:
         self._read += len(whole)
         if self._read > _LARGEST_LOG:
             # The process keeps the file open, so it is copied and truncated; a line written in between is lost.
-            self.path.with_suffix(".log.1").write_bytes(self.path.read_bytes())
-            os.truncate(self.path, 0)
-            self._read = 0
+            with contextlib.suppress(OSError):  # a full disk: what was read is returned, and it is moved later
+                self.path.with_suffix(".log.1").write_bytes(self.path.read_bytes())
+                os.truncate(self.path, 0)
+                self._read = 0
         return whole.decode(errors="replace").splitlines()
 
 

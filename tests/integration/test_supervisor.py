@@ -240,5 +240,48 @@ def test_a_log_is_moved_aside_before_it_fills_the_disk(tmp_path: Path, monkeypat
     assert (tmp_path / "x.log.1").read_text().startswith("a" * 150)
 
 
+def test_a_log_that_was_emptied_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    log = Log(path)
+    path.write_text("a line of before\n")
+    assert log.read_new_lines() == ["a line of before"]
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        log.read_new_lines()
+    path.write_text("a later one\n")
+    assert log.read_new_lines() == ["a later one"]
+
+
+def test_what_was_read_is_returned_where_a_log_cannot_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_LARGEST_LOG", 100)
+    path = tmp_path / "x.log"
+    log = Log(path)
+    (tmp_path / "x.log.1").mkdir()
+    path.write_text("a" * 150 + "\n")
+    assert log.read_new_lines() == ["a" * 150]
+
+
+def test_a_log_that_cannot_be_followed_keeps_no_other_from_being_followed(tmp_path: Path) -> None:
+    script = f"import time; print({logs.line('a target is away', 'WARNING')!r}, flush=True); time.sleep(60)"
+    repeated: list[str] = []
+
+    def repeat(name: str, _: str) -> None:
+        if name == "first":
+            raise BrokenPipeError
+        repeated.append(name)
+
+    async def all_of_it(keeping: Supervisor) -> None:
+        keeping.keep([Child(name, API, [sys.executable, "-c", script]) for name in ("first", "second")])
+        keeping.keep([Child("third", API, [sys.executable, "-c", script])])
+        await until(lambda: len(repeated) == 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    async def run() -> None:
+        await Supervisor(tmp_path, [].append, repeat=repeat).run(all_of_it)
+
+    asyncio.run(run())
+    assert sorted(repeated[:2]) == ["second", "third"]
+
+
 def test_waits_between_starts_grow_up_to_half_a_minute() -> None:
     assert [back_off(failures) for failures in (1, 2, 3, 7, 1000)] == [0.5, 1.0, 2.0, 30.0, 30.0]
