@@ -37,7 +37,7 @@ _INLINE_EXAMPLE = (
     '"s3":{"bucket":{"name":"photos"},"object":{"key":"cat.jpg","size":11,"sequencer":"18E9E833E5D35CED"}}}]}'
 )
 _INTERVAL = 2  # seconds between two checks for new sources and schedules
-_CHECKS_PER_TRIM = 5  # of the sample, to which each event adds one entry; each trim opens a connection
+_CHECKS_PER_TRIM = 5  # of the sample, which grows for 10 s in between; each trim opens a connection
 
 
 @click.command()

@@ -20,8 +20,15 @@ from app.cli.commands.up import _Service as Started
 from app.cli.commands.up import greeting
 from app.cli_common.context import ServiceContext
 from app.config.settings import Settings
-from app.supervisor.embedded_broker import RedisMissing, redis_command, redis_server
-from app.supervisor.embedded_redis import answers
+from app.supervisor.embedded_broker import (
+    SAMPLE_DB,
+    SAMPLE_KEEPS,
+    SAMPLE_KEY,
+    RedisMissing,
+    redis_command,
+    redis_server,
+)
+from app.supervisor.embedded_redis import answers, trim_sample
 from tests import services
 from tests.services import until
 from tests.support.builders import migrated
@@ -213,6 +220,10 @@ def test_without_a_redis_of_the_machine_the_wheels_valkey_is_the_broker_of_this_
             with redis.Redis(unix_socket_path=str(settings.broker_socket)) as client:
                 client.lpush("queue", "wake-up")  # Celery's way, with a worker that waits
                 assert client.brpop(["queue"], 5) == (b"queue", b"wake-up")
+            with redis.Redis(unix_socket_path=str(settings.broker_socket), db=SAMPLE_DB) as client:
+                client.rpush(SAMPLE_KEY, *range(SAMPLE_KEEPS + 5))
+                trim_sample(settings)
+                assert (client.llen(SAMPLE_KEY), client.lindex(SAMPLE_KEY, 0)) == (SAMPLE_KEEPS, b"5")
         finally:
             server.terminate()
             assert server.wait(10) == 0
