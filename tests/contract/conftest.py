@@ -71,13 +71,13 @@ def slow_to_start() -> Shared:
 
 @pytest.fixture(scope="module")
 def elastic(slow_to_start: Shared) -> services.Elasticsearch:
-    """An Elasticsearch without TLS, shared by the session: use indices of your own."""
+    """An Elasticsearch without TLS for the tests of a group, with which it ends: use indices of your own."""
     return slow_to_start(services.elasticsearch)
 
 
 @pytest.fixture(scope="module")
 def kafka_server(slow_to_start: Shared) -> services.Kafka:
-    """A Kafka shared by the session: use topics of your own."""
+    """A Kafka for the tests of a group, with which it ends: use topics of your own."""
     return slow_to_start(services.kafka)
 
 

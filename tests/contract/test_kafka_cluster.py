@@ -150,12 +150,19 @@ def opened(target: object) -> bool:
 
 
 @pytest.fixture(scope="module")
-def cluster(first_broker: Broker) -> Iterator[tuple[Log, Broker]]:
-    """A probe of the first broker, and the second."""
+def second_broker(first_broker: Broker) -> Iterator[Broker]:
     with Broker(extra=STRICT, follows=first_broker).start() as second:
-        probe = Log(first_broker)
-        services.until(lambda: len(probe.admin().list_topics(timeout=10).brokers) == 2, timeout=30, what="two brokers")
-        yield probe, second
+        yield second
+
+
+@pytest.fixture
+def cluster(first_broker: Broker, second_broker: Broker) -> tuple[Log, Broker]:
+    """A probe of the first broker, and the second, which a test that failed may have left killed."""
+    if not second_broker.running:
+        second_broker.start()
+    probe = Log(first_broker)
+    services.until(lambda: len(probe.admin().list_topics(timeout=10).brokers) == 2, timeout=30, what="two brokers")
+    return probe, second_broker
 
 
 def created(probe: Log, replicas: list[list[int]], **config: str) -> None:

@@ -50,8 +50,11 @@ class _Elasticsearch(Probe):
         gateway = self._before.enter_context(refusing_proxy(self.server.port, tls=True))
         return self.values() | {"url": f"https://{services.LOOPBACK}:{gateway.port}", "tls_ca": str(ca)}
 
-    def renew(self) -> None:
+    def close_gateways(self) -> None:
         self._before.close()
+
+    def renew(self) -> None:
+        self.close_gateways()
         if not self.server.running:
             self.server.stop()
             self.server.start()

@@ -16,7 +16,11 @@ from tests.contract.probes.base import Probe
 def started(kind: type[Probe], slow_to_start: Callable[[Any], services.Server]) -> Iterator[Probe]:
     """A probe of this kind, with the server that others of its type have too, or one of its own."""
     if kind.shared_server is not None:
-        yield kind(slow_to_start(kind.shared_server))  # type: ignore[call-arg]  # those take their server
+        probe = kind(slow_to_start(kind.shared_server))  # type: ignore[call-arg]  # those take their server
+        try:
+            yield probe
+        finally:
+            probe.close_gateways()
     else:
         with closing(kind()) as probe:
             yield probe

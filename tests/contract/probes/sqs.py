@@ -96,7 +96,7 @@ class Standard(Probe):
         return self.values() | {"endpoint": place, "tls_ca": str(ca)}
 
     def renew(self) -> None:
-        self._close_gateways()
+        self.close_gateways()
         if not self.server.running:
             self.server.stop()
             self.server.start()
@@ -106,11 +106,7 @@ class Standard(Probe):
         self.server.url_of_queue = self.server.create(self.server.queue)
         self.server.taken.clear()
 
-    def close(self) -> None:
-        self._close_gateways()
-        self.server.stop()
-
-    def _close_gateways(self) -> None:
+    def close_gateways(self) -> None:
         while self._gateways:
             self._gateways.pop().close()
 

@@ -47,6 +47,12 @@ def _journal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def _journal_alone_in_make_test(request: pytest.FixtureRequest) -> None:
+    if not times(0, 1):
+        request.getfixturevalue("_journal_alone")
+
+
+@pytest.fixture
 def _inventory_alone_is_maintained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the other two to `make test-all`: a test of maintenance itself has all three, by the same statements."""
     maintain = tables_maintenance._maintain

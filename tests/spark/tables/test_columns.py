@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(900)  # on a busy machine each commit takes sec
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "minio_webhook_events.jsonl"
 
 
-@pytest.mark.usefixtures("_journal_alone")
+@pytest.mark.usefixtures("_journal_alone_in_make_test")
 def test_a_row_of_the_journal_says_what_minios_record_says(tables: Tables, outbox: Database) -> None:
     lines = [orjson.loads(line) for line in FIXTURES.read_text().splitlines()]
     records = [line["Records"][0] for line in lines if "Records" in line]

@@ -72,7 +72,7 @@ def test_maintenance_deletes_what_a_killed_run_has_left_and_spares_what_may_belo
     assert (journal_ids(tables), inventory(tables, "size")) == rows
 
 
-@pytest.mark.usefixtures("_journal_alone")
+@pytest.mark.usefixtures("_journal_alone_in_make_test")
 def test_a_column_is_added_and_old_snapshots_stay_readable(
     tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch, session: SparkSession
 ) -> None:

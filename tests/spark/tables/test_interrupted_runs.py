@@ -99,7 +99,7 @@ def test_the_command_is_killed_and_run_again(
 
 
 @pytest.mark.promise
-@pytest.mark.usefixtures("_journal_alone")
+@pytest.mark.usefixtures("_journal_alone_in_make_test")
 def test_of_two_runs_at_once_one_gives_up_and_no_row_is_doubled(
     tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
