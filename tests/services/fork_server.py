@@ -45,6 +45,10 @@ def serve(requests: socket.socket, commands: socket.socket) -> list[str]:
                 message, descriptors, *_ = socket.recv_fds(asking, LARGEST, 4)
         else:
             continue
+        if len(descriptors) != 4:  # who asked has ended
+            for descriptor in descriptors:
+                os.close(descriptor)
+            continue
         *streams, status = descriptors
         pid = os.fork()
         if pid == 0:

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+_TELLS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()  # as a kernel with CONFIG_PROC_CHILDREN does
+
 
 def family(pid: int) -> list[psutil.Process]:
     """The process, its descendants and whatever shares its session: an orphan keeps the session it was born in.
@@ -40,6 +42,8 @@ def _session(pid: int) -> int:
 
 
 def _children(pid: int) -> list[int]:
+    if not _TELLS_CHILDREN:
+        return [child.pid for child in psutil.Process(pid).children()]
     found = []
     with contextlib.suppress(OSError):  # it has ended
         for thread in Path(f"/proc/{pid}/task").iterdir():

@@ -42,7 +42,7 @@ for line in sys.stdin:
         measure(*eval(line))
         os._exit(0)
     if os.waitpid(child, 0)[1]:
-        sys.exit("it did not survive the body")
+        print(flush=True)
 """
 
 
@@ -62,7 +62,7 @@ def cost(
     assert measuring.stdout is not None
     print(repr((before, unit, after, size, kind, mode)), file=measuring.stdin, flush=True)
     answer = measuring.stdout.readline()
-    assert answer, measuring.wait(60)
+    assert answer.strip(), "its process did not survive the body"
     status, grown, seconds = answer.split()
     return int(status), int(grown), float(seconds)
 
@@ -88,7 +88,7 @@ def test_a_body_of_very_many_values_is_refused_for_little(
 ) -> None:
     status, grown, seconds = cost(measuring, before, unit, after, size=12, kind="application/json", mode=mode)
     assert status in (400, 413)
-    assert grown < 260  # 100 bytes for each of 2,560,000 values
+    assert grown < (260 if unit == b'"ab",' else 120)  # 100 bytes for each of as many texts as a body may have values
     assert seconds < 3
 
 
