@@ -134,6 +134,7 @@ def _built(place: Path, commit: str, epoch: int) -> dict[str, bytes]:
         packed.extractall(tree, filter="data")
     archive.unlink()
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "SOURCE_COMMIT": commit[:12]}
+    environment |= {"UV_SYSTEM_CERTS": "true"}  # as `make` has it
 
     def build(*options: str) -> None:
         command = [sys.executable, "-m", "build", "--installer", INSTALLER, "--outdir", str(place), *options]

@@ -62,8 +62,8 @@ def test_an_interrupted_run_ends_with_its_workers_and_servers(to_all: bool, tmp_
     (tmp_path / "conftest.py").write_text(CONFTEST)
     for name, lines in TESTS.items():
         (tmp_path / f"test_{name}.py").write_text(FILE + textwrap.indent(lines, "    "))
-    words = f"-p xdist.plugin -n 2 --dist loadfile -p no:cacheprovider -o addopts= --rootdir {tmp_path}"
-    pytest_ = f"{sys.executable} -m pytest {words}"
+    plugins = "-p xdist.plugin -p pytest_rerunfailures -p pytest_timeout -p no:cacheprovider"
+    pytest_ = f"{sys.executable} -m pytest {plugins} -n 2 --dist loadfile -o addopts= --rootdir {tmp_path}"
     (tmp_path / "Makefile").write_text(f"test:\n\t{pytest_} {tmp_path}\n")
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(TOP), "TMPDIR": str(services.new_folder("run"))}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # three processes would import for a second each

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import importlib.util
 import os
 import shutil
@@ -33,6 +34,7 @@ _TIMEOUT = 200  # seconds for making it on a quiet machine, which takes about a 
 _PAUSE = 3600  # seconds after an attempt that took longer
 _PARTS = ("bin", "jars", "python")  # of the wheel: what its JVM and their Python processes need
 _FILES = "plain-files.jar"
+_FILES_SOURCE = Path(__file__).parent / "sources" / "PlainFiles.java"
 
 
 def home() -> Path:
@@ -42,7 +44,8 @@ def home() -> Path:
     would read the list of 1,300 files a dozen times, which takes 0.2 s of processor time. Among the libraries is the
     tests' own `PlainFiles`.
     """
-    place = provision.CACHE / f"spark-{version('pyspark')}-with-plain-files"
+    files = hashlib.blake2b(_FILES_SOURCE.read_bytes(), digest_size=4).hexdigest() if shutil.which("javac") else "none"
+    place = provision.CACHE / f"spark-{version('pyspark')}-plain-files-{files}"
     if not place.exists():
         found = importlib.util.find_spec("pyspark")
         assert found is not None
@@ -71,9 +74,8 @@ def _link(source: str, target: str) -> None:
 def _compile_files(jars: Path) -> None:
     if not (compiler := shutil.which("javac")):
         return
-    source = Path(__file__).parent / "sources" / "PlainFiles.java"
     with tempfile.TemporaryDirectory() as made:
-        subprocess.run([compiler, "-nowarn", "-cp", f"{jars}/*", "-d", made, source], check=True)
+        subprocess.run([compiler, "-nowarn", "-cp", f"{jars}/*", "-d", made, _FILES_SOURCE], check=True)
         with zipfile.ZipFile(jars / _FILES, "w") as jar:
             for each in sorted(Path(made).iterdir()):
                 jar.write(each, each.name)

@@ -1,8 +1,8 @@
 """Whether the tests have to be compiled before several processes read them: `make test` asks it.
 
 pytest rewrites each test's assertions as it compiles it, which takes longer than to run many a test, and each of its
-processes would do it at the same time as the others. But one that collects all
-tests, only to find that nothing has changed, takes six seconds.
+processes would do it at the same time as the others. But one that collects all tests, only to find that nothing has
+changed, takes six seconds.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tests import services
 
 NAME = "outbox_of_tests"
 _SMALL = 500  # rows: InnoDB deletes so many sooner than it makes the table anew
-_FEW_PAGES = 32 << 10  # bytes: PostgreSQL deletes from such a table sooner than it makes files anew for all its indexes
+_FEW_PAGES = 32 << 10  # bytes: PostgreSQL deletes from such a table sooner than it creates files for it and its indexes
 _EMPTIED = sorted({table.name for table in tables.metadata.sorted_tables} - {"log_tail"})  # a row of the migration's
 _SCHEMA_OF_POSTGRESQL = """
 SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import pytest_rerunfailures
 from _pytest.terminal import TerminalReporter
-from pytest_rerunfailures import StatusDB
 
 _LINES = 20  # of the traceback's end: the statement, the error, and what pytest explains of it
 
@@ -15,9 +15,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     What it asks the first process for at each test, over a socket that is read byte by byte, matters only where another
     process goes on for one that was lost.
     """
-    if hasattr(session.config, "workerinput"):
-        session.config.failures_db.sock.close()  # type: ignore[attr-defined]
-        session.config.failures_db = StatusDB()  # type: ignore[attr-defined]  # that plugin's own
+    asking = getattr(session.config, "failures_db", None)  # that plugin's own: without it, the tests take longer
+    if hasattr(session.config, "workerinput") and hasattr(asking, "sock"):
+        asking.sock.close()
+        session.config.failures_db = pytest_rerunfailures.StatusDB()  # type: ignore[attr-defined]
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
