@@ -3,6 +3,7 @@
 Of the modules here these few: together with the modules that are not here they execute every statement that any test of
 the outbox executes there. test_statement_cover.py proves it and says what is missing. A module that is not here runs
 whole on all four databases, as one does that is new: those of locks, leases, times, texts, limits, errors and costs.
+Of modules that have such tests beside others, as sources, tokens and searches do, these tests are here too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ COVER: Mapping[str, tuple[str, ...]] = {
         "test_entries_are_filtered_paged_and_removed_when_they_are_old",
         "test_no_value_can_refuse_the_change_that_it_describes",
         "test_tokens_replays_and_dead_letters_are_recorded",
+    ),
+    "test_buckets": (
+        "test_a_transaction_that_fails_makes_no_bucket_known",
+        "test_buckets_are_known_by_events_and_rules_and_each_once",
+        "test_the_log_is_read_between_two_places_in_its_order",
     ),
     "test_console_sessions": (
         "test_no_row_tells_the_number_of_a_cookie",
@@ -121,6 +127,12 @@ COVER: Mapping[str, tuple[str, ...]] = {
         "test_each_target_keeps_the_newest_event_that_it_knows_of",
         "test_what_lies_beneath_forgotten_versions_is_not_guessed_from_a_dead_letter",
     ),
+    "test_rules": (
+        "test_a_rule_comes_back_as_it_was_stored_with_its_filters_in_their_order",
+        "test_a_rule_that_the_new_ones_repeat_keeps_its_number",
+        "test_a_rule_that_two_add_at_once_is_there_once",
+        "test_an_event_is_recorded_for_the_targets_whose_filters_it_passes",
+    ),
     "test_run_requests": (
         "test_a_cancelled_run_does_not_begin_and_one_that_runs_is_told_and_keeps_its_state",
         "test_a_requested_run_waits_as_a_scheduled_one_does_and_repairs_as_requested",
@@ -131,6 +143,14 @@ COVER: Mapping[str, tuple[str, ...]] = {
         "test_a_run_that_waits_is_begun_once_and_the_next_moment_makes_another",
         "test_what_is_due_is_registered_once_for_each_target_and_bucket",
     ),
+    "test_search": (
+        "test_a_page_of_dead_letters_reads_a_bounded_number_of_them",
+        "test_a_search_that_finds_little_says_so_and_goes_on_page_by_page",
+        "test_a_time_range_is_exact_and_costs_what_it_has",
+        "test_dead_letters_are_found_without_reading_the_log_between_them",
+        "test_each_filter_finds_its_events_and_no_others",
+        "test_what_is_settled_costs_a_search_for_pending_events_nothing",
+    ),
     "test_series": (
         "test_a_sample_has_the_counters_and_a_step_has_one",
         "test_a_step_has_the_delivery_times_since_the_one_before_and_five_minutes_have_their_sum",
@@ -140,5 +160,32 @@ COVER: Mapping[str, tuple[str, ...]] = {
         "test_samples_are_merged_by_the_database_as_here",
         "test_the_table_is_bounded_and_a_removed_target_leaves_it",
         "test_what_comes_in_has_a_rate_by_requests_and_for_each_source",
+    ),
+    "test_sources": (
+        "test_a_failing_source_that_no_worker_tries_again_waits_for_one",
+        "test_a_lease_that_was_not_renewed_is_another_workers",
+        "test_a_message_that_the_database_refuses_whole_is_kept_without_its_body",
+        "test_a_notice_of_lost_messages_ends_with_the_next_resume_or_another_queue",
+        "test_a_rejected_message_is_read_back_retried_and_deleted",
+        "test_a_source_has_one_holder",
+        "test_a_source_that_is_removed_while_a_declaration_is_applied_is_removed_after_it",
+        "test_a_source_that_the_environment_no_longer_names_is_taken_over_with_its_positions",
+        "test_a_source_that_was_changed_since_it_was_read_is_not_claimed",
+        "test_a_target_without_room_takes_what_fits_and_refuses_the_rest",
+        "test_an_older_state_is_noticed_whatever_share_has_messages",
+        "test_events_positions_and_rejected_messages_are_one_commit",
+        "test_long_headers_of_a_rejected_message_stop_nothing",
+        "test_processes_that_start_at_once_store_a_new_source_of_the_environment_once",
+        "test_the_database_refuses_one_event_and_records_the_others",
+        "test_the_shelf_is_bounded_by_number_and_by_bytes",
+        "test_what_an_operator_changes_ends_the_lease",
+    ),
+    "test_tokens": (
+        "test_a_token_keeps_its_limits_also_where_the_database_is_away",
+        "test_every_token_that_is_used_at_once_is_recorded",
+        "test_once_there_was_a_token_one_is_required_for_good",
+        "test_several_may_make_the_first_token_at_once",
+        "test_the_last_use_of_a_token_is_recorded_once_a_minute",
+        "test_tokens_of_the_version_before_are_recorded_when_they_are_seen_or_revoked",
     ),
 }
