@@ -1,4 +1,4 @@
-"""A plugin of pytest that notes which statements of ours each test executes on MySQL or MariaDB.
+"""A plugin of pytest that notes which statements of ours each test executes on PostgreSQL, MySQL or MariaDB.
 
 `python -m pytest -p tests.support.executed_statements` appends a line of JSON for each test to the file that
 EXECUTED_STATEMENTS names: its tier, its id and its statements, without their values. A statement of a test's own is
@@ -18,14 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pymysql.cursors import Cursor
+from pymysql.cursors import Cursor as MySqlCursor
 
+from app.outbox.engine.pg_timeouts import Cursor as PgCursor
 from tests.support import tiers
 
 VARIABLE = "EXECUTED_STATEMENTS"
 _TOP = f"{Path(__file__).parents[2]}/"
 _OURS = ("app/", "workers/")
 _MIGRATION = "app/outbox/engine/migration.py"  # of whichever test is the first of its server
+_MYSQL, _POSTGRESQL = ("execute", "executemany"), ("execute", "executemany", "copy_expert")
 _LITERAL = re.compile(r"'(?:[^'\\]|\\.|'')*'|\btest_[0-9a-f]{12}\b|-?\d+|%s|%\(\w+\)s")
 _LIST = re.compile(r"\(\?(?:, ?\?)*\)(?:, ?\(\?(?:, ?\?)*\))*")
 _REPEATED = re.compile(r"(?P<part>\S.{1,2000}?)(?:(?: | OR | UNION ALL |, ?)(?P=part))+(?=[ ),]|$)")
@@ -44,22 +46,24 @@ class Statements:
             self.of_test.add(without_values(statement if isinstance(statement, str) else bytes(statement).decode()))
 
     def watch(self) -> None:
-        """Note what any cursor of the driver executes from now on."""
-        one, many = Cursor.execute, Cursor.executemany
+        """Note what any cursor of the drivers executes from now on."""
+        for cursor_type, names in ((MySqlCursor, _MYSQL), (PgCursor, _POSTGRESQL)):
+            for name in names:
+                self._watch(cursor_type, name)
 
-        def execute(cursor: Cursor, query: str, args: Any = None) -> int:
-            self.note(query)
-            return one(cursor, query, args)
+    def _watch(self, cursor_type: type, name: str) -> None:
+        execute = getattr(cursor_type, name)
 
-        def executemany(cursor: Cursor, query: str, args: Any) -> int | None:
-            self.note(query)
+        def noting(cursor: object, statement: str | bytes, *rest: Any, **named: Any) -> Any:
+            self.note(statement)
+            is_within = getattr(self._thread, "is_within", False)
             self._thread.is_within = True
             try:
-                return many(cursor, query, args)
+                return execute(cursor, statement, *rest, **named)
             finally:
-                self._thread.is_within = False
+                self._thread.is_within = is_within
 
-        Cursor.execute, Cursor.executemany = execute, executemany  # type: ignore[method-assign, assignment]
+        setattr(cursor_type, name, noting)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Which tests of the outbox `make test` runs on MySQL and MariaDB too.
+"""Which tests of the outbox `make test` runs on MySQL and MariaDB too, and of what operators read on PostgreSQL.
 
 Of the modules here these few: together with the modules that are not here they execute every statement that any test of
 the outbox executes there. test_statement_cover.py proves it and says what is missing. A module that is not here runs
@@ -188,4 +188,24 @@ COVER: Mapping[str, tuple[str, ...]] = {
         "test_the_last_use_of_a_token_is_recorded_once_a_minute",
         "test_tokens_of_the_version_before_are_recorded_when_they_are_seen_or_revoked",
     ),
+}
+
+# Modules of what operators read and set, not of what becomes of events: of their other tests these run on PostgreSQL,
+# since several connections meet in them, for its own errors and costs, and for the statements of the rest.
+ON_POSTGRESQL: Mapping[str, tuple[str, ...]] = {
+    "test_attempts": (
+        "test_a_delivered_batch_costs_no_statement_more",
+        "test_a_timeline_costs_what_is_kept_of_its_target_and_not_what_is_in_the_log",
+        "test_the_last_failure_of_an_event_has_its_request_and_answer",
+        "test_what_the_database_cannot_take_now_is_written_later",
+    ),
+    "test_console_sessions": ("test_a_session_is_active_at_every_process_until_one_ends_it",),
+    "test_run_requests": (
+        "test_a_request_that_only_compares_replaces_no_scheduled_run",
+        "test_nothing_is_started_while_a_run_is_active_and_a_dead_one_hinders_nobody",
+        "test_of_several_requests_at_once_one_registers_a_run",
+        "test_what_has_no_rows_and_what_is_no_bucket_is_not_compared",
+    ),
+    "test_series": ("test_a_sample_does_not_grow_with_what_is_parked_and_dead",),
+    "test_tokens": (),
 }

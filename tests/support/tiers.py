@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.statement_cover import COVER, FOLDER
+from tests.support.statement_cover import COVER, FOLDER, ON_POSTGRESQL
 
 USUAL, ALL = 2, 3
 _MARKERS = {"heavy", "sender"}
@@ -155,11 +155,17 @@ def _comparisons(_name: str, parameters: Parameters) -> bool:
 
 
 def _behaviour(module: str) -> Callable[[str, Parameters], bool]:
-    """What a test shows of the product it shows on PostgreSQL: on MySQL and MariaDB the statements are what counts."""
+    """What a test shows of the product it shows on PostgreSQL: on MySQL and MariaDB the statements are what counts.
+
+    And on PostgreSQL, where nothing becomes of an event: it shows on SQLite what an operator reads.
+    """
+    on_postgresql = ON_POSTGRESQL.get(module)
 
     def moves(name: str, parameters: Parameters) -> bool:
-        url = parameters.get("outbox_url", parameters.get("empty_url"))
-        return url in _SECOND_DATABASES and name.partition("[")[0] not in COVER[module]
+        url, test = parameters.get("outbox_url", parameters.get("empty_url")), name.partition("[")[0]
+        if url == "postgresql":
+            return on_postgresql is not None and test not in COVER[module] + on_postgresql
+        return url in _SECOND_DATABASES and test not in COVER[module]
 
     return moves
 
