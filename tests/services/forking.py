@@ -156,7 +156,7 @@ def fork(argv: Sequence[str], log: Path, *, env: Mapping[str, str], modules: tup
 def command() -> Path:
     """The program `bucketwire`, whose process is forked: for commands that end, since no signal reaches it.
 
-    A command takes 0.6 s of processor time otherwise, of which most is for what it imports.
+    A command takes most of a second of processor time otherwise, above all for what it imports.
     """
     with _asking:
         return _server(os.getpid(), "", SERVICE).command
