@@ -288,16 +288,15 @@ def _audit(connection: sa.Connection, options: _Options, events: int, buckets: l
 
 
 def _count(connection: sa.Connection, batch: Batch) -> None:
-    touched = tuple(sorted(batch.recorded.keys() | batch.discarded.keys()))
-    if touched:
+    for touched in chunks(tuple(sorted(batch.recorded.keys() | batch.discarded.keys()))):
         counts = {f"recorded_{target}": batch.recorded.get(target, 0) for target in touched}
         counts |= {f"discarded_{target}": batch.discarded.get(target, 0) for target in touched}
-        connection.execute(_counting(touched), counts)
+        connection.execute(_counting(tuple(touched)), counts)
 
 
 @lru_cache(maxsize=64)
 def _counting(touched: tuple[int, ...]) -> sa.Update:
-    """Build one statement that updates all targets for which a transaction has events."""
+    """Build the statement that adds to the counters of some targets for which a transaction has events."""
     t = tables.targets.c
     added = {
         name: sa.case(
