@@ -19,7 +19,7 @@ from xdist.workermanage import WorkerController
 
 _KEY = "bucketwire/seconds"  # in pytest's cache
 _SHOWN = 20  # of the longest groups, at the end of a run
-_CASES = "tests/acceptance/test_beat.py", "tests/acceptance/test_clocks.py", "tests/acceptance/test_faults.py"
+_CASES = "tests/acceptance/test_beat.py", "tests/acceptance/test_faults.py"
 _PROBES = {  # they share their servers
     "tests/contract/test_hanging_server.py",
     "tests/contract/test_target_contract.py",
@@ -34,7 +34,13 @@ _ELASTIC = {  # they use one Elasticsearch and one Kafka
     "tests/contract/test_stream_pages.py",
     "tests/contract/test_streams_minio_parity.py",
 }
+_RABBITMQ = {  # they use the session's
+    "tests/acceptance/test_end_to_end.py",
+    "tests/integration/cli/test_status.py",
+    "tests/integration/test_wakeups.py",
+}
 _TOGETHER = {  # a server that takes long to start is started once for all of them
+    "tests/acceptance/test_local_faults.py": "tests/acceptance/test_clocks.py",  # they fork by other clocks
     "tests/contract/probes[elasticsearch]": "tests/contract/elasticsearch",
     "tests/contract/probes[kafka]": "tests/contract/elasticsearch",
     "tests/contract/test_amqp.py": "tests/contract/probes[amqp]",
@@ -55,7 +61,7 @@ _LONGEST = {
     "tests/acceptance/test_console.py": 249,
     "tests/integration/outbox/test_interleavings.py[postgresql]": 198,
     "tests/contract/elasticsearch": 320,
-    "tests/acceptance/test_end_to_end.py": 143,
+    "tests/acceptance/rabbitmq": 290,
     "tests/acceptance/test_secrets.py": 140,
     "tests/acceptance/test_stopped_workers.py": 139,
     "tests/contract/probes[sqs]": 136,
@@ -77,6 +83,8 @@ def group(nodeid: str) -> str:
 
 def _group_of_its_file(nodeid: str) -> str:
     file, _, case = nodeid.partition("::")
+    if file in _RABBITMQ or (file.startswith("tests/acceptance/") and "rabbitmq" in case):
+        return "tests/acceptance/rabbitmq"
     if file in _CASES:
         return nodeid
     if file in _PROBES or file in _SOURCES or file.startswith("tests/integration/outbox/"):

@@ -103,6 +103,20 @@ def test_what_uses_one_elasticsearch_and_one_kafka_is_a_group() -> None:
     assert {distribution.group(f"tests/contract/{case}") for case in cases} == {"tests/contract/elasticsearch"}
 
 
+def test_whole_services_over_the_sessions_rabbitmq_are_a_group_and_those_by_other_clocks_another() -> None:
+    cases = {
+        "beat.py::test_it[rabbitmq]": "rabbitmq",
+        "clocks.py::test_it_over_mariadb_and_rabbitmq[ahead]": "rabbitmq",
+        "clocks.py::test_it_over_postgresql_and_redis[ahead]": "test_clocks.py",
+        "end_to_end.py::test_it": "rabbitmq",
+        "faults.py::test_it[over_rabbitmq-faults1]": "rabbitmq",
+        "faults.py::test_it[over_redis-faults0]": "test_faults.py::test_it[over_redis-faults0]",
+        "local_faults.py::test_it": "test_clocks.py",
+    }
+    groups = {case: distribution.group(f"tests/acceptance/test_{case}") for case in cases}
+    assert groups == {case: f"tests/acceptance/{group}" for case, group in cases.items()}
+
+
 def test_the_databases_run_beside_each_other_whatever_comes_before_them_among_the_parameters() -> None:
     case = "tests/integration/outbox/test_lost_leases.py::test_it[Policy.MIRROR-{}-put and get]"
     groups = {distribution.group(case.format(name)) for name in ("mysql", "mariadb")}
@@ -111,6 +125,6 @@ def test_the_databases_run_beside_each_other_whatever_comes_before_them_among_th
 
 def test_every_file_that_is_named_is_there() -> None:
     files = (distribution._CASES, distribution._PROBES, distribution._SOURCES, distribution._ELASTIC)
-    named = {*chain(*files, distribution._WITHOUT_A_SESSION)}
+    named = {*chain(*files, distribution._RABBITMQ, distribution._WITHOUT_A_SESSION)}
     named |= {name.partition("[")[0] for name in (*distribution._LONGEST, *distribution._TOGETHER) if ".py" in name}
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
