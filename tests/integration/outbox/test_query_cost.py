@@ -218,12 +218,12 @@ def test_a_worker_passes_over_the_events_of_other_targets_in_bounded_steps(
 
 def test_a_turn_does_not_grow_with_the_parked_objects_that_are_not_due(database: Database) -> None:
     target = add_target(database)
-    courier, costs = Courier(database, target, batch=10), []
+    courier, costs, row_id = Courier(database, target, batch=10), [], _row_id(database, target)
     for count in (_FEW, _MANY):
         seqs = _log_events(database, target, count)
         rows = [
             {
-                "target_id": _row_id(database, target), "partition": seq % PARTITIONS, "seq": seq, "key_hash": seq,
+                "target_id": row_id, "partition": seq % PARTITIONS, "seq": seq, "key_hash": seq,
                 "not_before": now_ms() + HOUR, "attempts": 1,
             }
             for seq in seqs
@@ -306,11 +306,11 @@ def test_a_mark_of_the_log_does_not_grow_with_what_was_delivered(database: Datab
 
 def test_a_commit_at_a_full_target_does_not_grow_with_its_dead_letters(database: Database) -> None:
     target = add_target(database, queue_limit=100)
-    log, costs, dead = Log(database), [], 0
+    log, costs, dead, row_id = Log(database), [], 0, _row_id(database, target)
     for count in (100, 1_000):
         rows = [
             {
-                "target_id": _row_id(database, target), "partition": 0, "seq": dead + number, "event_id": "",
+                "target_id": row_id, "partition": 0, "seq": dead + number, "event_id": "",
                 "reason": "no", "attempts": 1, "first_tried": 1, "last_tried": 1, "history": "[]",
             }
             for number in range(count)
