@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple
 
@@ -52,11 +53,21 @@ def apply(rows: dict[str, Row], got: list[Event]) -> None:
             rows.pop(one.path, None)
 
 
+@dataclass
+class Round:
+    """What is drawn by chance for one bucket."""
+
+    rng: Random
+    bucket: ModelBucket
+    bodies: list[Message]  # what its frontend has sent and was not recorded yet
+
+
 @pytest.mark.parametrize(("name", "versioned"), CASES)
 def test_a_mirror_ends_equal_to_the_bucket_whoever_sends(name: str, versioned: bool, database: Database) -> None:
     sender = SENDERS[name]
-    courier = Courier(database, add_target(database), policy=Policy.MIRROR)
+    courier = mirror(database)
     rows: dict[str, Row] = {}
+    rounds = []
     for number in range(ROUNDS):
         rng = Random(f"{name} {versioned} {number}")
         bucket = ModelBucket(
@@ -66,15 +77,22 @@ def test_a_mirror_ends_equal_to_the_bucket_whoever_sends(name: str, versioned: b
         if sender.shuffles:
             bodies += rng.sample(bodies, 10)  # sent again
             rng.shuffle(bodies)
-        send(database, courier, rows, bodies)
-        assert held(rows, bucket) == bucket.contents(), f"round {number}"
+        rounds.append(Round(rng, bucket, bodies))
+    send(database, courier, rows, *(one.bodies for one in rounds))
+    for one in rounds:
+        assert held(rows, one.bucket) == one.bucket.contents(), one.bucket.name
     assert_counters_balance(database)
 
 
-def send(database: Database, courier: Courier, rows: dict[str, Row], bodies: list[Message]) -> None:
-    """Record the bodies a few at a time, and deliver them."""
-    while bodies:
-        some, bodies = bodies[:7], bodies[7:]
+def mirror(database: Database) -> Courier:
+    """A worker of a mirror, which takes what `send` records at once in as many turns as it has rounds."""
+    return Courier(database, add_target(database), policy=Policy.MIRROR, batch=10 * ROUNDS)
+
+
+def send(database: Database, courier: Courier, rows: dict[str, Row], *of_buckets: list[Message]) -> None:
+    """Record the bodies a few of each bucket at a time, and deliver them."""
+    for start in range(0, max(map(len, of_buckets)), 7):
+        some = [body for bodies in of_buckets for body in bodies[start : start + 7]]
         events = [event for body in some for event in parse(json.dumps(body).encode(), {}, now_ms=1).events]
         Log(database).append([events])
         courier.run()
@@ -90,32 +108,42 @@ def held(rows: dict[str, Row], bucket: ModelBucket) -> dict[str, str]:
 @pytest.mark.parametrize(("name", "versioned"), CASES)
 def test_a_repair_makes_no_later_event_look_old(name: str, versioned: bool, database: Database) -> None:
     sender = SENDERS[name]
-    target = add_target(database)
-    courier = Courier(database, target, policy=Policy.MIRROR)
+    courier = mirror(database)
     rows: dict[str, Row] = {}
+    rounds = []
     for number in range(ROUNDS):
         rng = Random(f"{name} {versioned} {number}")
         bucket = ModelBucket(f"bucket-{number}", rng, versioned, sender.tick, removes_markers=False)
         bodies = [body for _ in range(40) for body in sender.messages(bucket.name, bucket.next())]
         arrived = [body for body in bodies if rng.random() < 0.6]  # the others are lost
-        send(database, courier, rows, arrived)
-        listed_at = bucket.wait(60) + rng.randrange(30_000)  # by a clock that is ahead of the frontend's
-        if number % 3 == 0:  # the log knows nothing any more
-            with database.writing() as connection:
-                connection.execute(tables.events.delete())
+        rounds.append(Round(rng, bucket, arrived))
+    send(database, courier, rows, *(one.bodies for one in rounds))
+    forgotten = [one.bucket.name for one in rounds[::3]]  # the log knows nothing of them any more
+    with database.writing() as connection:
+        connection.execute(tables.events.delete().where(tables.events.c.bucket.in_(forgotten)))
+    for one in rounds:
+        listed_at = one.bucket.wait(60) + one.rng.randrange(30_000)  # by a clock that is ahead of the frontend's
+        found = findings(rows, one.bucket)
+        newest = newest_sequencers(database, one.bucket.name, [each["key"] for each in found], mirror=courier.target)
         repairs = [
-            repair_event(found, bucket.name, target, newest.get(found["key"], ""), listed_at)
-            for found in findings(rows, bucket)
-            for newest in [newest_sequencers(database, bucket.name, [found["key"]], mirror=target)]
+            repair_event(each, one.bucket.name, courier.target, newest.get(each["key"], ""), listed_at)
+            for each in found
         ]
-        send(database, courier, rows, [{"Records": [repair]} for repair in repairs])
-        assert held(rows, bucket) == bucket.contents(), f"round {number}: repaired"
-        changed = [bucket.next() for _ in range(20)]
-        send(database, courier, rows, [body for one in changed for body in sender.messages(bucket.name, one)])
+        one.bodies = [{"Records": [repair]} for repair in repairs]
+    send(database, courier, rows, *(one.bodies for one in rounds))
+    later = []
+    for one in rounds:
+        assert held(rows, one.bucket) == one.bucket.contents(), f"{one.bucket.name}: repaired"
+        changed = [one.bucket.next() for _ in range(20)]
+        one.bodies = [body for operation in changed for body in sender.messages(one.bucket.name, operation)]
         # What a removed version uncovers may be a version whose event was lost, or has left the log.
-        keys = {one.key for one in changed} - {one.key for one in changed if one.kind == "delete version"}
-        after = {key: content for key, content in bucket.contents().items() if key in keys}
-        assert {key: etag for key, etag in held(rows, bucket).items() if key in keys} == after, f"round {number}: after"
+        uncovering = {operation.key for operation in changed if operation.kind == "delete version"}
+        later.append({operation.key for operation in changed} - uncovering)
+    send(database, courier, rows, *(one.bodies for one in rounds))
+    for one, keys in zip(rounds, later, strict=True):
+        after = {key: content for key, content in one.bucket.contents().items() if key in keys}
+        now = {key: etag for key, etag in held(rows, one.bucket).items() if key in keys}
+        assert now == after, f"{one.bucket.name}: after"
 
 
 def findings(rows: dict[str, Row], bucket: ModelBucket) -> list[dict[str, Any]]:
