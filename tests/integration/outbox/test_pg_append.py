@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from random import Random
 from typing import Any
 
@@ -28,11 +28,17 @@ MANY = APPEND.max_trip_events + 1  # rows that are copied
 
 
 @pytest.fixture
-def database(postgres_database: str) -> Iterator[Database]:
+def database(postgres_outbox: str) -> Iterator[Database]:
     """An empty log."""
-    opened = migrated(postgres_database)
-    yield opened
-    opened.close()
+    with closing(migrated(postgres_outbox)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def own_database(postgres_database: str) -> Iterator[Database]:
+    """The same in a database of this test's own, whose properties it may change."""
+    with closing(migrated(postgres_database)) as opened:
+        yield opened
 
 
 @contextmanager
@@ -180,11 +186,13 @@ def test_connections_that_break_while_they_are_idle_are_no_reason_to_refuse_an_e
     assert answers[2:] == [Receipt(recorded=1)] * 4
 
 
-def test_a_database_that_lets_nobody_in_is_unavailable(database: Database, postgres_server: services.Postgres) -> None:
-    recorder = Recorder(database)
+def test_a_database_that_lets_nobody_in_is_unavailable(
+    own_database: Database, postgres_server: services.Postgres
+) -> None:
+    recorder = Recorder(own_database)
     assert [*recorder.record([some(1)])] == [Receipt(recorded=1)]
-    database.close()
-    allow = f'ALTER DATABASE "{database.url.database}" ALLOW_CONNECTIONS {{}}'.format
+    own_database.close()
+    allow = f'ALTER DATABASE "{own_database.url.database}" ALLOW_CONNECTIONS {{}}'.format
     with postgres_server.connection() as other, other.cursor() as cursor:
         cursor.execute(allow("false"))
         [away] = recorder.record([some(1)])
@@ -194,14 +202,14 @@ def test_a_database_that_lets_nobody_in_is_unavailable(database: Database, postg
 
 
 def test_several_that_append_the_same_at_once_record_it_once_whatever_isolation_the_database_prefers(
-    database: Database,
+    own_database: Database,
 ) -> None:
-    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+    with own_database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         name = connection.execute(sa.text("SELECT current_database()")).scalar_one()
         connection.execute(sa.text(f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'serializable'"))
-    database.close()
-    target = add_target(database, queue_limit=45)
-    logs = [used(database) for _ in range(4)]
+    own_database.close()
+    target = add_target(own_database, queue_limit=45)
+    logs = [used(own_database) for _ in range(4)]
     batches = [some(2) for _ in range(25)]
     together = threading.Barrier(4)
 
@@ -216,8 +224,8 @@ def test_several_that_append_the_same_at_once_record_it_once_whatever_isolation_
         receipts = [one for answers in threads.map(append, logs) for one in answers if isinstance(one, Receipt)]
     assert (sum(one.recorded for one in receipts), sum(one.repeated for one in receipts)) == (50, 150)
     assert sum(one.discarded.get(target, 0) for one in receipts) == 9  # of 4 first ones and 50
-    assert counted(database) == (45, 9)
-    assert len({found for _, found in rows(database)}) == 54
+    assert counted(own_database) == (45, 9)
+    assert len({found for _, found in rows(own_database)}) == 54
 
 
 def test_nothing_appears_in_the_log_before_what_was_read_of_it(database: Database) -> None:
