@@ -216,6 +216,7 @@ RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
     ),
     "tests/integration/outbox/test_frontend_order.py": _senders,
     "tests/integration/outbox/test_interleavings.py": _explorer,
+    "tests/integration/outbox/test_refused_events.py": _with("test_an_event_larger_than_a_packet_fails", size=[None]),
     "tests/integration/outbox/test_origin.py": _with("test_", outbox_url=["mysql", "mariadb"], count=[60]),
     "tests/integration/test_services.py": _servers,
     "tests/spark/test_compare.py": _comparisons,

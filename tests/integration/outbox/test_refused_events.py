@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from app.outbox.log.spool_format import decoded
 from app.outbox.reconcile.log_queries import unchanged_since
 from tests import services
 from tests.support.builders import add_target, event, migrated
+from tests.support.properties import times
 from tests.support.refused_events import refuse_poison
 
 
@@ -100,10 +102,10 @@ def test_events_that_the_database_refuses_are_quarantined_by_themselves_wherever
 
 
 def test_a_full_disk_under_the_spool_folder_does_not_keep_a_refused_event_in_the_way(
-    postgres_database: str, tmp_path: Path
+    postgres_outbox: str, tmp_path: Path
 ) -> None:
     """There is no room to write down what is refused, and none is made unless the files behind are fed."""
-    database = migrated(postgres_database)
+    database = migrated(postgres_outbox)
     refuse_poison(database)
     spool = Spool(tmp_path / "spool")
     before, poison, beside, unreadable, after = (event(key) for key in ("a", "poison", "b", "c", "d"))
@@ -227,54 +229,70 @@ def test_a_lock_that_is_held_for_long_quarantines_nothing(outbox_url: str, tmp_p
         opened.close()
 
 
-@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
-def test_an_event_larger_than_a_packet_fails_its_own_request_only(kind: str, request: pytest.FixtureRequest) -> None:
-    server: services.MySQL = request.getfixturevalue(f"{kind}_server")
-    database = migrated(server.create_database(f"packet_{kind}"))
-    packet = _packet(server)
-    commits = GroupCommit(database)
-    requests = [[event(f"{number}")] for number in range(6)]
-    requests[3] = [event("good"), large(packet + 1)]
-    answers = together(commits, requests)
-    assert isinstance(answers.pop(3), VALUE_ERRORS)
-    assert answers == [Receipt(recorded=1)] * 5
-    # Just below the limit it is kept, also where much of it has to be escaped.
-    fits = large(packet - 40_000)
-    quoted = event("quoted")._replace(record='{"a":"' + '\\"' * (packet // 4 - 10_000) + '"}')
-    assert commits.append([fits], 60) == Receipt(recorded=1)
-    assert commits.append([quoted], 60) == Receipt(recorded=1)
-    database.close()
-    server.drop_database(f"packet_{kind}")
+OF_PACKETS = pytest.mark.parametrize("outbox_url", ["mysql", "mariadb"], indirect=True)
 
 
-@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
-def test_an_event_larger_than_a_packet_is_quarantined_and_the_rest_is_fed(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    server: services.MySQL = request.getfixturevalue(f"{kind}_server")
-    database = migrated(server.create_database(f"packets_{kind}"))
-    spool = Spool(tmp_path / "spool")
-    before, after = event("before"), event("after")
-    for events in ([before], [large(_packet(server) + 1)], [after]):
-        spool.append(events)
-    SpoolFeeder(spool, database).feed()
-    assert recorded(database) == [before.id, after.id]
-    assert spool.damaged() == 1
-    database.close()
-    server.drop_database(f"packets_{kind}")
+@contextmanager
+def packets(url: str, size: int | None) -> Iterator[int]:
+    """Have the server take statements of so many bytes at most, on connections that are opened within the block.
+
+    Yields the size; with None that which the server has without being told.
+    """
+    with closing(Database(url)) as asking, asking.writing() as connection:
+        usual = int(connection.exec_driver_sql("SELECT @@GLOBAL.max_allowed_packet").scalar_one())
+        try:
+            connection.exec_driver_sql(f"SET GLOBAL max_allowed_packet = {size or usual}")
+            yield size or usual
+        finally:
+            connection.exec_driver_sql(f"SET GLOBAL max_allowed_packet = {usual}")
 
 
-@pytest.mark.parametrize("kind", ["postgres", "mysql", "mariadb"])
-def test_an_event_at_which_the_connection_breaks_each_time_holds_nobody_up(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+@OF_PACKETS
+@pytest.mark.parametrize("size", [1 << 20, None])
+def test_an_event_larger_than_a_packet_fails_its_own_request_only(outbox_url: str, size: int | None) -> None:
+    with packets(outbox_url, size) as packet, closing(migrated(outbox_url)) as database:
+        commits = GroupCommit(database)
+        requests = [[event(f"{number}")] for number in range(6)]
+        requests[3] = [event("good"), large(packet + 1)]
+        answers = together(commits, requests)
+        assert isinstance(answers.pop(3), VALUE_ERRORS)
+        assert answers == [Receipt(recorded=1)] * 5
+        # Just below the limit it is kept, also where much of it has to be escaped.
+        fits = large(packet - 40_000)
+        quoted = event("quoted")._replace(record='{"a":"' + '\\"' * (packet // 4 - 10_000) + '"}')
+        assert commits.append([fits], 60) == Receipt(recorded=1)
+        assert commits.append([quoted], 60) == Receipt(recorded=1)
+
+
+@OF_PACKETS
+def test_an_event_larger_than_a_packet_is_quarantined_and_the_rest_is_fed(outbox_url: str, tmp_path: Path) -> None:
+    with packets(outbox_url, 1 << 20) as packet, closing(migrated(outbox_url)) as database:
+        spool = Spool(tmp_path / "spool")
+        before, after = event("before"), event("after")
+        for events in ([before], [large(packet + 1)], [after]):
+            spool.append(events)
+        SpoolFeeder(spool, database).feed()
+        assert recorded(database) == [before.id, after.id]
+        assert spool.damaged() == 1
+
+
+@OF_PACKETS
+def test_a_database_of_small_packets_takes_many_events_at_once(outbox_url: str) -> None:
+    with packets(outbox_url, 65_536) as packet, closing(migrated(outbox_url)) as database:
+        commits = GroupCommit(database)
+        assert commits.append([event(f"{number}") for number in range(1000)], 60) == Receipt(recorded=1000)
+        with pytest.raises(VALUE_ERRORS, match="more than the"):
+            commits.append([large(packet)], 60)
+
+
+@pytest.mark.parametrize("outbox_url", ["postgresql", "mysql", "mariadb"], indirect=True)
+def test_an_event_at_which_the_connection_breaks_each_time_holds_nobody_up(outbox_url: str, tmp_path: Path) -> None:
     """A proxy before the database hangs up on what is too large for it; the database itself is well."""
-    server: services.Postgres | services.MySQL = request.getfixturevalue(f"{kind}_server")
-    url = server.create_database(f"cut_{kind}")
-    migrated(url).close()
-    with services.proxy(server.port, hang_up_on=b"poison") as between:
-        plain = {"sslmode": "disable"} if kind == "postgres" else {"ssl_disabled": "true"}
-        database = Database(str(_through(url, between.port, plain)))
+    migrated(outbox_url).close()
+    url = sa.make_url(outbox_url)
+    assert url.port
+    with services.proxy(url.port, hang_up_on=b"poison") as between:
+        database = Database(url.set(port=between.port).render_as_string(hide_password=False))
         spool = Spool(tmp_path / "spool")
         before, after = event("before"), event("after")
         for events in ([before], [event("poison")], [after]):
@@ -283,7 +301,6 @@ def test_an_event_at_which_the_connection_breaks_each_time_holds_nobody_up(
         assert recorded(database) == [before.id, after.id]
         assert spool.damaged() == 1
         database.close()
-    server.drop_database(f"cut_{kind}")
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mysql", "mariadb"])
@@ -293,8 +310,9 @@ def test_a_database_that_goes_away_and_comes_back_quarantines_nothing(kind: str,
         database = migrated(server.create_database("outbox"))
         spool = Spool(tmp_path / "spool")
         feeder = SpoolFeeder(spool, database)
-        sent = [[event(f"{number}")] for number in range(6)]
-        for number in range(3):
+        rounds = times(2, 3)
+        sent = [[event(f"{number}")] for number in range(2 * rounds)]
+        for number in range(rounds):
             for events in sent[number * 2 : number * 2 + 2]:
                 spool.append(events)
             server.kill()
@@ -306,19 +324,6 @@ def test_a_database_that_goes_away_and_comes_back_quarantines_nothing(kind: str,
             _feed_until_empty(feeder)
         assert recorded(database) == [one.id for events in sent for one in events]
         assert not spool.damaged()
-        database.close()
-
-
-@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
-def test_a_database_of_small_packets_takes_many_events_at_once(kind: str) -> None:
-    with {"mysql": services.mysql, "mariadb": services.mariadb}[kind]() as server:
-        with server.connection() as connection, connection.cursor() as cursor:
-            cursor.execute("SET GLOBAL max_allowed_packet = 65536")
-        database = migrated(server.create_database("outbox"))
-        commits = GroupCommit(database)
-        assert commits.append([event(f"{number}") for number in range(1000)], 60) == Receipt(recorded=1000)
-        with pytest.raises(VALUE_ERRORS, match="more than the"):
-            commits.append([large(65_536)], 60)
         database.close()
 
 
@@ -338,16 +343,3 @@ def test_what_was_recorded_before_the_database_went_away_is_answered_so(database
     refuse_poison(database)
     answers = together(GroupCommit(database), [[event("poison")], [event("a")], [event("poison")]])
     assert [isinstance(answer, Receipt) for answer in answers] == [False, True, False]
-
-
-def _packet(server: services.MySQL) -> int:
-    with server.connection() as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT @@max_allowed_packet")
-        found = cursor.fetchone()
-    assert found
-    return int(found[0])
-
-
-def _through(url: str, port: int, query: dict[str, str]) -> str:
-    changed = sa.make_url(url).set(port=port).update_query_dict(query)
-    return changed.render_as_string(hide_password=False)
