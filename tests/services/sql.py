@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,20 +54,13 @@ class Postgres(Server):
             dsn = self.primary.dsn().partition(" dbname")[0]
             self.set_up([self.binaries / "pg_basebackup", f"--dbname={dsn}", *options])
             return
-        # What `initdb` makes differs in a number of the cluster alone: it is made once, and copied.
         options = [f"--username={USER}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
-        of = hashlib.blake2b(repr((initdb.stat().st_mtime_ns, options, PASSWORD)).encode(), digest_size=6).hexdigest()
-        kept, data = provision.CACHE / f"postgres-data-{of}", self.folder / "data"
-        if kept.exists():
-            shutil.copytree(kept, data)
-            if user:
-                for path in (data, *data.rglob("*")):
-                    shutil.chown(path, user, user)
-        else:
-            self.set_up([self.binaries / "initdb", f"--pgdata={data}", f"--pwfile={self.folder}/password", *options])
-            provision.CACHE.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=provision.CACHE) as folder, suppress(OSError):  # another was faster
-                shutil.copytree(data, Path(folder) / "data").rename(kept)
+        data, secret = self.folder / "data", self.folder / "password"
+        make: list[str | Path] = [self.binaries / "initdb", f"--pgdata={data}", f"--pwfile={secret}", *options]
+        _made_once(f"postgres-data-{_digest(initdb, options, PASSWORD)}", data, lambda: self.set_up(make))
+        if user:
+            for path in (data, *data.rglob("*")):
+                shutil.chown(path, user, user)
         access = data / "pg_hba.conf"
         access.write_text(f"hostssl all client {LOOPBACK}/32 cert\n{access.read_text()}")
 
@@ -283,11 +276,30 @@ class MariaDB(MySQL):
     newest: ClassVar[Path | None] = provision.NEWEST
 
     def prepare(self) -> None:
-        options = ["--no-defaults", f"--datadir={self.folder}/data", "--auth-root-authentication-method=normal"]
-        self.set_up(["mariadb-install-db", *options, "--skip-test-db", *provision.as_root()])
+        options = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db", *provision.as_root()]
+        data, server = self.folder / "data", (self.tree or Path("/")) / "usr/sbin/mariadbd"
+        make: list[str | Path] = ["mariadb-install-db", *options, f"--datadir={data}"]
+        _made_once(f"mariadb-data-{_digest(server, options)}", data, lambda: self.set_up(make))
 
     def argv(self) -> Sequence[str | Path]:
         return ["/usr/sbin/mariadbd", "--no-defaults", *self.common()]
+
+
+def _digest(program: Path, *rest: object) -> str:
+    """What tells apart what a program makes when it is given other words, or is another one."""
+    return hashlib.blake2b(repr((program.stat().st_mtime_ns, *rest)).encode(), digest_size=6).hexdigest()
+
+
+def _made_once(name: str, data: Path, make: Callable[[], None]) -> None:
+    """Fill the folder `data`, with what `make` has made before: two data folders differ in a number at most."""
+    kept = provision.CACHE / name
+    if kept.exists():
+        shutil.copytree(kept, data)
+        return
+    make()
+    provision.CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=provision.CACHE) as folder, suppress(OSError):  # another was faster
+        shutil.copytree(data, Path(folder) / "data").rename(kept)
 
 
 def postgres(*, durable: bool = False) -> Postgres:
