@@ -196,18 +196,18 @@ def test_the_table_is_bounded_and_a_removed_target_leaves_it(
     database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(series, "FINE", Resolution(10, 6))
-    monkeypatch.setattr(series, "COARSE", Resolution(300, 3))
+    monkeypatch.setattr(series, "COARSE", Resolution(50, 3))
     target, gone = add_target(database, "audit"), add_target(database, "gone")
-    for number in range(130):
-        if number == 125:
+    for number in range(22):  # more than four steps of the coarse one
+        if number == 20:
             registry(database).remove(gone, force=True)
         assert take_sample(database)
         assert rows(database) <= 2 * (6 + 3)
         clock.now += 10_000
     assert [one.at for one in samples(database, target)] == [clock.now - 10_000 * back for back in range(6, 0, -1)]
-    assert [one.at - BEGIN for one in samples(database, target, series.COARSE)] == [600_000, 900_000, 1_200_000]
-    clock.now += 900_000
-    for _ in range(100):
+    assert [one.at - BEGIN for one in samples(database, target, series.COARSE)] == [100_000, 150_000, 200_000]
+    clock.now += 150_000
+    for _ in range(17):
         take_sample(database)
         clock.now += 10_000
     assert rows(database) == 6 + 3
