@@ -131,7 +131,7 @@ RECIPES = {
         Recipe("iceberg_rest", (f"{places.ICEBERG_REST}/sqlite-jdbc-*.jar",), (), maven.build_iceberg_rest, "maven"),
         Recipe("elasticsearch", (f"{places.ELASTICSEARCH}/launcher/EsNode.class",), (), _ELASTICSEARCH, "maven"),
         Recipe("opensearch", (f"{places.OPENSEARCH}/launcher/OsNode.class",), (), _OPENSEARCH, "maven"),
-        Recipe("chromium", ("/usr/bin/chromium",), ("chromium",)),
+        Recipe("chromium", ("/usr/bin/chromium-headless-shell",), ("chromium-headless-shell",)),
         Recipe("axe", (f"{places.AXE}/axe.min.js",), (), ready_made.build_axe, "npm"),
         Recipe("oidc", (f"{places.OIDC}/node_modules/oidc-provider/lib/index.js",), (), ready_made.build_oidc, "npm"),
         Recipe(
