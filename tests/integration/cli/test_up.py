@@ -30,23 +30,23 @@ from app.supervisor.embedded_broker import (
 )
 from app.supervisor.embedded_redis import answers, trim_sample
 from tests import services
-from tests.services import until
+from tests.services import forking, until
 from tests.support.builders import migrated
 from tests.support.pulled_events import Sources
-from tests.support.service_processes import BUCKETWIRE, Role
+from tests.support.service_processes import Role
 
 
-def up(folder: Path, port: int, **more: str) -> Role:
+def up(folder: Path, port: int, *, forked: bool = False, **more: str) -> Role:
     settings = {"BUCKETWIRE_DATA_DIR": str(folder), "BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{port}", **more}
     words, ready = ["up", "--concurrency", "1"], "Ctrl-C stops everything."
-    return Role(arguments=words, settings=settings, ready=ready, forked=False)
+    return Role(arguments=words, settings=settings, ready=ready, forked=forked)
 
 
 def refused(folder: Path, port: int, **more: str) -> str:
     """What `up` says when it does not start."""
     environment = {"BUCKETWIRE_DATA_DIR": str(folder), "BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{port}"}
     done = subprocess.run(
-        [BUCKETWIRE, "up"],
+        [forking.command(), "up"],
         env={"PATH": os.environ["PATH"], **environment, **more},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
@@ -65,7 +65,7 @@ SCHEDULED = {
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Role]:
-    """A service without Java."""
+    """A service without Java, begun as a user does: as a process of its own."""
     folder = tmp_path_factory.mktemp("up") / "var"
     folder.mkdir()
     folder.chmod(0o755)
@@ -79,7 +79,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Role]:
 def in_json(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Role]:
     """A service whose logs are in JSON, with a schedule."""
     folder = tmp_path_factory.mktemp("json") / "var"
-    whole = up(folder, services.free_port(), **SCHEDULED, BUCKETWIRE_LOG_FORMAT="json")
+    whole = up(folder, services.free_port(), forked=True, **SCHEDULED, BUCKETWIRE_LOG_FORMAT="json")
     whole.ready = '"flower": "http://127.0.0.1:'
     with whole:
         yield whole.start()
@@ -110,7 +110,7 @@ def test_a_schedule_brings_a_worker_that_reconciles(in_json: Role) -> None:
 
 def test_a_schedule_that_nothing_here_can_keep_is_told_of(running: Role) -> None:
     target = ["target", "set", "redis:rows", f"address={services.LOOPBACK}:1", "key=rows", "reconcile=0 3 * * *"]
-    subprocess.run([BUCKETWIRE, *target], env=dict(running.settings), check=True)
+    subprocess.run([forking.command(), *target], env=dict(running.settings), check=True)
     until(lambda: "scheduled reconciliations wait" in running.said(), 20, what="the news")
     said = "scheduled reconciliations wait for a `bucketwire worker --only spark`: there is no Java in /nowhere/bin"
     assert said in running.said()
@@ -120,7 +120,7 @@ def test_a_schedule_that_nothing_here_can_keep_is_told_of(running: Role) -> None
 def test_a_source_brings_a_worker_that_pulls(running: Role) -> None:
     queue = Path(running.settings["BUCKETWIRE_DATA_DIR"]) / "redis.sock"
     words = ["source", "set", "redis:frontend", f"address={queue}", "db=5", "key=frontend"]
-    subprocess.run([BUCKETWIRE, *words], env=dict(running.settings), check=True)
+    subprocess.run([forking.command(), *words], env=dict(running.settings), check=True)
     with redis.Redis(unix_socket_path=str(queue), db=5) as client:
         client.rpush("frontend", "no event")
     url = f"http://{running.settings['BUCKETWIRE_LISTEN']}/v1/sources/redis/frontend"
@@ -277,7 +277,7 @@ def _answers(url: str) -> bool:
 
 def _delivered(settings: Mapping[str, str]) -> int:
     shown = subprocess.run(
-        [BUCKETWIRE, "status", "--json"], env=dict(settings), capture_output=True, text=True, check=True
+        [forking.command(), "status", "--json"], env=dict(settings), capture_output=True, text=True, check=True
     )
     [delivered] = [
         target["events"]["delivered"]
