@@ -1,7 +1,7 @@
 """Hide secrets in a text of a remote, which may write them as JSON, HTML or a URL does.
 
 A text is decoded in each of these ways, and a secret is looked for in what it says then. That takes time linear in the
-text, whatever text and secrets are: a pattern of the secrets took 45 s for a secret and an answer of one letter.
+text, whatever text and secrets are: a pattern took 6.5 s for a secret of 4,000 `/` and an answer of 20,000.
 """
 
 import re
