@@ -23,7 +23,7 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -95,7 +95,7 @@ class Queue:
 
 def kafka(stack: ExitStack) -> Queue:
     """Start a Kafka with an empty topic."""
-    probe = stack.enter_context(closing(Topic()))
+    probe = stack.enter_context(Topic.alone())
     probe.renew()
     topic, brokers = str(probe.values()["topic"]), probe.server.brokers
     reader = Consumer({"bootstrap.servers": brokers, "group.id": "reader", "log_level": 0})
@@ -119,7 +119,7 @@ def redis_list(stack: ExitStack) -> Queue:
 
 def jetstream(stack: ExitStack) -> Queue:
     """Start a NATS server with an empty stream."""
-    probe = stack.enter_context(closing(Stream()))
+    probe = stack.enter_context(Stream.alone())
     probe.renew()
     values = probe.values()
     target = {"ADDRESS": values["address"], "SUBJECT": SUBJECT, "JETSTREAM": "on"}

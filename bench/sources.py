@@ -13,7 +13,7 @@ that does other things. The ways alternate, and the medians count.
 import argparse
 import statistics
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import Any
 
 import sqlalchemy as sa
@@ -93,7 +93,7 @@ def fill(probe: SourceProbe, way: str, events: int) -> None:
 
 def pulled(way: str, events: int, measured: Measured) -> Measurement:
     """Fill a queue of this type on a server of its own, and pull it."""
-    with closing(SOURCE_PROBES[way]()) as probe:
+    with SOURCE_PROBES[way].alone() as probe:
         fill(probe, way, events)
         return measured.pull(events, probe)
 

@@ -96,10 +96,11 @@ def probe(running: Probe) -> Probe:
 
 
 @pytest.fixture(scope="session", params=sorted(SOURCE_PROBES))
-def served(request: pytest.FixtureRequest) -> Iterator[SourceProbe]:
+def served(request: pytest.FixtureRequest, slow_to_start: Shared) -> Iterator[SourceProbe]:
     """Every type of queue in turn."""
-    with contextlib.closing(SOURCE_PROBES[request.param]()) as probe:
-        yield probe
+    kind = SOURCE_PROBES[request.param]
+    with fixtures.started(kind.way, slow_to_start) as target:
+        yield kind(target)
 
 
 @pytest.fixture

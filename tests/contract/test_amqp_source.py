@@ -22,7 +22,7 @@ from tests.support.pulled_events import Sources, check_minio, messages, numbered
 from workers.sources.amqp import AmqpSource
 from workers.sources.base import SourceUnavailable
 
-# The server is that of the source contract.
+# The server is that of the contracts of source and target.
 pytestmark = pytest.mark.parametrize("served", ["amqp"], indirect=True)
 
 KINDS: dict[str, dict[str, Any]] = {

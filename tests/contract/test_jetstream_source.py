@@ -41,7 +41,7 @@ from workers.sources.jetstream_reader import StreamReader, StreamState
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Stream]:
-    with closing(Stream()) as stream:
+    with Stream.alone() as stream:
         yield stream
 
 

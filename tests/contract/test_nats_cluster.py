@@ -150,8 +150,7 @@ def test_a_source_goes_on_at_another_server(cluster: JetStream, members: list[Me
 
 @pytest.mark.promise
 def test_a_source_goes_on_with_the_next_leader(cluster: JetStream, members: list[Member], database: Database) -> None:
-    sender = Stream.__new__(Stream)  # of this cluster's stream
-    sender.target, sender.server = cluster, members[2]
+    sender = Stream(cluster)
 
     def leader() -> str:
         with closing(Wire(sender.server)) as wire, contextlib.suppress(TimeoutError):  # nobody answers meanwhile

@@ -31,7 +31,7 @@ KEYS = ["a b.txt", "é/ü.txt", "c+d", "e%2Ff", "g", "h/", "i&<j>"]
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Elements]:
-    with closing(Elements()) as probe:
+    with Elements.alone() as probe:
         yield probe
 
 
@@ -45,10 +45,9 @@ def elements(served: Elements) -> Elements:
 @pytest.fixture
 def entries(elements: Elements) -> Entries:
     """A stream, on the same server."""
-    stream = Entries.__new__(Entries)
-    stream.target = redis.Stream.__new__(redis.Stream)
-    stream.target.server = stream.server = elements.server
-    return stream
+    target = redis.Stream.__new__(redis.Stream)
+    target.server = elements.server
+    return Entries(target)
 
 
 def source_of(probe: Elements, **more: str) -> RedisSource:

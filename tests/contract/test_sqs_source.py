@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -25,11 +25,8 @@ from tests.support.pulled_events import Sources, messages, numbered, pull, recor
 from workers.sources.base import SourceUnavailable
 from workers.sources.sqs import SqsSource
 
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Unordered]:
-    with closing(Unordered()) as probe:
-        yield probe
+# The server is that of the contracts of source and target.
+pytestmark = pytest.mark.parametrize("served", ["sqs"], indirect=True)
 
 
 @pytest.fixture
@@ -43,7 +40,7 @@ def groups(served: Unordered) -> Groups:
     """A FIFO queue of the same server."""
     target = Fifo.__new__(Fifo)
     target.server, target._gateways = served.target.server, served.target._gateways
-    probe = Groups(lambda: target)
+    probe = Groups(target)
     probe.renew()
     return probe
 

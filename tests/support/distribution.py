@@ -44,9 +44,13 @@ _TOGETHER = {  # a server that takes long to start is started once for all of th
     "tests/contract/probes[elasticsearch]": "tests/contract/elasticsearch",
     "tests/contract/probes[kafka]": "tests/contract/elasticsearch",
     "tests/contract/test_amqp.py": "tests/contract/probes[amqp]",
-    "tests/contract/test_amqp_source.py": "tests/contract/sources[amqp]",
+    "tests/contract/test_amqp_source.py": "tests/contract/probes[amqp]",
     "tests/contract/test_kafka_source.py": "tests/contract/sources[kafka]",
     "tests/contract/test_sqs.py": "tests/contract/probes[sqs]",
+    "tests/contract/test_sqs_source.py": "tests/contract/probes[sqs]",
+    "tests/contract/sources[amqp]": "tests/contract/probes[amqp]",
+    "tests/contract/sources[sqs]": "tests/contract/probes[sqs]",
+    "tests/contract/sources[sqs_fifo]": "tests/contract/probes[sqs]",
 }
 _OTHERS_TOO = {"tests/contract/test_late_requests.py", "tests/contract/test_refused_object.py"}
 # To start a Spark session, and to have compiled what it runs, takes longer than most tests of it: one process has one.
@@ -62,9 +66,10 @@ _LONGEST = {
     "tests/integration/outbox/test_interleavings.py[postgresql]": 198,
     "tests/contract/elasticsearch": 320,
     "tests/acceptance/rabbitmq": 290,
+    "tests/contract/probes[amqp]": 230,
+    "tests/contract/probes[sqs]": 205,
     "tests/acceptance/test_secrets.py": 140,
     "tests/acceptance/test_stopped_workers.py": 139,
-    "tests/contract/probes[sqs]": 136,
     "tests/acceptance/test_tutorial.py": 123,
     "tests/acceptance/test_console_screens.py": 111,
     "tests/acceptance/test_make_run.py": 107,

@@ -85,10 +85,17 @@ def test_the_end_of_a_run_shows_the_longest_groups() -> None:
 
 def test_the_kinds_of_sources_run_beside_each_other() -> None:
     files = [f"tests/contract/test_source_{name}.py" for name in ("contract", "test")]
-    groups = {distribution.group(f"{file}::test_it[{kind}]") for file in files for kind in ("amqp", "redis_list")}
-    assert groups == {"tests/contract/sources[amqp]", "tests/contract/sources[redis_list]"}
-    own = {distribution.group(f"tests/contract/test_{kind}_source.py::test_it[{kind}]") for kind in ("amqp", "kafka")}
-    assert own == {"tests/contract/sources[amqp]", "tests/contract/sources[kafka]"}
+    groups = {distribution.group(f"{file}::test_it[{kind}]") for file in files for kind in ("jetstream", "redis_list")}
+    assert groups == {"tests/contract/sources[jetstream]", "tests/contract/sources[redis_list]"}
+    assert distribution.group("tests/contract/test_kafka_source.py::test_it[kafka]") == "tests/contract/sources[kafka]"
+
+
+@pytest.mark.parametrize("served", ["amqp", "sqs", "sqs_fifo"])
+def test_a_source_and_a_target_have_one_server_that_takes_long_to_start(served: str) -> None:
+    kind = served.partition("_")[0]
+    cases = [f"test_{name}.py::test_it[{served}]" for name in ("source_contract", "source_test", f"{kind}_source")]
+    cases += [f"test_target_contract.py::test_it[{kind}-1]", f"test_{kind}.py::test_it"]
+    assert len({distribution.group(f"tests/contract/{case}") for case in cases}) == 1
 
 
 def test_a_kind_of_target_has_one_server_for_all_that_put_something_to_it() -> None:

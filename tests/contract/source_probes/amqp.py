@@ -18,13 +18,9 @@ class Queue(SourceProbe):
     """A durable queue, which is one share."""
 
     type = "amqp"
-
-    def __init__(self) -> None:
-        self.target = amqp.Queue()
-        self.server: services.RabbitMQ = self.target.server
-
-    def renew(self) -> None:
-        self.target.renew()
+    way = amqp.Queue
+    target: amqp.Queue
+    server: services.RabbitMQ
 
     def values(self) -> Mapping[str, Any]:
         return {"url": self.server.url, "queue": amqp.QUEUE}

@@ -17,14 +17,9 @@ class Stream(SourceProbe):
     """A stream, which is one share."""
 
     type = "jetstream"
+    way = JetStream
+    server: services.Nats
     keeps_positions = True
-
-    def __init__(self) -> None:
-        self.target = JetStream()
-        self.server: services.Nats = self.target.server
-
-    def renew(self) -> None:
-        self.target.renew()
 
     def values(self) -> Mapping[str, Any]:
         login = {"username": services.USER, "password": services.PASSWORD}

@@ -16,14 +16,10 @@ class Topic(SourceProbe):
     """A topic of six partitions, each of which is a share."""
 
     type = "kafka"
+    way = kafka.Log
+    target: kafka.Log
+    server: services.Kafka
     keeps_positions = True
-
-    def __init__(self) -> None:
-        self.target = kafka.Log()
-        self.server: services.Kafka = self.target.server
-
-    def renew(self) -> None:
-        self.target.renew()
 
     def values(self) -> Mapping[str, Any]:
         return self.target.values()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tests import services
 from tests.contract.probes import redis
+from tests.contract.probes.base import Probe
 from tests.contract.source_probes.base import SourceProbe
 
 
@@ -14,13 +15,9 @@ class Elements(SourceProbe):
     """A list, which is one share."""
 
     type = "redis"
-
-    def __init__(self) -> None:
-        self.target = redis.Access()
-        self.server: services.Redis = self.target.server
-
-    def renew(self) -> None:
-        self.target.renew()
+    way: ClassVar[type[Probe]] = redis.Access
+    target: redis.Access | redis.Stream
+    server: services.Redis
 
     def values(self) -> Mapping[str, Any]:
         given = self.target.values()

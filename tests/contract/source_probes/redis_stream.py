@@ -14,11 +14,8 @@ _ADD = "for _, body in ipairs(ARGV) do redis.call('XADD', KEYS[1], '*', 'body', 
 class Entries(redis_list.Elements):
     """A stream, which is one share."""
 
+    way = redis.Stream
     keeps_positions = True
-
-    def __init__(self) -> None:
-        self.target = redis.Stream()
-        self.server = self.target.server
 
     def send(self, bodies: Sequence[bytes], share: int = 0) -> None:
         self.target.ask("EVAL", _ADD, "1", "bucketevents", *bodies)

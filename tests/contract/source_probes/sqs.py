@@ -9,10 +9,8 @@ from tests.contract.source_probes.sqs_fifo import Groups
 class Unordered(Groups):
     """A queue in which a message that comes again comes after others."""
 
+    way = Standard
     keeps_order = False
-
-    def __init__(self) -> None:
-        super().__init__(Standard)
 
     def group(self, body: str) -> dict[str, str]:
         return {}

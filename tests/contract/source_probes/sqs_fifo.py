@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
 from tests.contract.probes import sqs
+from tests.contract.probes.base import Probe
 from tests.contract.source_probes.base import SourceProbe
 
 
@@ -17,16 +18,15 @@ class Groups(SourceProbe):
     """A queue with a group for each object, in which SQS keeps the order."""
 
     type = "sqs"
+    way: ClassVar[type[Probe]] = sqs.Fifo
+    target: sqs.Standard
+    server: sqs.Read
     is_sequence = False
     hostile = (b"{", b'{"Records":[{"eventName":1}]}', b"[" * 100_000, b'"text"', b"\t")
 
-    def __init__(self, probe: type[sqs.Standard] = sqs.Fifo) -> None:
-        self.target = probe()
-        self.server: sqs.Read = self.target.server
+    def __init__(self, target: Probe) -> None:
+        super().__init__(target)
         self._numbers = itertools.count()
-
-    def renew(self) -> None:
-        self.target.renew()
 
     def values(self) -> Mapping[str, Any]:
         return {**self.target.values(), "visibility": "20s"}
@@ -55,9 +55,6 @@ class Groups(SourceProbe):
             "MessageGroupId": hashlib.sha1(group.encode()).hexdigest(),
             "MessageDeduplicationId": str(next(self._numbers)),
         }
-
-    def close(self) -> None:
-        self.target.close()
 
 
 PROBE = Groups
