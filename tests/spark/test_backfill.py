@@ -38,6 +38,7 @@ from tests import provision, services
 from tests.services import until
 from tests.spark.conftest import QUICKLY, Job
 from tests.support.frames import frame_of
+from tests.support.properties import times
 from tests.support.service_processes import BUCKETWIRE, System, system
 
 T = 1_795_000_000_000
@@ -284,12 +285,17 @@ def test_a_scheduled_scan_is_recorded_as_a_run(stage: Stage, job: Job, monkeypat
     new_year = 1_798_761_600_000  # 2027-01-01
     assert schedule.register(new_year) == 1
     [waiting] = schedule.waiting()
-    with stage.bucketwire("scan", "b-old", "--scheduled", waiting.run) as running:
-        assert running.wait(PATIENCE) == 0  # not `communicate`, which ends its input
+    words, ends_with_input = ["scan", "b-old", "--scheduled", waiting.run], list[bool]()
+    monkeypatch.setattr("spark_jobs.shutdown.on_end_of_input", lambda: ends_with_input.append(True))
+    if times(0, 1):
+        with stage.bucketwire(*words) as running:
+            assert running.wait(PATIENCE) == 0  # not `communicate`, which ends its input
+    else:
+        code, _, error = job(stage.settings, *words)
+        assert (code, ends_with_input) == (0, [True]), error
     [run] = [run for run in runs.list() if run.run == waiting.run]
     assert (run.job, run.bucket, run.state, run.problem) == ("scan", "b-old", "clean", "")
-    monkeypatch.setattr("spark_jobs.shutdown.on_end_of_input", lambda: None)  # that of this process
-    code, _, error = job(stage.settings, "scan", "b-old", "--scheduled", run.run)
+    code, _, error = job(stage.settings, *words)
     assert code == os.EX_TEMPFAIL
     assert "has already been started" in error
 

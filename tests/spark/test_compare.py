@@ -30,8 +30,8 @@ TIME = "2026-11-18T09:06:40.123Z"
 
 @pytest.fixture(params=[False, True], ids=["static", "adaptive"])
 def planned(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
-    """Plan for several partitions; as the tests' session otherwise does, and as a run does."""
-    settings = {"spark.sql.adaptive.enabled": str(request.param).lower(), "spark.sql.shuffle.partitions": "4"}
+    """Plan for two partitions; as the tests' session otherwise does, and as a run does."""
+    settings = {"spark.sql.adaptive.enabled": str(request.param).lower(), "spark.sql.shuffle.partitions": "2"}
     before = {name: spark.conf.get(name) for name in settings}
     for name, value in settings.items():
         spark.conf.set(name, value)

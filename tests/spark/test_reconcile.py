@@ -56,7 +56,7 @@ BUCKETS = {
 EVENTS = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]
 ODD = ["dir/", "x y+%41é🎉.txt", "quotes\"'`\\<&>", "new\nline\ttab", "%2F", "a+b", "日本/$x$"]
 COUNT = 120
-OLD = 2_100  # three pages of a listing in each bucket
+OLD = times(1_050, 2_100)  # more than a page of a listing has
 PAUSE = 0.02  # seconds between two writes of a busy writer: it changes the most of 60 keys while a run reads them
 
 
