@@ -109,13 +109,13 @@ def is_settled(database: Database) -> bool:
 
 
 def assert_all_but_the_refused_arrive(
-    database: Database, at_work: Delivery, poison: list[str], names: list[str]
+    database: Database, at_work: Delivery, poison: list[str], names: list[str], *, batch: int = 16
 ) -> None:
     """The healthy ones at once, and the refused ones die as others keep passing."""
     add_target(database)
     events = record(database, poison + names + poison)
     target = refusing(*poison)
-    at_work.serve(target, SCHEDULE)
+    at_work.serve(target, SCHEDULE, batch=batch)
     at_work.until(lambda: len(target.got) == len(names), what="every healthy event delivered")
     more: list[Event] = []
 
@@ -154,8 +154,9 @@ def test_two_refused_objects_alone_in_one_partition_hold_up_nobody(database: Dat
 
 
 def test_many_refused_objects_in_every_partition_hold_up_nobody(database: Database, at_work: Delivery) -> None:
-    poison = [key for partition in range(PARTITIONS) for key in keys(partition, 5, "refused")]
-    assert_all_but_the_refused_arrive(database, at_work, poison, spread(100))
+    """There are more of them than a batch has events."""
+    poison = [key for partition in range(PARTITIONS) for key in keys(partition, 3, "refused")]
+    assert_all_but_the_refused_arrive(database, at_work, poison, spread(60), batch=8)
 
 
 def test_a_call_that_is_refused_as_a_whole_is_narrowed_down_to_the_event_at_fault(
