@@ -66,10 +66,12 @@ def test_completion_imports_little(line: str, most: int, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("group", ["reconcile", "rule", "dead-letter", "target", "token", "retry"])
+@pytest.mark.slow
 def test_help_of_a_group_does_not_open_the_outbox(group: str) -> None:
     assert imported(group, "--help") & {"sqlalchemy", "flask", "requests", "rich", "difflib", "celery"} == set()
 
 
+@pytest.mark.slow
 def test_status_imports_nothing_that_only_other_commands_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BUCKETWIRE_DATA_DIR", str(tmp_path))
     migrated(f"sqlite:///{tmp_path}/bucketwire.db").close()
@@ -82,6 +84,7 @@ def test_status_imports_nothing_that_only_other_commands_need(tmp_path: Path, mo
     assert len(without) <= 720  # a fifth more than today
 
 
+@pytest.mark.slow
 def test_status_connects_to_no_broker_that_has_just_carried_the_drain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +97,7 @@ def test_status_connects_to_no_broker_that_has_just_carried_the_drain(
 
 
 @pytest.mark.parametrize("line", ["status", "target ls", "source ls", "rule ls"])
+@pytest.mark.slow
 def test_a_command_imports_no_declaration_of_a_type_that_it_does_not_meet(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +108,7 @@ def test_a_command_imports_no_declaration_of_a_type_that_it_does_not_meet(
     assert modules & DECLARATIONS == set()
 
 
+@pytest.mark.slow
 def test_a_server_imports_every_declaration_at_its_start(tmp_path: Path) -> None:
     code = (
         "import sys; from app.api.services import open_services; from app.config.settings import Settings\n"

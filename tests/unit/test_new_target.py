@@ -78,6 +78,7 @@ print("bucketwire target set pigeon:NAME loft=loft:1 ring=a" in reference_page()
 """
 
 
+@pytest.mark.slow
 def test_a_new_type_is_a_module_of_settings_and_an_adapter(tmp_path: Path) -> None:
     for folder, text in (("settings", SETTINGS), ("adapters", ADAPTER)):
         (tmp_path / folder).mkdir()

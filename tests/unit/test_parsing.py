@@ -29,6 +29,7 @@ def collections_that_let_others_run() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("collections_that_let_others_run")
+@pytest.mark.slow
 def test_threads_that_parse_at_the_same_time_do_not_disturb_each_other() -> None:
     errors: list[SystemError] = []
 

@@ -136,6 +136,7 @@ def used(nodes: Sequence[ast.AST], ours: set[str]) -> Iterator[str]:
     yield from overridden(nodes)
 
 
+@pytest.mark.slow
 def test_no_private_part_of_a_library_is_used_that_is_not_listed() -> None:
     files = {path: parsed(path.read_text()) for path in FILES}
     ours = set[str]().union(*map(defined, files.values()))

@@ -38,6 +38,7 @@ def test_a_target_is_made_changed_and_shown_without_its_secret(cli: Cli) -> None
         assert SECRET not in cli(*words).out
 
 
+@pytest.mark.slow
 def test_a_target_is_tested_before_it_is_changed(
     cli: Cli, receiver: services.Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

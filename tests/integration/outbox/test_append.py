@@ -219,6 +219,7 @@ def test_events_are_dated_by_the_database_whatever_the_clock_of_the_host(
     assert [abs(each - before) < 60_000 for each in received] == [True, True]
 
 
+@pytest.mark.slow
 def test_an_event_goes_to_any_number_of_targets(database: Database) -> None:
     """On MySQL, a TEXT of their ids would be too short for these."""
     add_target(database)

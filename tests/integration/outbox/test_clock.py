@@ -42,6 +42,7 @@ def test_a_database_server_s_clock_counts_and_not_the_host_s(
         assert (database_now(connection) < before + HOUR // 2) is has_server
 
 
+@pytest.mark.slow
 def test_time_goes_on_between_two_questions_of_which_there_is_one_a_second(
     database: Database, asked: list[str]
 ) -> None:

@@ -227,6 +227,7 @@ def test_a_lease_that_ran_out_but_was_not_taken_goes_on(two: Two, monkeypatch: p
     assert_settled(two)
 
 
+@pytest.mark.slow
 def test_a_call_of_five_leases_succeeds_while_the_lease_is_renewed(two: Two) -> None:
     record(two, event("a"), event("b"))
     began = now_ms()
@@ -395,6 +396,7 @@ def lose_the_lease(two: Two) -> Event:
     return second
 
 
+@pytest.mark.slow
 def test_a_request_waits_for_the_database_however_long_that_is_away(two: Two, outage: Outage) -> None:
     newest = lose_the_lease(two)
     until(lambda: outage.asked > 3, 20, what="it is tried again and again")

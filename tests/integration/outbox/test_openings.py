@@ -28,6 +28,7 @@ def opened(database: Database, opening: Opening, problem: str = "", *, now: int 
     return record_opening(database, row_id, opening.revision, now or now_ms(), problem)
 
 
+@pytest.mark.slow
 def test_a_target_that_was_set_is_offered_once_and_again_later_until_it_is_opened(database: Database) -> None:
     target, now = add_target(database), now_ms()
     assert stored(database, target).opening == OPENING_DUE

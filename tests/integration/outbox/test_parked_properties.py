@@ -228,6 +228,7 @@ def test_a_rejection_that_a_defect_loses_lets_later_events_arrive_once_more(
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_each_object_with_parked_events_has_one_head_that_is_due_some_day(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -254,6 +254,7 @@ def at_work(database: Database, outbox_url: str, tmp_path: Path) -> Iterator[Del
         yield made
 
 
+@pytest.mark.slow
 def test_no_more_than_the_rate_arrive_and_all_of_them_in_order(database: Database, at_work: Delivery) -> None:
     rate = 100
     add_target(database, "audit", rate_limit=rate)

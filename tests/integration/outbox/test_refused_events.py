@@ -208,6 +208,7 @@ def test_buckets_that_differ_by_trailing_blanks_only_do_not_hold_each_other_up(d
     assert together(commits, requests) == [Receipt(recorded=3), Receipt(recorded=1)]
 
 
+@pytest.mark.slow
 def test_a_lock_that_is_held_for_long_quarantines_nothing(outbox_url: str, tmp_path: Path) -> None:
     """A database that takes nothing for as long as its lock timeout is slow, and says nothing about the event."""
     database = migrated(outbox_url)

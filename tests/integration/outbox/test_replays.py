@@ -293,6 +293,7 @@ def _broken(database: Database, replay: Replay, names: Sequence[str]) -> None:
         connection.execute(chosen.values(events=orjson.dumps(names).decode()))
 
 
+@pytest.mark.slow
 def test_a_replay_that_fails_keeps_no_live_event_from_the_target(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:

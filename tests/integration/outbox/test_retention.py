@@ -347,6 +347,7 @@ def test_old_entries_of_the_audit_log_are_removed_by_drains_however_many_there_a
     context.close()
 
 
+@pytest.mark.slow
 def test_a_purge_that_leaves_old_events_is_continued_by_drains_until_none_are_left(
     outbox_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

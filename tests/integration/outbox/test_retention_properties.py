@@ -129,6 +129,7 @@ def opened(path: Path) -> Database:
 
 @thorough(120)
 @given(steps=_lives, versioned=st.booleans())
+@pytest.mark.slow
 def test_the_mirror_ends_as_the_bucket_is(empty_log: Path, steps: list[tuple[object, ...]], versioned: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         database = opened(Path(shutil.copy(empty_log, folder)))

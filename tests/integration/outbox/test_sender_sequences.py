@@ -31,7 +31,7 @@ from tests.support.scripted_target import Courier, assert_counters_balance
 from tests.support.sender_operations import CANNOT, LOSES, OPERATIONS, drift
 from workers.delivery.namespace_policy import Policy
 
-pytestmark = pytest.mark.promise
+pytestmark = [pytest.mark.promise, pytest.mark.slow]
 FOLDER = Path(__file__).parents[2] / "fixtures" / "frontends" / "sequences"
 CAPTURED = {
     (name, one["operation"]): one

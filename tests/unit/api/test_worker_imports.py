@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CODE = """
 import sys
 import app.api.server.gunicorn_conf
@@ -14,6 +16,7 @@ print(*sorted(name for name in set(sys.modules) - before if name.partition(".")[
 """
 
 
+@pytest.mark.slow
 def test_what_a_worker_needs_is_imported_before_it_is_forked(tmp_path: Path) -> None:
     settings = {
         "BUCKETWIRE_DATABASE_URL": f"sqlite:///{tmp_path}/outbox.db",

@@ -55,6 +55,7 @@ def raw(line: dict[str, str]) -> bytes:
     return base64.b64decode(line["body"])
 
 
+@pytest.mark.slow
 def test_a_message_that_is_cut_or_changed_is_refused_or_read_and_never_fails() -> None:
     step = times(4, 1)
     for number, line in enumerate(CAPTURED):  # alike, so that each has a part of the positions
