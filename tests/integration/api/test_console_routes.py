@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,17 @@ from tests.services import until
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import DELIVERED, Failed, Rejected
+
+
+def settings_of(log: Database, folder: Path) -> Settings:
+    """Settings of an API whose broker is away, with a data folder of its own."""
+    return Settings.from_environ(
+        {
+            "BUCKETWIRE_DATABASE_URL": url_of(log),
+            "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0",
+            "BUCKETWIRE_DATA_DIR": str(folder),
+        }
+    )
 
 
 def test_status_sums_up_checks_targets_and_counters(api: Api, database: Database) -> None:
@@ -55,7 +67,9 @@ def test_a_brief_list_of_targets_has_everything_but_counters(plain: Api, plain_l
     problem(plain.client.get("/v1/targets", params={"brief": "maybe"}), 400, "bad-value")
 
 
-def test_no_list_takes_a_second_connection_while_it_holds_one(log: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_list_takes_a_second_connection_while_it_holds_one(
+    log: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each of many requests at once would hold its first one and wait for another, until the pool gives up."""
     add_target(log)
     holders, twice, reading = list[int](), set[str](), Database.reading
@@ -71,8 +85,7 @@ def test_no_list_takes_a_second_connection_while_it_holds_one(log: Database, mon
         finally:
             holders.remove(thread)
 
-    environ = {"BUCKETWIRE_DATABASE_URL": url_of(log), "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0"}
-    app = create_app(Settings.from_environ(environ))
+    app = create_app(settings_of(log, tmp_path))
     client = app.test_client()
     monkeypatch.setattr(Database, "reading", counted)
     for path in ("targets", "targets?brief=true", "rules", "workers", "reconciliations", "replays", "sources"):
@@ -82,7 +95,7 @@ def test_no_list_takes_a_second_connection_while_it_holds_one(log: Database, mon
 
 
 def test_a_list_of_runs_asks_once_whether_a_spark_worker_is_there(
-    log: Database, monkeypatch: pytest.MonkeyPatch
+    log: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = add_target(log, "rows", type_name="redis", values={"address": "127.0.0.1:9", "key": "rows"})
     asked, has_worker = list[int](), worker_heartbeats.has_spark_worker
@@ -91,8 +104,7 @@ def test_a_list_of_runs_asks_once_whether_a_spark_worker_is_there(
         asked.append(now)
         return has_worker(connection, now)
 
-    environ = {"BUCKETWIRE_DATABASE_URL": url_of(log), "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0"}
-    app = create_app(Settings.from_environ(environ))
+    app = create_app(settings_of(log, tmp_path))
     client = app.test_client()
     for bucket in ("images", "films"):
         body = {"target": str(target), "bucket": bucket}
