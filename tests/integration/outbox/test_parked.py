@@ -318,7 +318,6 @@ def test_a_reason_with_any_characters_is_stored_and_wedges_nothing(database: Dat
         assert 10 < len(letter.reason) <= 2_000
         open_breaker(database, _target_id(database), reason, now_ms(), probing=False)
         assert registry(database).target(courier.target).reason == letter.reason
-        registry(database).resume(courier.target)
         registry(database).pause(courier.target, reason)
         assert registry(database).target(courier.target).reason == letter.reason
         registry(database).resume(courier.target)
