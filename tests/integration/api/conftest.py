@@ -26,6 +26,7 @@ from cryptography import x509
 from cryptography.fernet import Fernet
 
 from app.api.server.gunicorn_options import command
+from app.config.settings import Settings
 from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.tokens import Tokens
@@ -186,6 +187,17 @@ def start() -> Iterator[Start]:
             return api
 
         yield started
+
+
+def settings(url: str, **more: str) -> Settings:
+    """Settings of an API that runs in this process, whose broker is away and which writes no key."""
+    given = {f"BUCKETWIRE_{name.upper()}": text for name, text in more.items()}
+    base = {
+        "BUCKETWIRE_DATABASE_URL": url,
+        "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9",
+        "BUCKETWIRE_SECRET_KEYS": KEY,
+    }
+    return Settings.from_environ(base | given)
 
 
 def url_of(database: Database) -> str:

@@ -14,26 +14,15 @@ from app.api.application import create_app
 from app.api.auth import presented_token
 from app.api.token_scopes import ADMIN, INGEST, PUBLIC, READ, VISITOR, scope_of
 from app.config.errors import BadSettings, BadValue
-from app.config.settings import Settings
 from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.errors import TokenExists, UnknownToken
 from app.outbox.tokens import Tokens, check_listen
 from tests import services
-from tests.integration.api.conftest import KEY, Api, Start, keys, problem, token, url_of
+from tests.integration.api.conftest import Api, Start, keys, problem, settings, token, url_of
 from tests.support.api_requests import body
 
 FROM_ENVIRONMENT = "e" * 40
-
-
-def settings(url: str, **more: str) -> Settings:
-    given = {f"BUCKETWIRE_{name.upper()}": text for name, text in more.items()}
-    base = {
-        "BUCKETWIRE_DATABASE_URL": url,
-        "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9",
-        "BUCKETWIRE_SECRET_KEYS": KEY,
-    }
-    return Settings.from_environ(base | given)
 
 
 def test_every_route_declares_its_scope(log: Database) -> None:

@@ -6,14 +6,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from app.api.application import create_app
-from app.config.settings import Settings
 from app.outbox import tables
 from app.outbox.delivery import heartbeats, worker_heartbeats
 from app.outbox.delivery.leases import Leases
@@ -24,22 +22,11 @@ from app.outbox.log.append import Log
 from app.outbox.reconcile.findings import store_findings
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.tokens import Tokens
-from tests.integration.api.conftest import Api, Start, problem, token, url_of
+from tests.integration.api.conftest import Api, Start, problem, settings, token, url_of
 from tests.services import until
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import DELIVERED, Failed, Rejected
-
-
-def settings_of(log: Database, folder: Path) -> Settings:
-    """Settings of an API whose broker is away, with a data folder of its own."""
-    return Settings.from_environ(
-        {
-            "BUCKETWIRE_DATABASE_URL": url_of(log),
-            "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0",
-            "BUCKETWIRE_DATA_DIR": str(folder),
-        }
-    )
 
 
 def test_status_sums_up_checks_targets_and_counters(api: Api, database: Database) -> None:
@@ -67,9 +54,7 @@ def test_a_brief_list_of_targets_has_everything_but_counters(plain: Api, plain_l
     problem(plain.client.get("/v1/targets", params={"brief": "maybe"}), 400, "bad-value")
 
 
-def test_no_list_takes_a_second_connection_while_it_holds_one(
-    log: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_list_takes_a_second_connection_while_it_holds_one(log: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of many requests at once would hold its first one and wait for another, until the pool gives up."""
     add_target(log)
     holders, twice, reading = list[int](), set[str](), Database.reading
@@ -85,7 +70,7 @@ def test_no_list_takes_a_second_connection_while_it_holds_one(
         finally:
             holders.remove(thread)
 
-    app = create_app(settings_of(log, tmp_path))
+    app = create_app(settings(url_of(log)))
     client = app.test_client()
     monkeypatch.setattr(Database, "reading", counted)
     for path in ("targets", "targets?brief=true", "rules", "workers", "reconciliations", "replays", "sources"):
@@ -95,7 +80,7 @@ def test_no_list_takes_a_second_connection_while_it_holds_one(
 
 
 def test_a_list_of_runs_asks_once_whether_a_spark_worker_is_there(
-    log: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = add_target(log, "rows", type_name="redis", values={"address": "127.0.0.1:9", "key": "rows"})
     asked, has_worker = list[int](), worker_heartbeats.has_spark_worker
@@ -104,7 +89,7 @@ def test_a_list_of_runs_asks_once_whether_a_spark_worker_is_there(
         asked.append(now)
         return has_worker(connection, now)
 
-    app = create_app(settings_of(log, tmp_path))
+    app = create_app(settings(url_of(log)))
     client = app.test_client()
     for bucket in ("images", "films"):
         body = {"target": str(target), "bucket": bucket}
