@@ -9,7 +9,7 @@ CAUSES   = pyproject.toml setup.py constraints.txt $(wildcard */__init__.py)
 # What one process of a run has compiled the others take over, above all the tests, which pytest rewrites for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run check test test-all servers lint types compiled fmt bench docs screenshots dist release chaos soak explore image-test matrix
+.PHONY: help run check test nightly test-all servers lint types compiled fmt bench docs screenshots dist release chaos soak explore image-test matrix
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 12
@@ -26,15 +26,19 @@ check: $(VENV)/.developing ## ruff, mypy, and the tests that need no server: bef
 
 # A lost worker is not replaced, since its tests would wait for ever. make starts pytest itself, without a shell, so that
 # pytest notices when make is interrupted (tests/support/interruption.py).
-test: ## servers, ruff, mypy and every test with what can fail alone: before a merge
-	@$(MAKE) --no-print-directory --jobs 2 servers lint types compiled
-	$(BIN)/pytest -n 4 --dist loadscope --max-worker-restart 0 --reruns 1 --tier 2
+PARALLEL = -n 4 --dist loadscope --max-worker-restart 0 --reruns 1
 
-# Every combination, then the frontends that take long to build (SeaweedFS, Versity, Ceph RGW: Debian, as root), then
-# what takes hours.
-test-all: ## every combination, heavy tests, real frontends, the newest servers: before a release
+test: ## servers, ruff, mypy, and the tests of every promise: before a merge
 	@$(MAKE) --no-print-directory --jobs 2 servers lint types compiled
-	$(BIN)/pytest -n 4 --dist loadscope --max-worker-restart 0 --reruns 1 --tier 3 --hypothesis-profile all
+	$(BIN)/pytest $(PARALLEL) --tier 2
+
+nightly: ## every test with every parameter, but those that take hours
+	@$(MAKE) --no-print-directory --jobs 2 servers lint types compiled
+	$(BIN)/pytest $(PARALLEL) --tier 3 --hypothesis-profile all
+
+# And then the frontends that take long to build (SeaweedFS, Versity, Ceph RGW: Debian, as root), and what takes hours.
+test-all: ## nightly, real frontends, the newest servers, heavy tests: before a release
+	@$(MAKE) --no-print-directory nightly
 	$(BIN)/python -m tests.provision ceph seaweedfs versity
 	$(BIN)/pytest -m sender tests/acceptance/test_senders.py
 	@$(MAKE) --no-print-directory matrix

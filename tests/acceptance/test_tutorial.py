@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests import provision, services
 from tests.services import forking, storage
 from tests.support.service_processes import Role
@@ -18,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs/tutorial"
 BLOCK = re.compile(r"(<!-- by hand: [^\n]+ -->\n)?```sh\n(.*?)```", re.DOTALL)
 READY = "Ctrl-C stops everything."
+
+pytestmark = pytest.mark.tier3
 
 
 class Tutorial:

@@ -1,7 +1,8 @@
-"""Which tests `make test` runs, tier 2, and which only `make test-all` besides, tier 3: by rules, not by markers.
+"""Which tests `make test` runs, tier 2, and which only `make nightly` and `make test-all` besides, tier 3.
 
-Tier 2 has every test function, with the parameters that can fail alone. A rule moves what runs the same code of ours
-over the same statements, or over the same connection, as what stays: docs/explanation/proof.md says why each can.
+A rule here moves parameters of a test that run the same code of ours over the same statements, or over the same
+connection, as those that stay. The marker `tier3` moves a whole test, which can fail alone, because of what it costs.
+docs/explanation/proof.md says of each what stays.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 from tests.support.statement_cover import COVER, FOLDER, ON_POSTGRESQL
 
 USUAL, ALL = 2, 3
-_MARKERS = {"heavy", "sender"}
+_MARKERS = {"heavy", "sender", "tier3"}
 
 _SECOND_DATABASES = {"mysql", "mariadb"}
 # Ways of using a target beside one that connects alike; and those that combine what two others have, or differ in the

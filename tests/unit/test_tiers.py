@@ -22,14 +22,14 @@ TOP = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
-# What `--tier 2` leaves out, and what it chooses; nothing of what the markers leave out in every tier.
+# What `--tier 2` leaves out, by a marker or by a rule, and what it chooses; nothing of what each tier leaves out.
 COLLECT = """
 import sys, pytest
 class Told:
     def pytest_deselected(self, items):
         for item in items:
             if not item.get_closest_marker("heavy") and not item.get_closest_marker("sender"):
-                print("left out", item.nodeid)
+                print("marked" if item.get_closest_marker("tier3") else "left out", item.nodeid)
     def pytest_collection_finish(self, session):
         for item in session.items:
             print("chosen", item.nodeid)
@@ -38,10 +38,16 @@ sys.exit(pytest.main([*options, *sys.argv[1:]], plugins=[Told()]))
 """
 
 
+def marked_modules() -> list[str]:
+    """The modules with a test that is marked `tier3`."""
+    modules = [path for path in sorted((TOP / "tests").rglob("test_*.py")) if path != Path(__file__)]
+    return [str(path.relative_to(TOP)) for path in modules if "mark.tier3" in path.read_text()]
+
+
 @cache
 def told() -> list[str]:
-    """What is told of the tests of all modules that have rules."""
-    argv = [sys.executable, "-c", COLLECT, *tiers.RULES]
+    """What is told of the tests of all modules that have rules or marked tests."""
+    argv = [sys.executable, "-c", COLLECT, *sorted({*tiers.RULES, *marked_modules()})]
     plain = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     done = subprocess.run(argv, cwd=TOP, env=plain, capture_output=True, text=True, timeout=120, check=True)
     return [line for line in done.stdout.splitlines() if "::" in line]
@@ -61,8 +67,21 @@ def functions(ids: Iterable[str]) -> set[str]:
     return {each.partition("[")[0] for each in ids}
 
 
-def test_no_test_is_left_out_of_the_second_tier_with_all_its_parameters() -> None:
+def test_a_rule_leaves_some_parameters_of_each_test_in_the_second_tier() -> None:
     assert functions(usual()) == functions(collected())
+
+
+@pytest.mark.parametrize("module", marked_modules())
+def test_a_module_with_tests_of_the_third_tier_is_in_the_documentation(module: str) -> None:
+    assert [line for line in told() if line.startswith(f"marked {module}")]
+    assert f"`{module}`" in (TOP / "docs/explanation/proof.md").read_text()
+
+
+def test_each_module_that_tries_to_break_a_promise_has_tests_in_the_second_tier() -> None:
+    table = (TOP / "docs/explanation/proof.md").read_text().partition("## Which tests run when")[0]
+    named = set(re.findall(r"test_\w+\.py", table))
+    marked = [module for module in marked_modules() if Path(module).name in named]
+    assert [module for module in marked if not any(each.startswith(f"{module}::") for each in usual())] == []
 
 
 @pytest.mark.parametrize("module", sorted(tiers.RULES))
