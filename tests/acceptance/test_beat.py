@@ -27,7 +27,7 @@ def waiting(url: str) -> int:
             return 0
 
 
-@pytest.fixture(params=["redis", "rabbitmq"])
+@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.tier3)])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of a broker without a service queue: of the session's RabbitMQ, which takes long to start."""
     if request.param == "redis":

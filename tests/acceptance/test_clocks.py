@@ -65,6 +65,7 @@ def test_clocks_ten_seconds_apart_over_postgresql_and_redis(
         everything_is_delivered(whole, receiver)
 
 
+@pytest.mark.tier3
 @pytest.mark.parametrize("sign", [1, -1], ids=["ahead", "behind"])
 def test_clocks_ten_seconds_apart_over_mariadb_and_rabbitmq(
     mariadb_server: services.MariaDB, rabbitmq_server: services.RabbitMQ, receiver: services.Receiver, sign: int

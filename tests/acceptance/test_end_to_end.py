@@ -203,6 +203,7 @@ def test_a_queue_that_rabbitmq_refuses_concerns_its_own_target_alone(
         assert Expected.of(records(*sent)).check(listed(redis_server, key), key) == 0
 
 
+@pytest.mark.tier3
 def test_a_redis_target_in_the_brokers_own_database_stops_nobody(
     whole: System, broker: services.Redis, redis_server: services.Redis, bucket: str
 ) -> None:
@@ -223,6 +224,7 @@ def test_a_redis_target_in_the_brokers_own_database_stops_nobody(
         client.delete(*names)
 
 
+@pytest.mark.tier3
 def test_a_worker_starts_with_wakeups_of_several_targets_waiting_in_rabbitmq(
     over_rabbitmq: System, rabbitmq_server: services.RabbitMQ, redis_server: services.Redis, bucket: str
 ) -> None:
@@ -417,6 +419,7 @@ def test_messages_carry_ids_and_nothing_else(
     assert length(redis_server, bucket) == 0
 
 
+@pytest.mark.tier3
 def test_a_target_is_opened_when_it_is_set_and_a_wrong_address_shows(
     whole: System, postgres_database: str, bucket: str
 ) -> None:

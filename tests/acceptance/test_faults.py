@@ -167,6 +167,7 @@ def answered(flow: Traffic, refused: int, when: str) -> None:
     until(lambda: flow.all_taken or flow.refused.total() > refused, PATIENCE, what=f"an answer {when}")
 
 
+@pytest.mark.tier3
 def test_a_sick_network_before_the_database_refuses_or_takes_and_loses_nothing(
     over_redis: Ward, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,7 +181,10 @@ def test_a_sick_network_before_the_database_refuses_or_takes_and_loses_nothing(
     tell(capsys, over_redis, flow)
 
 
-@pytest.mark.parametrize(("broker", "faults"), [("over_redis", ["mute"]), ("over_rabbitmq", ["black hole"])])
+@pytest.mark.parametrize(
+    ("broker", "faults"),
+    [("over_redis", ["mute"]), pytest.param("over_rabbitmq", ["black hole"], marks=pytest.mark.tier3)],
+)
 def test_a_sick_network_before_the_broker_refuses_nothing_and_loses_nothing(
     request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], broker: str, faults: list[str]
 ) -> None:
@@ -198,6 +202,7 @@ def test_a_sick_network_before_the_broker_refuses_nothing_and_loses_nothing(
     tell(capsys, sick, flow)
 
 
+@pytest.mark.tier3
 def test_sick_networks_before_targets_hold_no_other_target_up_and_lose_nothing(
     over_redis: Ward, capsys: pytest.CaptureFixture[str]
 ) -> None:
