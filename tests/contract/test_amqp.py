@@ -388,12 +388,27 @@ def test_a_refusal_leaves_no_socket_open(rabbit: Queue, certificates: services.C
     assert_no_socket_is_left(target)
 
 
+def test_a_node_that_hangs_costs_one_attempt_and_one_that_dies_as_well(rabbit: Queue) -> None:
+    with services.proxy(rabbit.server.port) as wire:
+        values = rabbit.at_port(wire.port) | {"nodes": f"{services.LOOPBACK}:{rabbit.server.port}"}
+        hangs, dies = rabbit.target(values), rabbit.target(values)
+        dies.open()
+        wire.swallow()
+        with pytest.raises(TargetUnavailable, match="no answer within 2 s"):
+            hangs.open()
+        hangs.open()
+    for target in (hangs, dies):
+        services.until(lambda: attempt(target, [sample_events.put("a")], 1) == [DELIVERED], 30)  # noqa: B023 - called at once
+        target.close()
+
+
 def test_verification_can_be_waived(rabbit: Queue, certificates: services.Certificates) -> None:
     assert rabbit.delivered(
         [sample_events.put("a")], 1, rabbit.by_tls(certificates.other_ca), tls_skip_verify="on"
     ) == [DELIVERED]
 
 
+@pytest.mark.tier3
 def test_a_client_certificate_is_shown_and_can_be_the_login(certificates: services.Certificates) -> None:
     probe = Queue.__new__(Queue)
     probe.server = services.RabbitMQ()

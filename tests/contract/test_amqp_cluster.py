@@ -19,6 +19,8 @@ from tests.support.pulled_events import check_failover
 from workers.delivery.outcomes import DELIVERED
 from workers.targets.base import Target, TargetUnavailable
 
+pytestmark = pytest.mark.tier3
+
 
 @dataclass(eq=False)
 class Member(services.RabbitMQ):

@@ -1,4 +1,7 @@
-"""A target with several addresses, on a cluster of two real nodes of which one hangs, is gone for a while, and dies."""
+"""A target with several addresses, of which one hangs, is gone for a while, and dies.
+
+They are those of a cluster of two nodes, or lead to one node over a wire that does what a node may do.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from urllib3 import HTTPConnectionPool
@@ -43,21 +46,62 @@ class Member(services.Elasticsearch):
         file.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items()))
 
 
+class Node(Protocol):
+    """What is at an address."""
+
+    @property
+    def url(self) -> str: ...
+    def freeze(self) -> None: ...
+    def thaw(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+@dataclass
+class Wired:
+    """A wire to a node, and as it seems another node."""
+
+    wire: services.Proxy
+
+    @property
+    def url(self) -> str:
+        return f"http://{services.LOOPBACK}:{self.wire.port}"
+
+    def freeze(self) -> None:
+        self.wire.swallow()
+
+    def thaw(self) -> None:
+        self.wire.heal()
+
+    def kill(self) -> None:
+        self.wire.close()
+
+
 @pytest.fixture(scope="module")
-def members() -> Iterator[tuple[Member, Member]]:
+def cluster() -> Iterator[tuple[Member, Member]]:
     with Member().start() as first, Member(follows=first).start() as second:
         yield first, second
 
 
+@pytest.fixture(params=["one node", "two nodes"])
+def members(request: pytest.FixtureRequest) -> Iterator[tuple[services.Elasticsearch, Node]]:
+    """A node, and what seems to be or is a second one."""
+    if request.param == "two nodes":
+        yield request.getfixturevalue("cluster")
+        return
+    only = request.getfixturevalue("elastic")
+    with services.proxy(only.port) as wire:
+        yield only, Wired(wire)
+
+
 @pytest.fixture
-def both(members: tuple[Member, Member]) -> Namespace:
+def both(members: tuple[services.Elasticsearch, Node]) -> Namespace:
     """A probe on both nodes, with nothing held."""
     probe = Namespace(members[0])
     probe.renew()
     return probe
 
 
-def urls(*nodes: services.Elasticsearch) -> dict[str, str]:
+def urls(*nodes: Node) -> dict[str, str]:
     return {"url": ",".join(node.url for node in nodes), "timeout": "20s"}
 
 
@@ -79,7 +123,7 @@ class Ending:
         return True
 
 
-def test_a_node_that_hangs_costs_one_call(both: Namespace, members: tuple[Member, Member]) -> None:
+def test_a_node_that_hangs_costs_one_call(both: Namespace, members: tuple[services.Elasticsearch, Node]) -> None:
     with closing(both.target(**urls(*members) | {"timeout": "2s"})) as target:
         # New fields would wait until the cluster, too, has left out the node.
         services.until(lambda: attempt(target, puts(0, 1), 1) == [DELIVERED], 60, what="the index to know the fields")
@@ -95,12 +139,12 @@ def test_a_node_that_hangs_costs_one_call(both: Namespace, members: tuple[Member
 
 
 def test_when_no_node_is_left_the_target_is_unavailable_until_one_is_back(
-    both: Namespace, members: tuple[Member, Member]
+    both: Namespace, members: tuple[services.Elasticsearch, Node]
 ) -> None:
     """The node is behind a proxy that goes and comes: a node of its own would need seconds to start again."""
     closed, there = (services.free_port() for _ in range(2))
     with ExitStack() as stack:
-        with services.proxy(members[1].port, port=there):
+        with services.proxy(members[0].port, port=there):
             url = ",".join(f"http://{services.LOOPBACK}:{port}" for port in (closed, there))
             target = stack.enter_context(both.opened(url=url))
         for event in puts(0, 3):
@@ -108,13 +152,13 @@ def test_when_no_node_is_left_the_target_is_unavailable_until_one_is_back(
             assert isinstance(outcome, Unavailable)
             assert "refused" in outcome.reason
             assert f":{closed}" in outcome.reason
-        stack.enter_context(services.proxy(members[1].port, port=there))
+        stack.enter_context(services.proxy(members[0].port, port=there))
         services.until(lambda: attempt(target, puts(3, 4), 1) == [DELIVERED], 60, what="the node to be asked again")
 
 
 @pytest.mark.parametrize("format_", ["namespace", "access"])
 def test_each_objects_events_keep_their_order_over_several_nodes(
-    both: Namespace, members: tuple[Member, Member], format_: str
+    both: Namespace, members: tuple[services.Elasticsearch, Node], format_: str
 ) -> None:
     probe = both if format_ == "namespace" else Access(both.server)
     with closing(probe.target(**urls(*members))) as target:
@@ -145,7 +189,9 @@ def test_requests_are_compressed_if_that_is_asked_for(both: Namespace, monkeypat
 
 
 # The last one, so that nothing has to start the node again.
-def test_a_node_that_dies_costs_no_event_an_attempt(both: Namespace, members: tuple[Member, Member]) -> None:
+def test_a_node_that_dies_costs_no_event_an_attempt(
+    both: Namespace, members: tuple[services.Elasticsearch, Node]
+) -> None:
     _, second = members
     target, other = both.target(**urls(*members)), both.target(**urls(*members))
     for each in (target, other):

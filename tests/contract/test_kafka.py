@@ -262,6 +262,7 @@ def test_a_server_frozen_before_the_tls_handshake_does_not_hang_the_worker(
     assert isinstance(outcome, Unavailable)
 
 
+@pytest.mark.tier3
 @pytest.mark.parametrize("version", ["", "0.10.2.0", "0.11.0.0", "1.0.0", "2.1.0", "3.9.0", "4.3.0"])
 @pytest.mark.parametrize("codec", ["none", "gzip", "lz4"])
 def test_an_old_broker_is_spoken_to_in_its_own_tongue(old: Log, version: str, codec: str) -> None:
@@ -271,6 +272,7 @@ def test_an_old_broker_is_spoken_to_in_its_own_tongue(old: Log, version: str, co
     assert sorted(old.held()) == sorted((event.path, old.expected(event)) for event in made)
 
 
+@pytest.mark.tier3
 def test_the_oldest_protocol_has_neither_idempotence_nor_sasl_but_delivers(old: Log) -> None:
     old.renew()
     made = [sample_events.put("a"), sample_events.traced(sample_events.put("b"))]  # nor headers

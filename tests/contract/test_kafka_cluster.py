@@ -30,6 +30,8 @@ from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Unavailable
 from workers.targets.base import Target, TargetUnavailable
 from workers.targets.kafka.rounds import partition_of
 
+pytestmark = pytest.mark.tier3
+
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 

@@ -14,6 +14,8 @@ from app.events.parsing import parse
 from tests import services
 from tests.services import until
 
+pytestmark = pytest.mark.tier3
+
 LIMIT = 2
 
 

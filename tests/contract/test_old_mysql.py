@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import pytest
+
 from tests import services
 from tests.contract.probes import fixtures
 from tests.contract.probes.base import attempt
@@ -18,6 +20,8 @@ from tests.contract.test_target_contract import (  # noqa: F401 (collected here 
 )
 from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED
+
+pytestmark = pytest.mark.tier3
 
 
 class OldNamespace(Namespace):

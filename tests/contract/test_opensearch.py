@@ -21,6 +21,8 @@ from workers.targets import payloads
 from workers.targets.base import Target, TargetUnavailable
 from workers.targets.elasticsearch.target import ElasticsearchTarget
 
+pytestmark = pytest.mark.tier3
+
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 
 

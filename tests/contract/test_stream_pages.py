@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from app.outbox.engine.database import now_ms
 from tests import services
 from tests.contract.probes import elasticsearch, kafka
@@ -12,6 +14,8 @@ from tests.support import sample_events
 from tests.support.doc_consumers import consumers, following, output
 from tests.support.names import unused
 from workers.delivery.outcomes import DELIVERED
+
+pytestmark = pytest.mark.tier3
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

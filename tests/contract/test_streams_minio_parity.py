@@ -17,6 +17,8 @@ from tests.support import minio_life
 from tests.support.names import unused
 from workers.delivery.outcomes import DELIVERED
 
+pytestmark = pytest.mark.tier3
+
 KEYS = (
     "zero.bin",
     "dir a/myphoto+é &<1>.jpg",

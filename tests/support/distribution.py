@@ -28,6 +28,7 @@ _PROBES = {  # they share their servers
 _SOURCES = {f"tests/contract/test_source_{name}.py" for name in ("contract", "test")}  # these too
 _ELASTIC = {  # they use one Elasticsearch and one Kafka
     "tests/contract/test_elasticsearch.py",
+    "tests/contract/test_elasticsearch_cluster.py",
     "tests/contract/test_kafka.py",
     "tests/contract/test_late_requests.py",
     "tests/contract/test_refused_object.py",

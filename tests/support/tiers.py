@@ -65,22 +65,32 @@ OF_THE_CONFIRMATION = (
     "test_a_killed_server",
 )
 ONE_AT_A_TIME = 1  # the window of a target that is not asynchronous
+# What is in a message does not depend on how many are under way.
+OF_EACH_MESSAGE = ("test_delivering_twice", "test_odd_keys", "test_the_exact_body")
+# A step of a target's test that is one code for all types is taken where it is the last, and over TLS of both kinds.
+STEPS = {
+    "test_a_closed_port_fails": {"amqp-queue", "redis-namespace", "webhook"},
+    "test_a_wrong_certificate_fails": {"kafka", "postgresql-namespace", "webhook"},
+}
+# Each quality of service, and each version of MQTT.
+MQTT_WAYS = {("3.1.1", "0"), ("5", "1"), ("3.1.1", "2")}
 
 # Whole workers of sources: the queues that remember who took what, or have several shares; and for an outbox that is
 # away one that remembers and one whose positions the outbox has.
 OF_WHOLE_WORKERS = {
     "test_a_database_that_is_away": {"amqp", "redis_stream"},
-    "test_killed_and_stopped_workers": {"amqp", "kafka", "redis_list", "sqs_fifo"},
+    "test_killed_and_stopped_workers": {"amqp", "kafka", "redis_list"},
+    "test_a_broker_that_is_away": {"amqp", "jetstream", "kafka", "redis_list", "redis_stream"},
 }
 # Of the statuses by which one object is refused one of each kind: busy, not let in, gone, without a server behind it;
 # to whole requests and to items of one; in either way of sending and kind of index.
-REFUSED_BY_A_WEBHOOK = {(503, "on"), (401, "on"), (503, "off"), (410, "off")}
-REFUSED_BY_ELASTICSEARCH = {
-    (403, False, "namespace"), (502, False, "access"), (403, True, "namespace"), (429, True, "access"),
-}  # fmt: skip
+REFUSED_BY_A_WEBHOOK = {(503, "on"), (401, "on"), (410, "off")}
+REFUSED_BY_ELASTICSEARCH = {(502, False, "access"), (403, True, "namespace")}
 
 OF_ANY_SQS = ("test_messages_are_recorded", "test_messages_without_valid_events")  # with groups and without
 OF_THE_VALUES = ("test_a_hostile_name_of_a_bucket", "test_an_odd_value")  # in a request to the API
+
+FLAGS = ["durable", "auto_deleted", "internal"]  # of an exchange, each of which is declared for one type of it
 
 # Servers of the tests that are started, killed and stopped as PostgreSQL is.
 ENDED_ALIKE = {"mariadb", "minio", "mysql", "rabbitmq", "receiver"}
@@ -121,6 +131,33 @@ def _ways(name: str, parameters: Parameters) -> bool:
     return name.startswith(OF_THE_CONNECTION) or (way in CONFIRMED_ALIKE and name.startswith(OF_THE_CONFIRMATION))
 
 
+def _targets(name: str, parameters: Parameters) -> bool:
+    """Any batch of one way of each type goes one event at a time, too, but those that only look into the messages."""
+    return _ways(name, parameters) or (parameters.get("window") == ONE_AT_A_TIME and name.startswith(OF_EACH_MESSAGE))
+
+
+def _hanging(name: str, parameters: Parameters) -> bool:
+    """Bytes that come slowly in the middle of an answer are waited for as those at its beginning."""
+    return _ways(name, parameters) or (name.startswith("test_a_delivery_ends") and parameters.get("fault") == "drips")
+
+
+def _target_tests(name: str, parameters: Parameters) -> bool:
+    """A step that needs no protocol is one code for all types, and a second way has the same steps."""
+    way = parameters.get("running")
+    return (
+        _ways(name, parameters)
+        or (way in SECOND_WAYS and name.startswith("test_a_target_that_works"))
+        or any(name.startswith(word) and way not in stay for word, stay in STEPS.items())
+    )
+
+
+def _mqtt(name: str, parameters: Parameters) -> bool:
+    """Version and quality of service are two things: each is there with one of the other."""
+    pair = parameters.get("version"), parameters.get("qos")
+    large = name.startswith("test_a_large_event") and parameters["window"] == ONE_AT_A_TIME
+    return large or (None not in pair and "most" not in parameters and pair not in MQTT_WAYS)
+
+
 def _sources(name: str, parameters: Parameters) -> bool:
     """A worker that pulls again has a source that begins anew, whatever has ended the one before.
 
@@ -146,6 +183,10 @@ def _refusals(name: str, parameters: Parameters) -> bool:
     """What is done about a refusal does not ask for its status; what each status means is put to the target alone."""
     if name.startswith("test_a_webhook_that_refuses"):
         return (parameters["status"], parameters["sync"]) not in REFUSED_BY_A_WEBHOOK
+    if name.startswith("test_in_sync_mode"):
+        return (parameters["sync"], parameters["format_"]) not in {("on", "namespace"), ("off", "access")}
+    if name.startswith("test_refused_objects_alone"):
+        return (parameters["sync"], parameters["number"]) not in {("on", 1), ("off", 2)}
     given = parameters.get("status"), parameters.get("per_item"), parameters.get("format_")
     return name.startswith("test_an_elasticsearch_that_refuses") and given not in REFUSED_BY_ELASTICSEARCH
 
@@ -203,15 +244,17 @@ RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
     ),
     "tests/acceptance/test_shared_pool.py": _with("test_the_other_target", fault=["drips", "is slow"]),
     "tests/acceptance/test_stopped_workers.py": _late_writes,
-    "tests/contract/test_hanging_server.py": _ways,
-    "tests/contract/test_kafka.py": _with(
-        "test_an_old_broker_is_spoken_to", version=["", "1.0.0", "2.1.0", "3.9.0", "4.3.0"], codec=["gzip", "lz4"]
-    ),
+    "tests/contract/test_amqp.py": _with("test_a_missing_exchange", type_=["direct", "topic", "headers"], flag=FLAGS),
+    "tests/contract/test_elasticsearch_cluster.py": _with("test_", members=["two nodes"]),
+    "tests/contract/test_hanging_server.py": _hanging,
+    "tests/contract/test_kafka.py": _with("test_a_new_broker_is_spoken_to", version=["1.0.0", "4.3.0"]),
+    "tests/contract/test_late_requests.py": _with("test_", mirror=["mariadb"]),
+    "tests/contract/test_mqtt.py": _mqtt,
     "tests/contract/test_refused_object.py": _refusals,
     "tests/contract/test_source_contract.py": _sources,
     "tests/contract/test_source_test.py": _commands,
-    "tests/contract/test_target_contract.py": _ways,
-    "tests/contract/test_target_test.py": _ways,
+    "tests/contract/test_target_contract.py": _targets,
+    "tests/contract/test_target_test.py": _target_tests,
     "tests/integration/api/test_events.py": _api,
     "tests/integration/outbox/test_append.py": _with(
         "test_an_event_goes_to_any_number_of_targets", outbox_url=["sqlite", "postgresql"]
