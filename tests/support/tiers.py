@@ -90,6 +90,20 @@ REFUSED_BY_ELASTICSEARCH = {(502, False, "access"), (403, True, "namespace")}
 OF_ANY_SQS = ("test_messages_are_recorded", "test_messages_without_valid_events")  # with groups and without
 OF_THE_VALUES = ("test_a_hostile_name_of_a_bucket", "test_an_odd_value")  # in a request to the API
 
+# Of what is wrong with a command of mc one of each kind, and of the documents that S3 takes and refuses.
+LINES = {
+    "set bw notify_kafka:x brokers=h:9092", "set bw notify_kafka:x brokers=h:9092 tpic=t",
+    "set bw notify_kaffka:x brokers=h:9092 topic=t", "get bw notify_webhook:ONE", "reset bw notify_webhook:one",
+    "set bw notify_webhook:env queue_limit=6", "set bw api requests_max=5", "history bw",
+}  # fmt: skip
+COMMANDS = {"user add bw alice alicealice", "service stop bw"}
+DOCUMENTS = (
+    "[none]", "[one]", "[two that differ in their ids]", "[a prefix and a suffix]", "[a regular expression]",
+    "[the scanner family]", "[an unknown event]", "[a malformed ARN]", "[a target that is not there]", "[two prefixes]",
+    "[the same rule twice]", "[a filter longer than a key]",
+)  # fmt: skip
+TYPES_AT_THE_API = {"kafka", "postgresql", "webhook"}
+
 FLAGS = ["durable", "auto_deleted", "internal"]  # of an exchange, each of which is declared for one type of it
 
 # Servers of the tests that are started, killed and stopped as PostgreSQL is.
@@ -217,6 +231,23 @@ def _api(name: str, parameters: Parameters) -> bool:
     return parameters.get("on_each") in _SECOND_DATABASES and not name.startswith(OF_THE_VALUES)
 
 
+def _mc(name: str, parameters: Parameters) -> bool:
+    """What the API says mc prints; each word of it has tests without mc."""
+    if name.startswith("test_mc_prints_what_is_wrong"):
+        return parameters["line"] not in LINES
+    return name.startswith("test_other_commands") and parameters["line"] not in COMMANDS
+
+
+def _documents(name: str, _parameters: Parameters) -> bool:
+    """A document is read by one function, which has each of them as a unit, and MinIO has as well."""
+    return name.startswith("test_a_document_that") and not name.endswith(DOCUMENTS)
+
+
+def _table(name: str, parameters: Parameters) -> bool:
+    """Each key and each wrong value of each type is a unit."""
+    return name.startswith("test_every_key") and parameters["type_name"] not in TYPES_AT_THE_API
+
+
 def _with(name: str, **values: Any) -> Callable[[str, Parameters], bool]:
     """A test with one of these values of each parameter: another test, or another value, runs the same code."""
 
@@ -255,7 +286,16 @@ RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
     "tests/contract/test_source_test.py": _commands,
     "tests/contract/test_target_contract.py": _targets,
     "tests/contract/test_target_test.py": _target_tests,
+    "tests/integration/api/test_console_routes.py": _api,
     "tests/integration/api/test_events.py": _api,
+    "tests/integration/api/test_health.py": _api,
+    "tests/integration/api/test_large_events.py": _with("test_", own_server=["mariadb"]),
+    "tests/integration/api/test_mc_admin.py": _mc,
+    "tests/integration/api/test_metrics.py": _api,
+    "tests/integration/api/test_operations.py": _api,
+    "tests/integration/api/test_s3.py": _documents,
+    "tests/integration/api/test_settings.py": _table,
+    "tests/integration/api/test_spool.py": _with("test_", outbox_url=["mysql", "mariadb"]),
     "tests/integration/outbox/test_append.py": _with(
         "test_an_event_goes_to_any_number_of_targets", outbox_url=["sqlite", "postgresql"]
     ),

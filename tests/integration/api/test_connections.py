@@ -16,9 +16,11 @@ from tests.integration.api.conftest import Api, SecureApi, Start, keys, url_of
 from tests.services import until
 from tests.support.api_requests import body
 from tests.support.builders import migrated
+from tests.support.properties import times
 
 PATIENCE = 20.0  # seconds; each kind of connection below stopped a worker of 32 threads for longer, most for ever
-POSTS = 20
+POSTS = times(10, 20)
+MORE = times(40, 200)  # connections than a worker has threads
 HEAD = b"POST /v1/events HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 4000\r\n"
 GET = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LAST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -105,12 +107,12 @@ def posts(api: Api, verify: ssl.SSLContext | bool = True) -> list[int]:
     ("behave", "connections"),
     [
         (hold_the_answered, 40),
-        (send_nothing, 500),
-        (begin_a_head, 200),
-        (begin_a_body, 200),
-        (end_within_a_body, 200),
-        (end_after_a_request, 200),
-        (read_nothing, 100),
+        (send_nothing, times(40, 500)),
+        (begin_a_head, MORE),
+        (begin_a_body, MORE),
+        (end_within_a_body, MORE),
+        (end_after_a_request, MORE),
+        (read_nothing, MORE),
     ],
 )
 def test_a_sender_is_answered_whatever_others_do_with_their_connections(
@@ -126,7 +128,7 @@ def test_a_sender_is_answered_whatever_others_do_with_their_connections(
 def test_a_sender_is_answered_while_others_do_not_finish_a_tls_handshake(
     secure: SecureApi, stack: ExitStack, sent: bytes
 ) -> None:
-    for _ in range(200):
+    for _ in range(MORE):
         connect(secure, stack).sendall(sent)
     assert posts(secure, secure.trusted) == [202] * (2 * POSTS)
 

@@ -18,6 +18,7 @@ from app.outbox.tokens import Tokens
 from tests.integration.api.conftest import Start, keys, problem, token, url_of
 from tests.services import until
 from tests.support.builders import add_target, event
+from tests.support.properties import times
 from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import DELIVERED, Failed, Rejected
 
@@ -231,10 +232,11 @@ def test_a_limited_token_names_no_file_and_no_socket_of_the_host(
     until(lambda: client.get("/v1/tokens", headers=admin).status_code == 200, 60)
     for kind, pairs in HOSTS_OWN.items():
         path = f"/v1/targets/{kind}/own"
-        for beyond, allowed in pairs:
+        for beyond, _ in pairs:
             refused = problem(client.put(path, json=beyond), 403, "forbidden")
             assert "of this host" in refused["detail"], refused
             problem(client.post(f"{path}/test-settings", json=beyond), 403, "forbidden")
+        for beyond, allowed in pairs[: times(1, len(pairs))]:
             assert client.put(path, json=allowed).status_code in (200, 201), allowed
             assert client.put(path, json=beyond, headers=admin).status_code == 200, "an operator may"
             changed = client.put(path, json=beyond | {"comment": "mine"})

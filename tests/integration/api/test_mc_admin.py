@@ -99,6 +99,7 @@ def test_what_the_guides_set_is_set_at_once(bw: Admin, targets: Registry) -> Non
     assert bw.keys("notify_postgres:1")["table"] == "bucketevents"
 
 
+@pytest.mark.tier3
 def test_the_sync_mode_is_set_as_at_minio(bw: Admin, targets: Registry) -> None:
     assert "sync_events=off" in bw.ok("mc admin config get bw api")
     assert bw.ok("mc admin config set bw/ api sync_events=on") == "Successfully applied new settings.\n"

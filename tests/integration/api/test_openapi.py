@@ -99,6 +99,7 @@ KNOWS_MORE = {
 }
 
 
+@pytest.mark.tier3
 @pytest.mark.parametrize("mode", ["positive", "negative"])
 def test_every_answer_is_as_described(description: Any, mode: str) -> None:
     from schemathesis.core.failures import FailureGroup
