@@ -101,8 +101,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items
         if tiers.tier(item) <= wanted and not (server_process.NONE and without_servers.is_left_out(item))
     ]
+    config.stash[tiers.LEFT_OUT] = list(set(items) - set(chosen))
     if len(chosen) < len(items):
-        config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
+        config.hook.pytest_deselected(items=config.stash[tiers.LEFT_OUT])
         items[:] = chosen
     for item in items:
         if item.get_closest_marker("promise"):

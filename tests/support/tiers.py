@@ -15,6 +15,7 @@ import pytest
 from tests.support.statement_cover import COVER, FOLDER, ON_POSTGRESQL
 
 USUAL, ALL = 2, 3
+LEFT_OUT = pytest.StashKey[list[pytest.Item]]()  # of what was collected, what the chosen tier does not run
 _MARKERS = {"heavy", "sender", "tier3"}
 
 _SECOND_DATABASES = {"mysql", "mariadb"}
