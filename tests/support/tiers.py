@@ -249,6 +249,18 @@ def _table(name: str, parameters: Parameters) -> bool:
     return name.startswith("test_every_key") and parameters["type_name"] not in TYPES_AT_THE_API
 
 
+def _imports(name: str, parameters: Parameters) -> bool:
+    """The commands of a group, and those that show something, are imported by one code."""
+    return (
+        parameters.get("group") in {"dead-letter", "retry", "rule", "token"} and name.startswith("test_help_of")
+    ) or (name.startswith("test_a_command_imports") and parameters["line"] != "status")
+
+
+def _names(name: str, parameters: Parameters) -> bool:
+    """Whether a name is valid is a unit; a run asks for it once."""
+    return name.startswith("test_a_run_with_an_invalid") and parameters["name"] not in {"nul\0", "..", ""}
+
+
 def _with(name: str, **values: Any) -> Callable[[str, Parameters], bool]:
     """A test with one of these values of each parameter: another test, or another value, runs the same code."""
 
@@ -297,6 +309,14 @@ RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
     "tests/integration/api/test_s3.py": _documents,
     "tests/integration/api/test_settings.py": _table,
     "tests/integration/api/test_spool.py": _with("test_", outbox_url=["mysql", "mariadb"]),
+    "tests/integration/cli/test_clients.py": _with("test_", client=["on this machine"]),
+    "tests/integration/cli/test_guides.py": _with("test_every_mc_event", guide=["2016", "2017"]),
+    "tests/integration/cli/test_local_api.py": _with(
+        "test_what_shows", command=["target ls", "rule ls", "dead-letter ls"]
+    ),
+    "tests/integration/cli/test_problems.py": _with(
+        "test_a_command_that_becomes", command=["reconcile run", "scan", "tables"]
+    ),
     "tests/integration/outbox/test_append.py": _with(
         "test_an_event_goes_to_any_number_of_targets", outbox_url=["sqlite", "postgresql"]
     ),
@@ -310,6 +330,10 @@ RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
         "test_drift_of_every_kind", target=["postgresql:rows", "mysql:rows", "elasticsearch:rows"]
     ),
     **{f"{FOLDER}/{module}.py": _behaviour(module) for module in COVER},
+    "tests/unit/api/test_admin_encryption.py": _with("test_", size=[15, 16 * 1024 - 1, 16 * 1024 + 1]),
+    "tests/unit/test_cli_help.py": _imports,
+    "tests/unit/test_reruns.py": _with("test_the_error_of", processes=[["-n", "1"]]),
+    "tests/unit/workers/test_reconcile_jobs.py": _names,
 }
 
 

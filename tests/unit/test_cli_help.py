@@ -19,6 +19,7 @@ from app.outbox.delivery import heartbeats
 from app.outbox.engine.database import now_ms
 from tests.support.builders import migrated
 from tests.support.commands import EVERY
+from tests.support.properties import times
 
 SLOW = ("sqlalchemy", "flask", "requests", "orjson", "msgspec", "rich", "difflib", "pyspark", "celery", "alembic")
 
@@ -91,7 +92,8 @@ def test_status_connects_to_no_broker_that_has_just_carried_the_drain(
     monkeypatch.setenv("BUCKETWIRE_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("BUCKETWIRE_DRAIN_INTERVAL", "10s")  # twice as long is recent
     with closing(migrated(f"sqlite:///{tmp_path}/bucketwire.db")) as database:
-        for age, connects in ((0, False), (25_000, True), (-600_000, True)):  # the last: the clock was set back
+        ages = ((0, False), (25_000, True), (-600_000, True))  # the last: the clock was set back
+        for age, connects in ages[: times(2, 3)]:
             heartbeats.record(database, heartbeats.DRAIN, now_ms() - age)
             assert bool(imported("status") & {"kombu", "redis", "amqp"}) is connects
 

@@ -20,6 +20,8 @@ from tests import services
 from tests.integration.cli.conftest import Cli
 from tests.services import until
 
+pytestmark = pytest.mark.tier3
+
 ALERTS = yaml.safe_load((Path(__file__).parents[3] / "deploy/prometheus/alerts.yml").read_text())["groups"][0]["rules"]
 LIMIT = 3
 PUTS = LIMIT + 2

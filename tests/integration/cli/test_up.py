@@ -103,6 +103,7 @@ def test_an_address_that_the_network_reaches_needs_a_token_first(tmp_path: Path)
     assert "there is no token; create one with `bucketwire token create" in said
 
 
+@pytest.mark.tier3
 def test_a_schedule_brings_a_worker_that_reconciles(in_json: Role) -> None:
     log = Path(in_json.settings["BUCKETWIRE_DATA_DIR"]) / "log" / "spark.log"
     until(lambda: log.exists() and " ready." in log.read_text(), 30, what="the worker")
@@ -117,6 +118,7 @@ def test_a_schedule_that_nothing_here_can_keep_is_told_of(running: Role) -> None
     assert not (Path(running.settings["BUCKETWIRE_DATA_DIR"]) / "log" / "spark.log").exists()
 
 
+@pytest.mark.tier3
 def test_a_source_brings_a_worker_that_pulls(running: Role) -> None:
     queue = Path(running.settings["BUCKETWIRE_DATA_DIR"]) / "redis.sock"
     words = ["source", "set", "redis:frontend", f"address={queue}", "db=5", "key=frontend"]
@@ -156,16 +158,16 @@ def test_a_folder_from_before_and_the_files_in_it_are_taken_from_other_users(run
     assert {str(path): oct(mode) for path, mode in modes.items() if mode & 0o077 and not path.is_symlink()} == {}
 
 
-def test_everything_listens_on_this_machine_only(in_json: Role) -> None:
-    until(lambda: len(in_json.listeners()) > 1, 20, what="API and Flower")
-    found = in_json.listeners()
+def test_everything_listens_on_this_machine_only(running: Role) -> None:
+    until(lambda: len(running.listeners()) > 1, 20, what="API and Flower")
+    found = running.listeners()
     assert {address for address, _ in found} == {services.LOOPBACK}
     assert len(found) == 2, f"API and Flower, no more: {found}"
-    assert (Path(in_json.settings["BUCKETWIRE_DATA_DIR"]).stat().st_mode & 0o777) == 0o700
+    assert (Path(running.settings["BUCKETWIRE_DATA_DIR"]).stat().st_mode & 0o777) == 0o700
 
 
-def test_flower_answers_only_for_names_of_this_machine(in_json: Role) -> None:
-    port = int((Path(in_json.settings["BUCKETWIRE_DATA_DIR"]) / "flower.port").read_text())
+def test_flower_answers_only_for_names_of_this_machine(running: Role) -> None:
+    port = int((Path(running.settings["BUCKETWIRE_DATA_DIR"]) / "flower.port").read_text())
     until(lambda: _answers(f"http://{services.LOOPBACK}:{port}/"), 60, what="Flower")
 
     def status(host: str, path: str) -> int:
@@ -178,6 +180,7 @@ def test_flower_answers_only_for_names_of_this_machine(in_json: Role) -> None:
     assert status(f"{services.LOOPBACK}:{port}", "/healthcheck") == 200
 
 
+@pytest.mark.tier3
 def test_in_json_every_line_is_an_object_also_those_of_the_parts(in_json: Role) -> None:
     redis = next(one for one in in_json.children() if "-server" in one.name())
     redis.kill()
