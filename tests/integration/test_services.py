@@ -137,6 +137,7 @@ class Leaving(services.ZooKeeper):
         return self.serving(main=main, arguments=[self.folder / "zoo.cfg"])
 
 
+@pytest.mark.tier3
 def test_a_server_of_java_leaves_its_classes_to_those_after_it_if_it_ends_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +189,7 @@ def test_a_frozen_server_accepts_but_does_not_answer_until_thawed() -> None:
         assert client.get("k") == b"v"
 
 
+@pytest.mark.tier3
 def test_a_frozen_server_can_be_stopped() -> None:
     with services.postgres() as server:
         server.freeze()
@@ -202,6 +204,7 @@ def test_a_server_that_does_not_come_up_says_why_and_leaves_nothing() -> None:
     assert {process.pid for process in psutil.Process().children(recursive=True)} - before == set()
 
 
+@pytest.mark.tier3
 def test_redis_asks_for_its_password_and_speaks_tls(certificates: services.Certificates) -> None:
     with services.redis(tls=True, password="s3cret") as server:
         with redis.Redis(port=server.port, retry=ONCE) as client, pytest.raises(redis.AuthenticationError):
@@ -215,6 +218,7 @@ def test_redis_asks_for_its_password_and_speaks_tls(certificates: services.Certi
             client.ping()
 
 
+@pytest.mark.tier3
 def test_postgres_verifies_both_ways(postgres_server: services.Postgres, certificates: services.Certificates) -> None:
     base = (
         f"host=localhost port={postgres_server.port} dbname=postgres user=client sslmode=verify-full hostaddr=127.0.0.1"
@@ -228,6 +232,7 @@ def test_postgres_verifies_both_ways(postgres_server: services.Postgres, certifi
         psycopg2.connect(f"{base} sslrootcert={certificates.other_ca}")
 
 
+@pytest.mark.tier3
 @pytest.mark.parametrize("fixture", ["mysql_server", "mariadb_server"])
 def test_mysql_verifies_both_ways(
     fixture: str, request: pytest.FixtureRequest, certificates: services.Certificates
@@ -243,6 +248,7 @@ def test_mysql_verifies_both_ways(
         pymysql.connect(**where)
 
 
+@pytest.mark.tier3
 def test_rabbitmq_speaks_tls_and_refuses_a_wrong_password(
     rabbitmq_server: services.RabbitMQ, certificates: services.Certificates
 ) -> None:
@@ -277,6 +283,7 @@ def test_minio_tells_its_webhooks_what_happened_to_an_object(receiver: services.
     assert (shown.path, shown.subject, shown.json()["Key"]) == ("/two", "client", "photos/a b")
 
 
+@pytest.mark.tier3
 def test_minio_speaks_tls() -> None:
     with services.minio(tls=True) as server, contextlib.closing(server.boto3()) as client:
         client.create_bucket(Bucket="over-tls")
@@ -441,6 +448,7 @@ def check():
 """
 
 
+@pytest.mark.tier3
 def test_a_forked_child_that_ends_leaves_its_parents_servers_alone() -> None:
     script = ORPHAN.replace("time.sleep(60)", "pass").replace("sys.stdin.read()", "os.waitpid(fork, 0); check()")
     script = f"{CHECK}{script}"

@@ -255,6 +255,7 @@ def test_a_killed_run_is_continued(stage: Stage) -> None:
     assert stage.states("killed") == ["unfinished", "backfilled"]
 
 
+@pytest.mark.tier3
 def test_two_targets_are_backfilled_at_once(stage: Stage) -> None:
     """The backfill of one target does not overtake the events of the other."""
     for name in ("one", "other"):
@@ -272,9 +273,10 @@ def test_a_backfill_that_cannot_start_is_refused(stage: Stage) -> None:
     stage.target("none", "access", ["s3:ObjectRemoved:*"])
     with pytest.raises(CannotBackfill, match="no rule sends created objects of b-old to redis:none"):
         stage.backfill("none")
+    stage.target("late", "access", [CREATED])
     with pytest.raises(CannotBackfill, match="older than the event log's retention"):
-        stage.backfill("one", listing="/nowhere", listed_at=1)
-    late = stage.backfill("one", log_retention=0)
+        stage.backfill("late", listing="/nowhere", listed_at=1)
+    late = stage.backfill("late", log_retention=0)
     assert (late.state, late.counts["repaired"], late.counts["target_rows"]) == ("unfinished", 0, 0)
     assert "is too old" in late.problem
 

@@ -32,6 +32,8 @@ from tests.spark.conftest import quickly
 from tests.support.service_processes import BUCKETWIRE, Role, System, start_all, stop_all, system
 from tests.support.target_contents import TABLE, PostgresContents
 
+pytestmark = pytest.mark.tier3
+
 BUCKET, TARGET, LONG_AGO = "old-things", "postgresql:rows", "2026-11-01T00:00:00Z"
 KEYS = ["dir/", "x y+%41é🎉.txt", "a+b", *(f"many/{number % 3}/{number:02}" for number in range(60))]
 DRIFT = {"objects": len(KEYS), "target_rows": len(KEYS) - 1, "missing": 2, "stale": 1, "orphaned": 1, "malformed": 1}

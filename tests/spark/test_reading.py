@@ -30,7 +30,8 @@ from spark_jobs.stores import CannotRead, elasticsearch, rows
 from tests import services
 from tests.support import minio_life
 from tests.support.hostile_names import BUCKETS
-from tests.support.listings import ODD, fill, objects_of
+from tests.support.listings import ODD, fill, objects_of, unpack
+from tests.support.properties import times
 from tests.support.target_contents import ElasticsearchContents, MysqlContents
 from workers.delivery.outcomes import DELIVERED
 from workers.targets.base import Target
@@ -93,6 +94,15 @@ def test_a_bucket_is_listed_by_ranges_of_keys_and_from_what_mc_wrote(
     written = from_mc(spark, str(file), versioned=versioned)
     assert objects_of(written) == expected
     assert (written.unreadable_count, written.problem) == (0, "")
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+def test_a_bucket_of_more_than_a_page_is_listed_to_its_end(at_minio: services.MinIO, versioned: bool) -> None:
+    name, keys = f"b-{uuid4().hex[:8]}", [f"old/{number % 9}/{number:04}" for number in range(1_050)]
+    at_minio.client().make_bucket(name)
+    unpack(at_minio, name, keys)
+    bucket = s3_listing.Bucket.from_boto3(name, at_minio.url)
+    assert [row[0] for row in s3_listing.objects(bucket, ("", None), versioned=versioned)] == sorted(keys)
 
 
 def test_ranges_meet_and_cover_everything() -> None:
@@ -363,6 +373,7 @@ def test_a_name_of_a_bucket_is_nothing_but_a_name_to_any_store(
     spark: SparkSession, store: tuple[TargetSettings, type[Target]]
 ) -> None:
     settings, adapter = store
+    read = BUCKETS[:: times(3, 1)]  # each takes a plan; all are written
     names = [*BUCKETS, "images", "x", "X", "trail", "it", "IT'S", "lead", "new", "a", "ab", "..."]
     paths = list[str]()
     target = adapter(settings)  # type: ignore[call-arg]  # an adapter takes its own settings
@@ -376,10 +387,8 @@ def test_a_name_of_a_bucket_is_nothing_but_a_name_to_any_store(
     finally:
         target.close()
     assert len(names) - len(paths) == (getattr(settings, "id_style", "") == "plain")
-    expected = {
-        (name, path.removeprefix(f"{name}/")) for name in BUCKETS for path in paths if path.startswith(f"{name}/")
-    }
-    frames = [rows(spark, settings, name, tasks=1).select(F.lit(name).alias("name"), "key") for name in BUCKETS]
+    expected = {(name, path.removeprefix(f"{name}/")) for name in read for path in paths if path.startswith(f"{name}/")}
+    frames = [rows(spark, settings, name, tasks=1).select(F.lit(name).alias("name"), "key") for name in read]
     found = [tuple(row) for row in reduce(DataFrame.union, frames).collect()]
     # By its document, not by its path, an index knows a bucket whose name holds a slash.
     within = {("..", f"../etc/passwd/k{names.index('../../etc/passwd')}")}

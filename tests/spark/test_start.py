@@ -14,25 +14,19 @@ from spark_jobs import small_plans
 from spark_jobs.class_archive import ClassArchive
 from tests import provision, services
 from tests.services import spark_classes
-from tests.support.properties import times
 
 ROOT = Path(__file__).parents[2]
 RUN = """
 import signal
 import sys
-import threading
 from pathlib import Path
 from pyspark import SparkContext
 from spark_jobs.session import launch, session
 
 options = {"master": "local[1]", "jars": sys.argv[1], "memory": "512m"}
 finish = launch("start", **options, is_short=True, cache=Path(sys.argv[2]))
-if sys.argv[3] == "with":
-    with session("start", **options) as spark:
-        assert spark.range(3).selectExpr("sum(id)").first()[0] == 3
-else:
-    [starting] = [each for each in threading.enumerate() if each.name == "jvm"]
-    starting.join()
+with session("start", **options) as spark:
+    assert spark.range(3).selectExpr("sum(id)").first()[0] == 3
 java = SparkContext._jvm.java.lang.management.ManagementFactory
 print(*java.getRuntimeMXBean().getInputArguments(), sep="\\n")
 finish()
@@ -41,6 +35,7 @@ assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Spark's o
 TOP = "source: shared objects file (top)"  # a class of the archive; those of Java's own are of another file
 
 
+@pytest.mark.tier3
 def test_the_first_run_leaves_an_archive_of_classes_and_the_second_uses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,9 +44,7 @@ def test_the_first_run_leaves_an_archive_of_classes_and_the_second_uses_it(
     cache.mkdir()
     for left in ("spark-classes-0.jsa", "spark-classes-0.failed", "spark-classes-1.4711"):
         (cache / left).touch()
-    # A session loads four times the classes, which the first run then writes.
-    sessions = ("without", "with")[times(0, 1)]
-    command = [sys.executable, "-c", RUN, str(provision.SPARK_JARS), str(cache), sessions]
+    command = [sys.executable, "-c", RUN, str(provision.SPARK_JARS), str(cache)]
 
     def run() -> list[str]:
         return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
+
+from minio.commonconfig import SnowballObject
 
 from spark_jobs.listings.listing import Listing
 from tests import services
@@ -36,6 +39,13 @@ def fill(minio: services.MinIO, bucket: str, *, versioned: bool) -> dict[str, tu
             found[one.object_name] = (one.etag, one.size, version)
     assert len(found) == len(ODD) + 60 - 2
     return found
+
+
+def unpack(minio: services.MinIO, bucket: str, keys: Iterable[str]) -> None:
+    """Objects, all in a request that MinIO unpacks."""
+    contents = ((key, key.encode()) for key in keys)
+    objects = [SnowballObject(key, data=io.BytesIO(content), length=len(content)) for key, content in contents]
+    minio.client().upload_snowball_objects(bucket, objects)
 
 
 def objects_of(listing: Listing) -> dict[str, tuple[str, int, str]]:

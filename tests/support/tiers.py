@@ -7,6 +7,7 @@ docs/explanation/proof.md says of each what stays.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -110,8 +111,13 @@ FLAGS = ["durable", "auto_deleted", "internal"]  # of an exchange, each of which
 # Servers of the tests that are started, killed and stopped as PostgreSQL is.
 ENDED_ALIKE = {"mariadb", "minio", "mysql", "rabbitmq", "receiver"}
 
-# Of several rows of a key the sound one wins, as in the cases that stay.
-CHOSEN_ALIKE = {"a row of another bucket", "a row that only seems malformed"}
+# The cases that stay show by what several entries or rows of a key are noticed, and who of them wins; and that the
+# larger side is counted to its end.
+CHOSEN_ALIKE = {
+    ("a row of another bucket", True), ("a row that only seems malformed", True), ("a row with an entry", True),
+    ("both", True), ("a row without an entry", False),
+}  # fmt: skip
+COUNTED_ALIKE = (7, 3)
 
 Parameters = Mapping[str, Any]
 
@@ -190,8 +196,11 @@ def _commands(name: str, parameters: Parameters) -> bool:
 
 
 def _servers(_name: str, parameters: Parameters) -> bool:
-    """What a server keeps when it is killed the contract suite and the kills of the service show for each."""
-    return parameters.get("name") in ENDED_ALIKE
+    """What a server keeps when it is killed the contract suite and the kills of the service show for each.
+
+    Servers end with the process that started them, however it ends.
+    """
+    return parameters.get("name") in ENDED_ALIKE or parameters.get("how", signal.SIGKILL) is None
 
 
 def _refusals(name: str, parameters: Parameters) -> bool:
@@ -208,7 +217,9 @@ def _refusals(name: str, parameters: Parameters) -> bool:
 
 def _comparisons(_name: str, parameters: Parameters) -> bool:
     """Every run plans adaptively, unless an operator has Spark do without; of several rows one aggregate chooses."""
-    return parameters.get("planned") is False or parameters.get("repeated") in CHOSEN_ALIKE
+    chosen = parameters.get("repeated"), parameters.get("has_single_rows")
+    counted = parameters.get("objects"), parameters.get("target_rows")
+    return parameters.get("planned") is False or chosen in CHOSEN_ALIKE or counted == COUNTED_ALIKE
 
 
 def _behaviour(module: str) -> Callable[[str, Parameters], bool]:
@@ -259,6 +270,13 @@ def _imports(name: str, parameters: Parameters) -> bool:
 def _names(name: str, parameters: Parameters) -> bool:
     """Whether a name is valid is a unit; a run asks for it once."""
     return name.startswith("test_a_run_with_an_invalid") and parameters["name"] not in {"nul\0", "..", ""}
+
+
+def _rows(name: str, parameters: Parameters) -> bool:
+    """A bucket without versions is listed where drift is found; MariaDB is read by MySQL's driver and statements."""
+    if name.startswith("test_a_bucket_is_listed"):
+        return parameters["versioned"] is False
+    return name.startswith("test_a_name_of_a_bucket") and parameters["store"] == "mariadb"
 
 
 def _with(name: str, **values: Any) -> Callable[[str, Parameters], bool]:
@@ -324,8 +342,13 @@ RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
     "tests/integration/outbox/test_interleavings.py": _explorer,
     "tests/integration/outbox/test_refused_events.py": _with("test_an_event_larger_than_a_packet_fails", size=[None]),
     "tests/integration/outbox/test_origin.py": _with("test_", outbox_url=["mysql", "mariadb"], count=[60]),
+    "tests/integration/test_otlp_exports.py": lambda _, parameters: parameters["collector"].__name__ == "refusing",
+    "tests/integration/test_outboxes.py": _with("test_an_outbox_that_was_used", kind=["mysql", "mariadb"]),
     "tests/integration/test_services.py": _servers,
     "tests/spark/test_compare.py": _comparisons,
+    "tests/spark/test_inventory.py": _with("test_a_report_has_the_same_entries", versioned=[False]),
+    "tests/spark/test_reading.py": _rows,
+    "tests/spark/tables/test_log_gaps.py": _with("test_a_log_that_fails_over_within", step=["between"], kept=[3]),
     "tests/spark/test_reconcile.py": _with(
         "test_drift_of_every_kind", target=["postgresql:rows", "mysql:rows", "elasticsearch:rows"]
     ),

@@ -1,23 +1,27 @@
 """Fixtures of the tests of the Iceberg tables: an outbox and tables of the test's own."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from app.events.model import Event
 from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
 from spark_jobs.iceberg.catalog import Warehouse
 from spark_jobs.iceberg.table import IcebergTable
 from spark_jobs.jobs import tables as job_of_tables
 from spark_jobs.jobs import tables_maintenance
-from spark_jobs.jobs.tables import Tables
-from tests import provision
+from spark_jobs.jobs.tables import Tables, update
+from tests import provision, services
 from tests.spark.conftest import QUICKLY
 from tests.support.builders import add_target, migrated
 from tests.support.properties import times
-from tests.support.table_events import opened
+from tests.support.table_events import WEEK, histories, inventory, opened
 
 
 @pytest.fixture
@@ -39,6 +43,31 @@ def tables(session: SparkSession, tmp_path: Path) -> Tables:
     return opened(session, Warehouse(f"{tmp_path}/tables"))
 
 
+@dataclass(frozen=True)
+class Merged:
+    """Tables that took events in two parts, the second of which changes rows of the first: do not change them."""
+
+    folder: Path
+    events: Sequence[Event]
+    rows: Mapping[int, Sequence[tuple[Any, ...]]]  # of the inventory, after so many events
+
+
+@pytest.fixture(scope="session")
+def merged(spark: SparkSession) -> Iterator[Merged]:
+    folder, events, rows = services.new_folder("merged"), histories(120, 1800), {}
+    database = migrated(f"sqlite:///{folder}/outbox.db")
+    add_target(database)
+    tables = opened(spark.newSession(), Warehouse(f"{folder}/tables"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_of_tables, "_MAX_POSITIONS", 700)  # so that the second part needs two commits
+        for first, last in ((0, 700), (700, 1800)):
+            Log(database).append([events[first:last]])
+            update(tables, database, WEEK)
+            rows[last] = inventory(tables, "is_delete_marker", "is_latest", "log_position", "size", "e_tag")
+    yield Merged(folder / "tables", events, rows)
+    database.close()
+
+
 @pytest.fixture
 def _journal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read the log for the journal alone: two merges take longer, and other tests are about what follows it."""
@@ -54,7 +83,7 @@ def _journal_alone_in_make_test(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def _inventory_alone_is_maintained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the other two to `make test-all`: a test of maintenance itself has all three, by the same statements."""
+    """Leave the other two to `make nightly`: each table is maintained by the same statements."""
     maintain = tables_maintenance._maintain
 
     def maintained(tables: Tables, table: IcebergTable, *until: int) -> None:

@@ -9,6 +9,7 @@ from pyspark.sql import Row, SparkSession
 
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from spark_jobs.iceberg.table import IcebergTable
 from spark_jobs.jobs import tables_maintenance
 from spark_jobs.jobs.tables import Tables, update
 from spark_jobs.jobs.tables_maintenance import is_due, maintain
@@ -20,9 +21,22 @@ pytestmark = pytest.mark.timeout(900)  # on a busy machine each commit takes sec
 COMMITS = times(2, 6)
 
 
+def leave_file(tables: Tables, table: IcebergTable, days: int) -> Path:
+    """Leave a file of that age beside the table's own, which is in no snapshot."""
+    [path, *_] = [row["file_path"] for row in tables.spark.table(f"{table.name}.files").collect()]
+    file = Path(path.removeprefix("file:")).parent / f"written-{days}-days-ago.parquet"
+    file.write_bytes(b"not in any snapshot")
+    at = now_ms() / 1000 - days * 86_400
+    os.utime(file, (at, at))
+    return file
+
+
+@pytest.mark.usefixtures("_inventory_alone_is_maintained")
 def test_an_earlier_state_is_queried_and_maintenance_forgets_it_and_nothing_else(
     tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It deletes what a killed run has left, too, and spares what may belong to one that is under way."""
+    maintained = tables.all if times(0, 1) else (tables.inventory,)
     enough = min(COMMITS, tables_maintenance._MIN_FILES)
     monkeypatch.setattr(tables_maintenance, "_MIN_FILES", enough)  # each table has as many small files
     states = []
@@ -37,39 +51,20 @@ def test_an_earlier_state_is_queried_and_maintenance_forgets_it_and_nothing_else
     then = [[tuple(row) for row in tables.spark.sql(query.format(each)).collect()] for each in ids]
     assert [sorted(rows, key=repr) for rows in then] == states
     marks, rows = [table.mark() for table in tables.all], journal_ids(tables)
+    left, young = ([leave_file(tables, table, days) for table in maintained] for days in (4, 2))
     assert is_due(tables, now_ms())
     maintain(tables, -HOUR)  # also what it writes itself
     assert not is_due(tables, now_ms())
     assert [table.mark() for table in tables.all] == marks
     assert (journal_ids(tables), inventory(tables, "size")) == (rows, states[-1])
-    for table in tables.all:
+    assert not any(file.exists() for file in left)
+    assert all(file.exists() for file in young)
+    for table in maintained:
         assert tables.spark.table(f"{table.name}.snapshots").count() == 1
         assert tables.spark.table(f"{table.name}.files").where("content <> 0").count() == 0, "all deletions are merged"
     Log(outbox).append([[made("last", number=99)]])
     assert update(tables, outbox, WEEK).events == 1
     assert len(journal_ids(tables)) == 2 * COMMITS + 1
-
-
-@pytest.mark.usefixtures("_inventory_alone_is_maintained")
-def test_maintenance_deletes_what_a_killed_run_has_left_and_spares_what_may_belong_to_one_under_way(
-    tables: Tables, outbox: Database
-) -> None:
-    Log(outbox).append([[made("k", number=1)]])
-    update(tables, outbox, WEEK)
-    rows = journal_ids(tables), inventory(tables, "size")
-    left, young = [], []
-    for table in tables.all if times(0, 1) else (tables.inventory,):
-        [path, *_] = [row["file_path"] for row in tables.spark.table(f"{table.name}.files").collect()]
-        folder = Path(path.removeprefix("file:")).parent
-        for days, files in ((4, left), (2, young)):
-            files.append(folder / f"written-{days}-days-ago.parquet")
-            files[-1].write_bytes(b"not in any snapshot")
-            at = now_ms() / 1000 - days * 86_400
-            os.utime(files[-1], (at, at))
-    maintain(tables, WEEK)
-    assert not any(file.exists() for file in left)
-    assert all(file.exists() for file in young)
-    assert (journal_ids(tables), inventory(tables, "size")) == rows
 
 
 @pytest.mark.usefixtures("_journal_alone_in_make_test")

@@ -17,10 +17,10 @@ from app.events.order import comparable, from_time
 from app.events.parsing import parse
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from spark_jobs.jobs import tables as job_of_tables
 from spark_jobs.jobs.repair_events import backfill_event, repair_event
 from spark_jobs.jobs.tables import Tables, update
 from tests import services
+from tests.spark.tables.conftest import Merged
 from tests.support import minio_life
 from tests.support.builders import DELETE, PUT
 from tests.support.properties import times
@@ -30,7 +30,6 @@ from tests.support.table_events import (
     WEEK,
     T,
     folded,
-    histories,
     inventory,
     made,
 )
@@ -38,25 +37,19 @@ from tests.support.table_events import (
 pytestmark = pytest.mark.timeout(900)  # on a busy machine each commit takes seconds
 
 
-def test_the_inventory_has_what_the_mirrors_rules_say(
-    tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_of_tables, "_MAX_POSITIONS", 700)  # so that the last part needs two commits
-    events = histories(120, 1800)
-    expected = folded(events)
+def test_the_inventory_has_what_the_mirrors_rules_say(merged: Merged) -> None:
+    expected = folded(merged.events)
     assert {marker for marker, _, _ in expected.values()} == {True, False}
     assert {latest for _, latest, _ in expected.values()} == {True, False}
-    for first, last in ((0, 700), (700, 1800)):  # by parts, because they are merged
-        Log(outbox).append([events[first:last]])
-        update(tables, outbox, WEEK)
-        rows = inventory(tables, "is_delete_marker", "is_latest", "log_position", "size", "e_tag")
+    for last, rows in merged.rows.items():
         found = {(key, version): (marker, latest, seq) for _, key, version, marker, latest, seq, _, _ in rows}
-        assert found == folded(events[:last])
+        assert found == folded(merged.events[:last])
         assert len(rows) == len(found)
         of_object = {seq: (size, tag) for _, _, _, marker, _, seq, size, tag in rows if not marker}
         assert of_object == {seq: (seq - 1, f"e{seq - 1}") for seq in of_object}
 
 
+@pytest.mark.tier3
 def test_events_may_come_late_and_again(tables: Tables, outbox: Database) -> None:
     """A removal before the creation, in another run; and what has been removed does not come back."""
     Log(outbox).append([[made("k", DELETE, "v1", "A9", 1), made("n", DELETE, "", "B2", 2)]])
