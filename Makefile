@@ -81,7 +81,7 @@ build/docs-venv/.installed: pyproject.toml | $(BIN)/pip
 
 # The pictures of the console in docs/how-to/images, and of every page in build/screenshots, as its tests make them.
 screenshots: $(VENV)/.developing servers ## the pictures of the console
-	SCREENSHOTS=docs $(BIN)/pytest tests/acceptance/test_console_screens.py tests/acceptance/test_console.py
+	SCREENSHOTS=docs $(BIN)/pytest --hypothesis-profile all tests/acceptance/test_console_screens.py tests/acceptance/test_console.py
 
 # The sdist, and the wheel made from it, in dist/: docs/how-to/release.md
 dist: $(VENV)/.developing ## sdist and wheel in dist/
