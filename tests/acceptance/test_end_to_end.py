@@ -96,6 +96,7 @@ def goes_through(whole: System, server: services.Redis, bucket: str) -> None:
     assert [entry.difference for entry in whole.audits()] == [0] * len(whole.audits())
 
 
+@pytest.mark.tier3
 def test_an_event_goes_through_on_every_outbox_database(
     outbox_url: str, redis_server: services.Redis, broker: services.Redis, bucket: str
 ) -> None:
@@ -369,6 +370,7 @@ def test_a_target_that_is_down_costs_nobody_anything_and_is_served_soon_after_it
         assert whole.counters()[name].parked == whole.counters()[name].dead == 0
 
 
+@pytest.mark.tier3
 def test_a_worker_that_is_asked_to_stop_finishes_the_batch_in_hand_and_sends_nothing_twice(
     whole: System, receiver: services.Receiver, bucket: str
 ) -> None:

@@ -301,9 +301,7 @@ def _late_writes(name: str, parameters: Parameters) -> bool:
 # By module: whether the test of that name and these parameters is in tier 3 alone.
 RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
     "tests/acceptance/test_clocks.py": _with("test_clocks_ten_seconds_apart_over_postgresql", sign=[-1]),
-    "tests/acceptance/test_end_to_end.py": _with(
-        "test_an_event_goes_through_on_every", outbox_url=["sqlite", "postgresql", "mariadb"]
-    ),
+    "tests/acceptance/test_end_to_end.py": _with("test_a_target_that_is_down", kind=["redis"]),
     "tests/acceptance/test_shared_pool.py": _with("test_the_other_target", fault=["drips", "is slow"]),
     "tests/acceptance/test_stopped_workers.py": _late_writes,
     "tests/contract/test_amqp.py": _with("test_a_missing_exchange", type_=["direct", "topic", "headers"], flag=FLAGS),
