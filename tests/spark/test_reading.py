@@ -80,10 +80,10 @@ def test_a_bucket_is_listed_by_ranges_of_keys_and_from_what_mc_wrote(
     bucket = s3_listing.Bucket.from_boto3(name, at_minio.url)
     assert bucket.is_versioned() is versioned
     assert objects_of(s3_listing.listing(spark, bucket, versioned=versioned, tasks=2)) == expected
-    # By every key as an end of a range, no object may fall between two.
+    # By keys as the ends of ranges, no object may fall between two; in `make nightly` by every key.
     alone = [
         row[0]
-        for after, until in s3_listing.between(expected, 10 * len(expected))
+        for after, until in s3_listing.between(sorted(expected)[:: times(3, 1)], 10 * len(expected))
         for row in s3_listing.objects(bucket, (after, until), versioned=versioned)
     ]
     assert sorted(alone) == sorted(expected)

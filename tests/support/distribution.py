@@ -61,8 +61,7 @@ _WAITING = ("tests/spark", "tests/acceptance", "tests/contract")
 # Where nothing is known yet, as in a fresh clone: what took longest in a run of four processes on two cores, in seconds
 # between its tests' beginnings and ends, and the folders in which the other long ones are.
 _LONGEST = {
-    "tests/spark": 700,
-    "tests/spark/test_cluster.py": 295,
+    "tests/spark": 450,
     "tests/acceptance/test_console.py": 249,
     "tests/integration/outbox/test_interleavings.py[postgresql]": 198,
     "tests/contract/elasticsearch": 320,
