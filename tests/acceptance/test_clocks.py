@@ -12,6 +12,7 @@ import pytest
 from tests import services
 from tests.services import until
 from tests.services.clock import Clock
+from tests.support.properties import times
 from tests.support.service_processes import System, start_all, system
 from tests.support.target_readers import posted
 from tests.support.traffic import Poster, Traffic
@@ -43,8 +44,8 @@ def everything_is_delivered(whole: System, receiver: services.Receiver) -> None:
     whole.add_target("webhook:slow", endpoint=receiver.url, max_in_flight="4")
     flow = Traffic(whole, [Poster(number, Random(number)) for number in range(2)])
     with flow.running():
-        for _ in range(3):
-            flow.allow_more(100)
+        for _ in range(times(2, 3)):
+            flow.allow_more(times(50, 100))
             until(lambda: flow.all_taken, PATIENCE, what="posts taken")
             until(whole.settled, PATIENCE, what="everything delivered")
     repeats = flow.expected().check(posted(receiver), "webhook")

@@ -29,7 +29,7 @@ from tests.support.traffic import Poster, Traffic
 
 pytestmark = pytest.mark.promise
 
-EVENTS = times(3_600, 9_600)
+EVENTS = times(1_800, 9_600)
 POSTERS = 4
 ROUNDS = 1  # how often each is killed; `make chaos` does it as often as one likes
 

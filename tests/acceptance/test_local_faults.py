@@ -24,6 +24,7 @@ from tests import services
 from tests.services import until
 from tests.services.clock import Clock
 from tests.support.builders import records, some
+from tests.support.properties import times
 from tests.support.service_processes import System, start_all, system
 from tests.support.target_readers import Expected, Record, appended, create_log, length, listed, text
 from tests.support.traffic import Poster, Traffic
@@ -176,17 +177,17 @@ def test_a_clock_that_is_set_an_hour_on_and_back_loses_nothing_and_changes_no_or
     postgres_server.create_database(name)
     create_log(postgres_server, name, "log")
     whole.add_target("postgresql:log", connection_string=postgres_server.dsn(name), table="log", format="access")
-    flow = Traffic(whole, [Poster(number, Random(number)) for number in range(2)])
+    flow, share = Traffic(whole, [Poster(number, Random(number)) for number in range(2)]), times(50, 200)
     with flow.running():
         for ahead in (0, HOUR, 0, -HOUR, 0):
-            flow.allow_more(200)
+            flow.allow_more(share)
             until(
-                lambda: whole.counters()["postgresql:log"].delivered >= flow.taken - 100,
+                lambda: whole.counters()["postgresql:log"].delivered >= flow.taken - share // 2,
                 PATIENCE,
                 what=f"until {ahead}",
             )
             clock.set(ahead)  # with deliveries on their way
-            flow.allow_more(200)
+            flow.allow_more(share)
             until(lambda: flow.all_taken, PATIENCE, what=f"posts by a clock that is {ahead} s ahead")
             until(whole.settled, PATIENCE, what=f"everything delivered by a clock that is {ahead} s ahead")
     flow.expected().check(appended(postgres_server, name, "log"), "PostgreSQL")

@@ -21,11 +21,13 @@ from app.events.model import Event
 from tests import services
 from tests.services import until
 from tests.support.builders import event
+from tests.support.properties import times
 from tests.support.service_processes import Api, Role, System, start_all, stop_all, system
 from tests.support.target_readers import Expected, Record, hashed, listed, path, posted, text
 
 LEASE = 120  # seconds: what waits for a lease to run out is late for every deadline here
 PATIENCE = 60
+COUNT = times(200, 400)  # events of each sender
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -102,17 +104,19 @@ def test_events_posted_at_two_apis_reach_every_target_once_in_order_through_pool
 ) -> None:
     cluster.work()
     whole = cluster.whole
-    cluster.receiver.set(delay=0.005)  # so that one worker does not do it all before the other has looked
+    cluster.receiver.set(delay=0.01)  # so that one worker does not do it all before the other has looked
     place: dict[str, Any] = {"address": f"{services.LOOPBACK}:{cluster.redis.port}"}
     names = [f"redis:{bucket}-list", f"redis:{bucket}-rows", f"webhook:{bucket}"]
     whole.add_target(names[0], bucket, key=f"{bucket}-list", format="access", **place)
     whole.add_target(names[1], bucket, key=f"{bucket}-rows", **place)
     whole.add_target(names[2], bucket, endpoint=cluster.receiver.url, sync="on")
     # Two senders, each of keys of its own, who change APIs with every body: order is kept across APIs.
-    sent = {prefix: some(bucket, 400, keys=40, prefix=prefix) for prefix in ("a", "b")}
+    sent = {prefix: some(bucket, COUNT, keys=COUNT // 10, prefix=prefix) for prefix in ("a", "b")}
     with ThreadPoolExecutor() as pool:
         posting = [
-            pool.submit(post_by_turns, cluster.apis, [events[start : start + 40] for start in range(0, 400, 40)], first)
+            pool.submit(
+                post_by_turns, cluster.apis, [events[start : start + 20] for start in range(0, COUNT, 20)], first
+            )
             for first, events in enumerate(sent.values())
         ]
         for each in posting:
@@ -129,7 +133,11 @@ def test_events_posted_at_two_apis_reach_every_target_once_in_order_through_pool
         assert entry.difference == 0
     for name in names:
         counters = whole.counters()[name]
-        assert (counters.recorded, counters.delivered + counters.superseded, counters.discarded) == (800, 800, 0)
+        assert (counters.recorded, counters.delivered + counters.superseded, counters.discarded) == (
+            2 * COUNT,
+            2 * COUNT,
+            0,
+        )
     for targets, workers in cluster.pools.items():
         assert [served_by(worker) for worker in workers] == [{targets}] * len(workers)
 
