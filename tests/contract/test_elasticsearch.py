@@ -18,9 +18,11 @@ from tests.contract.probes.base import attempt
 from tests.contract.probes.elasticsearch import Access, Namespace
 from tests.support import sample_events
 from tests.support.names import unused
+from tests.support.properties import times
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import Target, TargetUnavailable
+from workers.targets.elasticsearch import bulk
 from workers.targets.elasticsearch.node import HttpNode
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
@@ -163,12 +165,16 @@ def numbers(probe: Access) -> list[tuple[str, int]]:
     return [(path, sample_events.number_of(text)) for path, text in probe.held()]
 
 
-def test_a_large_batch_goes_in_portions(mirror: Namespace, requests: list[tuple[str, str, bytes | None]]) -> None:
-    batch = [sample_events.put(f"object-{number}", metadata="x y " * 500_000) for number in range(7)]
+def test_a_large_batch_goes_in_portions(
+    mirror: Namespace, requests: list[tuple[str, str, bytes | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = times(bulk.BATCH_BYTES // 10, bulk.BATCH_BYTES)
+    monkeypatch.setattr(bulk, "BATCH_BYTES", most)
+    batch = [sample_events.put(f"object-{number}", metadata="x y " * (most // 20)) for number in range(7)]
     assert set(deliver(mirror, batch, timeout="30s")) == {DELIVERED}
     sizes = [len(body) for _, path, body in requests if path.endswith("/_bulk") and body]
     assert len(sizes) == 2
-    assert max(sizes) <= 10_000_000
+    assert max(sizes) <= most
 
 
 def test_deleting_what_is_not_there_is_delivered_with_and_without_an_index(mirror: Namespace) -> None:

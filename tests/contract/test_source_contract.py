@@ -259,9 +259,9 @@ def test_killed_and_stopped_workers_lose_nothing_and_keep_the_order(
     probe: SourceProbe, outbox: Database, workers: list[Role]
 ) -> None:
     sources = Sources(outbox)
-    batch, events, before = times(5, 100), list[Event](), 0
+    batch, victims, events, before = times(5, 100), times(2, 4), list[Event](), 0
     # A part, 20 batches of each share, is in the queue at the beginning, and another comes whenever nobody pulls.
-    parts = [[numbered(20 * batch, share=share, keys=50) for share in range(2)] for _ in range(5)]
+    parts = [[numbered(20 * batch, share=share, keys=50) for share in range(2)] for _ in range(victims + 1)]
 
     def send_part() -> None:
         for share, part in enumerate(parts.pop()):
@@ -271,7 +271,7 @@ def test_killed_and_stopped_workers_lose_nothing_and_keep_the_order(
     send_part()
     values = {**probe.impatient(), "batch_size": str(batch)}
     source = sources.put(probe.type, values)  # now, or little is left to be hurt
-    for victim in (0, 1, 2, 3):
+    for victim in range(victims):
         until(lambda: count_recorded(outbox) > before + 5 * batch, 60, what="progress")  # noqa: B023 - called at once
         until(lambda: holder(sources, workers) is not None, what="a holder")
         role = holder(sources, workers)
@@ -294,7 +294,7 @@ def test_killed_and_stopped_workers_lose_nothing_and_keep_the_order(
             role.start()
     wait_for(outbox, events, 120)
     assert_complete(probe, outbox, events)
-    assert count_recorded(outbox) == len(events) == 200 * batch
+    assert count_recorded(outbox) == len(events) == 40 * batch * (victims + 1)
     stored = sources.stored(source)
     assert stored.recorded == len(events)
     if probe.keeps_positions:
