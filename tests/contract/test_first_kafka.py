@@ -16,6 +16,8 @@ from workers.delivery.outcomes import DELIVERED
 from workers.targets import create, payloads
 from workers.targets.base import Target
 
+pytestmark = pytest.mark.tier3
+
 _topics = count(1)
 
 

@@ -152,6 +152,7 @@ def test_an_outage_of_a_webhook_costs_no_attempt_and_keeps_the_order(
         assert numbers == sorted(numbers, key=int)
 
 
+@pytest.mark.tier3
 def test_a_postgresql_with_one_locked_row_gets_all_others(
     database: Database, at_work: Delivery, postgres_server: services.Postgres
 ) -> None:
