@@ -103,7 +103,6 @@ REFUSED_BY_A_WEBHOOK = {(503, "on"), (401, "on"), (410, "off")}
 REFUSED_BY_ELASTICSEARCH = {(502, False, "access"), (403, True, "namespace")}
 
 OF_ANY_SQS = ("test_messages_are_recorded", "test_messages_without_valid_events")  # with groups and without
-OF_THE_VALUES = ("test_a_hostile_name_of_a_bucket", "test_an_odd_value")  # in a request to the API
 
 # Of what is wrong with a command of mc one of each kind, and of the documents that S3 takes and refuses.
 LINES = {
@@ -262,11 +261,6 @@ def _behaviour(module: str) -> Callable[[str, Parameters], bool]:
     return moves
 
 
-def _api(name: str, parameters: Parameters) -> bool:
-    """What the API records it records by the outbox; a value that a database may refuse is put to each."""
-    return parameters.get("on_each") in _SECOND_DATABASES and not name.startswith(OF_THE_VALUES)
-
-
 def _mc(name: str, parameters: Parameters) -> bool:
     """What the API says mc prints; each word of it has tests without mc."""
     if name.startswith("test_mc_prints_what_is_wrong"):
@@ -327,6 +321,9 @@ def _late_writes(name: str, parameters: Parameters) -> bool:
     return name.startswith("test_an_old_write_that") and given not in {("redis", False), ("postgresql", True)}
 
 
+# The API records and reads by the outbox, which is put to all four.
+_ON_TWO = _with("test_", on_each=["mysql", "mariadb"])
+
 # By module: whether the test of that name and these parameters is in tier 3 alone.
 RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
     "tests/acceptance/test_clocks.py": _with("test_clocks_ten_seconds_apart_over_postgresql", sign=[-1]),
@@ -344,13 +341,13 @@ RULES: Mapping[str, Callable[[str, Parameters], bool]] = {
     "tests/contract/test_source_test.py": _commands,
     "tests/contract/test_target_contract.py": _targets,
     "tests/contract/test_target_test.py": _target_tests,
-    "tests/integration/api/test_console_routes.py": _api,
-    "tests/integration/api/test_events.py": _api,
-    "tests/integration/api/test_health.py": _api,
+    "tests/integration/api/test_console_routes.py": _ON_TWO,
+    "tests/integration/api/test_events.py": _ON_TWO,
+    "tests/integration/api/test_health.py": _ON_TWO,
     "tests/integration/api/test_large_events.py": _with("test_", own_server=["mariadb"]),
     "tests/integration/api/test_mc_admin.py": _mc,
-    "tests/integration/api/test_metrics.py": _api,
-    "tests/integration/api/test_operations.py": _api,
+    "tests/integration/api/test_metrics.py": _ON_TWO,
+    "tests/integration/api/test_operations.py": _ON_TWO,
     "tests/integration/api/test_s3.py": _documents,
     "tests/integration/api/test_settings.py": _table,
     "tests/integration/api/test_spool.py": _with("test_", outbox_url=["mysql", "mariadb"]),

@@ -119,7 +119,7 @@ def test_each_way_of_using_a_target_is_known_and_each_target_has_one_whole_way()
 def test_the_words_of_the_rules_are_beginnings_of_tests(collected: list[str]) -> None:
     names = {each.rpartition("::")[2] for each in functions(collected)}
     words = tiers.OF_THE_CONNECTION + tiers.OF_THE_CONFIRMATION + tiers.OF_THE_MESSAGE
-    words += tiers.OF_THE_VALUES + tiers.OF_ANY_SQS + tuple(tiers.OF_WHOLE_WORKERS)
+    words += tiers.OF_ANY_SQS + tuple(tiers.OF_WHOLE_WORKERS)
     words += tiers.OF_EACH_MESSAGE + tiers.OF_THE_LOOP + tuple(tiers.STEPS)
     assert [word for word in words if not any(name.startswith(word) for name in names)] == []
 

@@ -26,6 +26,8 @@ from tests.support.api_requests import EVENTS, Listener, document, key_of
 from tests.support.builders import add_target, event
 from tests.support.notification_xml import REFUSED, TAKEN, filtered, queue
 
+pytestmark = pytest.mark.tier3
+
 # What this service takes and MinIO refuses, or the other way round (reference §1.2, §10).
 WIDER = {"the scanner family", "both spellings of a bucket event", "a regular expression"}
 STRICTER = {"a filter longer than a key", "a segment of two dots"}
