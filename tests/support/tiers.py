@@ -94,6 +94,9 @@ MQTT_WAYS = {("3.1.1", "0"), ("5", "1"), ("3.1.1", "2")}
 # away one that remembers and one whose positions the outbox has.
 OF_WHOLE_WORKERS = {
     "test_a_database_that_is_away": {"amqp", "redis_stream"},
+    "test_a_full_shelf": {"amqp", "kafka", "redis_list"},
+    "test_a_target_without_room": {"amqp", "kafka", "redis_list"},
+    "test_an_operators_pause": {"amqp", "redis_stream"},
     "test_killed_and_stopped_workers": {"amqp", "kafka"},
     "test_a_broker_that_is_away": {"amqp", "jetstream", "kafka", "redis_list", "redis_stream"},
 }
