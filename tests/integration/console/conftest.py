@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from cryptography.fernet import Fernet
 from flask import Flask
+from jinja2.bccache import Bucket, BytecodeCache
 from werkzeug.test import Client, TestResponse
 
 from app.api.application import create_app
@@ -143,7 +144,27 @@ class Browser:
         return Page(response)
 
 
+class CompiledTemplates(BytecodeCache):
+    """What a template was compiled to for one console serves the next one in the same process."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, bytes] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        if kept := self._kept.get(bucket.key):
+            bucket.bytecode_from_string(kept)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self._kept[bucket.key] = bucket.bytecode_to_string()
+
+
 Opened = Callable[..., Browser]
+
+
+@pytest.fixture(scope="session")
+def templates() -> CompiledTemplates:
+    """Compiling them takes longer than most tests do."""
+    return CompiledTemplates()
 
 
 @pytest.fixture(scope="session")
@@ -163,7 +184,7 @@ def database(tmp_path: Path, empty_log: Path) -> Iterator[Database]:
 
 
 @pytest.fixture
-def browse(database: Database, tmp_path: Path) -> Iterator[Opened]:
+def browse(database: Database, tmp_path: Path, templates: CompiledTemplates) -> Iterator[Opened]:
     """Open a browser on a console of its own over the log; `settings` are `BUCKETWIRE_*` variables."""
     with ExitStack() as stack:
 
@@ -176,6 +197,7 @@ def browse(database: Database, tmp_path: Path) -> Iterator[Opened]:
                 "BUCKETWIRE_SECRET_KEYS": KEY,
             }
             app = create_app(Settings.from_environ(base | named))
+            app.jinja_env.bytecode_cache = templates
             stack.callback(app.extensions["bucketwire"].database.close)
             return Browser(app, prefix=prefix)
 
