@@ -202,7 +202,7 @@ def test_a_paused_target_gets_its_events_when_it_is_resumed(
     assert len(receiver.requests()) == 1
 
 
-def test_new_events_are_followed_and_frozen(browser: Browser, whole: System) -> None:
+def test_new_events_are_followed(browser: Browser, whole: System) -> None:
     bucket = name()
     whole.post(body(event("old", bucket=bucket)))
     with visit(browser, whole, READ) as look:
@@ -222,6 +222,18 @@ def test_new_events_are_followed_and_frozen(browser: Browser, whole: System) -> 
         expect(rows.first).to_contain_text("no target")  # what became of it, without loading the page again
         assert page.locator("#events-found script").count() == 0
         assert page.title() != "pwned"
+
+
+@pytest.mark.tier3
+def test_events_that_are_followed_are_frozen(browser: Browser, whole: System) -> None:
+    bucket = name()
+    whole.post(body(event("old", bucket=bucket), event("older", bucket=bucket)))
+    with visit(browser, whole, READ) as look:
+        page = look.page
+        page.goto(f"events?follow=1&bucket={bucket}")
+        rows, status = page.locator("#events-found tr"), page.locator("#tail-status")
+        expect(rows).to_have_count(2)
+        expect(status).to_contain_text("Following.")
         # Frozen by the keyboard: what comes meanwhile waits.
         page.locator("#freeze").focus()
         page.keyboard.press("Enter")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from uuid import uuid4
 
+import pytest
+
 from tests import services
 from tests.services import until
 from tests.support.builders import event
@@ -14,6 +16,7 @@ PATIENCE = 60
 PUT_BODY = '{"Records":[%s]}'
 
 
+@pytest.mark.tier3
 def test_a_target_that_is_down_and_up_again_is_reported_to_another_target(
     postgres_server: services.Postgres, redis_server: services.Redis
 ) -> None:
