@@ -36,6 +36,7 @@ from tests.services import until
 from tests.support.comparison import HEAD, MARKER, PUT, T, find_drift, kinds, row, rule, thing
 from tests.support.frames import frame_of
 from tests.support.hostile_names import BUCKETS
+from tests.support.properties import times
 
 
 def findings_of(
@@ -228,22 +229,25 @@ def test_what_is_written_is_counted_again_only_if_executors_may_have_written_it_
     assert len(tracker.getJobIdsForGroup(group)) == jobs
 
 
+NAMES = ("<script>alert(1)</script>", "../../x", "new\nline\x1b[31m", "🎉" * 250)[:: times(2, 1)]  # each is a page
+
+
 def test_a_report_shows_hostile_names_as_names(spark: SparkSession, tmp_path: Path) -> None:
-    hostile = "<script>alert(1)</script>"
+    hostile = NAMES[0]
     listing = frame_of(spark, [thing(f"{name}/{hostile}") for name in BUCKETS], LISTING)
     rows, moving = frame_of(spark, [], NAMESPACE), frame_of(spark, [], "key string")
     every = Rule(bucket="*", events=("*",), target=TargetId("redis", "x"))
     compared = find_drift(listing, rows, moving, bucket=hostile, rules=[every], policy="mirror", versioned=False)
     findings = write_findings(compared, tmp_path)
     counts = dict.fromkeys(COUNTS, 0) | {"missing": len(BUCKETS)}
-    for number, name in enumerate((hostile, "../../x", "new\nline\x1b[31m", "🎉" * 250)):
+    for number, name in enumerate(NAMES):
         folder = tmp_path / str(number)
         folder.mkdir()
         header = ReportHeader("r" * 32, name, "redis:x", "mirror", False, T, counts, f"it is {name}")
         page = write_page(findings, header, folder).read_text()
         assert "&lt;script&gt;" in page
         assert "<script" not in page
-    assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2", "3", FOLDER, LINES}
+    assert {path.name for path in tmp_path.iterdir()} == {*map(str, range(len(NAMES))), FOLDER, LINES}
 
 
 def test_a_report_has_bars_of_the_largest_folders_and_of_all_ages(spark: SparkSession) -> None:

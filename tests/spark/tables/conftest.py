@@ -54,13 +54,14 @@ class Merged:
 
 @pytest.fixture(scope="session")
 def merged(spark: SparkSession) -> Iterator[Merged]:
-    folder, events, rows = services.new_folder("merged"), histories(120, 1800), {}
+    count, part = times(600, 1800), times(230, 700)
+    folder, events, rows = services.new_folder("merged"), histories(count // 15, count), {}
     database = migrated(f"sqlite:///{folder}/outbox.db")
     add_target(database)
     tables = opened(spark.newSession(), Warehouse(f"{folder}/tables"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_of_tables, "_MAX_POSITIONS", 700)  # so that the second part needs two commits
-        for first, last in ((0, 700), (700, 1800)):
+        patch.setattr(job_of_tables, "_MAX_POSITIONS", part)  # so that the second part needs two commits
+        for first, last in ((0, part), (part, count)):
             Log(database).append([events[first:last]])
             update(tables, database, WEEK)
             rows[last] = inventory(tables, "is_delete_marker", "is_latest", "log_position", "size", "e_tag")
