@@ -45,9 +45,10 @@ def tables(session: SparkSession, tmp_path: Path) -> Tables:
 
 @dataclass(frozen=True)
 class Merged:
-    """Tables that took events in two parts, the second of which changes rows of the first: do not change them."""
+    """Tables that took events in two parts, the second of which changes rows of the first: keep what is read."""
 
     folder: Path
+    tables: Tables
     events: Sequence[Event]
     rows: Mapping[int, Sequence[tuple[Any, ...]]]  # of the inventory, after so many events
 
@@ -65,7 +66,7 @@ def merged(spark: SparkSession) -> Iterator[Merged]:
             Log(database).append([events[first:last]])
             update(tables, database, WEEK)
             rows[last] = inventory(tables, "is_delete_marker", "is_latest", "log_position", "size", "e_tag")
-    yield Merged(folder / "tables", events, rows)
+    yield Merged(folder / "tables", tables, events, rows)
     database.close()
 
 
@@ -84,15 +85,14 @@ def _journal_alone_in_make_test(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def _inventory_alone_is_maintained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the other two to `make nightly`: each table is maintained by the same statements."""
+    """Leave the other two out: each table is maintained by the same statements."""
     maintain = tables_maintenance._maintain
 
     def maintained(tables: Tables, table: IcebergTable, *until: int) -> None:
         if table is tables.inventory:
             maintain(tables, table, *until)
 
-    if not times(0, 1):
-        monkeypatch.setattr(tables_maintenance, "_maintain", maintained)
+    monkeypatch.setattr(tables_maintenance, "_maintain", maintained)
 
 
 def environment(folder: Path, database: Database) -> dict[str, str]:

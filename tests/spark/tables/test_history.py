@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from spark_jobs.iceberg.table import IcebergTable
 from spark_jobs.jobs import tables_maintenance
 from spark_jobs.jobs.tables import Tables, update
 from spark_jobs.jobs.tables_maintenance import is_due, maintain
+from tests.spark.tables.conftest import Merged
 from tests.support.builders import DELETE, PUT
 from tests.support.properties import times
 from tests.support.table_events import GET, HOUR, WEEK, inventory, journal_ids, made
@@ -31,12 +33,32 @@ def leave_file(tables: Tables, table: IcebergTable, days: int) -> Path:
     return file
 
 
+def check_maintained(tables: Tables, maintained: Sequence[IcebergTable]) -> None:
+    """It deletes what a killed run has left, too, and spares what may belong to one that is under way."""
+    marks, rows = [table.mark() for table in tables.all], (journal_ids(tables), inventory(tables, "size"))
+    left, young = ([leave_file(tables, table, days) for table in maintained] for days in (4, 2))
+    assert is_due(tables, now_ms())
+    maintain(tables, -HOUR)  # also what it writes itself
+    assert not is_due(tables, now_ms())
+    assert [table.mark() for table in tables.all] == marks
+    assert (journal_ids(tables), inventory(tables, "size")) == rows
+    assert not any(file.exists() for file in left)
+    assert all(file.exists() for file in young)
+    for table in maintained:
+        assert tables.spark.table(f"{table.name}.snapshots").count() == 1
+        assert tables.spark.table(f"{table.name}.files").where("content <> 0").count() == 0, "all deletions are merged"
+
+
 @pytest.mark.usefixtures("_inventory_alone_is_maintained")
+def test_maintenance_changes_nothing_that_is_read(merged: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables_maintenance, "_MIN_FILES", 2)
+    check_maintained(merged.tables, [merged.tables.inventory])
+
+
+@pytest.mark.tier3
 def test_an_earlier_state_is_queried_and_maintenance_forgets_it_and_nothing_else(
     tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It deletes what a killed run has left, too, and spares what may belong to one that is under way."""
-    maintained = tables.all if times(0, 1) else (tables.inventory,)
     enough = min(COMMITS, tables_maintenance._MIN_FILES)
     monkeypatch.setattr(tables_maintenance, "_MIN_FILES", enough)  # each table has as many small files
     states = []
@@ -50,18 +72,8 @@ def test_an_earlier_state_is_queried_and_maintenance_forgets_it_and_nothing_else
     query = f"SELECT bucket, key, version_id, size FROM {tables.inventory.name} VERSION AS OF {{}}"
     then = [[tuple(row) for row in tables.spark.sql(query.format(each)).collect()] for each in ids]
     assert [sorted(rows, key=repr) for rows in then] == states
-    marks, rows = [table.mark() for table in tables.all], journal_ids(tables)
-    left, young = ([leave_file(tables, table, days) for table in maintained] for days in (4, 2))
-    assert is_due(tables, now_ms())
-    maintain(tables, -HOUR)  # also what it writes itself
-    assert not is_due(tables, now_ms())
-    assert [table.mark() for table in tables.all] == marks
-    assert (journal_ids(tables), inventory(tables, "size")) == (rows, states[-1])
-    assert not any(file.exists() for file in left)
-    assert all(file.exists() for file in young)
-    for table in maintained:
-        assert tables.spark.table(f"{table.name}.snapshots").count() == 1
-        assert tables.spark.table(f"{table.name}.files").where("content <> 0").count() == 0, "all deletions are merged"
+    check_maintained(tables, tables.all)
+    assert inventory(tables, "size") == states[-1]
     Log(outbox).append([[made("last", number=99)]])
     assert update(tables, outbox, WEEK).events == 1
     assert len(journal_ids(tables)) == 2 * COMMITS + 1
