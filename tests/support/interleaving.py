@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -192,19 +192,29 @@ Done = list[tuple[int, Step]]  # what a run executed, in its order: which side, 
 Operations = Callable[[], Sequence[Callable[[], None]]]  # makes the two operations of a run, on an outbox put back
 
 
+class Share(NamedTuple):
+    """Of the places at which an operation may be interrupted one in so many; of another part others."""
+
+    of: int
+    part: int = 0
+
+
+ALL = Share(1)
+
+
 class Explorer:
     """Runs two operations against each other in different orders. After each run the caller may look at the outbox."""
 
     def __init__(self, sides: Sequence[Side], lock_waits: LockWaits) -> None:
         self._sides, self._lock_waits = sides, lock_waits
 
-    def interrupted_once(self, operations: Operations) -> Iterator[Done]:
+    def interrupted_once(self, operations: Operations, share: Share = ALL) -> Iterator[Done]:
         """Each operation runs up to one of its steps, then the whole other one, then its rest.
 
         Where the other one waits for a lock, the first goes on until it has the lock. Of interruptions that cannot
-        differ in their result one is run.
+        differ in their result one is run. Of less than all, one operation is interrupted, at one place in so many.
         """
-        for number in range(2):
+        for number in range(2) if share.of == 1 else (share.part % 2,):
             whole = self._run(operations(), lambda ready, number=number: number if number in ready else 1 - number)
             yield whole
             first, second = ([step for side, step in whole if side == other] for other in (number, 1 - number))
@@ -214,13 +224,13 @@ class Explorer:
             if not any(step.commit for step in first[places[-1] :]):
                 places.pop()  # its rest, without locks and without influence, may as well come before the other one
             meanwhile = second
-            for place in places:
+            for place in places[share.part // 2 % share.of :: share.of]:
                 last = first[place - 1]
                 # Else the other one comes as far as in the interruption before, to the same lock.
                 if last.commit or last.both or any(last.conflicts(step) for step in meanwhile):
                     done = self._run(operations(), _Interruption(number, place))
                     yield done
-                    meanwhile = _meanwhile(done, number, place)
+                    meanwhile = _meanwhile(done, number, place) if share.of == 1 else second
 
     def every_order(self, operations: Operations) -> Iterator[Done]:
         """Every order, but of those that cannot differ in their result only one."""

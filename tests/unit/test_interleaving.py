@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.interleaving import Done, Explorer, Operations, Step, parsed
+from tests.support.interleaving import ALL, Done, Explorer, Operations, Share, Step, parsed
 
 WRITE_CURSOR = parsed("UPDATE cursors SET position = 1")
 READ_CURSOR = parsed("SELECT position FROM cursors")
@@ -43,13 +43,15 @@ def run(sides: Sequence[Sequence[Step]], choose: Callable[[dict[int, Step]], int
             waiting.clear()
 
 
-def orders(monkeypatch: pytest.MonkeyPatch, first: Sequence[Step], second: Sequence[Step]) -> list[str]:
+def orders(
+    monkeypatch: pytest.MonkeyPatch, first: Sequence[Step], second: Sequence[Step], share: Share = ALL
+) -> list[str]:
     def simulated(_: Explorer, operations: Any, choose: Callable[[dict[int, Step]], int]) -> Done:
         return run(operations, choose)
 
     monkeypatch.setattr(Explorer, "_run", simulated)
     operations: Operations = lambda: [first, second]  # type: ignore[list-item, return-value]  # noqa: E731
-    found = list(Explorer([], None).interrupted_once(operations))  # type: ignore[arg-type]
+    found = list(Explorer([], None).interrupted_once(operations, share))  # type: ignore[arg-type]
     return ["".join("AB"[side] for side, _ in done) for done in found]
 
 
@@ -62,6 +64,13 @@ def test_a_reader_is_interrupted_before_each_look_that_another_commit_can_change
 ) -> None:
     reader = [READ_CURSOR, READ_PARKED, READ_CURSOR]
     assert orders(monkeypatch, reader, [WRITE_CURSOR, COMMIT]) == ["AAABB", "ABBAA", "AABBA", "BBAAA"]
+
+
+def test_the_parts_of_the_interruptions_are_together_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = [READ_CURSOR, READ_PARKED, READ_CURSOR], [WRITE_CURSOR, COMMIT]
+    parts = [orders(monkeypatch, *two, Share(2, part)) for part in range(4)]
+    assert {order for part in parts for order in part} == set(orders(monkeypatch, *two))
+    assert max(map(len, parts)) == 2
 
 
 def test_one_that_waits_for_a_lock_is_made_to_wait_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from app.outbox.delivery.transitions import events
 from app.outbox.engine.database import Database
 from app.outbox.log import retention
 from tests.support.builders import migrated, registry
-from tests.support.interleaving import Done, Explorer, LockWaits, Operations
+from tests.support.interleaving import Done, Explorer, LockWaits, Operations, Share
 from tests.support.outbox_operations import (
     OPERATIONS,
     Operation,
@@ -30,11 +30,13 @@ from tests.support.outbox_operations import (
     settle_parked_event,
     violations,
 )
+from tests.support.properties import times
 
 pytestmark = pytest.mark.promise
 
 on_servers = pytest.mark.parametrize("outbox_url", ["postgresql", "mysql"], indirect=True)
 PAIRS = [*pairs(), (deliver, recreate_and_append)]
+OF = times(3, 1)
 Orders = Callable[[Explorer, Operations], Iterator[Done]]
 
 
@@ -80,9 +82,11 @@ def broken(
 def test_two_operations_of_which_one_interrupts_the_other_keep_every_promise(
     database: Database, workers: Sequence[Worker]
 ) -> None:
+    """Of each pair a part of the interruptions; of all operations together there are interruptions at any place."""
     world = build(database)
-    for first, second in PAIRS:
-        assert next(broken(workers, world, first, second, Explorer.interrupted_once), "") == ""
+    for part, (first, second) in enumerate(PAIRS):
+        orders = partial(Explorer.interrupted_once, share=Share(OF, part))
+        assert next(broken(workers, world, first, second, orders), "") == ""
 
 
 @on_servers
