@@ -130,7 +130,7 @@ def test_a_declaration_records_each_change_of_it_as_one_operation(database: Data
 def test_tokens_replays_and_dead_letters_are_recorded(database: Database) -> None:
     target = add_target(database, "audit")
     Log(database).append([[event(f"k{number}") for number in range(600)]])
-    Courier(database, target, ScriptedTarget(lambda _: Rejected("no"))).run()
+    Courier(database, target, ScriptedTarget(lambda _: Rejected("no")), batch=200).run()
     forget(database)
     token = Tokens(database).create("console", ["admin"])
     Tokens(database).revoke("console")

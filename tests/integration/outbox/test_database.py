@@ -46,7 +46,7 @@ def test_connections_that_break_in_use_are_an_error_of_one_kind_and_take_no_plac
 ) -> None:
     assert _cipher(empty_url)  # over TLS the drivers tell a lost connection in other words
     database, opened = Database(empty_url, pool_size=1), _FACES[face]
-    for _ in range(30):  # the pool gives out 21 at a time
+    for _ in range(23):  # the pool gives out 21 at a time
         until(lambda: _answers(opened(database)), 30)
         with contextlib.suppress(*DatabaseUnavailable), opened(database) as connection:
             cut(database, connection)

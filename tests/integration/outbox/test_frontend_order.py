@@ -24,7 +24,7 @@ from tests.support.scripted_target import Courier, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
 
 pytestmark = pytest.mark.promise
-ROUNDS = times(4, 12)
+ROUNDS = times(2, 12)
 CASES = [
     pytest.param(name, versioned, id=f"{name}-{'versioned' if versioned else 'unversioned'}")
     for name, sender in SENDERS.items()

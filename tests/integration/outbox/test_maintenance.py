@@ -67,14 +67,14 @@ def test_a_migration_shortens_the_addresses_of_webhooks_in_older_entries_of_the_
 
 
 @pytest.mark.parametrize("empty_url", ["postgresql", "mysql", "mariadb"], indirect=True)
-def test_of_several_that_migrate_at_once_one_does_and_the_others_wait(empty_url: str, tmp_path: Path) -> None:
+def test_of_two_that_migrate_at_once_one_does_and_the_other_waits(empty_url: str, tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "BUCKETWIRE_DATABASE_URL": empty_url, "BUCKETWIRE_DATA_DIR": str(tmp_path)}
     runs = [
         subprocess.Popen([BUCKETWIRE, "migrate"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for _ in range(3)
+        for _ in range(2)
     ]
     said = [run.communicate(timeout=60)[0] for run in runs]
-    assert [run.returncode for run in runs] == [0, 0, 0], said
+    assert [run.returncode for run in runs] == [0, 0], said
     database = Database(empty_url)
     assert schema_version.current(database) == schema_version.head()
     database.close()

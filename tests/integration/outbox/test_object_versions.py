@@ -25,6 +25,7 @@ from app.outbox.policies import RETENTION
 from app.outbox.versions.retention import UnusedProgress, drop_unused
 from tests.support.builders import DELETE, PUT, add_target, event, registry
 from tests.support.mirror import Mirror
+from tests.support.properties import times
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Unavailable
@@ -291,7 +292,7 @@ def test_two_keys_of_one_hash_are_two_keys(database: Database) -> None:
     assert mirror.deliver() == {"k": "v1"}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(times(1, 3)))
 def test_rows_are_those_of_a_mirror_that_was_told_all_at_once(database: Database, seed: int) -> None:
     chance = Random(seed)
     names = [PUT, PUT, PUT, DELETE, MARKER, "s3:ObjectRemoved:DeleteAllVersions", "s3:ObjectAccessed:Get"]
@@ -346,7 +347,7 @@ def test_a_purge_at_the_same_time_changes_nothing(database: Database) -> None:
     thread = threading.Thread(target=purging)
     thread.start()
     try:
-        for number in range(60):
+        for number in range(times(20, 60)):
             if alive and (len(alive) > 8 or chance.random() < 0.5):
                 told = gone(alive.pop(chance.choice([-1, -1, chance.randrange(len(alive))])))
             else:
