@@ -306,6 +306,7 @@ def test_a_broker_emptied_under_running_workers_stops_nobody(
     assert Expected.of(records(*sent)).check(listed(redis_server, bucket), "the list") == 0
 
 
+@pytest.mark.tier3
 def test_two_beats_and_two_drains_at_once_harm_nothing(
     whole: System, redis_server: services.Redis, bucket: str
 ) -> None:

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 PROMISED = 10  # seconds in which Ctrl-C ends everything
 KILLED = 15  # seconds in which the guard has ended everything that a killed supervisor left
 
-pytestmark = pytest.mark.timeout(600)  # a first installation takes its time
+pytestmark = [pytest.mark.tier3, pytest.mark.timeout(600)]  # a first installation takes its time
 
 
 @dataclass(eq=False)
@@ -143,7 +143,6 @@ def test_the_first_event_is_delivered_and_seen_by_the_lines_that_are_printed(who
     assert got["object"] == "plain/a.txt"
 
 
-@pytest.mark.tier3
 def test_flower_shows_the_delivery_and_the_api_describes_itself(whole: Whole) -> None:
     post, data = re.search(r"curl -sS (\S+) .*--data @(\S+)", whole.line_after("Post an event:")).groups()  # type: ignore[union-attr]  # the line has this form
     body = (whole.clone / data).read_bytes().replace(b"a.txt", b"flower.txt")
@@ -161,7 +160,6 @@ def test_flower_shows_the_delivery_and_the_api_describes_itself(whole: Whole) ->
     assert httpx.get(whole.console.split("described at ")[1].split()[0]).json()["openapi"].startswith("3.")
 
 
-@pytest.mark.tier3
 def test_every_command_of_the_readmes_tour_works(whole: Whole) -> None:
     tour = (ROOT / "README.md").read_text().split("## The tour")[1].split("\n## ")[0]
     lines = [line for block in re.findall(r"```sh\n(.*?)```", tour, re.DOTALL) for line in block.splitlines()]

@@ -226,7 +226,7 @@ def whole(postgres_server: services.Postgres) -> Iterator[tuple[System, services
     planted = Planted()
     password = planted.new("the broker's password")
     url = postgres_server.create_database(f"outbox_{uuid4().hex[:12]}")
-    with services.redis(password=password) as broker, system(url, broker.url, start=False) as whole:
+    with services.redis(password=password) as broker, system(url, broker.url, start=False, concurrency=1) as whole:
         token = planted.new("the API's token")
         for role in whole.roles:
             environment = {**role.settings, "BUCKETWIRE_API_TOKENS": f"env:admin:{token}"}
