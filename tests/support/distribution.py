@@ -46,10 +46,11 @@ _TOGETHER = {  # a server that takes long to start is started once for all of th
     "tests/contract/probes[kafka]": "tests/contract/elasticsearch",
     "tests/contract/test_amqp.py": "tests/contract/probes[amqp]",
     "tests/contract/test_amqp_source.py": "tests/contract/probes[amqp]",
-    "tests/contract/test_kafka_source.py": "tests/contract/sources[kafka]",
+    "tests/contract/test_kafka_source.py": "tests/contract/elasticsearch",
     "tests/contract/test_sqs.py": "tests/contract/probes[sqs]",
     "tests/contract/test_sqs_source.py": "tests/contract/probes[sqs]",
     "tests/contract/sources[amqp]": "tests/contract/probes[amqp]",
+    "tests/contract/sources[kafka]": "tests/contract/elasticsearch",
     "tests/contract/sources[sqs]": "tests/contract/probes[sqs]",
     "tests/contract/sources[sqs_fifo]": "tests/contract/probes[sqs]",
 }

@@ -87,10 +87,9 @@ def test_the_kinds_of_sources_run_beside_each_other() -> None:
     files = [f"tests/contract/test_source_{name}.py" for name in ("contract", "test")]
     groups = {distribution.group(f"{file}::test_it[{kind}]") for file in files for kind in ("jetstream", "redis_list")}
     assert groups == {"tests/contract/sources[jetstream]", "tests/contract/sources[redis_list]"}
-    assert distribution.group("tests/contract/test_kafka_source.py::test_it[kafka]") == "tests/contract/sources[kafka]"
 
 
-@pytest.mark.parametrize("served", ["amqp", "sqs", "sqs_fifo"])
+@pytest.mark.parametrize("served", ["amqp", "kafka", "sqs", "sqs_fifo"])
 def test_a_source_and_a_target_have_one_server_that_takes_long_to_start(served: str) -> None:
     kind = served.partition("_")[0]
     cases = [f"test_{name}.py::test_it[{served}]" for name in ("source_contract", "source_test", f"{kind}_source")]
