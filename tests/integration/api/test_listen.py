@@ -248,7 +248,8 @@ def test_idle_listeners_hold_no_thread_and_little_memory(ready: S3) -> None:
         for stream in streams:
             assert stream.recv(12) == b"HTTP/1.1 200"
         assert memory(ready) - before < (4 << 20) + count * (20 << 10)
-        assert all(worker.num_threads() <= had + 33 for worker, had in zip(workers, threads, strict=True))
+        # Of its 32 threads and what looks into the log a process may have begun none yet.
+        assert all(worker.num_threads() <= had + 40 for worker, had in zip(workers, threads, strict=True))
         used = sum(sum(worker.cpu_times()[:2]) for worker in workers)
         time.sleep(1)  # not waiting for anything: the time over which it is measured
         used = sum(sum(worker.cpu_times()[:2]) for worker in workers) - used
