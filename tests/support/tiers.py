@@ -393,7 +393,6 @@ RULES: Mapping[str, Rule] = {
     "tests/integration/console/test_pages.py": _pages,
     "tests/integration/outbox/test_frontend_order.py": _senders,
     "tests/integration/outbox/test_interleavings.py": _explorer,
-    "tests/integration/outbox/test_refused_events.py": _with("test_an_event_larger_than_a_packet_fails", size=[None]),
     "tests/integration/outbox/test_origin.py": _with("test_", outbox_url=["mysql", "mariadb"], count=[60]),
     "tests/integration/test_otlp_exports.py": lambda _, parameters: parameters["collector"].__name__ == "refusing",
     "tests/integration/test_outboxes.py": _with("test_an_outbox_that_was_used", kind=["mysql", "mariadb"]),
@@ -410,9 +409,18 @@ RULES: Mapping[str, Rule] = {
     "tests/unit/test_cli_help.py": _imports,
     "tests/unit/test_reruns.py": _with("test_the_error_of", processes=[["-n", "1"]]),
     "tests/unit/workers/test_reconcile_jobs.py": _names,
+    f"{FOLDER}/test_refused_events.py": _either(
+        _behaviour("test_refused_events"),
+        _with("test_an_event_larger_than_a_packet_fails", size=[None]),
+        _with("test_a_database_that_goes_away_and_comes_back", kind=["mysql"]),
+    ),
+    f"{FOLDER}/test_maintenance.py": _either(
+        _behaviour("test_maintenance"),
+        _with("test_a_migration_that_was_killed", empty_url=["mysql"]),
+    ),
     f"{FOLDER}/test_append.py": _either(
         _behaviour("test_append"),
-        _with("test_an_event_goes_to_any_number_of_targets", outbox_url=["sqlite", "postgresql", "mariadb"]),
+        _with("test_an_event_goes_to_any_number_of_targets", outbox_url=["sqlite", "postgresql", "mysql"]),
     ),
 }
 
