@@ -31,12 +31,11 @@ _CIPHER = {
 _END = {"postgresql": "SELECT pg_terminate_backend(:number, 5000)", "mysql": "KILL :number"}
 
 
-def cut(database: Database, connection: sa.Connection) -> None:
+def cut(database: Database, connection: sa.Connection, killer: Database) -> None:
     """Have the server end a connection, as its own end would."""
     found = connection.execute(sa.text(_NUMBER[database.dialect])).scalar_one()
-    with Database(str(database.url.render_as_string(hide_password=False))).engine.connect() as other:
+    with killer.writing() as other:
         other.execute(sa.text(_END[database.dialect]), {"number": found})
-        other.engine.dispose()
 
 
 @pytest.mark.parametrize("empty_url", ["postgresql", "mysql", "mariadb"], indirect=True)
@@ -45,13 +44,14 @@ def test_connections_that_break_in_use_are_an_error_of_one_kind_and_take_no_plac
     empty_url: str, face: str
 ) -> None:
     assert _cipher(empty_url)  # over TLS the drivers tell a lost connection in other words
-    database, opened = Database(empty_url, pool_size=1), _FACES[face]
+    database, opened, killer = Database(empty_url, pool_size=1), _FACES[face], Database(empty_url)
     for _ in range(23):  # the pool gives out 21 at a time
         until(lambda: _answers(opened(database)), 30)
         with contextlib.suppress(*DatabaseUnavailable), opened(database) as connection:
-            cut(database, connection)
+            cut(database, connection, killer)
     until(lambda: _answers(opened(database)), 30)
     database.close()
+    killer.close()
 
 
 def _answers(connecting: Any) -> bool:

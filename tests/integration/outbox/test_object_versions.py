@@ -21,12 +21,13 @@ from app.outbox.engine.locks import lock_cursors
 from app.outbox.log.append import Log
 from app.outbox.log.retention import purge
 from app.outbox.markers import NEVER
-from app.outbox.policies import RETENTION
+from app.outbox.versions import retention as versions_retention
 from app.outbox.versions.retention import UnusedProgress, drop_unused
 from tests.support.builders import DELETE, PUT, add_target, event, registry
 from tests.support.mirror import Mirror
 from tests.support.properties import times
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
+from tests.support.tuning import tune
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Unavailable
 
@@ -121,13 +122,16 @@ def test_what_a_purged_removal_of_everything_covered_never_comes_back(database: 
     assert mirror.tell(gone("v2")) == {}
 
 
-def test_of_many_versions_the_newest_are_kept_and_the_oldest_are_not_guessed(database: Database) -> None:
+def test_of_many_versions_the_newest_are_kept_and_the_oldest_are_not_guessed(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(monkeypatch, versions_retention, "RETENTION", max_layers=4)
     mirror = Mirror(database, add_target(database), batch=1000)
-    versions = [f"v{number}" for number in range(RETENTION.max_layers + 5)]
+    versions = [f"v{number}" for number in range(4 + 5)]
     mirror.tell(*(put(version) for version in versions))
     purged(database)
-    assert kept_records(database) == RETENTION.max_layers
-    assert rows_of(database, tables.object_versions) == RETENTION.max_layers + 1
+    assert kept_records(database) == 4
+    assert rows_of(database, tables.object_versions) == 4 + 1
     for version, beneath in zip(reversed(versions[5:]), reversed(versions[4:-1]), strict=True):
         rows = mirror.tell(gone(version))
         assert rows == ({"k": beneath} if beneath != versions[4] else {}), "the row never names what is gone"

@@ -255,7 +255,7 @@ def test_whatever_a_target_answers_nothing_is_lost_and_every_object_stays_in_ord
     courier = Courier(database, add_target(database), schedule=RetrySchedule(base=0, cap=0, max_attempts=10**6))
     courier.batch = 7
     everything: list[Event] = []
-    for _ in range(12):
+    for _ in range(times(6, 12)):
         everything += record(database, *(event(f"k{rng.randrange(6)}") for _ in range(rng.randrange(30))))
         courier.scripted.script = sometimes(
             rng, fail=(0.1, Failed("perhaps later")), away=(0.1 * rng.random(), Unavailable("away"))

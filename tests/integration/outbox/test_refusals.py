@@ -132,6 +132,7 @@ def assert_all_but_the_refused_arrive(
     assert_counters_balance(database)
 
 
+@pytest.mark.tier3
 def test_one_refused_object_at_the_head_of_the_lowest_partition_holds_up_nobody(
     database: Database, at_work: Delivery
 ) -> None:
@@ -145,6 +146,7 @@ def test_one_refused_object_alone_in_its_partition_holds_up_no_other_partition(
     assert_all_but_the_refused_arrive(database, at_work, keys(0, 1, "refused"), healthy)
 
 
+@pytest.mark.tier3
 def test_two_refused_objects_in_one_partition_hold_up_nobody(database: Database, at_work: Delivery) -> None:
     assert_all_but_the_refused_arrive(database, at_work, keys(0, 2, "refused"), spread(100))
 
@@ -191,7 +193,7 @@ def test_an_outage_costs_no_attempt_and_is_over_when_it_is_over(database: Databa
     down = ScriptedTarget(lambda one: REFUSED)
     at_work.serve(down, SCHEDULE)
     looks = turns = 0
-    while looks <= 20 and (turns := turns + 1) < 150:  # many more looks than max_attempts
+    while looks <= 10 and (turns := turns + 1) < 150:  # many more looks than max_attempts
         looks += len(at_work.turn())
         end_wait(database)
         assert set(attempts(database)) <= {0}
@@ -199,7 +201,7 @@ def test_an_outage_costs_no_attempt_and_is_over_when_it_is_over(database: Databa
             "a target that is down needs no more than a suspect in each partition"
         )
         assert letters(database) == []
-    assert looks > 20
+    assert looks > 10
     assert_counters_balance(database)
     events += record(database, spread(40))
     at_work.serve(target, SCHEDULE)
@@ -222,7 +224,7 @@ def test_an_outage_costs_objects_that_failed_before_no_attempt_either(database: 
     at_work.until(lambda: len(attempts(database)) == len(failing))
     before = sorted(attempts(database))
     at_work.serve(ScriptedTarget(lambda one: REFUSED), SCHEDULE)
-    for _ in range(60):
+    for _ in range(20):
         at_work.turn()
         end_wait(database)
     assert sorted(attempts(database)) == before

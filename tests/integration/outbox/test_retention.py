@@ -24,7 +24,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import retention
 from app.outbox.log.append import Log
 from app.outbox.log.retention import PurgeProgress, purge
-from app.outbox.policies import RETENTION
+from app.outbox.versions import retention as versions_retention
 from app.resources.dead_letter import DeadLetterFilter
 from tests.services import until
 from tests.support.builders import DELETE, PUT, add_target, event, migrated, registry
@@ -203,11 +203,14 @@ def test_two_keys_of_one_hash_do_not_supersede_each_other(database: Database) ->
     assert held["k"] == new.sequencer
 
 
-def test_what_lies_beneath_forgotten_versions_is_not_guessed_from_a_dead_letter(database: Database) -> None:
+def test_what_lies_beneath_forgotten_versions_is_not_guessed_from_a_dead_letter(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(monkeypatch, versions_retention, "RETENTION", max_layers=4)
     first = event("k", version="first")
     mirror = Mirror(database, add_target(database), refusing(first), batch=1000)
     mirror.tell(first)
-    versions = [f"v{number}" for number in range(RETENTION.max_layers + 4)]
+    versions = [f"v{number}" for number in range(4 + 4)]
     mirror.tell(*(event("k", version=version) for version in versions))
     purged(database)
     for version in reversed(versions[4:]):
