@@ -37,6 +37,8 @@ pytestmark = pytest.mark.promise
 on_servers = pytest.mark.parametrize("outbox_url", ["postgresql", "mysql"], indirect=True)
 PAIRS = [*pairs(), (deliver, recreate_and_append)]
 OF = times(3, 1)
+# Defects of these are seen in few orders: they are tried in all of them.
+WHOLE = [{settle_parked_event, replay_dead_letters}, {purge_log, begin_replay}, {deliver, recreate_and_append}]
 Orders = Callable[[Explorer, Operations], Iterator[Done]]
 
 
@@ -85,7 +87,8 @@ def test_two_operations_of_which_one_interrupts_the_other_keep_every_promise(
     """Of each pair a part of the interruptions; of all operations together there are interruptions at any place."""
     world = build(database)
     for part, (first, second) in enumerate(PAIRS):
-        orders = partial(Explorer.interrupted_once, share=Share(OF, part))
+        share = Share(1) if {first, second} in WHOLE else Share(OF, part)
+        orders = partial(Explorer.interrupted_once, share=share)
         assert next(broken(workers, world, first, second, orders), "") == ""
 
 
