@@ -176,6 +176,7 @@ def test_every_queue_on_rabbitmq_is_a_quorum_queue(
     assert "direct exchange" not in over_rabbitmq.logs(), "no task is delayed, so nobody needs to know"
 
 
+@pytest.mark.tier3
 def test_a_queue_that_rabbitmq_refuses_concerns_its_own_target_alone(
     over_rabbitmq: System, rabbitmq_server: services.RabbitMQ, redis_server: services.Redis, bucket: str
 ) -> None:

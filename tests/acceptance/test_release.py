@@ -21,7 +21,7 @@ VERSION = "9.8.7"
 REPOSITORY = "https://forge.example/somebody/bucketwire"
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.com")
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.tier3, pytest.mark.timeout(900)]
 
 
 def release(tree: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -78,7 +78,6 @@ def released(tree: Path) -> Path:
     return tree / "dist" / VERSION
 
 
-@pytest.mark.tier3
 def test_the_files_are_complete_and_their_sums_are_signed(released: Path) -> None:
     sums = dict(reversed(line.split("  ")) for line in (released / "SHA256SUMS").read_text().splitlines())
     assert set(sums) == {
@@ -93,7 +92,6 @@ def test_the_files_are_complete_and_their_sums_are_signed(released: Path) -> Non
         subprocess.run([*verify, "-s", str(released / "SHA256SUMS.sig")], stdin=signed, check=True, env=os.environ)
 
 
-@pytest.mark.tier3
 def test_the_sbom_names_the_product_and_every_locked_package(released: Path) -> None:
     bom = json.loads((released / "bucketwire.cdx.json").read_text())
     root = bom["metadata"]["component"]
@@ -103,7 +101,6 @@ def test_the_sbom_names_the_product_and_every_locked_package(released: Path) -> 
     assert all(one["purl"].startswith("pkg:pypi/") and one.get("externalReferences") for one in bom["components"])
 
 
-@pytest.mark.tier3
 def test_the_provenance_names_the_commit_and_every_file(released: Path) -> None:
     statement = json.loads((released / "provenance.intoto.json").read_text())
     assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
@@ -119,7 +116,6 @@ def test_the_provenance_names_the_commit_and_every_file(released: Path) -> None:
     assert source["digest"]["gitCommit"] == head.stdout.strip()
 
 
-@pytest.mark.tier3
 def test_the_chart_runs_the_releases_image_and_says_where_it_comes_from(released: Path) -> None:
     with tarfile.open(released / f"bucketwire-chart-{VERSION}.tgz") as packed:
         files = {member.name: packed.extractfile(member) for member in packed}

@@ -37,7 +37,7 @@ STRANGE = "somebody else's"
 EVENT = (ROOT / "examples/event.json").read_bytes()  # the tour's
 PATIENCE = 60
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.tier3, pytest.mark.timeout(600)]
 
 
 @dataclass(eq=False)
@@ -160,7 +160,6 @@ def test_the_version_names_the_commit_of_the_build(installed: Environment) -> No
     assert (done.stdout, done.stderr) == (f"bucketwire {version} (commit {COMMIT})\n", "")
 
 
-@pytest.mark.tier3
 def test_the_whole_service_runs_and_delivers_the_tours_event(installed: Environment) -> None:
     settings = {
         "BUCKETWIRE_DATA_DIR": str(services.new_folder("var")),
@@ -233,7 +232,6 @@ def apart(installed: Environment) -> Iterator[Apart]:
             stop_all(roles)
 
 
-@pytest.mark.tier3
 def test_the_processes_run_apart_and_deliver_the_tours_event(apart: Apart) -> None:
     def delivered() -> bool:
         return [row["events"]["delivered"] for row in orjson.loads(apart("status", "--json").stdout)] == [1]
@@ -241,7 +239,6 @@ def test_the_processes_run_apart_and_deliver_the_tours_event(apart: Apart) -> No
     until(delivered, PATIENCE, what="the event at the mirror")
 
 
-@pytest.mark.tier3
 def test_the_health_check_of_the_compose_file_reaches_a_worker(installed: Environment, apart: Apart) -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     _, shell = compose["workers"]["healthcheck"]["test"]
@@ -250,7 +247,6 @@ def test_the_health_check_of_the_compose_file_reaches_a_worker(installed: Enviro
     until(lambda: "pong" in apart.run(installed.python, *words).stdout, PATIENCE, what="an answer")
 
 
-@pytest.mark.tier3
 def test_a_reconciliation_runs_on_spark(apart: Apart, tmp_path: Path) -> None:
     """The event's object is in the listing and at the target, another one only in the listing."""
     services.need("spark_jars")

@@ -96,6 +96,7 @@ def test_a_column_is_added_and_old_snapshots_stay_readable(
     assert old == [Row(key="old", event_name=PUT)]
 
 
+@pytest.mark.tier3
 def test_the_queries_of_the_documentation_find_what_they_are_for(tables: Tables, outbox: Database) -> None:
     now = now_ms()
     old, key = now - 100 * 24 * HOUR, "{}/{}".format
