@@ -1,4 +1,4 @@
-"""Which tests of the outbox `make test` runs on MySQL and MariaDB too, and of what operators read on PostgreSQL.
+"""Which tests of the outbox `make test` runs on MySQL and MariaDB too, and of some modules on PostgreSQL.
 
 Of the modules here these few: together with the modules that are not here they execute every statement that any test of
 the outbox executes there. test_statement_cover.py proves it and says what is missing. A module that is not here runs
@@ -237,6 +237,104 @@ ON_POSTGRESQL: Mapping[str, tuple[str, ...]] = {
         "test_once_there_was_a_token_one_is_required_for_good",
         "test_the_last_use_of_a_token_is_recorded_once_a_minute",
         "test_tokens_of_the_version_before_are_recorded_when_they_are_seen_or_revoked",
+    ),
+}
+
+
+# Of these modules MariaDB runs so many: it has MySQL's driver, dialect and text of a statement, and MySQL executes the
+# cover. Those that stay are of locks, leases, errors, texts and times; a module that is not here runs as MySQL's does,
+# and MariaDB executes each statement whose text is its own, by more than the quotes around names.
+ON_MARIADB: Mapping[str, tuple[str, ...]] = {
+    "test_attempts": (),
+    "test_audit": ("test_no_value_can_refuse_the_change_that_it_describes",),
+    "test_failing": (),
+    "test_future_times": ("test_a_worker_keeps_its_lease",),
+    "test_heartbeats": (),
+    "test_idle_targets": (),
+    "test_late_requests": (),
+    "test_leases": (
+        "test_a_claim_that_cannot_read_what_it_has_claimed_holds_nothing",
+        "test_a_partition_has_one_worker_at_a_time_with_many_wakeups",
+        "test_neither_a_renewal_nor_a_settlement_moves_the_end_of_a_lease_back",
+        "test_of_workers_that_are_woken_at_once_one_probes",
+        "test_workers_that_are_woken_at_once_get_different_partitions",
+    ),
+    "test_lost_leases": ("test_a_request_without_an_answer_is_kept_with_its_due_time_while_the_database_is_away",),
+    "test_mirror": (),
+    "test_notices": ("test_two_that_notice_the_same_record_it_once",),
+    "test_object_versions": (),
+    "test_older_state": (),
+    "test_openings": (),
+    "test_parked": (
+        "test_a_reason_with_any_characters_is_stored_and_wedges_nothing",
+        "test_a_value_that_the_database_refuses_costs_its_own_reason_only",
+    ),
+    "test_partition_states": (),
+    "test_partitions": ("test_whatever_a_target_answers_nothing_is_lost_and_every_object_stays_in_order",),
+    "test_query_cost": (),
+    "test_rate_limits": (),
+    "test_reconciliations": (),
+    "test_record_budget": (),
+    "test_refusals": (),
+    "test_removal": (),
+    "test_replays": (),
+    "test_retention": (),
+    "test_retries": ("test_a_worker_that_is_sending_what_is_given_up_settles_nothing",),
+    "test_rules": ("test_a_rule_that_two_add_at_once_is_there_once",),
+    "test_run_requests": (),
+    "test_schedule": (),
+    "test_search": (),
+    "test_series": ("test_of_two_that_sample_at_once_one_stores_its_samples",),
+    "test_service_settings": (),
+    "test_sources": (
+        "test_a_message_that_the_database_refuses_whole_is_kept_without_its_body[place0]",
+        "test_a_source_has_one_holder",
+        "test_long_headers_of_a_rejected_message_stop_nothing[x-other]",
+        "test_processes_that_start_at_once_store_a_new_source_of_the_environment_once",
+        "test_the_database_refuses_one_event_and_records_the_others",
+        "test_what_an_operator_changes_ends_the_lease[pause]",
+    ),
+}
+
+
+# What these show is decided by code of ours about any row, a file or a setting: on SQLite, and on PostgreSQL beside the
+# others of their modules, which execute their statements.
+NOT_ON_POSTGRESQL: Mapping[str, tuple[str, ...]] = {
+    "test_failing": (
+        "test_new_settings_and_a_resume_begin_the_count_again[resumed]",
+        "test_one_object_that_fails_beside_others_that_arrive_makes_no_target_failing",
+        "test_the_last_recorded_reason_is_shown",
+        "test_what_stops_a_target_is_said_rather_than_that_it_fails",
+    ),
+    "test_lost_leases": (
+        "test_a_file_that_is_no_request_stops_nothing",
+        "test_a_file_that_the_disk_does_not_let_go_or_read_stops_nothing",
+        "test_a_request_that_the_disk_does_not_take_waits_in_memory",
+        "test_after_a_late_write_a_mirror_holds_what_the_bucket_holds[delete]",
+        "test_after_a_late_write_a_mirror_holds_what_the_bucket_holds[late version]",
+        "test_after_a_late_write_a_mirror_holds_what_the_bucket_holds[put and get]",
+        "test_after_a_late_write_a_mirror_holds_what_the_bucket_holds[version]",
+    ),
+    "test_openings": (
+        "test_a_result_counts_only_for_the_settings_that_were_opened",
+        "test_a_target_that_is_not_delivered_to_is_not_contacted",
+        "test_a_target_that_was_offered_often_is_offered_at_once_with_new_settings[40]",
+        "test_of_many_targets_some_are_offered_at_a_time",
+    ),
+    "test_record_budget": (
+        "test_a_replay_is_bounded_in_bytes",
+        "test_dead_letters_have_pages_of_bytes",
+        "test_the_log_is_read_for_streams_in_rounds_of_bytes",
+    ),
+    "test_refusals": (
+        "test_gone_for_everything_pauses_the_target[2]",
+        "test_many_refused_objects_in_every_partition_hold_up_nobody",
+        "test_no_second_opinion_is_asked_for_when_the_lease_is_to_end",
+        "test_two_refused_objects_alone_in_one_partition_hold_up_nobody",
+    ),
+    "test_sources": (
+        "test_a_setting_without_effect_is_a_warning_to_who_sets_keys_leniently",
+        "test_bad_settings_change_nothing",
     ),
 }
 

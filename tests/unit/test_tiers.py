@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from tests.contract.probes.registry import PROBES
 from tests.support import tiers
-from tests.support.statement_cover import COVER, FOLDER
+from tests.support.statement_cover import COVER, FOLDER, NOT_ON_POSTGRESQL, ON_MARIADB, ON_POSTGRESQL
 
 TOP = Path(__file__).parents[2]
 
@@ -128,7 +128,8 @@ def test_the_cover_of_the_statements_names_tests(collected: list[str]) -> None:
     names = functions(collected)
     assert [
         f"{module}.py::{test}"
-        for module, tests in COVER.items()
+        for cover in (COVER, ON_MARIADB, ON_POSTGRESQL, NOT_ON_POSTGRESQL)
+        for module, tests in cover.items()
         for test in tests
         if f"{FOLDER}/{module}.py::{test.partition('[')[0]}" not in names
     ] == []

@@ -1,4 +1,7 @@
-"""On each server, what `make test` runs executes every statement that `make test-all` does."""
+"""On each server, what `make test` runs executes every statement that `make test-all` does.
+
+MariaDB executes those whose text differs from MySQL's by more than the quotes around names; MySQL executes the rest.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tests.support import executed_statements, tiers
 from tests.support.statement_cover import FOLDER
 
 TOP = Path(__file__).parents[3]
-SELECTED = {"postgresql": "postgresql", "mysql": "mysql and not mariadb", "mariadb": "mariadb"}
+SELECTED = {"postgresql": "postgresql", "mysql": "mysql and not mariadb", "mariadb": "mysql or mariadb"}
 
 
 @pytest.mark.heavy
@@ -29,10 +32,11 @@ def test_no_statement_is_executed_by_moved_tests_alone(server: str, tmp_path: Pa
     staying: set[str] = set()
     moved: dict[str, str] = {}
     for line in map(json.loads, noted.read_text().splitlines()):
+        statements = {each.replace("`", "") for each in line["statements"]}
         if line["tier"] == tiers.USUAL:
-            staying.update(line["statements"])
+            staying |= statements
         else:
-            moved |= dict.fromkeys(line["statements"], line["id"])
+            moved |= dict.fromkeys(statements, line["id"])
     assert len(staying) > 300
     alone = [f"{test}: {statement}" for statement, test in moved.items() if statement not in staying]
     assert not alone, "\n".join(alone)
