@@ -302,6 +302,7 @@ def test_a_scheduled_scan_is_recorded_as_a_run(stage: Stage, job: Job, monkeypat
     assert "has already been started" in error
 
 
+@pytest.mark.tier3
 def test_a_scan_warns_by_ordinary_events(stage: Stage, job: Job) -> None:
     stage.target("warnings", "access", ["s3:Scanner:*"])
     stage.target("latest", "namespace", ["s3:Scanner:*"], policy="compatible")

@@ -250,6 +250,7 @@ def test_a_report_shows_hostile_names_as_names(spark: SparkSession, tmp_path: Pa
     assert {path.name for path in tmp_path.iterdir()} == {*map(str, range(len(NAMES))), FOLDER, LINES}
 
 
+@pytest.mark.tier3
 def test_a_report_has_bars_of_the_largest_folders_and_of_all_ages(spark: SparkSession) -> None:
     day = 86_400_000
     folders = [(f"f{number:02}/{each}", T) for number in range(14) for each in range(number + 1)]

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import orjson
+import pytest
 
 from app.resources.drift import DRIFT_KINDS
 
@@ -79,6 +80,7 @@ print(json.dumps(facts))
 """
 
 
+@pytest.mark.tier3
 def test_a_new_kind_needs_its_declaration_alone_to_be_counted_stored_described_and_shown(tmp_path: Path) -> None:
     environ = os.environ | {"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0"}
     ended = subprocess.run(

@@ -233,6 +233,7 @@ def memory(s3: S3) -> int:
     return sum(worker.memory_info().rss for worker in psutil.Process(s3.api.pid).children())
 
 
+@pytest.mark.tier3
 def test_idle_listeners_hold_no_thread_and_little_memory(ready: S3) -> None:
     count = times(250, 1000)
     workers = psutil.Process(ready.api.pid).children()
@@ -288,6 +289,7 @@ def watched(s3: S3, mc: Mc) -> dict[str, Any]:
         mc.stop()
 
 
+@pytest.mark.tier3
 def test_minio_py_listens(ready: S3) -> None:
     found: Queue[dict[str, Any]] = Queue()
 

@@ -199,6 +199,7 @@ def test_a_restart_is_answered(bw: Admin) -> None:
     assert answer("mc admin service restart --dry-run --json bw")["result"]["dryRun"] is True
 
 
+@pytest.mark.tier3
 def test_a_restart_is_answered_on_a_terminal(bw: Admin) -> None:
     """Without --json, mc wants a terminal to draw on."""
     master, terminal = pty.openpty()
@@ -231,6 +232,7 @@ def test_a_backup_is_restored_with_the_secrets_that_are_stored(bw: Admin, target
     assert TargetId("redis", "r") not in {target.target for target in targets.targets()}
 
 
+@pytest.mark.tier3
 def test_minio_pys_client_reads_and_writes_settings(bw: Admin, targets: Registry) -> None:
     bw.py.config_set("notify_webhook:one", {"endpoint": PLACE, "auth_token": "s3cret", "comment": '"a few"'})
     assert texts(targets) == {"enable": "on", "endpoint": PLACE, "auth_token": "s3cret", "comment": "a few"}
@@ -247,6 +249,7 @@ def test_minio_pys_client_reads_and_writes_settings(bw: Admin, targets: Registry
         bw.py.config_restore("x")
 
 
+@pytest.mark.tier3
 def test_a_target_that_cannot_be_shown_hides_no_other(s3: S3, bw: Admin, targets: Registry) -> None:
     add_target(s3.database, "lost", auth_token="sealed with a key that the service does not have")
     targets.put(TargetId("webhook", "odd"), {"endpoint": PLACE, "comment": "\"'\" a= ' b= '\" c="})

@@ -74,6 +74,7 @@ def test_an_agent_learns_why_an_object_was_not_delivered(api: Api) -> None:
     asked(api, "", question)
 
 
+@pytest.mark.tier3
 def test_every_tool_answers_and_what_cannot_be_asked_is_said(api: Api) -> None:
     async def question(call: Call) -> None:
         [found] = (await call("search_events", bucket="images", limit=1))[1]["events"]["events"]
