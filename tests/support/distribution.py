@@ -62,19 +62,19 @@ _WAITING = ("tests/spark", "tests/acceptance", "tests/contract")
 # Where nothing is known yet, as in a fresh clone: what took longest in a run of four processes on two cores, in seconds
 # between its tests' beginnings and ends, and the folders in which the other long ones are.
 _LONGEST = {
-    "tests/spark": 450,
-    "tests/acceptance/test_console.py": 249,
-    "tests/integration/outbox/test_interleavings.py[postgresql]": 198,
-    "tests/contract/elasticsearch": 320,
-    "tests/acceptance/rabbitmq": 290,
-    "tests/contract/probes[amqp]": 230,
-    "tests/contract/probes[sqs]": 205,
-    "tests/acceptance/test_secrets.py": 140,
-    "tests/acceptance/test_stopped_workers.py": 139,
-    "tests/acceptance/test_tutorial.py": 123,
-    "tests/acceptance/test_console_screens.py": 111,
-    "tests/acceptance/test_make_run.py": 107,
-    "tests/contract/test_mqtt.py": 102,
+    "tests/spark": 575,
+    "tests/contract/elasticsearch": 300,
+    "tests/contract/probes[amqp]": 145,
+    "tests/acceptance/rabbitmq": 105,
+    "tests/contract/probes[sqs]": 94,
+    "tests/integration/outbox/test_interleavings.py[postgresql]": 93,
+    "tests/integration/console/test_pages.py": 82,
+    "tests/contract/test_mqtt.py": 67,
+    "tests/integration/api/test_outage.py": 65,
+    "tests/acceptance/test_console.py": 63,
+    "tests/integration/api/test_mc_admin.py": 58,
+    "tests/acceptance/test_kill.py": 57,
+    "tests/acceptance/test_stopped_workers.py": 51,
 }
 _KIND = re.compile(r"\[(nats-[a-z]+|\w+)")  # of server, the first parameter; NATS has three
 _DATABASE = re.compile(r"[\[-](sqlite|postgresql|mysql|mariadb)\b")  # among any parameters
