@@ -97,7 +97,6 @@ MAKE_SOMETHING = {
     "nats-jetstream",
     "postgresql-namespace",
 }
-LONGEST_START = "elasticsearch-namespace"  # 13 s of processor time after a kill; test_elasticsearch_cluster.py has one
 # A step of a target's test that is one code for all types is taken where it is the last, and over TLS of both kinds.
 STEPS = {
     "test_a_closed_port_fails": {"redis-namespace", "webhook"},
@@ -116,7 +115,7 @@ OF_WHOLE_WORKERS = {
     "test_an_operators_pause": {"amqp", "redis_stream"},
     "test_killed_and_stopped_workers": {"amqp", "kafka"},
     "test_what_was_recorded_before": {"amqp", "jetstream", "kafka", "redis_list"},
-    "test_a_broker_that_is_away": {"kafka", "redis_list"},
+    "test_a_broker_that_is_away": {"amqp", "kafka", "redis_list"},
 }
 # Of the statuses by which one object is refused one of each kind: busy, not let in, gone, without a server behind it;
 # to whole requests and to items of one; in either way of sending and kind of index.
@@ -206,8 +205,7 @@ def _targets(name: str, parameters: Parameters) -> bool:
         return way not in MAKE_SOMETHING
     if name.startswith("test_cloud_events") and way in SECOND_WAYS:
         return True
-    killed = way == LONGEST_START and name.startswith("test_a_killed_server")
-    return killed or _ways(name, parameters) or (window == ONE_AT_A_TIME and name.startswith(OF_EACH_MESSAGE))
+    return _ways(name, parameters) or (window == ONE_AT_A_TIME and name.startswith(OF_EACH_MESSAGE))
 
 
 def _hanging(name: str, parameters: Parameters) -> bool:
