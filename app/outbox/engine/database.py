@@ -1,5 +1,6 @@
 """Open the outbox database: SQLite, PostgreSQL, or MySQL/MariaDB, each configured so that a commit is durable."""
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -239,7 +240,8 @@ def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
     @sa_event.listens_for(engine, "connect")
     def _set_up(connection: Any, _entry: ConnectionPoolEntry) -> None:
         connection.isolation_level = None  # the driver's own BEGIN comes too late for a write lock
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY"):
+        _keep_a_write_ahead_log(connection)
+        for pragma in ("synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY"):
             connection.execute(f"PRAGMA {pragma}")
 
     @sa_event.listens_for(engine, "begin")
@@ -251,6 +253,20 @@ def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
+
+
+def _keep_a_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Of several that open a new file at once SQLite refuses one without waiting, since none would ever go on."""
+    end = time.monotonic() + DATABASE.statement_seconds
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 # A server whose machine or network has failed sends nothing: without these, a statement would wait for two hours.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -47,7 +50,7 @@ def test_connections_that_break_in_use_are_an_error_of_one_kind_and_take_no_plac
     database, opened, killer = Database(empty_url, pool_size=1), _FACES[face], Database(empty_url)
     for _ in range(23):  # the pool gives out 21 at a time
         until(lambda: _answers(opened(database)), 30)
-        with contextlib.suppress(*DatabaseUnavailable), opened(database) as connection:
+        with suppress(*DatabaseUnavailable), opened(database) as connection:
             cut(database, connection, killer)
     until(lambda: _answers(opened(database)), 30)
     database.close()
@@ -115,8 +118,22 @@ def test_tls_options_in_the_url_are_the_drivers(empty_url: str, certificates: se
 
 def _cipher(url: str) -> str:
     """How the connection is encrypted; empty, where it is not."""
-    with contextlib.closing(Database(url)) as opened, opened.reading() as connection:
+    with closing(Database(url)) as opened, opened.reading() as connection:
         return str(connection.exec_driver_sql(_CIPHER[opened.dialect]).all()[0][-1] or "")
+
+
+def test_several_may_open_a_new_file_at_once(tmp_path: Path) -> None:
+    """SQLite refuses one of eight in every tenth file."""
+    all_of_them = Barrier(8)
+
+    def look(file: Path) -> None:
+        all_of_them.wait(30)
+        with closing(Database(f"sqlite:///{file}")) as database, database.reading() as connection:
+            connection.execute(sa.text("SELECT name FROM sqlite_master"))
+
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(40):
+            list(pool.map(look, [tmp_path / f"{number}.db"] * 8))
 
 
 def test_a_snapshot_sees_one_moment(database: Database) -> None:
