@@ -21,7 +21,7 @@ run: $(VENV)/.installed ## the service, in the folder var/
 # would collect all tests once more.
 check: $(VENV)/.developing ## ruff, mypy, and the tests that need no server: before each commit
 	@$(MAKE) --no-print-directory lint types
-	TEST_SERVERS=none $(BIN)/pytest -q -m "not slow and not heavy and not sender" --hypothesis-profile check \
+	TEST_SERVERS=none $(BIN)/pytest -q --tier 2 -m "not slow and not heavy and not sender" --hypothesis-profile check \
 		tests/unit tests/integration/outbox tests/integration/api tests/integration/cli
 
 # A lost worker is not replaced, since its tests would wait for ever. make starts pytest itself, without a shell, so that
