@@ -42,8 +42,9 @@ def sqlite(stack: ExitStack, folder: Path, _request: pytest.FixtureRequest) -> D
     return database
 
 
-def postgresql(stack: ExitStack, _folder: Path, request: pytest.FixtureRequest) -> Database:
-    server: services.Postgres = request.getfixturevalue("postgres_server")
+def postgresql(stack: ExitStack, _folder: Path, _request: pytest.FixtureRequest) -> Database:
+    """On a server of its own: pages that find no room on a disk stay in memory, and each checkpoint fails of them."""
+    server = stack.enter_context(services.postgres())
     disk = server.folder / "small"
     disk.mkdir()
     mounted = subprocess.run(
@@ -57,16 +58,9 @@ def postgresql(stack: ExitStack, _folder: Path, request: pytest.FixtureRequest) 
     with server.connection() as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE TABLESPACE small LOCATION '{disk}'")
         cursor.execute("CREATE DATABASE full_disk TABLESPACE small")
-    stack.callback(_drop, server)
     database = migrated(server.url("full_disk"))
     stack.callback(database.close)
     return database
-
-
-def _drop(server: services.Postgres) -> None:
-    server.drop_database("full_disk")
-    with server.connection() as connection, connection.cursor() as cursor:
-        cursor.execute("DROP TABLESPACE small")
 
 
 def mariadb(stack: ExitStack, _folder: Path, _request: pytest.FixtureRequest) -> Database:
