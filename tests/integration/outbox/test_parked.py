@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event as Signal
@@ -20,6 +21,7 @@ from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.head_repair import HeadRepair
 from app.outbox.delivery.leases import Lease
+from app.outbox.delivery.partition_reader import PartitionReader
 from app.outbox.delivery.reasons import PLAIN
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.delivery.transitions.heads import restore_heads
@@ -202,12 +204,33 @@ def test_when_an_object_is_due_does_not_depend_on_the_order_of_its_rows(database
     first, second, third = (row.seq for row in parked_rows(database))
     for times in ((50, 70, 60), (70, 50, 60), (60, 70, 50)):
         _break(database, *zip((first, second, third), times, strict=True))
-        lease = courier.leases.claim(registry(database).target(courier.target).row_id, range(4), "token", now_ms())
-        assert isinstance(lease, Lease)
-        with courier.store.reading(lease) as reader:
+        with _reader(courier) as reader:
             assert len(reader.due_objects(times[0], 10)) == 1
             assert reader.due_objects(times[0] - 1, 10) == []
-        courier.leases.release(lease)
+
+
+def test_those_that_are_due_for_longest_come_first_whatever_their_partition(database: Database) -> None:
+    """Else a partition that always has a batch of them would keep those of the others waiting."""
+    courier = Courier(database, add_target(database), ScriptedTarget(lambda one: Failed("no")), batch=100)
+    courier.schedule = RetrySchedule(base=HOUR, cap=HOUR)
+    record(database, *(event(f"k{number}") for number in range(40)))
+    courier.run()
+    rows = sorted(parked_rows(database), key=lambda row: (row.partition, row.seq))
+    assert len({row.partition for row in rows}) > 1
+    _break(database, *((row.seq, 1_000 - number) for number, row in enumerate(rows)))
+    with _reader(courier) as reader:
+        due = reader.due_objects(1_000, 15)
+    assert due == [(row.partition, row.key_hash) for row in reversed(rows)][:15]
+
+
+@contextmanager
+def _reader(courier: Courier) -> Iterator[PartitionReader]:
+    row_id = registry(courier.database).target(courier.target).row_id
+    lease = courier.leases.claim(row_id, range(4), "token", now_ms())
+    assert isinstance(lease, Lease)
+    with courier.store.reading(lease) as reader:
+        yield reader
+    courier.leases.release(lease)
 
 
 @pytest.mark.parametrize(
