@@ -1,6 +1,7 @@
 """Outboxes for tests: migrated once for each server, emptied for each test.
 
-A migration takes 0.1 to 0.6 s, and hundreds of tests need a log of their own.
+A migration takes 0.1 to 0.6 s, and hundreds of tests need a log of their own. On MySQL and MariaDB the numbers of rows
+go on from the last test's: to begin again at 1 takes MySQL a tenth of a second, for three tables.
 """
 
 from __future__ import annotations
@@ -154,8 +155,3 @@ def _empty_mysql(cursor: Any) -> None:
     for name, rows in cursor.fetchall():
         if rows:
             cursor.execute(f"DELETE FROM `{name}`" if rows <= _SMALL else f"TRUNCATE `{name}`")
-    cursor.execute(
-        "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE() AND auto_increment > 1"
-    )
-    for (name,) in cursor.fetchall():
-        cursor.execute(f"ALTER TABLE `{name}` AUTO_INCREMENT = 1")
