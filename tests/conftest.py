@@ -78,9 +78,8 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     try:
         return (yield)
     finally:
-        gc.enable()
-        gc.collect()
         gc.freeze()
+        gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
