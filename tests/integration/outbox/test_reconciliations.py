@@ -24,7 +24,7 @@ from app.outbox.reconcile.progress import Progress
 from app.outbox.reconcile.runs import BACKFILLING, Reconciliations, latest_results
 from app.outbox.targets import UnknownTarget
 from app.resources.reconciliation import COUNTS
-from tests.support.builders import add_target, event
+from tests.support.builders import add_target, event, registry
 
 TARGET = TargetId("webhook", "x")
 
@@ -155,7 +155,7 @@ def test_an_event_is_recorded_unless_its_object_had_a_newer_one(database: Databa
     assert (again.recorded, again.repeated, again.overtaken) == (0, 2, 1)
     with database.reading() as connection:
         query = sa.select(tables.events.c.targets).where(tables.events.c.id.in_([events[0].id, events[2].id]))
-        assert connection.execute(query).scalars().all() == [",1,", ",1,"]
+        assert connection.execute(query).scalars().all() == [f",{registry(database).target(target).row_id},"] * 2
 
 
 def test_only_what_changes_an_object_overtakes_its_event(database: Database) -> None:
