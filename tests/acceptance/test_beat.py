@@ -62,6 +62,7 @@ def test_a_few_messages_wait_for_a_drain_however_long_none_runs(url: str, tmp_pa
         whole.beat.kill()
 
 
+@pytest.mark.tier3
 def test_a_broker_that_is_away_is_said_once(tmp_path: Path) -> None:
     with services.redis() as broker:
         options = {"start": False, "workers": 0, "drain_interval": "10ms"}

@@ -86,6 +86,7 @@ def name() -> str:
     return f"t-{uuid4().hex[:8]}"
 
 
+@pytest.mark.tier3
 def test_an_outage_is_seen_mended_and_repaired(browser: Browser, whole: System, receiver: services.Receiver) -> None:
     target = name()
     with visit(browser, whole) as look:

@@ -308,6 +308,7 @@ def overtaken(recorded: Iterable[Record]) -> int:
     return count
 
 
+@pytest.mark.tier3
 def test_events_that_overtake_each_other_in_minio_leave_namespaces_that_equal_the_buckets(stage: Stage) -> None:
     """Its default is to send with as many threads as there are processors, whatever object an event is about.
 

@@ -235,6 +235,7 @@ def test_a_queue_gets_each_object_once_after_repeated_and_interrupted_backfills(
     assert {entry.difference for entry in stage.whole.audits()} == {0}
 
 
+@pytest.mark.tier3
 def test_a_killed_run_is_continued(stage: Stage) -> None:
     stage.target("killed", "access", [CREATED])
     argv = ["backfill", "b-old", "--target", "redis:killed", "--grace", "0s", "--rate", "2"]

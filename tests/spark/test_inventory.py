@@ -137,6 +137,7 @@ def report(folder: Path, bucket: str, kind: str, contents: Sequence[bytes], *, v
     return written
 
 
+@pytest.mark.tier3
 @pytest.mark.parametrize("versioned", [False, True])
 def test_a_report_has_the_same_entries_as_mc(
     spark: SparkSession, at_minio: services.MinIO, tmp_path: Path, versioned: bool

@@ -84,6 +84,7 @@ GUIDES = {
 }
 
 
+@pytest.mark.tier3
 def test_what_the_guides_set_is_set_at_once(bw: Admin, targets: Registry) -> None:
     for line in GUIDES.values():
         assert bw.ok(line) == "Successfully applied new settings.\n"  # and no "Please restart your server"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from app.events.model import Effect, Event
 from tests.support import sample_events
+from tests.support.properties import times
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.payloads import Append, Change, Nothing, Remove, RemoveVersion, Upsert
@@ -23,7 +24,7 @@ def test_the_log_envelope_is_what_minio_sent_byte_for_byte(line: str, event: Eve
     assert payloads.log(event) == line
 
 
-@pytest.mark.parametrize(("line", "event"), CAPTURED)
+@pytest.mark.parametrize(("line", "event"), CAPTURED[:: times(3, 1)])
 def test_the_other_envelopes_hold_the_record_byte_for_byte(line: str, event: Event) -> None:
     record = line[line.index('"Records":[') + 11 : -2]
     when = json.loads(record)["eventTime"]
