@@ -17,7 +17,7 @@ from tests.support.service_processes import System, start_all, system
 from tests.support.target_readers import posted
 from tests.support.traffic import Poster, Traffic
 
-pytestmark = pytest.mark.promise
+pytestmark = [pytest.mark.promise, pytest.mark.tier3]
 
 AHEAD = 10  # seconds
 LEASE = 4
@@ -66,7 +66,6 @@ def test_clocks_ten_seconds_apart_over_postgresql_and_redis(
         everything_is_delivered(whole, receiver)
 
 
-@pytest.mark.tier3
 @pytest.mark.parametrize("sign", [1, -1], ids=["ahead", "behind"])
 def test_clocks_ten_seconds_apart_over_mariadb_and_rabbitmq(
     mariadb_server: services.MariaDB, rabbitmq_server: services.RabbitMQ, receiver: services.Receiver, sign: int

@@ -112,9 +112,9 @@ MQTT_WAYS = {("3.1.1", "0"), ("5", "1"), ("3.1.1", "2")}
 # room, one or two of these; and for an outbox that is away one whose positions the outbox has.
 OF_WHOLE_WORKERS = {
     "test_a_database_that_is_away": {"redis_stream"},
-    "test_a_full_shelf": {"kafka"},
+    "test_a_full_shelf": {"redis_list"},
     "test_a_target_without_room": {"amqp", "redis_list"},
-    "test_an_operators_pause": {"amqp", "redis_stream"},
+    "test_an_operators_pause": {"redis_stream"},
     "test_killed_and_stopped_workers": {"amqp"},
     "test_what_was_recorded_before": {"amqp", "jetstream", "kafka", "redis_list"},
     "test_a_broker_that_is_away": {"amqp", "redis_list"},
@@ -403,7 +403,6 @@ _ON_TWO = _with("test_", on_each=["mysql", "mariadb"])
 
 # By module: whether the test of that name and these parameters is in tier 3 alone.
 RULES: Mapping[str, Rule] = {
-    "tests/acceptance/test_clocks.py": _with("test_clocks_ten_seconds_apart_over_postgresql", sign=[-1]),
     "tests/acceptance/test_end_to_end.py": _with("test_a_target_that_is_down", kind=["redis"]),
     "tests/acceptance/test_shared_pool.py": _with("test_the_other_target", fault=["drips", "is slow"]),
     "tests/acceptance/test_stopped_workers.py": _late_writes,
