@@ -97,7 +97,7 @@ MAKE_SOMETHING = {
     "nats-jetstream",
     "postgresql-namespace",
 }
-# A server that takes as long to start again as all the others.
+# A server that takes longest to start again, and is none of the ten systems.
 SLOW_TO_START = {"sqs"}
 # A step of a target's test that is one code for all types is taken where it is the last, and over TLS of both kinds.
 STEPS = {

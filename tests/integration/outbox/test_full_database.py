@@ -43,7 +43,7 @@ def sqlite(stack: ExitStack, folder: Path, _request: pytest.FixtureRequest) -> D
 
 
 def postgresql(stack: ExitStack, _folder: Path, _request: pytest.FixtureRequest) -> Database:
-    """On a server of its own: pages that find no room on a disk stay in memory, and each checkpoint fails of them."""
+    """On a server of its own: it may still have pages of files that go with the disk, and no checkpoint succeeds."""
     server = stack.enter_context(services.postgres())
     disk = server.folder / "small"
     disk.mkdir()

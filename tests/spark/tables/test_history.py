@@ -80,7 +80,6 @@ def test_an_earlier_state_is_queried_and_maintenance_forgets_it_and_nothing_else
 
 
 @pytest.mark.tier3
-@pytest.mark.usefixtures("_journal_alone_in_make_test")
 def test_a_column_is_added_and_old_snapshots_stay_readable(
     tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch, session: SparkSession
 ) -> None:
