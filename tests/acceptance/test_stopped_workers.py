@@ -171,6 +171,7 @@ def test_an_old_write_that_arrives_late_is_put_right(stage: Stage, kind: str, re
     assert {audit.difference for audit in whole.audits()} == {0}
 
 
+@pytest.mark.tier3
 @pytest.mark.parametrize("kind", KILLED)
 def test_an_old_write_of_a_killed_worker_that_arrives_late_is_put_right(stage: Stage, kind: str) -> None:
     """Nobody knows what it had sent, but its lease runs out instead of being released."""

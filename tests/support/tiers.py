@@ -369,8 +369,6 @@ def _late_writes(name: str, parameters: Parameters) -> bool:
     """The newest event goes out once more, whatever it is, and to whatever target; each target's requests are held back
     in the contract suite.
     """
-    if name.startswith("test_an_old_write_of_a_killed_worker"):
-        return parameters["kind"] != "redis"
     given = parameters.get("kind"), parameters.get("removed")
     return name.startswith("test_an_old_write_that") and given != ("redis", False)
 
