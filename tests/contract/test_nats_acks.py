@@ -218,8 +218,8 @@ def test_an_answer_from_no_stream_is_no_acknowledgement(jetstream: JetStream, wi
 def test_of_each_object_one_message_is_under_way_and_of_all_a_window(
     jetstream: JetStream, window: int, objects: int, sent: int
 ) -> None:
-    with (
-        Wiretap(jetstream.server) as tap,  # stays open: answers to a closed one would reset it, unread messages lost
+    with (  # by a wire that stays connected: an answer to a closed connection has the server lose what it has not read
+        Wiretap(jetstream.server) as tap,
         jetstream.opened(jetstream.at_port(tap.port), timeout="300ms") as target,
     ):
         batch = [sample_events.put(f"object-{number % objects}", number=number + 1) for number in range(100)]
@@ -398,8 +398,8 @@ def test_no_more_than_is_asked_for_is_unacknowledged(
     streaming: Streaming, asynchronous: str, most: str, window: int, sent: int
 ) -> None:
     how = {"timeout": "300ms", "streaming_async": asynchronous, "streaming_max_pub_acks_in_flight": most}
-    with (
-        Wiretap(streaming.server) as tap,  # for the same reason
+    with (  # over such a wire, too
+        Wiretap(streaming.server) as tap,
         streaming.opened(streaming.at_port(tap.port), **how) as target,
     ):
         batch = [sample_events.put(f"object-{number % 15}", number=number + 1) for number in range(100)]

@@ -61,7 +61,8 @@ class Postgres(Server):
         for name, source in copies.items():
             shutil.copy(source, self.folder / name)
         (self.folder / "server.key").chmod(0o600)
-        (self.folder / "password").write_text(_verifier())
+        stored = _verifier()
+        (self.folder / "password").write_text(stored)
         if user:
             for path in (self.folder, *self.folder.iterdir()):
                 shutil.chown(path, user, user)
@@ -73,7 +74,7 @@ class Postgres(Server):
         options = [f"--username={USER}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
         data, secret = self.folder / "data", self.folder / "password"
         make: list[str | Path] = [self.binaries / "initdb", f"--pgdata={data}", f"--pwfile={secret}", *options]
-        _made_once(f"postgres-data-{_digest(initdb, options, _verifier())}", data, lambda: self.set_up(make))
+        _made_once(f"postgres-data-{_digest(initdb, options, stored)}", data, lambda: self.set_up(make))
         if user:
             for path in (data, *data.rglob("*")):
                 shutil.chown(path, user, user)
