@@ -14,6 +14,7 @@ from app.config.target_settings import BadSettings, warnings
 from app.config.targets.base import TargetSettings
 from app.counts import count_noun
 from app.doctor.finding import Finding
+from app.doctor.old_snapshots import check_old_snapshots
 from app.outbox.delivery import heartbeats, worker_heartbeats
 from app.outbox.delivery.counters import TargetCounters, TargetStatus, audit, read_status
 from app.outbox.delivery.policies import HEARTBEATS
@@ -62,6 +63,7 @@ Check = Callable[[Service], Iterator[Finding]]
 # What else a problem explains: these checks would only find its consequences.
 _OF_DATABASE = (
     "encoding",
+    "snapshots",
     "drain",
     "queues",
     "versions",
@@ -406,6 +408,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         "database": _check_database,
         "encoding": _check_encoding,
+        "snapshots": lambda service: check_old_snapshots(service.database),
         "broker": _check_broker,
         "drain": _check_drain,
         "queues": _check_queues,

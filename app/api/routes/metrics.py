@@ -26,6 +26,7 @@ from app.outbox.delivery.leases import leased_partitions
 from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable
+from app.outbox.engine.old_snapshots import OldSnapshots, read_old_snapshots
 from app.outbox.reconcile.runs import latest_results
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import StoredSource, read_sources
@@ -111,6 +112,7 @@ class Scrape:
                 drifts = latest_results(connection)
                 sources, kept = read_sources(connection), read_kept(connection)
                 posted = log_head.read_posted(connection)
+                snapshots = read_old_snapshots(connection)
         except DatabaseUnavailable:
             yield _single("database_up", "Whether the outbox database can be read.", 0)
         else:
@@ -125,6 +127,7 @@ class Scrape:
             yield from _drift(drifts)
             yield _difference(self._audits)
             yield _posted(posted)
+            yield from _snapshots(snapshots)
             yield from source_metrics(sources, kept, now)
         if self._services.feeder is not None:
             spool = self._services.feeder.spool
@@ -210,6 +213,14 @@ def _posted(count: int) -> Metric:
     counter = CounterMetricFamily("bucketwire_posted_events", "Events that requests to the API have recorded.")
     counter.add_metric([], count)
     return counter
+
+
+def _snapshots(state: OldSnapshots | None) -> Iterator[Metric]:
+    if state is not None:
+        text = "Age of the oldest open transaction of another PostgreSQL session, 0 for none."
+        yield _single("database_oldest_snapshot_age_seconds", text, state.age / 1000)
+        text = "Old versions that PostgreSQL keeps of a row that each append updates."
+        yield _single("database_old_row_versions", text, state.old_versions)
 
 
 def _labels(target: TargetId) -> list[str]:
