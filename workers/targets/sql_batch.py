@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from app.events.model import Event
+from app.events.model import Effect, Event
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected
+from workers.targets.doubts import Doubt, resolve
 
 
 def set_apart(
@@ -19,19 +20,24 @@ def set_apart(
 
 
 def in_halves(
-    events: Sequence[Event], take: Callable[[Sequence[Event]], Rejected | None], has_time: Callable[[], bool]
+    events: Sequence[Event],
+    take: Callable[[Sequence[Event]], Rejected | Doubt | None],
+    has_time: Callable[[], bool],
+    *,
+    is_mirror: bool,
 ) -> list[Outcome]:
-    """Store in order what the server accepts; reject the rest, in about 2 log2(n) statements per refused event.
+    """Store in order what the server accepts; refuse the rest, in about 2 log2(n) statements per refused event.
 
     `take` stores either all events given to it or none; in the latter case it returns the reason. Once the time is up
     and some events have an outcome, the remaining ones are not attempted.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[Outcome | Doubt] = []
     waiting = [events]
     while waiting:
         some = waiting.pop()
         if outcomes and not has_time():
-            return outcomes + [NOT_ATTEMPTED] * (len(events) - len(outcomes))
+            outcomes += [NOT_ATTEMPTED] * (len(events) - len(outcomes))
+            break
         refusal = take(some)
         if refusal is None:
             outcomes += [DELIVERED] * len(some)
@@ -40,4 +46,9 @@ def in_halves(
         else:
             middle = len(some) // 2
             waiting += [some[middle:], some[:middle]]
-    return outcomes
+    if not is_mirror:
+        return resolve(outcomes, [None] * len(events))
+    # A mirror writes only the last change of an object, and a removal succeeds whatever the table's rules are.
+    last = {event.path: index for index, event in enumerate(events) if event.effect is not Effect.NONE}
+    writes = [last.get(event.path) == index for index, event in enumerate(events)]
+    return resolve(outcomes, [event.effect for event in events], writes)

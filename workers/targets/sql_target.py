@@ -61,7 +61,8 @@ class SqlTarget(ABC, Generic[S, E]):
         if session is None or self._is_stale(session):
             session = self._connect()
         try:
-            return set_apart(events, partial(self._unfit, session), partial(self._write, session, lease))
+            outcomes = set_apart(events, partial(self._unfit, session), partial(self._write, session, lease))
+            return mark_not_attempted(events, outcomes)
         except self._driver_error as error:
             self.close()
             return mark_not_attempted(events, [Unavailable(self._reason(error))] * len(events))

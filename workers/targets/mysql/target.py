@@ -7,7 +7,8 @@ A call is one transaction of a few statements with many rows, whatever the windo
 these: a statement that arrives late is rolled back, and a late COMMIT still holds the locks of its rows, so that newer
 writes come after it. If the server refuses the data of a
 batch, the batch is tried again in halves between savepoints, until the event at fault is alone and is rejected with the
-server's message.
+server's message. A refusal by a rule of the table, which may be one that no event keeps, is decided by
+`workers.targets.doubts`.
 """
 
 import functools
@@ -20,6 +21,7 @@ from app.config.targets.mysql import MysqlSettings
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected
 from workers.targets.base import LeaseCheck
+from workers.targets.doubts import Doubt
 from workers.targets.endpoint import Endpoint
 from workers.targets.messages import entry_format
 from workers.targets.mysql.connection import connect, reason
@@ -29,11 +31,13 @@ from workers.targets.payloads import records
 from workers.targets.sql_batch import in_halves
 from workers.targets.sql_target import SqlTarget
 
-# Errors caused by the data of one event: data exception, integrity, check option, a trigger's SIGNAL; and by number
-# those with the general state: a row too large for a page or the redo log, a text in another character set, check
-# constraints.
+# Errors in the data of one event, or by a rule that they break: data exception, integrity, check option, a trigger's
+# SIGNAL; and by number those with the general state: a row too large for a page or the redo log, a text in another
+# character set, check constraints.
 _DATA_CLASSES = frozenset({"22", "23", "44", "45"})
 _DATA_ERRORS = frozenset({1118, 1366, 1644, 3819})
+# Those that no table is the reason for: a row that is there already, JSON that cannot be read or is too deep.
+_OF_ONE_EVENT = frozenset({1062, 3140, 3157})
 
 
 class MysqlTarget(SqlTarget[Session, pymysql.MySQLError]):
@@ -84,12 +88,13 @@ class MysqlTarget(SqlTarget[Session, pymysql.MySQLError]):
             return [DELIVERED] * len(events)
         for statement in ("ROLLBACK", "BEGIN"):
             session.server.run(statement)
-        outcomes = in_halves(events, functools.partial(self._take, session), lease.has_time)
+        is_mirror = self._settings.format == "namespace"
+        outcomes = in_halves(events, functools.partial(self._take, session), lease.has_time, is_mirror=is_mirror)
         lease.check()
         session.server.run("COMMIT")
         return outcomes
 
-    def _take(self, session: Session, events: Sequence[Event]) -> Rejected | None:
+    def _take(self, session: Session, events: Sequence[Event]) -> Rejected | Doubt | None:
         """Apply all of the events or, if the server refuses their data, none."""
         session.server.run("SAVEPOINT part")
         try:
@@ -99,7 +104,8 @@ class MysqlTarget(SqlTarget[Session, pymysql.MySQLError]):
             if not _is_data(error):
                 raise
             session.server.run("ROLLBACK TO SAVEPOINT part")
-            return Rejected(reason(error))
+            is_certain = bool(error.args) and error.args[0] in _OF_ONE_EVENT
+            return Rejected(reason(error)) if is_certain else Doubt(reason(error))
         return None
 
     def _statements(self, session: Session, events: Sequence[Event]) -> list[str]:

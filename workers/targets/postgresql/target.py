@@ -6,7 +6,8 @@ A call is one transaction of a few set-based statements, whatever the window. Me
 batches of 500: INSERT from unnested arrays 22-38 thousand events per second, against 17-29 by execute_values; COPY for
 the access format 37-44, against 25-39 and 26-41.
 If PostgreSQL refuses the data of a batch, the batch is tried again in halves between savepoints, until the event at
-fault is alone and is rejected with the server's message.
+fault is alone and is rejected with the server's message. A refusal by a rule of the table, which may be one that no
+event keeps, is decided by `workers.targets.doubts`.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from app.config.targets.postgresql import PostgresSettings
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected
 from workers.targets.base import LeaseCheck
+from workers.targets.doubts import Doubt
 from workers.targets.endpoint import Endpoint
 from workers.targets.messages import entry_format
 from workers.targets.payloads import records
@@ -30,8 +32,11 @@ from workers.targets.postgresql.table import Table, take_table
 from workers.targets.sql_batch import in_halves
 from workers.targets.sql_target import SqlTarget
 
-# Errors caused by the data of one event: data exception, integrity, check option, a limit, a trigger's own RAISE.
+# Errors in the data of one event, or by a rule that they break: data exception, integrity, check option, a limit, a
+# trigger's own RAISE.
 _DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
+# Those that no table is the reason for: a limit, a character that text cannot hold, a row that is there already.
+_OF_ONE_EVENT = frozenset({"22021", "22P05", "23505", "23P01"})
 # With `off` the server answers COMMIT before anything is on disk; the other values are the operator's choice.
 _SYNCHRONOUS = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 
@@ -104,13 +109,14 @@ class PostgresTarget(SqlTarget[_Session, psycopg2.Error]):
             cursor.execute("ROLLBACK")
             # A constraint deferred until COMMIT would refuse all events without identifying one.
             cursor.execute(self._begin() + "; SET CONSTRAINTS ALL IMMEDIATE")
-        outcomes = in_halves(events, functools.partial(self._take, cursor, table), lease.has_time)
+        is_mirror = self._settings.format == "namespace"
+        outcomes = in_halves(events, functools.partial(self._take, cursor, table), lease.has_time, is_mirror=is_mirror)
         with self._deadline(cursor.connection):
             lease.check()
             self._commit(cursor)
         return outcomes
 
-    def _take(self, cursor: extensions.cursor, table: Table, events: Sequence[Event]) -> Rejected | None:
+    def _take(self, cursor: extensions.cursor, table: Table, events: Sequence[Event]) -> Rejected | Doubt | None:
         """Apply all of the events or, if PostgreSQL refuses their data, none."""
         try:
             with self._deadline(cursor.connection):  # one deadline per step, so that many refusals in a batch end too
@@ -120,7 +126,9 @@ class PostgresTarget(SqlTarget[_Session, psycopg2.Error]):
             if not _is_data(error, table):
                 raise
             cursor.execute("ROLLBACK TO SAVEPOINT part; RELEASE SAVEPOINT part")
-            return Rejected(reason(error))
+            code = error.pgcode or ""
+            is_certain = code[:2] == "54" or code in _OF_ONE_EVENT or (code == "22P02" and "json" in str(error))
+            return Rejected(reason(error)) if is_certain else Doubt(reason(error))
         return None
 
     def _apply(self, cursor: extensions.cursor, table: Table, events: Sequence[Event], first: str) -> None:
@@ -152,7 +160,12 @@ class PostgresTarget(SqlTarget[_Session, psycopg2.Error]):
 
 
 def _is_data(error: psycopg2.Error, table: Table) -> bool:
-    """Return whether the data of an event are at fault; a required column of others is the table's fault."""
+    """Return whether the data of an event may be at fault.
+
+    A required column of others is the table's fault, and so is a missing partition, which has the code of a check.
+    """
     if (error.pgcode or "")[:2] not in _DATA_CLASSES:
         return False
+    if error.pgcode == "23514":
+        return bool(error.diag.constraint_name)
     return error.pgcode != "23502" or error.diag.column_name in (table.key, table.value)
