@@ -11,6 +11,7 @@ from app.logs import printable
 from app.outbox.delivery.breaker_state import close_breaker, count_failures, open_breaker
 from app.outbox.delivery.leases import Lease, LeaseLost, new_token
 from app.outbox.delivery.openings import Opening
+from app.outbox.delivery.retries import try_all_now
 from app.outbox.delivery.transitions.settlement_store import SettlementStore
 from app.outbox.engine.clock import elapsed
 from app.outbox.engine.database import DatabaseUnavailable
@@ -100,16 +101,27 @@ class Deliverer:
                 seen.lost_lease()
             return "lease lost"
         except BadSettings as error:
-            open_breaker(self._held.database, lease.target_id, str(error), self._held.clock() + 60_000, probing=True)
+            open_breaker(
+                self._held.database, lease.target_id, str(error), self._held.clock() + 60_000, probing=True,
+                revision=stored.revision,
+            )  # fmt: skip
             self._held.wakeups.request()  # so that the drain learns when to probe
             return f"bad settings: {error}"
         finally:
             self._held.leases.release(lease)
+        if summary.counts["parked"] or summary.counts["retried"]:
+            self._forget_old_waits(stored)
         self._wake_drain(lease)
         if summary.answered:
             with contextlib.suppress(*DatabaseUnavailable):  # a delivery that is settled must not be repeated for it
                 self._held.opener.answered(stored)
         return str(summary)
+
+    def _forget_old_waits(self, stored: StoredTarget) -> None:
+        """Have retried events tried at once if the target was set or resumed while this lease delayed some of them."""
+        with contextlib.suppress(UnknownTarget, *DatabaseUnavailable):
+            if self._held.registry.target(stored.target).revision != stored.revision:
+                try_all_now(self._held.database, stored.row_id)
 
     def _wake_drain(self, lease: Lease) -> None:
         """Have the drain run if there is work that it did not see while the lease was held."""
@@ -137,7 +149,7 @@ class Deliverer:
                 self._held.redeliveries.add(lease, target.name, partitions.unsettled())
             raise
         if summary.unavailable is not None:
-            self._open_breaker(lease, target.name, summary.unavailable)
+            self._open_breaker(lease, stored, target.name, summary.unavailable)
         elif lease.probing and summary.answered:
             close_breaker(self._held.database, lease.target_id)
             log.info("%s is available again", target.name, extra={"target": target.name})
@@ -151,13 +163,14 @@ class Deliverer:
         except (UnknownTarget, BadSettings):
             return False
 
-    def _open_breaker(self, lease: Lease, arn: str, why: Unavailable) -> None:
+    def _open_breaker(self, lease: Lease, stored: StoredTarget, arn: str, why: Unavailable) -> None:
         failures = 1 + count_failures(self._held.database, lease.target_id)
         wait = back_off(failures, self._rng, why.retry_after)
         resume_at = self._held.clock() + wait
         opened = open_breaker(
-            self._held.database, lease.target_id, why.reason, resume_at, probing=lease.probing, pause=why.pause
-        )
+            self._held.database, lease.target_id, why.reason, resume_at,
+            probing=lease.probing, pause=why.pause, revision=stored.revision,
+        )  # fmt: skip
         self._held.wakeups.request()  # so that the drain learns when to probe
         if opened and (seen := metrics.of(arn)) is not None:
             seen.opened_breaker()

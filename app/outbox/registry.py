@@ -53,6 +53,7 @@ class Registry(SealedSettings[TargetSettings]):
     def __init__(self, database: Database | OpenTransaction, sealer: Sealer) -> None:
         super().__init__(sealer, tables.targets, settings_type)
         self._database = database
+        self._renewed: set[int] = set()  # row ids of targets that were set or resumed in an open transaction
 
     @contextmanager
     def at_once(self) -> Iterator["Registry"]:
@@ -63,7 +64,10 @@ class Registry(SealedSettings[TargetSettings]):
         """
         with self._database.writing() as connection:
             log_head.change_routing(connection)
-            yield Registry(OpenTransaction(connection), self._sealer)
+            locked = Registry(OpenTransaction(connection), self._sealer)
+            yield locked
+        for row_id in locked._renewed:
+            self._try_all_now(row_id)
 
     @property
     def sources(self) -> "SourceRegistry":
@@ -107,7 +111,8 @@ class Registry(SealedSettings[TargetSettings]):
         """Create a target or replace its settings. Raises `BadSettings` or `ReadOnlyTarget`; then nothing has changed.
 
         One that the environment no longer names is taken over, with its events and counters.
-        Settings without effect are stored too: whether they are refused is the caller's decision.
+        Its retried events are tried at once. Settings without effect are stored too: whether they are refused is the
+        caller's decision.
         With a `problem`, the settings are stored although they cannot be used, and the target's events wait.
         """
         from app.outbox.delivery.transitions import cursors  # noqa: PLC0415 - slow, and few commands need it
@@ -144,6 +149,7 @@ class Registry(SealedSettings[TargetSettings]):
             columns |= {"reason": ""} if known.reason == NOT_NAMED else {}
             connection.execute(tables.targets.update().where(t.id == known.id).values(**columns))
             audit.record(connection, "target.change", _resource(target), details)
+        self._try_all_now(known.id)
 
     def reseal(self) -> dict[str, int]:
         """Seal the secrets of every target and source with the newest key, and return how many there are of each.
@@ -231,17 +237,34 @@ class Registry(SealedSettings[TargetSettings]):
         self._update(target, "pause", paused=True, reason=clean_reason(reason))
 
     def resume(self, target: TargetId) -> None:
-        """End a pause and close the circuit breaker; failed attempts are counted anew. Raises `UnknownTarget`."""
-        again = {"revision": tables.targets.c.revision + 1}  # of which the mark of failures is made
-        self._update(target, "resume", paused=False, reason="", breaker="closed", failures=0, resume_at=0, **again)
+        """End a pause, close the circuit breaker, and have retried events tried at once. Raises `UnknownTarget`.
 
-    def _update(self, target: TargetId, action: str, **values: Any) -> None:
+        Failed attempts in a row are counted anew.
+        """
+        again = {"revision": tables.targets.c.revision + 1}  # of which the mark of failures is made
+        closed = {"breaker": "closed", "failures": 0, "resume_at": 0}
+        self._try_all_now(self._update(target, "resume", paused=False, reason="", **closed, **again))
+
+    def _try_all_now(self, row_id: int) -> None:
+        """Have a target's retried events tried at once, after the commit: some of many at a time, while intake goes on.
+
+        If this is stopped in between, the others keep their times, and resuming the target once more does the rest.
+        """
+        from app.outbox.delivery.retries import try_all_now  # noqa: PLC0415 - slow, and few commands need it
+
+        if isinstance(self._database, OpenTransaction):
+            self._renewed.add(row_id)
+        else:
+            try_all_now(self._database, row_id)
+
+    def _update(self, target: TargetId, action: str, **values: Any) -> int:
         with self._database.writing() as connection:
             log_head.change_routing(connection)
             row_id = find_target(connection, target).row_id
             connection.execute(tables.targets.update().where(tables.targets.c.id == row_id).values(**values))
             details = {"reason": values["reason"]} if values["reason"] else {}
             audit.record(connection, f"target.{action}", _resource(target), details)
+        return row_id
 
     # The section `api`
 

@@ -295,6 +295,11 @@ def pause(worker: Worker, world: World) -> None:
     registry(worker.context.database).pause(world.target, "for a test")
 
 
+def resume(worker: Worker, world: World) -> None:
+    """An operator resumes the target, which has a retried event tried at once."""
+    registry(worker.context.database).resume(world.target)
+
+
 def recreate(worker: Worker, world: World) -> None:
     """An operator removes the target with all it has and makes one of the same name."""
     found = registry(worker.context.database)
@@ -329,7 +334,7 @@ def bring_back_times(worker: Worker, world: World) -> None:
 OPERATIONS: Sequence[Operation] = (
     append, drain, claim, renew, release, request_redelivery, bring_back_times,
     settle_parked_event, settle_pending_events, deliver, begin_replay,
-    replay_dead_letters, purge_dead_letters, give_up, purge_log, pause, recreate, change_rules,
+    replay_dead_letters, purge_dead_letters, give_up, purge_log, pause, resume, recreate, change_rules,
 )  # fmt: skip
 
 _OF_ONE_THREAD = {settle_parked_event, settle_pending_events, release}  # of the stopped worker, one after the other

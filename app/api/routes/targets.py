@@ -74,8 +74,8 @@ def put(type_name: str, name: str) -> tuple[Target, int]:
     """Create a target, or replace its settings.
 
     The body has the settings by name, as strings or JSON values. An omitted setting gets its default; a secret that is
-    sent as `*redacted*` is kept. A changed target takes effect within a second, and a worker opens it within seconds:
-    `opening` is then `opened`, or `failed` with the reason.
+    sent as `*redacted*` is kept. A changed target takes effect within a second, its retried events are tried at once,
+    and a worker opens it within seconds: `opening` is then `opened`, or `failed` with the reason.
     """
     target = target_of(type_name, name)
     settings, stored = _wanted_settings(target)
@@ -136,7 +136,7 @@ def pause(type_name: str, name: str, body: Pause) -> Target:
 @needs(ADMIN, limited=True)
 @answers(Target, "the target", body=Nothing)
 def resume(type_name: str, name: str, body: Nothing) -> Target:  # noqa: ARG001 - nothing else is accepted
-    """End a target's pause, and close its circuit breaker."""
+    """End a target's pause, close its circuit breaker, and try its retried events at once."""
     target = target_of(type_name, name)
     services().registry.resume(target)
     return _one(target)

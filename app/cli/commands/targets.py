@@ -107,7 +107,7 @@ add_pausing(
     TARGET,
     target_path,
     pause="Pause deliveries to a target until it is resumed; its events wait.",
-    resume="Resume a paused target, and close an unavailable target's circuit breaker.",
+    resume="Resume a paused or unavailable target, and try its retried events at once.",
 )
 
 

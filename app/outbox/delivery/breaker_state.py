@@ -12,9 +12,19 @@ from app.outbox.engine.database import Database
 
 
 def open_breaker(
-    database: Database, target_id: int, reason: str, resume_at: int, *, probing: bool, pause: bool = False
+    database: Database,
+    target_id: int,
+    reason: str,
+    resume_at: int,
+    *,
+    probing: bool,
+    pause: bool = False,
+    revision: int | None = None,
 ) -> bool:
     """Open the circuit breaker until `resume_at` (ms); with `pause`, also pause the target.
+
+    With a `revision`, only if the target still has it: a failure of earlier settings, or of one that was resumed since,
+    must not delay the next attempt.
 
     Returns whether this call opened the breaker. Partitions that fail together count as one failure: only the first
     one opens the breaker, and only a failed probe (`probing`) keeps it open.
@@ -24,6 +34,7 @@ def open_breaker(
         changed = connection.execute(
             tables.targets.update()
             .where(t.id == target_id, *([] if probing else [t.breaker == "closed"]))
+            .where(*([] if revision is None else [t.revision == revision]))
             .values(
                 breaker="open",
                 failures=t.failures + 1,

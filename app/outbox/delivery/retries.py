@@ -15,10 +15,10 @@ from app.config.arn import TargetId
 from app.outbox import audit, tables
 from app.outbox.delivery.log_ahead import chunked, first_of_each
 from app.outbox.delivery.logged_events import LogPosition
-from app.outbox.delivery.policies import RETRIES
+from app.outbox.delivery.policies import FUTURE_TIMES, RETRIES
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.chunks import chunks
-from app.outbox.engine.database import Database
+from app.outbox.engine.database import Database, now_ms
 from app.outbox.markers import NEVER, WHOLE_LOG
 from app.resources.declaration import set_members
 from app.resources.retry import RetryFilter
@@ -154,6 +154,23 @@ class Retries:
                 place = some[-1].place
                 if len(some) < RETRIES.batch_heads:
                     break
+
+
+def try_all_now(database: Database, target_id: int) -> None:
+    """Have the retried events of a target (by row id) tried at once, some in each transaction; attempts stay counted.
+
+    They waited for a target that was resumed or set anew meanwhile. Those of the next 15 minutes, the longest wait that
+    a remote may ask for: a longer one is a back-off that the target's settings ask for.
+    """
+    p, before = tables.parked.c, now_ms() + FUTURE_TIMES.max_retry_after_ms
+    later = (p.target_id == target_id, p.not_before > 0, p.not_before <= before)
+    with database.reading() as connection:
+        partitions = connection.execute(sa.select(p.partition).where(*later).distinct()).scalars().all()
+    for partition in sorted(partitions):
+        changed = RETRIES.batch_heads
+        while changed == RETRIES.batch_heads:
+            with database.writing() as connection:
+                changed = transitions.make_some_due(connection, target_id, partition, before, RETRIES.batch_heads)
 
 
 def _select_retries() -> sa.Select[Any]:

@@ -297,3 +297,24 @@ def test_a_retry_that_is_refused_beside_one_that_is_superseded_is_parked_again(d
     courier.run()
     assert courier.scripted.keys() == ["a", "b"]
     assert_counters_balance(database)
+
+
+@pytest.mark.parametrize("names", [1, 8])
+def test_an_answer_to_earlier_settings_delays_no_attempt_with_the_new_ones(
+    database: Database, at_work: Delivery, names: int
+) -> None:
+    """Of one object, which is parked, and of the target, whose circuit breaker opens and which is paused."""
+    target_id = add_target(database)
+    record(database, spread(8)[:names])
+    targets = registry(database)
+
+    def changed_meanwhile(_: Event) -> Outcome:
+        targets.put(target_id, {"endpoint": "http://127.0.0.1:10/"})
+        target.script = lambda _: DELIVERED
+        return Unavailable("410", retry_after=900, pause=True)
+
+    target = ScriptedTarget(changed_meanwhile)
+    at_work.serve(target, SCHEDULE)
+    at_work.until(lambda: len(target.got) == names, what="every event delivered")
+    assert targets.target(target_id).state == "running"
+    assert_counters_balance(database)

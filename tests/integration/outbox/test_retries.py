@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from app.config.arn import TargetId
+from app.manifest.document import parse_manifest
+from app.manifest.plan import apply
 from app.outbox.delivery import retries
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.dead_letters import DeadLetters
@@ -13,12 +17,15 @@ from app.outbox.delivery.policies import RetryListPolicy
 from app.outbox.delivery.retries import Retries
 from app.outbox.delivery.transitions.settlement import Settlement
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
+from app.outbox.registry import Registry
 from app.resources.dead_letter import DeadLetterFilter
 from app.resources.retry import RetryFilter
+from tests.support.builders import event, registry
 from tests.support.delivery import failing
-from tests.support.parked_rows import due_times
+from tests.support.parked_rows import due_times, parked_rows
 from tests.support.scripted_target import assert_counters_balance
-from workers.delivery.outcomes import DELIVERED
+from workers.delivery.outcomes import DELIVERED, Unavailable
 
 
 def counters(database: Database, target: TargetId) -> tuple[int, int, int]:
@@ -68,6 +75,48 @@ def test_what_is_tried_now_is_due_at_once_and_keeps_its_attempts(database: Datab
     assert (first.next_try, first.attempts) == (0, 1)
     courier.run(now=now_ms())
     assert courier.scripted.keys() == ["k1", "k1"]
+    assert_counters_balance(database)
+
+
+def _resumed(registry: Registry, target: TargetId) -> None:
+    registry.resume(target)
+
+
+def _set(registry: Registry, target: TargetId) -> None:
+    registry.put(target, {"endpoint": "http://127.0.0.1:10/"})
+
+
+def _disabled_and_enabled(registry: Registry, target: TargetId) -> None:
+    for enable in ("off", "on"):
+        registry.put(target, {"endpoint": "http://127.0.0.1:9/", "enable": enable})
+
+
+def _applied(registry: Registry, target: TargetId) -> None:
+    document = parse_manifest({"targets": {str(target): {"endpoint": "http://127.0.0.1:10/"}}})
+    assert apply(registry, document).changes
+
+
+def _of_the_environment(registry: Registry, target: TargetId) -> None:
+    registry.sync_environment({target: {"endpoint": "http://127.0.0.1:10/"}}, {})
+
+
+@pytest.mark.parametrize("change", [_resumed, _set, _disabled_and_enabled, _applied, _of_the_environment])
+def test_a_target_that_is_resumed_or_changed_is_tried_at_once_whatever_it_asked_for_before(
+    database: Database, monkeypatch: pytest.MonkeyPatch, change: Callable[[Registry, TargetId], None]
+) -> None:
+    monkeypatch.setattr(retries, "RETRIES", RetryListPolicy(batch_heads=2))
+    other = failing(database, 2, name="other")
+    courier = failing(database, 12)
+    courier.scripted.script = lambda one: Unavailable("429", retry_after=900) if one.key == "refused" else DELIVERED
+    Log(database).append([[event("refused"), event("taken")]])
+    courier.run(turns=1, now=now_ms())
+    waits = [row for row in parked_rows(database) if row.target_id == 1]
+    courier.scripted.script = lambda _: DELIVERED
+    change(registry(database), courier.target)
+    courier.run(now=now_ms())
+    assert set(courier.scripted.keys()) == {"taken", "refused", *(f"k{number}" for number in range(12))}
+    assert [one.target for one in Retries(database).page(RetryFilter()).retries] == [other.target] * 2
+    assert [row for row in parked_rows(database) if row.target_id == 1] == waits, "of another target nothing changes"
     assert_counters_balance(database)
 
 

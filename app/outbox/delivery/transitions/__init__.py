@@ -11,7 +11,7 @@ worker's batch has several of them, one member of its `Settlement`:
 | replay | settled | `cursors.begin_replay`, `cursors.end_replay` |
 | replay | dead | `events.replay` |
 | redeliver | settled | `events.redeliver` |
-| retry now | parked | `events.make_due` |
+| retry now | parked | `events.make_due`; all of a target that is resumed or changed, `events.make_some_due` |
 | give up | parked | `events.give_up` |
 | purge | dead | `events.purge`; with its target also parked, `events.purge_any` |
 | revoke | leased, revoked | `cursors.revoke` |

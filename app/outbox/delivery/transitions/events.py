@@ -19,6 +19,7 @@ from app.outbox.delivery.logged_events import LoggedEvent, LogPosition, neither_
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.delivery.transitions import cursors
 from app.outbox.delivery.transitions.heads import restore_heads
+from app.outbox.engine.chunks import chunks
 from app.outbox.engine.locks import lock_cursors, lock_tail
 from app.outbox.markers import NEVER
 
@@ -33,6 +34,21 @@ def make_due(connection: sa.Connection, target_id: int, positions: Collection[Lo
         mine = (_P.target_id == target_id, _P.partition == partition, _P.seq.in_(seqs))
         connection.execute(tables.parked.update().where(*mine).values(not_before=0))
     return len(rows)
+
+
+def make_some_due(connection: sa.Connection, target_id: int, partition: int, before: int, count: int) -> int:
+    """Have up to `count` events of a partition that are retried `before` a time (ms) tried at once.
+
+    Returns their number. Attempts stay counted.
+    """
+    lock_cursors(connection, target_id, [partition])
+    mine = (_P.target_id == target_id, _P.partition == partition)
+    later = (_P.not_before > 0, _P.not_before <= before)
+    query = sa.select(_P.seq).where(*mine, *later).order_by(_P.not_before).limit(count)
+    seqs = connection.execute(query).scalars().all()
+    for some in chunks(seqs):
+        connection.execute(tables.parked.update().where(*mine, _P.seq.in_(some)).values(not_before=0))
+    return len(seqs)
 
 
 def bring_forward(connection: sa.Connection, which: sa.ColumnElement[bool], due: int) -> int:
