@@ -32,8 +32,10 @@ OF_POSTGRESQL = {
     "no partition of a range": ("access", f"{ACCESS} PARTITION BY RANGE (event_time)"),
     "no partition of a hash": (
         "namespace",
-        "CREATE TABLE bucketevents (key varchar PRIMARY KEY, value jsonb) PARTITION BY HASH (key); "
-        "CREATE TABLE of_none PARTITION OF bucketevents FOR VALUES WITH (MODULUS 1000000, REMAINDER 0)",
+        (
+            "CREATE TABLE bucketevents (key varchar PRIMARY KEY, value jsonb) PARTITION BY HASH (key); "
+            "CREATE TABLE of_none PARTITION OF bucketevents FOR VALUES WITH (MODULUS 1000000, REMAINDER 0)"
+        ),
     ),
     "check": ("access", f"CREATE TABLE bucketevents ({TIMES}, event_data jsonb, CHECK (event_time < '2001-01-01'))"),
     "short value": ("access", f"CREATE TABLE bucketevents ({TIMES}, event_data varchar(10))"),
@@ -41,13 +43,17 @@ OF_POSTGRESQL = {
     "short key": ("namespace", "CREATE TABLE bucketevents (key varchar(3) PRIMARY KEY, value jsonb)"),
     "generated": (
         "namespace",
-        "CREATE TABLE bucketevents (key varchar PRIMARY KEY, value jsonb, "
-        "number int GENERATED ALWAYS AS ((value #>> '{Records,0,eventName}')::int) STORED)",
+        (
+            "CREATE TABLE bucketevents (key varchar PRIMARY KEY, value jsonb, "
+            "number int GENERATED ALWAYS AS ((value #>> '{Records,0,eventName}')::int) STORED)"
+        ),
     ),
     "generated and required": (
         "access",
-        f"CREATE TABLE bucketevents ({TIMES}, event_data jsonb, "
-        "number int NOT NULL GENERATED ALWAYS AS ((event_data ->> 'number')::int) STORED)",
+        (
+            f"CREATE TABLE bucketevents ({TIMES}, event_data jsonb, "
+            "number int NOT NULL GENERATED ALWAYS AS ((event_data ->> 'number')::int) STORED)"
+        ),
     ),
     "trigger": ("access", f"{ACCESS}; {RAISING}"),
     "trigger of a mirror": (
@@ -56,13 +62,17 @@ OF_POSTGRESQL = {
     ),
     "foreign key": (
         "access",
-        f"CREATE TABLE allowed (id int PRIMARY KEY); {ACCESS}; "
-        "ALTER TABLE bucketevents ADD owner int DEFAULT 7 REFERENCES allowed",
+        (
+            f"CREATE TABLE allowed (id int PRIMARY KEY); {ACCESS}; "
+            "ALTER TABLE bucketevents ADD owner int DEFAULT 7 REFERENCES allowed"
+        ),
     ),
     "view": (
         "access",
-        f"CREATE TABLE stored ({TIMES}, event_data jsonb); CREATE VIEW bucketevents AS "
-        "SELECT * FROM stored WHERE event_time < '2001-01-01' WITH CHECK OPTION",
+        (
+            f"CREATE TABLE stored ({TIMES}, event_data jsonb); CREATE VIEW bucketevents AS "
+            "SELECT * FROM stored WHERE event_time < '2001-01-01' WITH CHECK OPTION"
+        ),
     ),
 }
 KEYS = "key_name VARCHAR(1024) CHARACTER SET utf8mb4, key_hash CHAR(64) PRIMARY KEY"
@@ -70,24 +80,30 @@ SIGNALLING = "CREATE TRIGGER refuse BEFORE INSERT ON bucketevents FOR EACH ROW S
 OF_MYSQL = {
     "no partition of a range": (
         "access",
-        "CREATE TABLE bucketevents (event_time DATETIME NOT NULL, event_data JSON) "
-        "PARTITION BY RANGE (YEAR(event_time)) (PARTITION old VALUES LESS THAN (2001))",
+        (
+            "CREATE TABLE bucketevents (event_time DATETIME NOT NULL, event_data JSON) "
+            "PARTITION BY RANGE (YEAR(event_time)) (PARTITION old VALUES LESS THAN (2001))"
+        ),
     ),
     "short value": ("access", "CREATE TABLE bucketevents (event_time DATETIME NOT NULL, event_data VARCHAR(10))"),
     "number": ("access", "CREATE TABLE bucketevents (event_time DATETIME NOT NULL, event_data INT)"),
     "short key": ("namespace", f"CREATE TABLE bucketevents ({KEYS.replace('1024', '3')}, value JSON)"),
     "generated": (
         "namespace",
-        f"CREATE TABLE bucketevents ({KEYS}, value JSON, "
-        "number INT GENERATED ALWAYS AS (JSON_UNQUOTE(JSON_EXTRACT(value, '$.Records[0].eventName'))) STORED)",
+        (
+            f"CREATE TABLE bucketevents ({KEYS}, value JSON, "
+            "number INT GENERATED ALWAYS AS (JSON_UNQUOTE(JSON_EXTRACT(value, '$.Records[0].eventName'))) STORED)"
+        ),
     ),
     "trigger": ("access", "CREATE TABLE bucketevents (event_time DATETIME NOT NULL, event_data JSON)", SIGNALLING),
     "trigger of a mirror": ("namespace", f"CREATE TABLE bucketevents ({KEYS}, value JSON)", SIGNALLING),
     "foreign key": (
         "access",
         "CREATE TABLE IF NOT EXISTS allowed (id INT PRIMARY KEY)",
-        "CREATE TABLE bucketevents (event_time DATETIME NOT NULL, event_data JSON, owner INT DEFAULT 7, "
-        "FOREIGN KEY (owner) REFERENCES allowed (id))",
+        (
+            "CREATE TABLE bucketevents (event_time DATETIME NOT NULL, event_data JSON, owner INT DEFAULT 7, "
+            "FOREIGN KEY (owner) REFERENCES allowed (id))"
+        ),
     ),
 }
 CHECKED = "CREATE TABLE bucketevents (event_time DATETIME NOT NULL, event_data JSON, CHECK (event_time < '2001-01-01'))"
