@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import Protocol
 
@@ -29,6 +30,7 @@ from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import INVALID_SETTINGS, read_sources
 from app.outbox.targets import OPENING_FAILED
 from app.outbox.tokens import Tokens, check_listen
+from app.outbox.unknown_names import NEWEST, unknown_names
 from app.release import VERSION
 
 _MAX_WAIT = 600_000  # ms that a scheduled run may wait while no other run is active
@@ -36,7 +38,8 @@ _MAX_DELAY = 300_000  # ms that the oldest undelivered event of a running target
 _GETS_EVENTS = "gets events"
 _EXPIRY_NOTICE = 7 * 86_400_000  # ms before its expiry that a token is about to expire, and after a use is in use
 _NEARLY_FULL = 0.8  # of the queue_limit
-_MAX_NAMED = 5  # workers in one finding
+_MAX_NAMED = 5  # workers, or names of events, in one finding
+_MAX_SHOWN = 80  # characters of a name
 _CARRIED_INTERVALS = 2  # of the drain, within which the last one shows that the broker works
 _MAX_COUNTED = 1_000_000  # sequence numbers in which a target's pending events are counted for a request
 
@@ -73,6 +76,7 @@ _OF_DATABASE = (
     "sources",
     "delays",
     "counters",
+    "names",
     "tokens",
 )
 _FOLLOWS: Mapping[str, Collection[str]] = MappingProxyType(
@@ -382,6 +386,24 @@ def _check_counters(service: Service, most: int | None = None) -> Iterator[Findi
             yield Finding("counters", "ok", f"{counters.target} balance: {sums}")
 
 
+def _check_names(service: Service) -> Iterator[Finding]:
+    with service.database.reading() as connection:
+        counts = unknown_names(connection)
+    if counts:
+        named = ", ".join(f"{_shown(name)} ({count:,})" for name, count in islice(counts.items(), _MAX_NAMED))
+        more = f" and {len(counts) - _MAX_NAMED} more" if len(counts) > _MAX_NAMED else ""
+        events = count_noun(sum(counts.values()), "event")
+        text = (
+            f"{events} of the newest {NEWEST:,} have a name that is not known: {named}{more}; "
+            "a name of a family has the family's rules and effect, any other only rules for *"
+        )
+        yield Finding("names", "note", text)
+
+
+def _shown(name: str) -> str:
+    return name if name.isprintable() and len(name) <= _MAX_SHOWN else repr(name[:_MAX_SHOWN])
+
+
 def _check_tokens(service: Service) -> Iterator[Finding]:
     # Who may read the findings need not know the names of the tokens.
     now, ls = now_ms(), ("token", "ls")
@@ -419,6 +441,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "sources": _check_sources,
         "delays": _check_delays,
         "counters": _check_counters,
+        "names": _check_names,
         "tokens": _check_tokens,
     }
 )

@@ -4,6 +4,10 @@ The supersede rule, the mirror policy and the reconciliation all use this one ta
 """
 
 import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from app.events.names import KNOWN, family_of
 
 
 class ContentChange(enum.Enum):
@@ -43,15 +47,44 @@ _CONTENT_CHANGES = {
     "s3:ObjectLifecycle:Expiration:DeleteMarker": ContentChange.ALL_DELETED,
 }
 
+# What an unknown member of a family changes; in the other families it changes nothing.
+OPEN_FAMILIES: Mapping[str, ContentChange] = MappingProxyType(
+    {
+        "s3:ObjectCreated:*": ContentChange.CREATED,
+        "s3:ObjectRemoved:*": ContentChange.REMOVED,
+        "s3:LifecycleExpiration:*": ContentChange.REMOVED,
+    }
+)
+MARKER = "Marker"  # in the name of an unknown removal: a delete marker was added
+
 
 def content_change(name: str) -> ContentChange:
-    """Return how an event of this name changes the object's content; NOTHING for an unknown name."""
-    return _CONTENT_CHANGES.get(name, ContentChange.NOTHING)
+    """Return how an event of this name changes the object's content; an unknown name has the effect of its family."""
+    change = _CONTENT_CHANGES.get(name)
+    if change is not None:
+        return change
+    return ContentChange.NOTHING if name in KNOWN else _change_of_unknown(name)
+
+
+def _change_of_unknown(name: str) -> ContentChange:
+    change = OPEN_FAMILIES.get(family_of(name), ContentChange.NOTHING)
+    return ContentChange.DELETE_MARKER if change is ContentChange.REMOVED and MARKER in name else change
 
 
 def names(*changes: ContentChange) -> list[str]:
-    """Return the names of the events with one of these changes, sorted."""
+    """Return the known names of the events with one of these changes, sorted."""
     return sorted(name for name, change in _CONTENT_CHANGES.items() if change in changes)
+
+
+def selectors(*changes: ContentChange) -> list[str]:
+    """Return the names of the events with one of these changes, and the aggregates of families whose unknown members
+    may have one, for `app.outbox.event_names.is_named`.
+    """
+    return names(*changes) + [family for family, change in OPEN_FAMILIES.items() if _may_be(change, changes)]
+
+
+def _may_be(change: ContentChange, changes: tuple[ContentChange, ...]) -> bool:
+    return change in changes or (change is ContentChange.REMOVED and ContentChange.DELETE_MARKER in changes)
 
 
 def is_concrete(version: str) -> bool:

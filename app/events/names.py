@@ -1,7 +1,7 @@
 """The event names of events and rules: MinIO's (§1.1, §1.2), Ceph's (§12), those of AWS (§13), and our own.
 
-Names are matched exactly and case-sensitively (as MinIO: §1.1). An event with an unknown name is accepted; only a rule
-for `EVERY` matches it.
+Names are matched exactly and case-sensitively (as MinIO: §1.1). Families are open: an event with an unknown name
+belongs to the family whose prefix it has. One that belongs to none is accepted too; only a rule for `EVERY` matches it.
 """
 
 from collections.abc import Mapping
@@ -135,6 +135,19 @@ AGGREGATES: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 
+_CLOSED = frozenset(("bucketwire:*",))  # families of our own, which no sender extends
+_PREFIXES: Mapping[str, str] = MappingProxyType(  # of each open family; the narrowest of nested families first
+    {family[:-1]: family for family in sorted(AGGREGATES.keys() - _CLOSED, key=len, reverse=True)}
+)
+# `s3:Replication:*` has the members of Ceph's `s3:ObjectSynced` too.
+_NESTED: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        family: frozenset(other for other in _PREFIXES.values() if other.startswith(family[:-1]))
+        | (frozenset(("s3:ObjectSynced:*",)) if family == "s3:Replication:*" else frozenset())
+        for family in _PREFIXES.values()
+    }
+)
+
 # Names of one event: a rule for either gets both. The last one has a name that no event has once it is recorded.
 _BOTH_SPELLINGS = {
     spelling: frozenset(spellings)
@@ -189,6 +202,21 @@ def expand(name: str) -> frozenset[str]:
     if name in KNOWN:
         return frozenset((name,))
     raise UnknownEventName(name, nearest(name))
+
+
+def family_of(name: str) -> str:
+    """Return the family of an event's name, known or not: the narrowest aggregate that it begins like; "" for none."""
+    if name in AGGREGATES:
+        return ""
+    return next((family for prefix, family in _PREFIXES.items() if name.startswith(prefix) and name != prefix), "")
+
+
+def families(name: str) -> frozenset[str]:
+    """Return the families whose unknown members a rule's name includes: an aggregate and those in it; none for others.
+
+    Together with `expand`, which returns the known members, it says all that the name includes.
+    """
+    return _NESTED.get(name, frozenset())
 
 
 def shorthand(word: str) -> tuple[str, ...]:

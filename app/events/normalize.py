@@ -6,7 +6,7 @@ from typing import Any
 from app.events import minio_json
 from app.events.errors import BadRecord, excerpt
 from app.events.model import Effect, Event
-from app.events.names import is_known
+from app.events.names import family_of, is_known
 from app.events.order import sequencer_of
 
 # The limits of the outbox's columns; all are above S3's own limits.
@@ -85,7 +85,7 @@ def _bucket_and_object(record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _may_lack_key(name: str) -> bool:
-    return name.startswith(_KEYLESS) or not is_known(name)
+    return name.startswith(_KEYLESS) or not (is_known(name) or family_of(name))
 
 
 def _optional(thing: dict[str, Any], member: str, longest: int) -> str:

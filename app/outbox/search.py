@@ -20,6 +20,7 @@ from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.replays import Selection
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
+from app.outbox.event_names import is_named
 from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.policies import SEARCH
 from app.outbox.targets import find_target
@@ -150,7 +151,7 @@ class _Search:
         if selection.prefix:
             query = query.where(sa.func.substr(e.key, 1, len(selection.prefix)) == selection.prefix)
         if selection.names:
-            query = query.where(e.name.in_(selection.names))
+            query = query.where(is_named(e.name, selection.names))
         if self._target_id is not None:
             query = query.where(is_for(self._target_id))
         return query

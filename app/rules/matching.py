@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from app.events.names import EVERY
+from app.events.names import AGGREGATES, EVERY, families, family_of
 from app.events.service_events import SERVICE_BUCKET
 from app.rules.conditions import Candidates, Condition, EventFacts
 from app.rules.filters import literal_beginning
@@ -41,9 +41,9 @@ class Matcher(Generic[T]):
     def targets(self, bucket: str, name: str, key: str, record: str = "") -> tuple[T, ...]:
         """Return the values of the rules that match an event, each once, in the order of the rules.
 
-        `key` is the decoded key. An event with an unknown name matches only rules for event `*`, an event about the
-        service only rules for its bucket. The `record`'s JSON is read if a rule with a filter on metadata, tags or size
-        matches otherwise; without it none of those matches.
+        `key` is the decoded key. An event with an unknown name matches rules for its family and for event `*`, an event
+        about the service only rules for its bucket. The `record`'s JSON is read if a rule with a filter on metadata,
+        tags or size matches otherwise; without it none of those matches.
         """
         raw = _encode(key)
         matched: set[int] = set()
@@ -100,14 +100,15 @@ class _Bucket:
         self._indexes: dict[str, _NameIndex] = {}
 
     def add(self, rule: Rule, rank: int) -> None:
-        names = frozenset(name for event in rule.events for name in event_names(event))
+        names = frozenset(name for event in rule.events for name in event_names(event) | families(event))
         self._names |= names
         condition = Condition(rule.filters) if rule.filters else None
         self._rules.append((names, rule_pattern(rule), condition, rank))
 
     def index(self, name: str) -> "_NameIndex":
-        if name not in self._names:
-            name = EVERY  # so that unknown names from senders never add indexes
+        if name not in self._names or name in AGGREGATES:
+            name = family_of(name)  # so that unknown names from senders never add indexes
+            name = name if name in self._names else EVERY
         index = self._indexes.get(name)
         if index is None:
             # Threads that run this at the same time build equal indexes, and any of them may be kept.

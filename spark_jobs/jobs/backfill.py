@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.arn import TargetId
-from app.events.effects import ContentChange, names
+from app.events.effects import ContentChange, selectors
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile import log_queries
 from app.outbox.reconcile import runs as r
@@ -139,7 +139,7 @@ def _run(
         config.checkpoint.unlink(missing_ok=True)
     checkpoint = _read_checkpoint(config.checkpoint)
     listed_at = config.listed_at or now_ms()
-    creations = names(ContentChange.CREATED)
+    creations = selectors(ContentChange.CREATED)
     mark = log_queries.log_mark(database, config.target, config.bucket, event_names=creations)
     # An event that is older than the listing can still arrive late, but not for objects that are older than `grace`.
     after = log_queries.last_seq_before(database, listed_at - config.grace) if config.listed_at else mark.seq

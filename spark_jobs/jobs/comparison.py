@@ -11,9 +11,10 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.events.effects import ContentChange, names
+from app.events.effects import ContentChange
 from app.resources.drift import DRIFT_KINDS, DriftKind
 from app.rules.model import Rule
+from spark_jobs.event_names import has_change
 from spark_jobs.jobs.repair_events import CLOCK_SKEW
 from spark_jobs.jobs.sizes import Sizes
 from spark_jobs.key_groups import KEY_HASH, by_key, one_per_key
@@ -166,4 +167,4 @@ def _differs(*, versioned: bool, policy: str, clock_skew: int) -> Mapping[str, C
 
 
 def _is_event(*changes: ContentChange) -> Column:
-    return F.coalesce(F.col("n_name").isin(names(*changes)), F.lit(False))
+    return F.coalesce(has_change(F.col("n_name"), *changes), F.lit(False))

@@ -10,7 +10,8 @@ A place is a text whose order is that of (sequencer, rank, position): `18E9E833E
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.events.effects import NULL, ContentChange, names
+from app.events.effects import NULL, ContentChange
+from spark_jobs.event_names import has_change
 from spark_jobs.jobs.tables_journal import OBJECT
 
 _KEY = ("bucket", "key")
@@ -62,7 +63,7 @@ MERGE_INVENTORY = (  # noqa: S608 - names of columns
 def content_changes(journal: DataFrame) -> DataFrame:
     """Return the rows of a JOURNAL that change what a bucket holds, with the change as `change`."""
     changes = [change for change in ContentChange if change is not ContentChange.NOTHING]
-    named = F.coalesce(*(F.when(F.col("event_name").isin(names(change)), change.value) for change in changes))
+    named = F.coalesce(*(F.when(has_change(F.col("event_name"), change), change.value) for change in changes))
     return journal.withColumn("change", named).where("change IS NOT NULL")
 
 

@@ -7,7 +7,8 @@ encryption, checksum, tags) has no column. Below them are those of our own.
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.events.effects import ContentChange, names
+from app.events.effects import ContentChange
+from spark_jobs.event_names import has_change
 from spark_jobs.schemas import etag, integer
 
 # What is known of an object from the event that created it; the inventory has these columns too.
@@ -32,8 +33,7 @@ _RECORD = (
     "s3 struct<object: struct<size: string, eTag: string, contentType: string, "
     "userMetadata: map<string,string>>>"
 )
-_CREATED = names(ContentChange.CREATED)
-_REMOVED = names(ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED)
+_REMOVALS = (ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED)
 _UPDATES = (
     "s3:ObjectCreated:", "s3:ObjectTagging:", "s3:ObjectAcl:", "s3:ObjectAnnotation:", "s3:ObjectRestore:",
     "s3:ObjectTransition:", "s3:ObjectLifecycle:Transition:", "s3:LifecycleTransition", "s3:IntelligentTiering",
@@ -44,7 +44,7 @@ def journal(recorded: DataFrame) -> DataFrame:
     """Return the JOURNAL of RECORDED, in the same order."""
     parsed = recorded.withColumn("r", F.from_json("record", _RECORD))
     s3_object = "r.s3.object"
-    is_created = F.col("name").isin(_CREATED)
+    is_created = has_change(F.col("name"), ContentChange.CREATED)
     e_tag = _text(etag(F.col(f"{s3_object}.eTag")))
     rows = parsed.select(
         "bucket",
@@ -82,14 +82,14 @@ def journal(recorded: DataFrame) -> DataFrame:
 def record_type(name: Column) -> Column:
     """Return the kind of record that an event of this name is.
 
-    S3 Metadata's three; `ACCESS` for reads, and `OTHER` for events that change no object, or have an unknown name.
+    S3 Metadata's three; `ACCESS` for reads, and `OTHER` for events that change no object or have a name of no family.
     """
     is_update = name.startswith(_UPDATES[0])
     for prefix in _UPDATES[1:]:
         is_update |= name.startswith(prefix)
     return (
-        F.when(name.isin(_CREATED), CREATE)
-        .when(name.isin(_REMOVED), DELETE)
+        F.when(has_change(name, ContentChange.CREATED), CREATE)
+        .when(has_change(name, *_REMOVALS), DELETE)
         .when(is_update, UPDATE)
         .when(name.startswith("s3:ObjectAccessed:"), ACCESS)
         .otherwise(OTHER)
@@ -99,8 +99,8 @@ def record_type(name: Column) -> Column:
 def _is_delete_marker() -> Column:
     """Return true for a marker, false for what is no removal, and null for a removal that is none, as S3 Metadata."""
     name = F.col("name")
-    is_marker = name.isin(names(ContentChange.DELETE_MARKER)) & (F.col("version") != "")
-    return F.when(is_marker, F.lit(True)).when(~name.isin(_REMOVED), F.lit(False))
+    is_marker = has_change(name, ContentChange.DELETE_MARKER) & (F.col("version") != "")
+    return F.when(is_marker, F.lit(True)).when(~has_change(name, *_REMOVALS), F.lit(False))
 
 
 def _text(column: Column) -> Column:

@@ -12,6 +12,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
+from app.events.effects import ContentChange, content_change
+from app.events.names import KNOWN
+from spark_jobs.event_names import has_change
 from spark_jobs.jobs.comparison import compare, documents, is_encoded, mark_in_flight, namespace_by_key, parsed
 from spark_jobs.jobs.difference_files import has_repeated_keys, write_differences
 from spark_jobs.jobs.reconcile import frame_of_keys
@@ -224,3 +227,18 @@ def test_entries_that_parquet_lacks_are_unreadable_whatever_the_types(spark: Spa
         lines = [orjson.loads(one["line"]) for one in listing.unreadable.collect()]
         assert sorted(one.get("key", "") for one in lines) == ["", "a", "b", "c"]
         assert listing.unreadable_count == 4
+
+
+def test_a_name_known_or_not_means_in_a_frame_what_it_means_to_a_mirror(spark: SparkSession) -> None:
+    families = ("s3:ObjectCreated:", "s3:ObjectRemoved:", "s3:LifecycleExpiration:", "s3:ObjectAccessed:", "s3:New:")
+    unknown = [family + member for family in families for member in ("", "*", "New", "NewMarkerMade", "put")]
+    events = [*sorted(KNOWN), *unknown, "", "*"]
+    frame = spark.createDataFrame([(name,) for name in events], "name string")
+    every = [change for change in ContentChange if change is not ContentChange.NOTHING]
+    columns = [has_change(F.col("name"), change).alias(change.value) for change in every]
+    both = has_change(F.col("name"), ContentChange.CREATED, ContentChange.DELETE_MARKER).alias("both")
+    for found in frame.select("name", *columns, both).collect():
+        assert [change for change in every if found[change.value]] == [
+            change for change in every if change is content_change(found["name"])
+        ]
+        assert found["both"] == (found["created"] or found["marked"])

@@ -30,6 +30,7 @@ from app.outbox.engine.old_snapshots import OldSnapshots, read_old_snapshots
 from app.outbox.reconcile.runs import latest_results
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import StoredSource, read_sources
+from app.outbox.unknown_names import NEWEST, unknown_names
 from app.resources.source import SOURCE_STATES
 from app.resources.target import STATES
 
@@ -113,6 +114,7 @@ class Scrape:
                 sources, kept = read_sources(connection), read_kept(connection)
                 posted = log_head.read_posted(connection)
                 snapshots = read_old_snapshots(connection)
+                unknown = sum(unknown_names(connection).values())
         except DatabaseUnavailable:
             yield _single("database_up", "Whether the outbox database can be read.", 0)
         else:
@@ -128,6 +130,8 @@ class Scrape:
             yield _difference(self._audits)
             yield _posted(posted)
             yield from _snapshots(snapshots)
+            text = f"Events among the newest {NEWEST:,} of the log whose name is not known."
+            yield _single("unknown_name_events", text, unknown)
             yield from source_metrics(sources, kept, now)
         if self._services.feeder is not None:
             spool = self._services.feeder.spool

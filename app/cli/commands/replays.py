@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from app.cli.client import target_path
-from app.cli.commands.rules import plain_names
+from app.cli.commands.rules import names
 from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
 from app.cli_common.completion import complete_events
@@ -57,7 +57,7 @@ def replay(
     if target is None:
         raise click.UsageError("name the target: --target type:name")
     filters = {
-        "since": since, "before": before, "bucket": bucket, "prefix": prefix, "events": list(plain_names(event_words)),
+        "since": since, "before": before, "bucket": bucket, "prefix": prefix, "events": list(names(event_words)),
     }  # fmt: skip
     chosen = {name: value for name, value in filters.items() if value not in (None, "", [])}
     if everything == bool(chosen):

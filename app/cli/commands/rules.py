@@ -18,7 +18,7 @@ from app.events.names import EVERY, SHORTHANDS, shorthand
 from app.resources.declaration import short_target
 from app.resources.rule import MAX_REMOVED, Rule
 from app.rules.filters import parse_filters
-from app.rules.model import EVERY_BUCKET, event_names
+from app.rules.model import EVERY_BUCKET
 
 _DEFAULT = "put,delete,get"
 _EVENTS_HELP = (
@@ -164,14 +164,6 @@ def match_(
 def names(text: str) -> tuple[str, ...]:
     """Parse mc's words and event names into event names and aggregates, each once."""
     return tuple(dict.fromkeys(name for word in split_words(text) for name in shorthand(word)))
-
-
-def plain_names(text: str) -> tuple[str, ...]:
-    """Parse mc's words and event names into names of single events; none for every event."""
-    parsed = names(text)
-    if EVERY in parsed:
-        return ()
-    return tuple(dict.fromkeys(name for member in parsed for name in sorted(event_names(member) or {member})))
 
 
 def rule_columns(rules: Sequence[Mapping[str, Any]], without: str = "") -> Columns:

@@ -1,22 +1,27 @@
 """Amazon EventBridge's events of S3 (§13): their own shape, with the key unencoded; `original` keeps the event."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from app.events import minio_json
+from app.events.effects import ContentChange, content_change
 from app.events.errors import BadRecord, excerpt
 from app.events.frontends import aws
 from app.events.frontends.frontend import Frontend
 from app.events.frontends.json_path import number, optional_text, text, without_empty
 
-# detail-type → reason or deletion-type → event name (§13)
+# detail-type → reason or deletion-type, in lower case without spaces → event name (§13)
 _CREATED = {
-    "PutObject": "Put",
-    "POST Object": "Post",
-    "CopyObject": "Copy",
-    "CompleteMultipartUpload": "CompleteMultipartUpload",
+    "putobject": "Put",
+    "postobject": "Post",
+    "copyobject": "Copy",
+    "completemultipartupload": "CompleteMultipartUpload",
 }
-_DELETED = {"Permanently Deleted": "Delete", "Delete Marker Created": "DeleteMarkerCreated"}
+_DELETED = {"permanentlydeleted": "Delete", "deletemarkercreated": "DeleteMarkerCreated"}
+_MEMBER = re.compile("[A-Za-z0-9]{1,64}")
+_EXPIRED = "lifecycleexpiration"
+_REMOVALS = (ContentChange.REMOVED, ContentChange.DELETE_MARKER)
 _OTHERS = {
     "Object Restore Initiated": "s3:ObjectRestore:Post",
     "Object Restore Completed": "s3:ObjectRestore:Completed",
@@ -78,15 +83,22 @@ def record(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name(event: Mapping[str, Any]) -> str:
+    """Return the event's name: the kind decides what has happened, the reason only how."""
     kind = text(event, "detail-type")
-    reason = optional_text(event, "detail", "reason")
+    reason = _joined(optional_text(event, "detail", "reason"))
     if kind == "Object Created":
-        return f"s3:ObjectCreated:{_CREATED.get(reason) or _joined(reason) or 'Put'}"
+        return _refined("s3:ObjectCreated", _CREATED, reason, "Put", (ContentChange.CREATED,))
     if kind == "Object Deleted":
-        deletion = optional_text(event, "detail", "deletion-type")
-        family = "s3:LifecycleExpiration" if reason == "Lifecycle Expiration" else "s3:ObjectRemoved"
-        return f"{family}:{_DELETED.get(deletion) or _joined(deletion) or 'Delete'}"
+        family = "s3:LifecycleExpiration" if reason.lower() == _EXPIRED else "s3:ObjectRemoved"
+        deletion = _joined(optional_text(event, "detail", "deletion-type"))
+        return _refined(family, _DELETED, deletion, "Delete", _REMOVALS)
     return _OTHERS.get(kind) or f"s3:{_joined(kind)}"  # newer, unknown kinds get a name from the kind itself
+
+
+def _refined(family: str, names: Mapping[str, str], reason: str, usual: str, changes: Collection[ContentChange]) -> str:
+    """Return the name in the family that the reason stands for; the usual one if that would mean another change."""
+    name = f"{family}:{names.get(reason.lower(), reason)}"
+    return name if _MEMBER.fullmatch(reason) and content_change(name) in changes else f"{family}:{usual}"
 
 
 def _joined(words: str) -> str:

@@ -15,6 +15,7 @@ from app.outbox import tables
 from app.outbox.delivery.leases import ReplayPartition
 from app.outbox.delivery.log_ahead import chunked, is_for
 from app.outbox.delivery.parked import ObjectHash
+from app.outbox.event_names import is_named
 from app.outbox.log.records import small_record, within_budget
 from app.outbox.versions.rows import ObjectKey
 
@@ -73,7 +74,7 @@ def selected(replay: ReplayPartition) -> list[sa.ColumnElement[bool]]:
     if replay.prefix:
         conditions.append(sa.func.substr(e.key, 1, len(replay.prefix)) == replay.prefix)
     if replay.names:
-        conditions.append(e.name.in_(replay.names))
+        conditions.append(is_named(e.name, replay.names))
     return conditions
 
 

@@ -11,7 +11,7 @@ import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.events.names import EVERY, UnknownEventName, expand, nearest
+from app.events.names import EVERY, UnknownEventName, expand, families, nearest
 from app.events.normalize import MAX_KEY_BYTES
 from app.outbox import audit, tables
 from app.outbox.delivery.policies import REPLAYS
@@ -35,8 +35,9 @@ class Selection:
 
 
 def checked(selection: Selection) -> Selection:
-    """Return the selection with wildcards such as `s3:ObjectCreated:*` expanded to single event names.
+    """Return the selection with wildcards such as `s3:ObjectCreated:*` expanded to event names.
 
+    The wildcards stay among them, for names that are not known.
     Raises `BadSelection` for values that no event can have or that no database can search for.
     """
     if len(selection.names) > REPLAYS.max_names:
@@ -57,7 +58,7 @@ def checked(selection: Selection) -> Selection:
     chosen: dict[str, None] = {}
     for name in selection.names:
         try:
-            chosen |= dict.fromkeys(sorted(expand(name)))
+            chosen |= dict.fromkeys(sorted(expand(name)) + sorted(families(name)))
         except UnknownEventName:
             close = nearest(name)
             hint = f"did you mean {close}?" if close else "leave it out for every event"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.events.effects import ContentChange, content_change, is_concrete, names
+from app.events.effects import ContentChange, content_change, is_concrete, selectors
 from app.events.model import Event
 from app.outbox import log_head, tables
 from app.outbox.delivery.leases import replay_partitions
@@ -14,13 +14,16 @@ from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.logged_events import selected
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
+from app.outbox.event_names import is_named
 from app.outbox.log.append import Guard
 from app.outbox.log.batch import key_hash
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.targets import find_target
 from app.outbox.versions.rows import ObjectKey, key_state
 
-_CONTENT = names(ContentChange.CREATED, ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED)
+_CONTENT = selectors(
+    ContentChange.CREATED, ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED
+)
 _OWN_EVENTS = '%"eventSource":"bucketwire:%'  # repairs and backfills, which do not change the bucket
 
 
@@ -35,10 +38,10 @@ class LogMark:
 def log_mark(database: Database, target: TargetId, bucket: str, *, event_names: Sequence[str] = ()) -> LogMark:
     """Return the log's last seq, and the bucket's keys that are in flight to the target. Raises `UnknownTarget`.
 
-    With `event_names`, only these events count.
+    With `event_names`, only these events count (`is_named`).
     """
     c, e, p = tables.cursors.c, tables.events.c, tables.parked.c
-    in_bucket = [e.bucket == bucket, e.name.in_(event_names)] if event_names else [e.bucket == bucket]
+    in_bucket = [e.bucket == bucket, is_named(e.name, event_names)] if event_names else [e.bucket == bucket]
     with database.snapshot() as connection:
         target_id = find_target(connection, target).row_id
         seq = log_head.read(connection).last_seq
@@ -142,7 +145,7 @@ def unchanged_since(seq: int) -> Guard:
         changes: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for hashes in chunks(list({key_hash(event.bucket, event.key) for event in events})):
             query = sa.select(e.bucket, e.key, e.name, e.version).where(e.key_hash.in_(hashes), e.seq > seq)
-            for row in connection.execute(query.where(e.name.in_(_CONTENT), e.record.not_like(_OWN_EVENTS))):
+            for row in connection.execute(query.where(is_named(e.name, _CONTENT), e.record.not_like(_OWN_EVENTS))):
                 changes.setdefault((row.bucket, row.key), []).append((row.name, row.version))
         return {
             event.id

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from app.events.effects import ContentChange, names
+from app.events.effects import ContentChange, selectors
 from app.events.frontends import ceph
 from app.events.model import Event
 from app.events.version_history import Entry, Fold, Holding, Layer, version_of
@@ -19,11 +19,12 @@ from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
+from app.outbox.event_names import is_named
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.policies import RETENTION
 from app.outbox.versions.rows import UPSERT, ObjectKey, key_state, rows_of, version_id, version_state
 
-_CONTENT = names(*set(ContentChange) - {ContentChange.NOTHING})
+_CONTENT = selectors(*set(ContentChange) - {ContentChange.NOTHING})
 _HIDES_OLDER = sa.case(  # `ceph.expires`
     (sa.and_(tables.events.c.name == ceph.EXPIRED, tables.events.c.record.contains(ceph.OF_CEPH)), 1), else_=0
 ).label("hides_older")
@@ -113,7 +114,7 @@ class ObjectVersions:
         for some in chunks(sorted({key.key_hash for key in keys})):
             query = (
                 sa.select(e.bucket, e.key, e.seq, e.name, e.version, e.sequencer, _HIDES_OLDER)
-                .where(e.key_hash.in_(some), e.seq <= until, e.name.in_(_CONTENT), is_for(self._lease.target_id))
+                .where(e.key_hash.in_(some), e.seq <= until, is_named(e.name, _CONTENT), is_for(self._lease.target_id))
                 .order_by(e.seq)
             )
             for row in self._connection.execute(query):

@@ -14,12 +14,13 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
 from app.outbox.reconcile.runs import DRIFT, Reconciliations
 from app.outbox.sources.leases import SourceLeases
 from tests import services
 from tests.integration.api.conftest import Api, Start, url_of
 from tests.support.api_requests import body
-from tests.support.builders import add_target
+from tests.support.builders import add_target, event
 from tests.support.metric_expressions import ALERTS, DASHBOARD, ROOT, SCALE_OUT, dashboard_expressions, expressions
 from tests.support.outbox_rows import bury, heartbeats
 from tests.support.pulled_events import Sources
@@ -56,6 +57,13 @@ def pulled(database: Database) -> None:
     lease = leases.claim(sources.stored(sources.put("kafka", {"brokers": "127.0.0.1:9", "topic": "t"})), now_ms())
     assert lease is not None
     leases.report(lease, now_ms(), 0)
+
+
+def test_events_whose_name_is_not_known_are_counted(log: Database, start: Start) -> None:
+    api = start(url_of(log))
+    assert figures(api)["bucketwire_unknown_name_events", ()] == 0
+    Log(log).append([[event("a"), event("b", name="s3:ObjectRemoved:Deleted"), event("c", name="s3:New:Put")]])
+    assert figures(api)["bucketwire_unknown_name_events", ()] == 2
 
 
 def test_every_metric_that_dashboard_alerts_and_guide_use_exists(log: Database, start: Start, tmp_path: Path) -> None:

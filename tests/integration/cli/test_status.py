@@ -376,6 +376,21 @@ def test_the_doctor_finds_a_reconciliation_that_nobody_begins(cli: Cli, database
     assert found() == []
 
 
+@pytest.mark.usefixtures("working")
+def test_the_doctor_tells_of_names_that_are_not_known(cli: Cli, database: Database) -> None:
+    def found() -> list[str]:
+        return [one["text"] for one in cli("doctor", "--json").json["findings"] if one["subject"] == "names"]
+
+    Log(database).append([[event("a"), event("b", name="s3:ObjectRemoved:Delete")]])
+    assert found() == []
+    Log(database).append([[event(key, name="s3:ObjectRemoved:Deleted") for key in "ab"] + [event("c", name="x\n")]])
+    [text] = found()
+    assert text.startswith(
+        "3 events of the newest 10,000 have a name that is not known: s3:ObjectRemoved:Deleted (2), "
+    )
+    assert "'x\\n' (1)" in text
+
+
 def test_the_doctor_warns_before_a_token_in_use_expires(cli: Cli, database: Database) -> None:
     tokens, now, day = Tokens(database), now_ms(), 86_400_000
     used = tables.tokens.update().values(used_at=now - day)

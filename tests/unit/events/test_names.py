@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from app.events import names
-from app.events.effects import content_change
+from app.events.effects import ContentChange, content_change, selectors
 
 # Reference §1.1, as it stands there.
 OF_MINIO = [
@@ -151,3 +151,36 @@ def test_what_is_near_no_name_is_refused_at_once_and_briefly(wrong: str) -> None
     with pytest.raises(names.UnknownEventName) as caught:
         names.expand(wrong)
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "change"),
+    [
+        ("s3:ObjectCreated:PostObject", "s3:ObjectCreated:*", ContentChange.CREATED),
+        ("s3:ObjectCreated:put", "s3:ObjectCreated:*", ContentChange.CREATED),
+        ("s3:ObjectRemoved:Deleted", "s3:ObjectRemoved:*", ContentChange.REMOVED),
+        ("s3:ObjectRemoved:DeletionMarkerCreated", "s3:ObjectRemoved:*", ContentChange.DELETE_MARKER),
+        ("s3:LifecycleExpiration:New", "s3:LifecycleExpiration:*", ContentChange.REMOVED),
+        ("s3:ObjectLifecycle:Expiration:New", "s3:ObjectLifecycle:Expiration:*", ContentChange.NOTHING),
+        ("s3:ObjectLifecycle:New", "s3:ObjectLifecycle:*", ContentChange.NOTHING),
+        ("s3:ObjectAccessed:New", "s3:ObjectAccessed:*", ContentChange.NOTHING),
+        ("s3:Scanner:New", "s3:Scanner:*", ContentChange.NOTHING),
+        ("s3:New:Put", "", ContentChange.NOTHING),
+        ("s3:ObjectCreated", "", ContentChange.NOTHING),
+        ("bucketwire:New", "", ContentChange.NOTHING),
+    ],
+)
+def test_an_unknown_name_belongs_to_the_family_whose_prefix_it_has(
+    name: str, family: str, change: ContentChange
+) -> None:
+    assert not names.is_known(name)
+    assert names.family_of(name) == family
+    assert content_change(name) is change
+    if change is not ContentChange.NOTHING:
+        assert family in selectors(change)
+
+
+@pytest.mark.parametrize("known", sorted(names.KNOWN - {name for name in names.KNOWN if name.endswith(":*")}))
+def test_the_effect_of_a_known_name_is_its_own(known: str) -> None:
+    changes = [change for change in ContentChange if known in selectors(change)]
+    assert changes == ([] if content_change(known) is ContentChange.NOTHING else [content_change(known)])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.events.names import expand
+from app.events.names import AGGREGATES, expand
 from app.events.service_events import SERVICE_BUCKET
 from app.rules.matching import Automaton, Matcher, Stars, compile_rules, pattern
 from app.rules.model import Rule
@@ -173,6 +173,24 @@ def test_an_event_of_an_unknown_name_goes_by_the_rules_for_every_event_alone() -
     rules = [(rule(events=tuple(everything)), 1), (rule(events=("*",)), 2), (rule(events=(PUT, "*")), 3)]
     assert compile_rules(rules).targets("b", "s3:Never:Heard", "k") == (2, 3)
     assert compile_rules(rules).targets("b", PUT, "k") == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "families"),
+    [
+        ("s3:ObjectRemoved:Deleted", ("s3:ObjectRemoved:*",)),
+        ("s3:ObjectCreated:PostObject", ("s3:ObjectCreated:*",)),
+        ("s3:ObjectLifecycle:Expiration:New", ("s3:ObjectLifecycle:*", "s3:ObjectLifecycle:Expiration:*")),
+        ("s3:ObjectLifecycle:New", ("s3:ObjectLifecycle:*",)),
+        ("s3:ObjectSynced:New", ("s3:ObjectSynced:*", "s3:Replication:*")),
+    ],
+)
+def test_an_unknown_name_goes_by_the_rules_for_its_family(name: str, families: tuple[str, ...]) -> None:
+    every = [*AGGREGATES, "*", PUT, DELETE, "s3:ObjectLifecycle:Expiration:Current", "s3:ObjectSynced:Create"]
+    matcher = compile_rules([(rule(events=(event,)), event) for event in every])
+    assert set(matcher.targets("b", name, "k")) == {*families, "*"}
+    for family in families:  # also of a bucket whose only rule it is
+        assert compile_rules([(rule(events=(family,)), 1)]).targets("b", name, "k") == (1,)
 
 
 def test_a_rule_for_every_bucket_counts_beside_those_of_one() -> None:

@@ -1,0 +1,60 @@
+"""An event whose name no version knew belongs to the family of its name: at a mirror, in replays, searches, guards."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.events.effects import ContentChange, selectors
+from app.outbox.delivery.replays import Replays, Selection, checked
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
+from app.outbox.reconcile.log_queries import log_mark, unchanged_since
+from app.outbox.search import EventFilter, search
+from app.outbox.unknown_names import unknown_names
+from tests.support.builders import DELETE, PUT, add_target, event
+from tests.support.mirror import Mirror
+from tests.support.scripted_target import Courier
+
+NEW, GONE, MARKER = "s3:ObjectCreated:PostObject", "s3:ObjectRemoved:Deleted", "s3:ObjectRemoved:DeletionMarkerCreated"
+
+
+@pytest.mark.parametrize("version", ["", "v1"])
+def test_a_mirror_writes_and_removes_rows_of_unknown_members_of_a_family(database: Database, version: str) -> None:
+    mirror = Mirror(database, add_target(database))
+    made = event("k", name=NEW, version=version)
+    assert mirror.tell(made) == {"k": version or made.sequencer}
+    assert mirror.tell(event("k", name="s3:ObjectAccessed:New", version=version)) == mirror.rows
+    assert mirror.tell(event("k", name=GONE, version=version)) == {}
+
+
+def test_an_unknown_marker_hides_what_is_beneath_it_and_its_history_is_read_from_the_log(database: Database) -> None:
+    target = add_target(database)
+    Log(database).append([[event("k", name=NEW, version="v1")]])
+    Courier(database, target).run()  # not as a mirror, which has the key's history to read then
+    mirror = Mirror(database, target)
+    assert mirror.tell(event("k", version="v2")) == {"k": "v2"}
+    assert mirror.tell(event("k", name=GONE, version="v2")) == {"k": "v1"}
+    assert mirror.tell(event("k", name=MARKER, version="v3")) == {}
+
+
+def test_unknown_members_are_found_with_their_family_and_named(database: Database) -> None:
+    target = add_target(database)
+    begun = [event("made", name=NEW), event("gone", name=GONE), event("tag", name="s3:ObjectCreated:PutTagging")]
+    begun += [event("put"), event("upper", name="S3:OBJECTREMOVED:DELETED"), event("delete", name=DELETE)]
+    creations = selectors(ContentChange.CREATED)
+    Log(database).append([begun])
+    assert log_mark(database, target, "images", event_names=creations).in_flight == {"made", "put"}
+    late = [event(key, name=PUT) for key in ("made", "gone", "tag")]
+    [receipt] = Log(database).append([late], only_target=target, guard=unchanged_since(0))
+    assert receipt.overtaken == 2, "a tag is no change of the content"
+    found = search(database, EventFilter(checked(Selection(names=("s3:ObjectRemoved:*",))))).events
+    assert {one.key for one in found} == {"gone", "delete"}
+    courier = Courier(database, target)
+    courier.run()
+    courier.scripted.got.clear()
+    replays = Replays(database)
+    replays.begin(target, Selection(names=("s3:ObjectRemoved:*",)))
+    courier.run()
+    assert {one.key for one in courier.scripted.got} == {"gone", "delete"}
+    with database.reading() as connection:
+        assert unknown_names(connection) == {GONE: 1, NEW: 1, "S3:OBJECTREMOVED:DELETED": 1}
