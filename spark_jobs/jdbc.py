@@ -21,6 +21,7 @@ MYSQL_SAFE = {
     "connectionLifecycleInterceptors": "",
     "exceptionInterceptors": "",
     "authenticationPlugins": "",
+    "fallbackToSystemKeyStore": "false",  # whose certificates identify this host
     # They sign or send what they find in files of the host, or call a directory that the server names.
     "disabledAuthenticationPlugins": ",".join(
         f"authentication_{name}_client" for name in ("kerberos", "ldap_sasl", "oci", "openid_connect", "webauthn")

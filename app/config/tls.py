@@ -16,6 +16,8 @@ def context(ca: str = "", *, skip_verify: bool = False, client_cert: str = "", c
         tls_context = ssl.create_default_context(cafile=ca or None)
     except (OSError, ssl.SSLError) as error:
         raise BadFile(f"tls_ca: {ca} cannot be used as PEM certificates: {_describe_error(error)}") from error
+    # Python takes it from SSLKEYLOGFILE, and would write the keys of every session there.
+    tls_context.keylog_filename = None  # type: ignore[assignment]  # the stubs do not know that it can be unset
     tls_context.minimum_version = ssl.TLSVersion.TLSv1_2
     if skip_verify:
         tls_context.check_hostname = False

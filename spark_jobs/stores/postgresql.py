@@ -11,7 +11,7 @@ from psycopg2 import extensions, sql
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config.targets.postgresql import PostgresSettings
-from app.config.targets.postgresql_dsn import parameters
+from app.config.targets.postgresql_dsn import explicit, parameters
 from spark_jobs.jdbc import postgresql_url
 from spark_jobs.jobs.comparison import documents
 from spark_jobs.schemas import PATHS
@@ -28,14 +28,15 @@ _DOCUMENTS = sql.SQL(
     "LATERAL (SELECT record #> '{{s3,object}}' AS thing OFFSET 0) AS objects"
 )
 # Parameter names of libpq and of JDBC.
-_TLS = {"sslmode": "sslmode", "sslrootcert": "sslrootcert", "sslcert": "sslcert", "sslkey": "sslkey"}
+_JDBC = {"sslmode": "sslmode", "sslrootcert": "sslrootcert", "gssencmode": "gssEncMode", "require_auth": "requireAuth"}
+_CERTIFICATE = ("sslcert", "sslkey")  # if they are empty, the driver shows none, not even the account's own
 
 
 def rows(spark: SparkSession, settings: PostgresSettings, bucket: str, *, tasks: int) -> DataFrame:
     """Return the ROWS of the bucket. Raises `CannotRead`."""
-    given = parameters(settings.dsn)
+    given = explicit(parameters(settings.dsn))
     try:
-        connection = psycopg2.connect(extensions.make_dsn(**({"connect_timeout": "10"} | given)))
+        connection = psycopg2.connect(extensions.make_dsn(**given))
     except psycopg2.Error as error:
         raise CannotRead(f"PostgreSQL: {' '.join(str(error).split())}") from None
     try:
@@ -70,7 +71,8 @@ def rows(spark: SparkSession, settings: PostgresSettings, bucket: str, *, tasks:
         "user": user,
         "password": password or "",
         "ApplicationName": "bucketwire",
-        **{name: given[key] for key, name in _TLS.items() if key in given},
+        **{name: given[key] for key, name in _JDBC.items() if key in given},
+        **{name: parameters(settings.dsn).get(name, "") for name in _CERTIFICATE},
     }
     selected = spark.read.format("jdbc").options(**options).load().drop("part")
     return selected if is_json else documents(selected)

@@ -236,6 +236,24 @@ def test_the_region_is_that_of_the_queue() -> None:
         ({"access_key": "", "secret_key": "", "session_token": "t", "instance_role": "on"}, "session_token"),
         ({"instance_role": "on"}, "instance_role"),
         ({"access_key": "", "secret_key": "", "instance_role": "on", "endpoint": "http://h/"}, "instance_role"),
+        (
+            {
+                "access_key": "",
+                "secret_key": "",
+                "instance_role": "on",
+                "queue_url": "http://sqs.us-east-1.amazonaws.com/1/q",
+            },
+            "instance_role",
+        ),
+        (
+            {
+                "access_key": "",
+                "secret_key": "",
+                "instance_role": "on",
+                "endpoint": "http://sqs.us-east-1.amazonaws.com/",
+            },
+            "instance_role",
+        ),
         ({"queue_url": "https://h/"}, "queue_url"),
         ({"queue_url": "https://me:pw@h/q"}, "queue_url"),
         ({"endpoint": "https://h/?a=b"}, "endpoint"),

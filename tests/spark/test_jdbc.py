@@ -21,6 +21,7 @@ from app.config.targets.postgresql import PostgresSettings
 from spark_jobs.jdbc import mysql_url, postgresql_url
 from spark_jobs.stores import CannotRead, rows
 from tests import services
+from tests.support.asking_postgres import Asking
 from tests.support.sample_events import put
 from workers.delivery.outcomes import DELIVERED
 from workers.targets.mysql.target import MysqlTarget
@@ -170,3 +171,20 @@ def test_a_postgresql_host_that_libpq_does_not_look_up_is_checked(postgres_serve
 def test_a_jdbc_url_has_brackets_around_an_ipv6_address() -> None:
     assert postgresql_url("::1", 5432, "a b") == "jdbc:postgresql://[::1]:5432/a%20b"
     assert mysql_url("db.example", 3306, "a/b") == "jdbc:mysql://db.example:3306/a%2Fb"
+
+
+def test_no_password_of_the_host_is_sent_to_a_targets_server(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", "of-the-host")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".pgpass").write_text("*:*:*:*:of-the-host\n")
+    (tmp_path / ".pgpass").chmod(0o600)
+    server = Asking()
+    try:
+        place = f"host=db.internal hostaddr={services.LOOPBACK} port={server.port} user=me dbname=d sslmode=disable"
+        with pytest.raises(CannotRead, match="no password supplied"):
+            rows(spark, PostgresSettings(connection_string=place, table="t"), "b", tasks=1)
+        assert (len(server.startups), server.sent) == (1, [])
+    finally:
+        server.close()

@@ -18,7 +18,7 @@ from app.config.arn import TargetId
 from app.config.errors import BadSettings, BadValue
 from app.config.fields.fields import fields_of, references
 from app.config.target_settings import changed_lines, load, texts, with_kept_secrets
-from app.config.targets.base import TargetSettings
+from app.config.targets.base import MessageSettings, NamespaceSettings, TargetSettings
 from app.config.targets.registry import settings_type
 from app.outbox import audit
 from app.outbox.delivery.counters import TargetCounters, read_status
@@ -48,6 +48,8 @@ _SETTINGS = {
     "required": True,
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Settings"}}},
 }
+# Settings that say nothing of where a target is and how to log in there.
+_OF_EVERY_TYPE = {*fields_of(MessageSettings), *fields_of(NamespaceSettings)}
 _SCHEDULES = ("reconcile", "reconcile_repair", "scan")  # runs over every bucket in the target's events
 
 
@@ -208,7 +210,7 @@ def _wanted_settings(target: TargetId) -> tuple[Mapping[str, object], Mapping[st
         _check_tenant(target.type, before or {}, texts(target.type, settings))
     wanted = load(target.type, settings)  # refuses settings without effect too, which MinIO's forms accept
     if is_limited():
-        _check_host_files(target.type, before or {}, wanted)
+        _check_host_files(target.type, before or {}, texts(target.type, settings), wanted)
     return settings, before
 
 
@@ -234,14 +236,27 @@ def _check_tenant(type_name: str, before: Mapping[str, str], after: Mapping[str,
             raise _beyond_target(f"{name} schedules runs over every bucket in this target's events")
 
 
-def _check_host_files(type_name: str, before: Mapping[str, str], wanted: TargetSettings) -> None:
-    """Refuse what names a file or a socket of this host, unless it is stored so already. Raises `ApiProblem`."""
+def _check_host_files(
+    type_name: str, before: Mapping[str, str], after: Mapping[str, str], wanted: TargetSettings
+) -> None:
+    """Refuse to use what is this host's: a file, a socket, its role, a secret. Raises `ApiProblem`.
+
+    What is stored may stay, but then the rest of the connection stays, too: it decides who gets to see that.
+    """
+    cls = settings_type(type_name)
     try:
         stored = set(load(type_name, before, lenient=True).host_files())
     except BadSettings:
         stored = set()
-    for name, _ in sorted(set(wanted.host_files()) - stored):
-        raise _beyond_target(f"{name} names a file, a service or a socket of this host")
+    used = set(wanted.host_files())
+    for name, _ in sorted(used - stored):
+        raise _beyond_target(f"{name} uses a file, a service, a socket or the role of this host")
+    kept = sorted({name for name, _ in used} | {*references(cls, after)})
+    if not kept:
+        return
+    for name in fields_of(cls):
+        if name not in _OF_EVERY_TYPE and _parsed(cls, after, name) != _parsed(cls, before, name):
+            raise _beyond_target(f"{name} is changed while {kept[0]} uses what is of this host")
 
 
 def _parsed(cls: type[TargetSettings], texts: Mapping[str, str], name: str) -> object:

@@ -12,11 +12,11 @@ formats, the checks, which values are secret, and the reference page.
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 from app.config.errors import REDACTED, BadSettings, BadValue, Problem, suggestion
-from app.config.fields.field_types import FieldType, Switch, Toggle
+from app.config.fields.field_types import FieldType, Path, Switch, Toggle
 from app.config.fields.secret_refs import is_secret_ref, resolve_secret
 
 T = TypeVar("T")
@@ -28,7 +28,10 @@ _FIELDS: dict[type, Mapping[str, "Field"]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One declared setting. `default` is a text that `kind` can parse, or None if the setting is required."""
+    """One declared setting. `default` is a text that `kind` can parse, or None if the setting is required.
+
+    `of_host`: a value may have the workers use what is their host's: a file, a socket, an account, a role.
+    """
 
     name: str
     kind: FieldType[Any]
@@ -37,6 +40,7 @@ class Field:
     env: str
     aliases: tuple[str, ...]
     about: str
+    of_host: bool = False
 
     @property
     def required(self) -> bool:
@@ -91,9 +95,14 @@ def setting(
     env: str = "",
     aliases: tuple[str, ...] = (),
     about: str = "",
+    of_host: bool | None = None,
 ) -> T:
-    """Declare a setting. `env` replaces the upper-case name in the variable; `aliases` are older names."""
-    key = Field("", kind, default, secret, env, aliases, about)
+    """Declare a setting. `env` replaces the upper-case name in the variable; `aliases` are older names.
+
+    `of_host` is true for a path, unless it says otherwise.
+    """
+    is_of_host = isinstance(kind, Path) if of_host is None else of_host
+    key = Field("", kind, default, secret, env, aliases, about, is_of_host)
     if key.required:
         return cast(T, field(metadata={_METADATA: key}))
     return cast(T, field(default=key.fallback(), metadata={_METADATA: key}))
@@ -120,6 +129,15 @@ class Declared:
     def ineffective(self) -> Iterator[Problem]:
         """Yield the settings that have no effect beside the others. MinIO accepts them without a word."""
         return iter(())
+
+    def host_files(self) -> Iterator[tuple[str, str]]:
+        """Yield each setting that uses something of the host of the workers, with its name: a file, a socket, a role.
+
+        The workers use it with their own rights, so a token that is limited to targets may not set it.
+        """
+        for name in host_settings(type(self)):
+            if isinstance(fields_of(type(self))[name].kind, Path | Toggle) and (value := getattr(self, name)):
+                yield name, str(value)
 
     def secrets(self) -> Iterator[str]:
         """Yield every secret of these settings, also those within URLs, connection strings and headers."""
@@ -148,8 +166,13 @@ def _collect_fields(cls: type[Declared]) -> Mapping[str, Field]:
     for attribute in fields(cast(Any, cls)):
         if key := attribute.metadata.get(_METADATA):
             name = attribute.name
-            collected[name] = Field(name, key.kind, key.default, key.secret, key.env, key.aliases, key.about)
+            collected[name] = replace(key, name=name)
     return collected
+
+
+def host_settings(cls: type[Declared]) -> list[str]:
+    """Return the names of the settings of a class that may have the workers use what is their host's."""
+    return [name for name, key in fields_of(cls).items() if key.of_host]
 
 
 def names_of(cls: type[Declared]) -> Mapping[str, str]:

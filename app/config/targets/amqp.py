@@ -86,7 +86,7 @@ class AmqpConnection(TlsFiles):
 
     tls_hint = "begin url with amqps://"
 
-    url: str = setting(AmqpUrl(), about="amqp://user:password@host:5672/vhost, or amqps:// for TLS")
+    url: str = setting(AmqpUrl(), about="amqp://user:password@host:5672/vhost, or amqps:// for TLS", of_host=True)
     nodes: tuple[HostPort, ...] = setting(
         Hosts(), default="", about="host:port of the other nodes of a cluster; the rest of url is for all"
     )

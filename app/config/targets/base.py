@@ -53,6 +53,7 @@ class TargetSettings(Declared):
         Path(),
         default="",
         about="sets the default `queue_limit`, as in MinIO; events are stored in the outbox, not in this folder",
+        of_host=False,
     )
     queue_limit: int = setting(
         Number(0, 10**12),
@@ -105,15 +106,6 @@ class TargetSettings(Declared):
     def problems(self) -> Iterator[Problem]:
         if self.retry_base > self.retry_max_delay:
             yield Problem("retry_base", "", "is longer than retry_max_delay", "shorten it, or lengthen retry_max_delay")
-
-    def host_files(self) -> Iterator[tuple[str, str]]:
-        """Yield each setting that names something of the host of the workers, with the name: a file, or a socket.
-
-        The workers open it with their own rights, so a token that is limited to targets may not set it.
-        """
-        for name, field in fields_of(type(self)).items():
-            if isinstance(field.kind, Path) and name != "queue_dir" and (path := getattr(self, name)):
-                yield name, path  # `queue_dir` is never opened
 
     def served(self, *, allow_private: bool) -> Self:  # noqa: ARG002 (for types that ask for a permission)
         """Return the settings as a service uses them that allows every target private addresses, or does not."""

@@ -65,7 +65,11 @@ class MysqlSettings(
     """MySQL and MariaDB (reference §4.11). The keys of before 2020 (`host`, `port`, …) replace the DSN."""
 
     dsn_string: str = setting(
-        DsnString(), default="", secret=True, about="user:password@tcp(host:port)/database?tls=true; this or host"
+        DsnString(),
+        default="",
+        secret=True,
+        about="user:password@tcp(host:port)/database?tls=true; this or host",
+        of_host=True,
     )
     table: str = setting(MysqlTable(), about="the table, created if missing; in another database: other.table")
     max_open_connections: int = setting(

@@ -28,7 +28,11 @@ class PostgresSettings(
     """PostgreSQL (reference §4.10). The keys of before 2020 (`host`, `port`, …) extend the connection string."""
 
     connection_string: str = setting(
-        ConnectionString(), default="", secret=True, about="libpq keywords or a postgresql:// URL; this or host"
+        ConnectionString(),
+        default="",
+        secret=True,
+        about="libpq keywords or a postgresql:// URL; this or host",
+        of_host=True,
     )
     table: str = setting(PostgresTable(), about="the table, created if missing; without a schema")
     max_open_connections: int = setting(

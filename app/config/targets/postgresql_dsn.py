@@ -1,7 +1,10 @@
 """Parse PostgreSQL's connection strings as libpq does, and its table names (reference §4.10)."""
 
+import os
+import pwd
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import ClassVar
 
 from app.config.errors import BadValue, nearest
@@ -31,6 +34,21 @@ _OF_SERVER = {
     "sslpassword", "sslsni", "target_session_attrs", "tcp_user_timeout", "user",
 }  # fmt: skip
 _OF_SERVER_TOO = {("sslrootcert", "system"), ("gssencmode", "disable")}
+# What libpq would take from its environment (PGPASSWORD, …) or from files of the account (~/.pgpass,
+# ~/.postgresql/postgresql.crt, …), and what it gets instead. Only its libraries' own defaults are left; nothing can
+# exist below /dev/null.
+_EXPLICIT = {
+    "password": "", "passfile": "/dev/null/no-passfile", "host": "", "hostaddr": "", "port": "5432", "dbname": "",
+    "channel_binding": "prefer", "connect_timeout": "10", "client_encoding": "UTF8", "options": "",
+    "application_name": "bucketwire", "sslmode": "prefer", "sslnegotiation": "postgres", "sslcompression": "0",
+    "sslcert": "/dev/null/no-sslcert", "sslkey": "/dev/null/no-sslkey", "sslcertmode": "allow",
+    "sslrootcert": "/dev/null/no-sslrootcert", "sslcrl": "/dev/null/no-sslcrl", "sslcrldir": "", "sslsni": "1",
+    "requirepeer": "", "ssl_min_protocol_version": "TLSv1.2", "ssl_max_protocol_version": "",
+    "gssencmode": "disable", "krbsrvname": "postgres", "gsslib": "", "gssdelegation": "0",
+    "target_session_attrs": "any", "load_balance_hosts": "disable", "min_protocol_version": "3.0",
+    "max_protocol_version": "3.0",
+}  # fmt: skip
+_KERBEROS = ("gss", "sspi")  # ways to log in, in `require_auth`
 _SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 # What MinIO's guides and other drivers call libpq's keywords.
 _LIBPQS_WORD = {"username": "user", "database": "dbname", "db": "dbname", "hostname": "host", "pass": "password"}
@@ -121,6 +139,27 @@ def connection_string(values: Mapping[str, str]) -> str:
     return str(extensions.make_dsn(**values))
 
 
+def explicit(values: Mapping[str, str]) -> dict[str, str]:
+    """Return parameters to connect with: these, and a value for each other one that libpq would take from its host.
+
+    So no password, certificate or Kerberos ticket of the host is sent to a server that the parameters name. Without a
+    user the account's name is used, as libpq does. With `service` all is left to libpq, as that asks for the host's
+    own settings.
+    """
+    given = {name: value for name, value in values.items() if value}
+    if "service" in given:
+        return given
+    others = {name: value for name, value in _EXPLICIT.items() if _is_known(name)}
+    if "sslcrldir" in given:
+        others["sslcrl"] = ""
+    if "user" not in given:
+        others["user"] = _account()
+    if not _asks_for_kerberos(given):
+        ways = given.pop("require_auth", "")
+        others["require_auth"] = ways if ways and ways[0] != "!" else ",".join(filter(None, (ways, "!gss", "!sspi")))
+    return {name: value for name, value in (others | given).items() if _is_known(name)}
+
+
 def host_files(text: str) -> list[str]:
     """Return the parameters that may name something of the client's own host: a file, a unix socket, a Kerberos ticket.
 
@@ -130,12 +169,36 @@ def host_files(text: str) -> list[str]:
     named = [
         f"{name}={value}"
         for name, value in values.items()
-        if name not in _OF_SERVER and (name, value) not in _OF_SERVER_TOO
+        if (name not in _OF_SERVER and (name, value) not in _OF_SERVER_TOO)
+        or (name == "require_auth" and _asks_for_kerberos({name: value}))
     ]
     hosts, addresses = values.get("host", "").split(","), values.get("hostaddr", "").split(",")
     if not all(addresses):  # otherwise `host` is but a name to verify
         named += [f"host={host}" for host in hosts if not host or host[0] in "/@"]
     return named
+
+
+def _asks_for_kerberos(values: Mapping[str, str]) -> bool:
+    ways = [way.strip() for way in values.get("require_auth", "").split(",")]
+    named = any(values.get(name) for name in ("krbsrvname", "gsslib", "gssdelegation"))
+    return named or values.get("gssencmode", "disable") != "disable" or not set(ways).isdisjoint(_KERBEROS)
+
+
+@cache
+def _is_known(name: str) -> bool:
+    """Return whether the installed libpq knows a parameter, which depends on its version."""
+    try:
+        parameters(f"{name}=x")
+    except BadValue:
+        return False
+    return True
+
+
+def _account() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container's user without a name
+        return ""
 
 
 def _explain(message: str) -> BadValue:

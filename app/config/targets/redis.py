@@ -29,7 +29,9 @@ class RedisConnection(TlsFiles):
     """How to reach the server that has a key, also by Sentinel or in a Cluster: of a target or a source."""
 
     address: SchemedHost = setting(
-        RedisHost(), about="host:port of the server, the path of its socket, or rediss://host:port for TLS"
+        RedisHost(),
+        about="host:port of the server, the path of its socket, or rediss://host:port for TLS",
+        of_host=True,
     )
     key: Any = setting(RedisKey(), about="the key")
     user: str = setting(Text(), default="", about="ACL user; needs a password")

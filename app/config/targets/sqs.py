@@ -72,7 +72,10 @@ class SqsConnection(TlsFiles):
         Text(ascii_only=True), default="", secret=True, about="token of temporary credentials, which are not renewed"
     )
     instance_role: bool = setting(
-        Toggle(), default="off", about="log in as the role of the machine, container or pod, in place of access_key"
+        Toggle(),
+        default="off",
+        about="log in as the role of the machine, container or pod, in place of access_key; needs https",
+        of_host=True,
     )
 
     @property
@@ -111,6 +114,8 @@ class SqsConnection(TlsFiles):
         if self.instance_role and not _AWS_HOST.fullmatch(urlsplit(self.url).hostname or ""):
             hint = "set access_key and secret_key, or leave endpoint out"
             yield Problem("instance_role", "on", "would send the role's token to a host that is not of AWS", hint)
+        elif self.instance_role and not self.uses_tls:
+            yield Problem("instance_role", "on", "would send the role's token in clear text", self.tls_hint)
 
 
 @declared

@@ -206,6 +206,16 @@ HOSTS_OWN: dict[str, list[tuple[dict[str, str], dict[str, str]]]] = {
     "redis": [({"address": "/run/redis.sock", "key": "k"}, {"address": "127.0.0.1:9", "key": "k"})],
     "mysql": [({"dsn_string": "u:p@unix(/run/mysqld.sock)/d", "table": "t"},
                {"dsn_string": "u:p@tcp(127.0.0.1:9)/d", "table": "t"})],
+    "sqs": [({"queue_url": "https://sqs.us-east-1.amazonaws.com/1/q", "instance_role": "on"},
+             {"queue_url": "https://sqs.us-east-1.amazonaws.com/1/q", "access_key": "a", "secret_key": "s"})],
+    "kafka": [({"brokers": "127.0.0.1:9", "topic": "t", "tls": "on", "client_tls_cert": "/c", "client_tls_key": "/k"},
+               {"brokers": "127.0.0.1:9", "topic": "t", "tls": "on"})],
+    "mqtt": [({"broker": "ssl://127.0.0.1:9", "topic": "t", "client_cert": "/c", "client_key": "/k"},
+              {"broker": "ssl://127.0.0.1:9", "topic": "t"})],
+    "nsq": [({"nsqd_address": "127.0.0.1:9", "topic": "t", "tls": "on", "tls_ca": "/ca"},
+             {"nsqd_address": "127.0.0.1:9", "topic": "t"})],
+    "elasticsearch": [({"url": "https://127.0.0.1:9/", "index": "i", "client_cert": "/c", "client_key": "/k"},
+                       {"url": "https://127.0.0.1:9/", "index": "i"})],
     "postgresql": [
         ({"connection_string": text, "table": "t"}, {"connection_string": "host=127.0.0.1 dbname=d", "table": "t"})
         for text in (
@@ -218,7 +228,7 @@ HOSTS_OWN: dict[str, list[tuple[dict[str, str], dict[str, str]]]] = {
             "host=@abstract user=u dbname=d",
             # Tickets of the host, and a helper of its system.
             "host=127.0.0.1 gssdelegation=1", "host=127.0.0.1 krbsrvname=other", "host=127.0.0.1 gssencmode=require",
-            "host=127.0.0.1 requirepeer=root",
+            "host=127.0.0.1 requirepeer=root", "host=127.0.0.1 require_auth=password,gss",
         )
     ],
 }  # fmt: skip
@@ -242,11 +252,33 @@ def test_a_limited_token_names_no_file_and_no_socket_of_the_host(
             changed = client.put(path, json=beyond | {"comment": "mine"})
             assert changed.status_code == 200, f"what is stored may stay: {changed.text}"
             assert client.put(path, json=allowed).status_code == 200
+    for kind, pairs in HOSTS_OWN.items():
+        path, (beyond, _) = f"/v1/targets/{kind}/own", pairs[0]
+        assert client.put(path, json=beyond, headers=admin).status_code == 200
+        elsewhere = {name: _elsewhere(value) for name, value in beyond.items()}
+        if elsewhere != beyond:
+            refused = problem(client.put(path, json=elsewhere), 403, "forbidden")
+            assert "of this host" in refused["detail"], f"who gets what the host has: {refused}"
     path, stored = "/v1/targets/postgresql/own", "host=127.0.0.1 sslcert=/etc/c"
     settings = {"connection_string": stored, "table": "t"}
     assert client.put(path, json=settings, headers=admin).status_code == 200
     other = settings | {"connection_string": stored.replace("sslcert", "passfile")}
     problem(client.put(path, json=other), 403, "forbidden")  # a stored file in another place
+
+
+def test_a_secret_of_the_host_goes_only_where_an_operator_sends_it(
+    log: Database, limited: Callable[..., httpx.Client]
+) -> None:
+    client, path = limited(targets=[MINE]), "/v1/targets/webhook/mine"
+    admin = token(log, "admin")
+    until(lambda: client.get("/v1/tokens", headers=admin).status_code == 200, 60)
+    stored = {"endpoint": "http://127.0.0.1:9/new", "auth_token": "env:HOME"}
+    assert client.put(path, json=stored, headers=admin).status_code == 200
+    assert client.put(path, json=stored | {"max_in_flight": "7"}).status_code == 200
+    for more in ({"endpoint": "http://127.0.0.1:9/other"}, {"path": "/{key}"}, {"headers": {"X-A": "b"}}):
+        refused = problem(client.put(path, json=stored | more), 403, "forbidden")
+        assert f"{next(iter(more))} is changed while auth_token uses what is of this host" in refused["detail"]
+    assert client.put(path, json={"endpoint": "http://127.0.0.1:9/other", "auth_token": "mine"}).status_code == 200
 
 
 def test_a_limited_token_schedules_nothing_that_it_may_not_request(
@@ -267,6 +299,10 @@ def test_a_limited_token_schedules_nothing_that_it_may_not_request(
     changed = client.put(path, json=plain | stored | {"comment": "mine"})
     assert changed.status_code == 200, f"what is stored may stay: {changed.text}"
     assert client.put(path, json=plain).status_code == 200, "and may end"
+
+
+def _elsewhere(value: str) -> str:
+    return value.replace("127.0.0.1", "127.0.0.2").replace("us-east-1", "eu-west-1")
 
 
 def _of_other(content: dict[str, str]) -> dict[str, str]:

@@ -9,8 +9,10 @@ import pytest
 
 from app.config.fields.addresses import RedisHost
 from app.config.fields.field_types import Path
-from app.config.fields.fields import Field, fields_of
+from app.config.fields.fields import Field, fields_of, host_settings
 from app.config.fields.http_headers import HttpHeaders
+from app.config.sources.base import SourceSettings
+from app.config.sources.registry import SOURCE_TYPES
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import TYPES
 
@@ -60,6 +62,22 @@ def test_every_file_that_a_setting_names_is_one_of_the_workers_host(type_name: s
     known = fields_of(TYPES[type_name])
     chosen = settings(type_name, **{name: text for name, text in values.items() if name in known} | {field.name: "/f"})
     assert (field.name, "/f") in set(chosen.host_files())
+
+
+# Settings by which the workers may use what is their host's, besides those that are paths.
+OF_HOST = {
+    "amqp": {"url"},
+    "mysql": {"dsn_string"},
+    "postgresql": {"connection_string"},
+    "redis": {"address"},
+    "sqs": {"instance_role"},
+}
+
+
+@pytest.mark.parametrize("cls", [*TYPES.values(), *SOURCE_TYPES.values()])
+def test_every_type_declares_what_is_of_the_workers_host(cls: type[TargetSettings | SourceSettings]) -> None:
+    paths = {name for name, field in fields_of(cls).items() if isinstance(field.kind, Path)} - {"queue_dir"}
+    assert set(host_settings(cls)) == paths | OF_HOST.get(cls.type_name, set())
 
 
 def test_every_type_declares_what_the_pages_and_forms_show() -> None:

@@ -36,6 +36,9 @@ class HttpNode(Urllib3HttpNode):
 
     def __init__(self, config: NodeConfig) -> None:
         super().__init__(config)
+        if config.ssl_context is not None:
+            # The client has taken it from SSLKEYLOGFILE.
+            config.ssl_context.keylog_filename = None  # type: ignore[assignment]  # the stubs do not know that
         self._url = self.base_url
         self._open()
 

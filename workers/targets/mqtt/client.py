@@ -39,6 +39,9 @@ class MqttClient(Client):
         """Return whether TLS has buffered bytes, which polling the socket does not show."""
         return bool(getattr(self.socket(), "pending", int)())
 
+    def _get_proxy(self) -> None:
+        """Return none: paho would take `mqtt_proxy` from the environment, if the package for SOCKS is installed."""
+
     def _create_socket_connection(self) -> Any:
         self._wire = super()._create_socket_connection()
         socket_deadline.watch(self._wire.fileno())

@@ -8,6 +8,7 @@ from psycopg2 import extensions
 
 from app.config.fields.addresses import HostPort
 from app.config.targets.postgresql import PostgresSettings
+from app.config.targets.postgresql_dsn import explicit
 from app.config.targets.postgresql_dsn import parameters as libpq_parameters
 from workers.targets import socket_deadline
 from workers.targets.base import TargetUnavailable
@@ -17,18 +18,16 @@ _SOCKET_FOLDER = "/var/run/postgresql"  # where libpq looks without a host
 
 
 def parameters(settings: PostgresSettings) -> dict[str, str]:
-    """Return libpq's parameters from the settings, with defaults for missing ones."""
+    """Return libpq's parameters from the settings, with values for missing ones; libpq takes none from its host."""
     given = libpq_parameters(settings.dsn)
     seconds = math.ceil(settings.timeout)
     defaults = {
         "connect_timeout": str(max(2, seconds)),  # libpq treats 1 as 2
-        "application_name": "bucketwire",
-        "client_encoding": "UTF8",
         "tcp_user_timeout": str(seconds * 1000),
     }
     if "," in given.get("host", "") + given.get("hostaddr", ""):
         defaults["target_session_attrs"] = "read-write"  # of several servers, the one that accepts writes
-    return {**defaults, **given}
+    return explicit(defaults | {name: value for name, value in given.items() if value})
 
 
 def addresses(settings: PostgresSettings) -> list[HostPort]:
