@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 import pika
 import pytest
 from amqp import Message as AmqpMessage
+from pika.adapters.blocking_connection import BlockingChannel
 
 from app.config.fields.fields import parse
 from app.config.sources.amqp import AmqpSourceSettings
@@ -20,7 +22,7 @@ from tests.contract.source_probes.amqp import Queue
 from tests.services import until
 from tests.support.pulled_events import Sources, check_minio, messages, numbered, pull, recorded, running, wait_for
 from workers.sources.amqp import AmqpSource
-from workers.sources.base import SourceUnavailable
+from workers.sources.base import Opened, SourceUnavailable
 
 # The server is that of the contracts of source and target.
 pytestmark = pytest.mark.parametrize("served", ["amqp"], indirect=True)
@@ -76,6 +78,86 @@ def opens(source: AmqpSource) -> bool:
     except SourceUnavailable:
         return False
     return True
+
+
+STREAM = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 8000, "x-max-length-bytes": 20_000}
+
+
+@pytest.fixture
+def stream(queue: Queue) -> Iterator[BlockingChannel]:
+    """The channel of a sender; the queue is an empty stream, which keeps some 20 kB in segments of 8 kB."""
+    with queue.target.channel() as channel:
+        channel.queue_delete(QUEUE)
+        channel.queue_declare(QUEUE, durable=True, arguments=STREAM)
+        channel.confirm_delivery()
+        yield channel
+
+
+def read_whole(source: AmqpSource, positions: Mapping[str, str]) -> tuple[Opened, Sequence[Message]]:
+    """What a source that is opened at these positions says, and all messages that it gets."""
+    opened = source.open(positions)
+    pulled: list[Message] = []
+    until(lambda: (pulled.extend(source.pull(1000, 0.5)), source.lag() == 0)[1], what="the end of the stream")
+    source.commit(pulled)
+    source.close()
+    return opened, pulled
+
+
+@pytest.mark.promise
+def test_a_stream_is_read_from_its_first_message_and_on_from_its_position(
+    queue: Queue, stream: BlockingChannel
+) -> None:
+    forged = pika.BasicProperties(headers={"x-stream-offset": 10**9})
+    unreadable = pika.BasicProperties(timestamp=2**63)
+    texts = [str(number).encode() for number in range(9)]
+    for text, properties in zip(texts, [None, forged, unreadable] * 3, strict=True):
+        stream.basic_publish("", QUEUE, text, properties)
+    with closing(source_of(queue.values())) as source:
+        opened, pulled = read_whole(source, {})
+        assert (opened, bodies(pulled)) == (Opened(), texts)
+        assert {message.share for message in pulled[::3]} == {"stream"}
+        opened, again = read_whole(source, {"stream": pulled[3].position})
+        assert (opened, bodies(again)) == (Opened(), texts[4:])
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("sent", [1, 30], ids=["shorter", "longer"])
+def test_a_stream_that_was_made_again_is_read_from_its_first_message(
+    queue: Queue, stream: BlockingChannel, sent: int
+) -> None:
+    for number in range(10):
+        stream.basic_publish("", QUEUE, b"old %d" % number)
+    with closing(source_of(queue.values(), timeout="2s")) as source:
+        _, pulled = read_whole(source, {})
+        stored = {"stream": pulled[-1].position}
+        stream.queue_delete(QUEUE)
+        stream.queue_declare(QUEUE, durable=True, arguments=STREAM)
+        with pytest.raises(SourceUnavailable, match="read as soon as it has a message"):
+            source.open(stored)
+        texts = [b"new %d" % number for number in range(sent)]
+        for text in texts:
+            stream.basic_publish("", QUEUE, text)
+        opened, pulled = read_whole(source, stored)
+        assert opened.moved == {"stream": "-1:"}
+        assert "made again" in opened.lost[0]
+        assert bodies(pulled) == texts
+        assert read_whole(source, {**opened.moved, "stream": pulled[-1].position}) == (Opened(), [])
+
+
+@pytest.mark.promise
+def test_messages_that_a_stream_has_dropped_before_they_were_read_are_told(
+    queue: Queue, stream: BlockingChannel
+) -> None:
+    stream.basic_publish("", QUEUE, b"first")
+    with closing(source_of(queue.values())) as source:
+        _, pulled = read_whole(source, {})
+        for number in range(2000):
+            stream.basic_publish("", QUEUE, b"%d" % number * 50)
+        opened, kept = read_whole(source, {"stream": pulled[-1].position})
+        [lost] = opened.lost
+        assert re.search(r"begins at \d+ now, and was read up to 0", lost)
+        assert not opened.moved
+        assert kept[-1].body == b"1999" * 50
 
 
 def test_a_source_that_waits_longer_than_the_heartbeat_keeps_its_connection(queue: Queue) -> None:

@@ -50,6 +50,7 @@ _TOGETHER = {  # a server that takes long to start is started once for all of th
     "tests/contract/test_sqs.py": "tests/contract/probes[sqs]",
     "tests/contract/test_sqs_source.py": "tests/contract/probes[sqs]",
     "tests/contract/sources[amqp]": "tests/contract/probes[amqp]",
+    "tests/contract/sources[amqp_stream]": "tests/contract/probes[amqp]",
     "tests/contract/sources[kafka]": "tests/contract/elasticsearch",
     "tests/contract/sources[sqs]": "tests/contract/probes[sqs]",
     "tests/contract/sources[sqs_fifo]": "tests/contract/probes[sqs]",

@@ -89,7 +89,7 @@ def test_the_kinds_of_sources_run_beside_each_other() -> None:
     assert groups == {"tests/contract/sources[jetstream]", "tests/contract/sources[redis_list]"}
 
 
-@pytest.mark.parametrize("served", ["amqp", "kafka", "sqs", "sqs_fifo"])
+@pytest.mark.parametrize("served", ["amqp", "amqp_stream", "kafka", "sqs", "sqs_fifo"])
 def test_a_source_and_a_target_have_one_server_that_takes_long_to_start(served: str) -> None:
     kind = served.partition("_")[0]
     cases = [f"test_{name}.py::test_it[{served}]" for name in ("source_contract", "source_test", f"{kind}_source")]

@@ -26,7 +26,7 @@ PRIVATE = {
             {"_adjust_thread_count", "_max_workers", "_shutdown", "_shutdown_lock", "_work_queue"},
     },
     "amqp": {
-        "workers/sources/amqp.py": {"_callbacks"},
+        "workers/sources/amqp/source.py": {"_callbacks"},
         "workers/targets/amqp/connection.py": {"_setup_transport", "_transport", "_wrap_socket"},
     },
     "billiard": {"workers/celery.py": {"_parent_pid"}},

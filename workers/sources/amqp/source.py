@@ -6,26 +6,28 @@ stays. A server gives them back when the connection ends, or within three heartb
 enforces that (exclusive), and a quorum queue with `x-single-active-consumer`; one without it has no such means, so it
 is only asked beforehand.
 
+A stream remembers nothing of its consumers: an acknowledgement only lets it send more. So its position, the offset and
+a digest of the last message that was recorded, is kept in the outbox. It is read from its first message, or on from the
+position, and that message is asked for once more: if it is not there, the stream has lost it, or is another one.
+
 The server is asked for two batches of messages at most; AMQP can limit their bytes, but RabbitMQ cannot. So no more is
 read while too many bytes wait here. A server that cannot send for long closes the connection, and nothing is lost.
 """
 
-import struct
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from amqp import serialization, spec
-from amqp.exceptions import AccessRefused, AMQPError, ConsumerCancelled, NotFound
+from amqp import spec
+from amqp.exceptions import AccessRefused, AMQPError, ConsumerCancelled, NotFound, PreconditionFailed
 
 from app.config.sources.amqp import AmqpSourceSettings
 from app.config.targets.amqp import AmqpAddress
 from app.events.messages import Message
-from app.events.minio_json import YEAR_10000
-from workers.sources.any_text import AnyText
+from workers.sources.amqp.messages import OFFSET, STREAM, dispatch, offset_in, position_of, read_arrived
 from workers.sources.base import Opened, SourceUnavailable
 from workers.targets.amqp.connection import describe_error, limited, make_connection
 from workers.targets.base import TargetUnavailable
@@ -57,15 +59,19 @@ class AmqpSource:
         self._unacknowledged = 0
         self._waiting: int | None = None  # messages in the queue, as the server said last
         self._asked = False  # how many those are
+        self._takes_offset = False  # whether the server has taken one for this queue, as it does for a stream
+        self._first = ""  # position of the first message that a stream has sent
+        self._at_end = False
 
-    def open(self, positions: Mapping[str, str]) -> Opened:  # noqa: ARG002 - the queue knows
+    def open(self, positions: Mapping[str, str]) -> Opened:
         """Connect to the first node that answers, and become the queue's consumer."""
         self.close()
+        position = positions.get(STREAM, "")
         try:
-            self._nodes.connect(self._consume, _ERRORS)
+            self._subscribe_at(offset_in(position) if position else "first")
+            return self._find(position) if position and self._takes_offset else Opened()
         except (*_ERRORS, TargetUnavailable) as error:
             raise self._unavailable(error) from error
-        return Opened()
 
     def pull(self, most: int, seconds: float) -> Sequence[Message]:
         """Return what has arrived, and wait only for the first message."""
@@ -84,7 +90,8 @@ class AmqpSource:
                 break
             arrived = self._arrived.popleft()
             self._arrived_bytes -= len(arrived.body)
-            messages.append(_message(arrived))
+            messages.append(read_arrived(arrived, self._offset_of(arrived)))
+        self._at_end = not messages
         return messages
 
     def commit(self, messages: Sequence[Message]) -> None:
@@ -102,7 +109,12 @@ class AmqpSource:
             raise self._unavailable(error) from error
 
     def lag(self) -> int | None:
-        """Return how many messages the queue has, with those that are not acknowledged yet."""
+        """Return how many messages the queue has, with those that are not acknowledged yet.
+
+        Of a stream only its end shows: 0 if the last pull has found no more, else None.
+        """
+        if self._first:
+            return 0 if self._at_end else None
         until = time.monotonic() + self._settings.timeout
         try:
             if not self._asked:
@@ -126,37 +138,95 @@ class AmqpSource:
         self._arrived.clear()
         self._arrived_bytes = self._unacknowledged = 0
         self._waiting, self._asked = None, False
+        self._first = ""
 
     @property
     def _prefetched(self) -> int:
         return min(_BATCHES * self._settings.batch_size, _MAX_PREFETCHED)
 
-    def _consume(self, place: AmqpAddress) -> None:
+    def _subscribe_at(self, offset: int | str) -> None:
+        """Connect, and subscribe; to a stream from this offset on, or from its `first` or `last` messages."""
+        self.close()
+        self._nodes.connect(partial(self._connect, offset), _ERRORS)
+
+    def _connect(self, offset: int | str, place: AmqpAddress) -> None:
         self._connection = make_connection(self._settings, place)
         try:
             with limited(self._connection, self._settings.timeout):
-                self._begin()
+                self._begin(offset)
         except BaseException:
             self.close()
             raise
 
-    def _begin(self) -> None:
+    def _begin(self, offset: int | str) -> None:
         self._connection.connect()
         self._connection.sock.settimeout(self._settings.timeout)
-        self._channel = self._connection.channel()
-        self._channel.auto_decode = False
-        self._channel.dispatch_method = partial(_dispatch, self._channel.dispatch_method)
-        self._channel.basic_qos(0, self._prefetched, False)
-        queue = self._settings.queue
-        if self._channel.queue_declare(queue, passive=True).consumer_count:
+        self._channel = self._new_channel()
+        if self._channel.queue_declare(self._settings.queue, passive=True).consumer_count:  # a stream has none
             raise _InUse("another consumer has the queue, such as a worker that has lost its lease")
-        self._channel._callbacks[spec.Queue.DeclareOk] = self._on_counted
-        self._channel.basic_consume(queue, exclusive=True, callback=self._on_message)
+        self._takes_offset = True
+        try:
+            self._subscribe({OFFSET: offset})
+        except PreconditionFailed as error:
+            if OFFSET not in str(error):
+                raise
+            self._takes_offset = False
+            self._channel = self._new_channel()
+            self._subscribe(None)
+
+    def _new_channel(self) -> Any:
+        channel = self._connection.channel()
+        channel.auto_decode = False
+        channel.dispatch_method = partial(dispatch, channel.dispatch_method)
+        channel.basic_qos(0, self._prefetched, False)
+        channel._callbacks[spec.Queue.DeclareOk] = self._on_counted
+        return channel
+
+    def _subscribe(self, arguments: Mapping[str, Any] | None) -> None:
+        self._channel.basic_consume(
+            self._settings.queue, exclusive=True, callback=self._on_message, arguments=arguments
+        )
+
+    def _find(self, position: str) -> Opened:
+        """Return what the stream has lost since the position, which is that of a message that it has had."""
+        offset = offset_in(position)
+        if first := self._wait_for_first():
+            if first == position:
+                self._arrived_bytes -= len(self._arrived.popleft().body)
+                return Opened()
+            if (begin := offset_in(first)) > offset:  # not by how many: some offsets are of no message
+                return Opened(lost=[f"the stream begins at {begin} now, and was read up to {offset}"])
+        else:
+            self._subscribe_at("last")
+            last = self._wait_for_first()
+            if not last or offset_in(last) >= offset:
+                problem = f"the stream has not sent the message {offset}, up to which it was read"
+                remedy = "" if last else "; if it was made again, it is read as soon as it has a message"
+                raise SourceUnavailable(f"{self._where}: {problem}{remedy}")
+        self._subscribe_at("first")
+        begin = offset_in(self._wait_for_first()) - 1
+        lost = f"the stream was made again, and was read up to {offset} before; it is read from its first message"
+        return Opened({STREAM: f"{begin}:"}, [lost])
+
+    def _wait_for_first(self) -> str:
+        """Return the position of the first message that the stream sends; "" if none comes in time."""
+        until = time.monotonic() + self._settings.timeout
+        while not self._first and (left := until - time.monotonic()) > 0:
+            self._read(left)
+        return self._first
 
     def _on_message(self, message: Any) -> None:
+        self._unacknowledged += 1
+        offset = self._offset_of(message)
+        if offset is not None and not self._first:
+            self._first = position_of(message, offset)
         self._arrived.append(message)
         self._arrived_bytes += len(message.body)
-        self._unacknowledged += 1
+
+    def _offset_of(self, message: Any) -> int | None:
+        """Return the offset of a stream's message; None for another queue's, or if its headers cannot be read."""
+        offset = message.properties.get("application_headers", {}).get(OFFSET) if self._takes_offset else None
+        return offset if isinstance(offset, int) and offset >= 0 else None
 
     def _on_counted(self, _: str, messages: int, __: int) -> None:
         self._waiting = messages + self._unacknowledged
@@ -201,51 +271,3 @@ class AmqpSource:
         elif isinstance(error, ConsumerCancelled):
             text = "the server has ended the consumer: the queue was deleted, or has moved to another node"
         return SourceUnavailable(f"{self._where}: {text}")
-
-
-def _message(arrived: Any) -> Message:
-    properties = arrived.properties
-    headers = {
-        _plain(name).lower(): _plain(value)
-        for name, value in properties.get("application_headers", {}).items()
-        if isinstance(name, str) and isinstance(value, str)
-    }
-    if "content_type" in properties:
-        headers["content-type"] = _plain(properties["content_type"])
-    sent_at = properties.get("timestamp", 0) * 1000
-    return Message(
-        body=arrived.body or b"",  # an empty one is a text
-        tag=arrived.delivery_tag,
-        headers=headers,
-        sent_at=sent_at if sent_at < YEAR_10000 else 0,
-    )
-
-
-def _plain(text: str) -> str:
-    """Return a text that can be stored: the library reads surrogates, which no UTF-8 has, and no database takes."""
-    return text.encode(errors="replace").decode()
-
-
-def _dispatch(strictly: Callable[..., None], method: object, payload: bytes, content: object) -> None:
-    """Process a frame. The library refuses a message whose routing key is no UTF-8, and with it the queue."""
-    try:
-        strictly(method, payload, content)
-    except UnicodeDecodeError:
-        strictly(method, AnyText(payload), content)
-
-
-def _read_properties(buffer: bytes, offset: int) -> tuple[dict[str, Any], int]:
-    """Read a message's properties, or none. The library refuses some that a server passes on, and with them the queue.
-
-    Such as a text that is not UTF-8, a time that the calendar does not have, or tables in each other a thousand deep.
-    """
-    try:
-        properties, offset = _read_strictly(buffer, offset)
-    except (AMQPError, ArithmeticError, ValueError, LookupError, OSError, RecursionError, struct.error):
-        return {}, offset
-    return properties, offset
-
-
-_CLASSES: dict[int, Any] = serialization.PROPERTY_CLASSES
-_read_strictly = _CLASSES[spec.Basic.CLASS_ID]
-_CLASSES[spec.Basic.CLASS_ID] = _read_properties
