@@ -246,11 +246,13 @@ def test_a_stream_that_is_missing_is_named_and_pulled_from_when_it_is_there(stre
         wait_for(database, events)
 
 
-@pytest.mark.parametrize("retention", ["interest", "workqueue"])
-def test_a_stream_that_keeps_nothing_that_is_acknowledged_is_refused(stream: Stream, retention: str) -> None:
-    stream.target.make_stream(retention=retention)
+@pytest.mark.parametrize(
+    "limit", [{"retention": "interest"}, {"retention": "workqueue"}, {"max_msgs_per_subject": 5}], ids=str
+)
+def test_a_stream_from_which_messages_vanish_unnoticed_is_refused(stream: Stream, limit: dict[str, Any]) -> None:
+    stream.target.make_stream(**limit)
     with closing(source_of(stream.values())) as source:
-        assert f"retention={retention}" in refusal(source)
+        assert "=".join(map(str, *limit.items())) in refusal(source)
 
 
 def test_what_the_server_refuses_is_named() -> None:

@@ -50,6 +50,26 @@ class _Arrived(NamedTuple):
     message: Message
 
 
+def _unfit(config: Mapping[str, Any]) -> str:
+    """Return why messages of a stream would vanish unnoticed; "" if it drops none but its oldest."""
+    if (retention := config["retention"]) != "limits":
+        return (
+            f"it has retention={retention}, so it keeps messages only until they are acknowledged; a source needs a"
+            " stream with retention=limits"
+        )
+    if (most := config.get("max_msgs_per_subject", -1)) > 0:
+        return (
+            f"it has max_msgs_per_subject={most}, so it drops messages between others, which nobody notices; a source"
+            " needs a stream with max_msgs_per_subject=-1"
+        )
+    if config.get("allow_msg_ttl"):
+        return (
+            "it has allow_msg_ttl, so messages between others expire, which nobody notices; a source needs a stream"
+            " without it"
+        )
+    return ""
+
+
 class StreamReader:
     """A consumer of a stream. Every method raises `TargetUnavailable` if the server is gone or refuses."""
 
@@ -73,12 +93,8 @@ class StreamReader:
     async def state(self) -> StreamState:
         """Return where the stream begins and ends. Raises `TargetUnavailable` also for one that cannot be pulled."""
         info = await self._ask("STREAM.INFO")
-        retention = info["config"]["retention"]
-        if retention != "limits":
-            raise TargetUnavailable(
-                f"{self._where}: it has retention={retention}, so it keeps messages only until they are acknowledged;"
-                " a source needs a stream with retention=limits"
-            )
+        if problem := _unfit(info["config"]):
+            raise TargetUnavailable(f"{self._where}: {problem}")
         last = int(info["state"]["last_seq"])
         return StreamState(info["created"], max(1, int(info["state"]["first_seq"])), last + 1)
 
