@@ -130,7 +130,7 @@ def _(error: ApiProblem) -> ApiProblem:
 
 @to_problem.register
 def _(error: BadEvents) -> ApiProblem:
-    members = {"index": error.index, "field": error.field, "offset": error.offset}
+    members = {"index": error.index, "field": error.field, "offset": error.offset, "limit": error.limit}
     return ApiProblem("bad-events", error.problem, members, status=error.status)
 
 

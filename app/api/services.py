@@ -11,6 +11,7 @@ from app.config.settings import Settings
 from app.config.sources.registry import SOURCE_TYPES
 from app.config.targets.registry import TYPES
 from app.outbox.engine.database import Database
+from app.outbox.policies import SPOOL
 from app.outbox.registry import Registry, open_sealer
 
 if TYPE_CHECKING:
@@ -122,7 +123,8 @@ class Services:
         except OSError as error:
             reason, hint = f"cannot be used: {error.strerror}", "name a folder on a local disk that the API may write"
             raise BadSettings([Problem("BUCKETWIRE_SPOOL_DIR", self.settings.spool_dir, reason, hint)]) from None
-        return SpoolFeeder(spool, self.database, self.wakeups.request)
+        most = max(SPOOL.max_readable_bytes, 4 * self.settings.body_limit)
+        return SpoolFeeder(spool, self.database, self.wakeups.request, most)
 
     @property
     def largest_event(self) -> int | None:
@@ -136,7 +138,11 @@ class Services:
         from app.events.parsing import Limits  # noqa: PLC0415 - see the class
         from app.events.stored_size import UNLIMITED  # noqa: PLC0415 - see the class
 
-        return Limits(records=self.settings.record_limit, event_bytes=self.largest_event or UNLIMITED)
+        return Limits(
+            records=self.settings.record_limit,
+            event_bytes=self.largest_event or UNLIMITED,
+            written_bytes=self.settings.body_limit,
+        )
 
 
 def open_services(settings: Settings) -> Services:

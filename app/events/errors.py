@@ -5,13 +5,17 @@ from typing import Any
 
 
 class BadRecord(ValueError):
-    """One record is refused: `field` is the path of a member in it, `problem` continues the sentence after it."""
+    """One record is refused: `field` is the path of a member in it, `problem` continues the sentence after it.
 
-    def __init__(self, field: str, problem: str, offset: int | None = None) -> None:
+    `limit` is the number of bytes that the record exceeds, if that is why.
+    """
+
+    def __init__(self, field: str, problem: str, offset: int | None = None, limit: int | None = None) -> None:
         super().__init__(f"{field} {problem}")
         self.field = field
         self.problem = problem
         self.offset = offset
+        self.limit = limit
 
 
 class BadEvents(ValueError):
@@ -19,7 +23,7 @@ class BadEvents(ValueError):
 
     `status` is the HTTP status of the answer. `index` is the record's index in the body from 0, `field` the member's
     path in it, `offset` the byte of the body (or of the JSON text in a member) at which parsing stopped; each is None
-    if it does not apply.
+    if it does not apply, as is `limit`, the number of bytes that are exceeded.
     """
 
     def __init__(
@@ -30,6 +34,7 @@ class BadEvents(ValueError):
         index: int | None = None,
         field: str | None = None,
         offset: int | None = None,
+        limit: int | None = None,
     ) -> None:
         super().__init__(problem)
         self.problem = problem
@@ -37,6 +42,7 @@ class BadEvents(ValueError):
         self.index = index
         self.field = field
         self.offset = offset
+        self.limit = limit
 
 
 def excerpt(value: Any) -> str:

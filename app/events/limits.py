@@ -3,7 +3,23 @@
 from dataclasses import dataclass
 
 from app.events.errors import BadEvents
+from app.events.model import Event
 from app.events.stored_size import UNLIMITED
+
+# Bytes of an event's record as it is stored: JSON in UTF-8, with `<`, `>` and `&` escaped. Keys have 1,024 bytes and
+# metadata some KB; a worker holds several copies of what it sends.
+MAX_EVENT_BYTES = 20 * 2**20
+
+
+def utf8_size(text: str) -> int:
+    """Return the bytes of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def is_too_long(record: str) -> bool:
+    """Return whether a record has more bytes than an event may have; nearly free for one that is far below."""
+    return len(record) * 4 > MAX_EVENT_BYTES and utf8_size(record) > MAX_EVENT_BYTES
+
 
 # The memory that JSON needs depends on its values and not on its bytes: 64 MiB of `[[],[],…` take 3 GB once parsed. A
 # record of MinIO has 10 objects and 35 commas, and each envelope around it has as many again.
@@ -15,13 +31,15 @@ _LEAST_CONTAINERS, _LEAST_VALUES = 100_000, 400_000  # whatever the limit of rec
 class Limits:
     """The limits of a body: `records` in total, and the nesting of objects and arrays within one record.
 
-    `event_bytes` is the largest size of a stored event (`app.events.stored_size`). `refusals` is how many of the
-    records that are left out are described; the others are only counted.
+    `event_bytes` is the largest size of a stored event (`app.events.stored_size`) that the database takes,
+    `written_bytes` the most bytes that all records of a body have as they are stored: a short text may become six times
+    as long. `refusals` is how many of the records that are left out are described; the others are only counted.
     """
 
     records: int = 10_000
     nesting: int = 32
     event_bytes: int = UNLIMITED
+    written_bytes: int = 64 * 2**20
     refusals: int = 1000
 
     @property
@@ -43,6 +61,7 @@ class Allowance:
         self._records = limits.records
         self._containers = limits.containers
         self._values = limits.values
+        self._written = limits.written_bytes
 
     def check_text(self, text: bytes) -> None:
         """Count the values of a JSON text before it is parsed: after that, they are in memory already."""
@@ -66,6 +85,19 @@ class Allowance:
         self._records -= 1
         if self._records < 0:
             raise _too_many(self._limits.records)
+
+    def take_written(self, event: Event) -> None:
+        """Count the bytes of an event's record."""
+        record = event.record
+        self._written -= utf8_size(record)
+        if self._written < 0:
+            most = self._limits.written_bytes
+            raise BadEvents(
+                f"The events of the body have more than {most} bytes as they are stored (JSON, in which <, > and & are "
+                "escaped), the most for one request: send it in parts, or raise BUCKETWIRE_BODY_LIMIT.",
+                413,
+                limit=most,
+            )
 
 
 def _too_many(most: int) -> BadEvents:

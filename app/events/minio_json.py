@@ -1,5 +1,6 @@
 """Read and write texts as MinIO does: a record's JSON (§1.5), a key in a record (§1.6), a time (§1.4)."""
 
+import codecs
 import hashlib
 import json
 import re
@@ -19,9 +20,11 @@ _BYTES = {f"{high}{low}".encode(): bytes.fromhex(high + low) for high in _HEX fo
 _NO_ZERO = re.compile(rb"[^0]")
 _ZERO_FOR_DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * 19  # the shortest number that may not fit into 64 bits
+_PART = 1 << 16  # bytes of a text that are decoded at a time
 _SAFE_NESTING = 200  # the standard library recurses, orjson does not
 _BEFORE_NUMBER = b":[, \t\r\n"
 _ESCAPES = [(letter, f"\\u{ord(letter):04x}") for letter in "<>&\u2028\u2029"]
+_MAX_GROWTH = 6  # bytes that escaping makes of one
 
 
 class BadJson(ValueError):
@@ -35,6 +38,14 @@ class BadJson(ValueError):
 
 class TooDeep(ValueError):
     """A value is nested too deeply to be written as JSON."""
+
+
+class TooLong(ValueError):
+    """A value's JSON would be longer than it may be; `size` is its bytes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"{size} bytes")
+        self.size = size
 
 
 class BadKey(ValueError):
@@ -75,10 +86,21 @@ def _load_exactly(data: bytes, value: Any) -> Any:
 
 
 def _bad_json(data: bytes, problem: orjson.JSONDecodeError) -> BadJson:
-    try:
-        offset = len(data.decode()[: problem.pos].encode())
-    except UnicodeDecodeError as undecodable:
-        return BadJson("it is not UTF-8", undecodable.start)
+    """Return the problem with its offset in bytes; orjson counts characters.
+
+    The text is decoded in parts: the whole takes four times its bytes if it has one character beyond U+FFFF.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    characters = offset = 0
+    for start in range(0, len(data), _PART):
+        part = data[start : start + _PART]
+        try:
+            text = decoder.decode(part, final=start + _PART >= len(data))
+        except UnicodeDecodeError as undecodable:
+            # It counts from the incomplete character with which the part before ended.
+            return BadJson("it is not UTF-8", start + len(part) - len(undecodable.object) + undecodable.start)
+        offset += len(text[: max(0, problem.pos - characters)].encode())
+        characters += len(text)
     return BadJson(problem.msg.partition(": line ")[0], offset)
 
 
@@ -95,16 +117,30 @@ def deeper_than(value: Any, limit: int) -> bool:
     return bool(level)
 
 
-def text(value: Any) -> str:
+def text(value: Any, most: int | None = None) -> str:
     """Write the value as JSON as Go's encoder does (as MinIO: §1.5), members in their order.
 
-    Raises `TooDeep` for a value that is nested more than about 200 deep.
+    Raises `TooDeep` for a value that is nested more than about 200 deep, and `TooLong`, before anything is escaped, if
+    the text would have more than `most` bytes.
     """
-    dumped = _dumps(value, 0).decode()
+    encoded = _dumps(value, 0)
+    if most is not None and len(encoded) * _MAX_GROWTH > most and (size := _escaped_size(encoded)) > most:
+        raise TooLong(size)
+    dumped = encoded.decode()
     for letter, escaped in _ESCAPES:
         if letter in dumped:  # about ten times as fast in a str as in bytes
             dumped = dumped.replace(letter, escaped)
     return dumped
+
+
+def size(value: Any) -> int:
+    """Return the bytes that the value has as JSON, before `text` escapes anything. Raises `TooDeep`."""
+    return len(_dumps(value, 0))
+
+
+def _escaped_size(encoded: bytes) -> int:
+    grown = ((letter.encode(), len(escaped)) for letter, escaped in _ESCAPES)
+    return len(encoded) + sum(encoded.count(letter) * (length - len(letter)) for letter, length in grown)
 
 
 def digest(value: Any) -> str:

@@ -1,10 +1,12 @@
 """Make an event from a normalized record: read and check the members that the service uses."""
 
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
 from app.events import minio_json
 from app.events.errors import BadRecord, excerpt
+from app.events.limits import MAX_EVENT_BYTES
 from app.events.model import Effect, Event
 from app.events.names import family_of, is_known
 from app.events.order import sequencer_of
@@ -14,6 +16,8 @@ _MAX_NAME = 255
 _MAX_BUCKET = 255
 _MAX_VERSION = 1024
 MAX_KEY_BYTES = 4096
+
+_MAX_PATH, _MAX_STEP = 8, 100  # members and characters of each that lead to what is too long
 
 _KEYLESS = ("s3:Bucket", "s3:Scanner:")  # events of a bucket, or of the root folder
 _NO_VERSION = "1"  # sent by MinIO until 2018 if there was no version (§1.9)
@@ -99,9 +103,11 @@ def _optional(thing: dict[str, Any], member: str, longest: int) -> str:
 
 def _text(record: dict[str, Any], nesting: int) -> str:
     try:
-        text = minio_json.text(record)
+        text = minio_json.text(record, MAX_EVENT_BYTES)
     except minio_json.TooDeep:
         raise _too_deep(nesting) from None
+    except minio_json.TooLong as error:
+        raise _too_long(record, error.size) from None
     # Counting brackets is cheap and shows for nearly every record that it is not too deep; `in` is cheaper still.
     opened = text.count("{") + (text.count("[") if "[" in text else 0)
     if opened > nesting and minio_json.deeper_than(record, nesting):
@@ -111,6 +117,25 @@ def _text(record: dict[str, Any], nesting: int) -> str:
 
 def _too_deep(nesting: int) -> BadRecord:
     return BadRecord("it", f"is nested more than {nesting} deep")
+
+
+def _too_long(record: dict[str, Any], size: int) -> BadRecord:
+    """Return the problem of a too long record, with the path of the member that has most of it."""
+    path: list[str] = []
+    value: Any = record
+    left = minio_json.size(record)
+    while isinstance(value, dict) and value:
+        name, inner, length = max(((*item, minio_json.size(item[1])) for item in value.items()), key=itemgetter(2))
+        if 2 * length < left or len(path) == _MAX_PATH:
+            break
+        path.append(name if len(name) <= _MAX_STEP else f"{name[:_MAX_STEP]}…")
+        value, left = inner, length
+    return BadRecord(
+        ".".join(path) or "it",
+        f"makes an event of {size} bytes as it is stored (JSON, in which <, > and & are escaped); an event has at most "
+        f"{MAX_EVENT_BYTES}: send less in it",
+        limit=MAX_EVENT_BYTES,
+    )
 
 
 def _unusable(field: str, value: Any, expected: str, longest: int | None = None) -> BadRecord:

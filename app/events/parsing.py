@@ -88,6 +88,7 @@ def parse(
         try:
             _take(item, parsed, now_ms, limits.nesting, origins)
             for event in parsed.events[first:]:
+                allowance.take_written(event)
                 if is_larger(event, limits.event_bytes):
                     raise _too_large(event, limits.event_bytes)
         except BadRecord as problem:
@@ -97,7 +98,10 @@ def parse(
                 continue
             path, sentence = _describe_problem(problem, index, line, item)
             if not partial:
-                raise BadEvents(sentence, index=index, field=path, offset=problem.offset) from None
+                status = 400 if problem.limit is None else 413
+                raise BadEvents(
+                    sentence, status, index=index, field=path, offset=problem.offset, limit=problem.limit
+                ) from None
             parsed.refused.append(Refused(index, path, sentence))
     if trace := _trace(headers):
         parsed.events = _with_trace(parsed.events, trace)

@@ -48,6 +48,7 @@ class SpoolPolicy(NamedTuple):
     """How requests are spooled, and recorded later."""
 
     max_file_bytes: int = 1 << 24  # of records, unless a single request has more
+    max_readable_bytes: int = 1 << 28  # of a file, unless the settings allow longer bodies: four times what one has
     batch_files: int = 500  # of one commit; only a refused file is split
     batch_events: int = 5000
     pause_seconds: float = 0.5  # between checks of the folder, and between tries to reach the database

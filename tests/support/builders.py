@@ -50,6 +50,12 @@ def event(
     return Event(digest, name, bucket, key, version, sequencer, 1_795_000_000_000 + number, text)
 
 
+def long_event(key: str, size: int, version: str = "") -> Event:
+    """An event whose record has so many bytes."""
+    one = event(key, version=version)
+    return one._replace(record=f'{one.record[:-1]},"userMetadata":{{"note":"{"x" * (size - len(one.record) - 27)}"}}}}')
+
+
 def registry(database: Database) -> Registry:
     """A registry over a database, secrets sealed with a key of the test's own."""
     return Registry(database, _Sealer([SECRET_KEY]))

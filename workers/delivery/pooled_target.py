@@ -5,16 +5,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from app.events.limits import MAX_EVENT_BYTES
 from app.events.model import Event
+from app.outbox.log.records import TOO_LONG
 from workers.delivery.batch_record import Observer, TargetCall
 from workers.delivery.batch_size import BatchSizer
 from workers.delivery.failing_replays import FailingReplays
 from workers.delivery.namespace_policy import Policy
-from workers.delivery.outcomes import Failed, Unavailable
+from workers.delivery.outcomes import NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
 from workers.targets.base import LeaseCheck, LeaseExpired, Target, TargetUnavailable
 
 log = logging.getLogger("bucketwire.partitions")
+
+_REJECTED = Rejected(f"its record is longer than the {MAX_EVENT_BYTES} bytes that an event may have, and was not sent")
 
 
 @dataclass(slots=True)
@@ -34,7 +38,20 @@ class PooledTarget:
     failing_replays: FailingReplays = field(default_factory=FailingReplays)
 
     def call(self, events: Sequence[Event], lease: LeaseCheck) -> TargetCall:
-        """Send events in one call; connect before, if needed. Whatever the adapter raises is in the result."""
+        """Send events in one call; connect before, if needed. Whatever the adapter raises is in the result.
+
+        An event whose record is too long to be read is not sent, and is `Rejected`.
+        """
+        readable = [event for event in events if event.record != TOO_LONG]
+        if len(readable) == len(events):
+            return self._call(events, lease)
+        call = self._call(readable, lease) if readable else TargetCall(())
+        outcomes = iter(call.outcomes)
+        call.outcomes = [_REJECTED if event.record == TOO_LONG else next(outcomes, NOT_ATTEMPTED) for event in events]
+        call.events = events
+        return call
+
+    def _call(self, events: Sequence[Event], lease: LeaseCheck) -> TargetCall:
         call = TargetCall(events)
         began = time.monotonic()
         try:

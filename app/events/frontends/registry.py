@@ -59,6 +59,8 @@ def recognize(record: Mapping[str, Any]) -> Frontend:
 def order_of(record: str) -> str:
     """Return the comparable value that orders a recorded event, from its record's JSON; "" for none."""
     members = orjson.loads(record)
+    if not isinstance(members, dict):  # it stands for a record that is too long to be read
+        return ""
     frontend = recognize(members)
     if members.get("eventSource") == aws.SOURCE and frontend is minio.MINIO:
         frontend = aws.AWS  # recorded names begin with `s3:`; MinIO's own sequencers have another form than AWS's

@@ -11,7 +11,7 @@ from app.outbox.delivery.attempts import Timeline, timelines
 from app.outbox.delivery.event_states import RecordedEvent, recorded_events
 from app.outbox.engine.database import Database
 from app.outbox.log.batch import key_hash
-from app.outbox.log.records import small_record, within_budget
+from app.outbox.log.records import readable, small_record, within_budget
 from app.outbox.markers import NEVER
 
 _COLUMNS = [column for column in tables.events.c if column.name != "record"]
@@ -52,7 +52,8 @@ def object_history(
 def find_event(database: Database, event_id: str) -> RecordedEvent | None:
     """Return the event of this id with the attempts at it; None if the log does not have it (any more)."""
     with database.snapshot() as connection:
-        row = connection.execute(sa.select(tables.events).where(tables.events.c.id == event_id)).one_or_none()
+        columns = (*_COLUMNS, readable(tables.events.c.record))
+        row = connection.execute(sa.select(*columns).where(tables.events.c.id == event_id)).one_or_none()
         if row is None:
             return None
         [event] = recorded_events(connection, [row])

@@ -29,7 +29,7 @@ from app.outbox.delivery.newest_sequencers import fill_in_newest
 from app.outbox.delivery.parked import ObjectHash, first_due, oldest_parked
 from app.outbox.delivery.policies import PARTITION_READS
 from app.outbox.engine.chunks import chunks
-from app.outbox.log.records import first_within_budget
+from app.outbox.log.records import first_within_budget, readable
 from app.outbox.markers import NEVER
 from app.outbox.versions.object_versions import ObjectVersions
 
@@ -416,7 +416,8 @@ class PartitionReader:
 
     def _record(self, partition: int, seq: int) -> str | None:
         e = tables.events.c
-        row = self._connection.execute(sa.select(e.record).where(e.partition == partition, e.seq == seq)).one_or_none()
+        query = sa.select(readable(e.record)).where(e.partition == partition, e.seq == seq)
+        row = self._connection.execute(query).one_or_none()
         # In this order, because the purge moves a record from the log to its copy, and never back.
         if row is None and self._versions is not None:
             return self._versions.kept_record(partition, seq)

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from app.outbox import log_head, tables
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
-from app.outbox.log.records import small_record, within_budget
+from app.outbox.log.records import TOO_LONG, readable, small_record, within_budget
 from app.outbox.log_head import LogHead, LogState
 
 _e = tables.events.c
@@ -89,7 +89,7 @@ def events_between(database: Database, partitions: int, after: int, last: int) -
     """Return the events after `after` up to `last`, and the seq up to which they were read.
 
     That is before `last` if the records exceed the budget of bytes, which has one event at least. There may be fewer
-    events than seqs, because not every seq has an event.
+    events than seqs, because not every seq has an event, and an event whose record is too long to be read is left out.
     """
     window = {"partitions": list(range(partitions)), "after": after, "last": last}
     with database.reading() as connection:
@@ -97,7 +97,8 @@ def events_between(database: Database, partitions: int, after: int, last: int) -
         records = within_budget(connection, ((row.partition, row.seq, row.record) for row in rows))
     if len(records) < len(rows):
         last = rows[len(records)].seq - 1
-    events = [LogEvent(*row[:7], record) for row, record in zip(rows, records, strict=False) if record is not None]
+    unread = (None, TOO_LONG)
+    events = [LogEvent(*row[:7], record) for row, record in zip(rows, records, strict=False) if record not in unread]
     return events, last
 
 
@@ -114,8 +115,8 @@ def journal_rows(database: Database, partitions: int, after: int, last: int) -> 
 
     Their columns: seq, received_at, id, time, name, bucket, key, version, sequencer, record.
     """
-    columns = (_e.seq, _e.received_at, _e.id, _e.time, _e.name, _e.bucket, _e.key, _e.version, _e.sequencer, _e.record)
-    query = sa.select(*columns)
+    columns = (_e.seq, _e.received_at, _e.id, _e.time, _e.name, _e.bucket, _e.key, _e.version, _e.sequencer)
+    query = sa.select(*columns, readable(_e.record))
     with database.reading() as connection:
         window = query.where(_e.partition.in_(range(partitions)), _e.seq > after, _e.seq <= last)
         rows: Sequence[Any] = connection.execute(window).all()

@@ -1,7 +1,10 @@
-"""Read events' records within a budget of bytes: an event may be of 100 MB, and a query reads hundreds of events.
+"""Read events' records within a budget of bytes: a query reads hundreds of events, and one may have megabytes.
 
 A query selects `small_record` in place of the record, which leaves a long record out. `within_budget` then reads the
 long ones of as many events as the budget allows.
+
+A record longer than `MAX_EVENT_BYTES` is never read: it is `TOO_LONG` in what these functions return. A version that
+did not have this limit may have recorded it; whoever reads it would need several times its memory.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,9 +14,12 @@ import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from app.events.limits import MAX_EVENT_BYTES
 from app.outbox import tables
 from app.outbox.engine.chunks import chunks
 from app.outbox.policies import READ
+
+TOO_LONG = "null"  # no record is that
 
 _e = tables.events.c
 
@@ -36,23 +42,30 @@ def _octet_length(element: _Size, compiler: SQLCompiler, **options: Any) -> str:
 small_record = sa.case((_Size(_e.record) <= READ.small_record_bytes, _e.record), else_="").label("record")
 
 
+def readable(record: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """Return the expression of a record, or of `TOO_LONG` in its place."""
+    return sa.case((_Size(record) > MAX_EVENT_BYTES, TOO_LONG), else_=record).label("record")
+
+
 def within_budget(connection: sa.Connection, events: Iterable[tuple[int, int, str]]) -> list[str | None]:
     """Return the records of the first of these events, as many as have `READ.batch_bytes` together, but at least one.
 
-    An event is its partition, its seq, and its `small_record`. None stands for an event that has left the log since.
+    An event is its partition, its seq, and its `small_record`. None stands for an event that has left the log since,
+    `TOO_LONG` for a record that is not read.
     """
     read = list(events)
     long = [(partition, seq) for partition, seq, record in read if not record]
     sizes = dict(_of(connection, long, _Size(_e.record))) if long else {}
     total, count = 0, 0
     for _, seq, record in read:
-        total += len(record) or sizes.get(seq, 0)
+        size = len(record) or sizes.get(seq, 0)
+        total += size if size <= MAX_EVENT_BYTES else 0
         if total > READ.batch_bytes and count:
             break
         count += 1
     kept = read[:count]
     long = [(partition, seq) for partition, seq, record in kept if not record]
-    records = dict(_of(connection, long, _e.record)) if long else {}
+    records = dict(_of(connection, long, readable(_e.record))) if long else {}
     return [record or records.get(seq) for _, seq, record in kept]
 
 

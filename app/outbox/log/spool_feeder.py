@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.counts import count_noun
+from app.events.limits import MAX_EVENT_BYTES, is_too_long
 from app.events.model import Event
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.db_errors import Unstorable
@@ -21,27 +22,38 @@ from app.outbox.policies import SPOOL
 
 log = logging.getLogger("bucketwire.spool")
 
+_TOO_LONG = f"its record has more than the {MAX_EVENT_BYTES} bytes that an event may have"
+
 # Errors of a single file, as opposed to the folder or the process.
 _OF_ONE_FILE = (errno.EIO, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 
 
 @dataclass(frozen=True, slots=True)
 class _SpoolFile:
-    """The content of a spool file."""
+    """The content of a spool file: the events to record, and those that are too long, with the reason."""
 
     path: Path
     size: int
     events: Sequence[Event]
+    too_long: Sequence[tuple[Event, str]] = ()
 
 
 class SpoolFeeder:
     """Feed the folder to the log. Every API process has a feeder, and only one of them works at a time.
 
-    `recorded` is called after each commit.
+    `recorded` is called after each commit. A file of more than `max_file_bytes` is not read: a version that had no
+    limit for what it wrote has left it, and reading takes several times its size.
     """
 
-    def __init__(self, spool: Spool, database: Database, recorded: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        database: Database,
+        recorded: Callable[[], None] = lambda: None,
+        max_file_bytes: int = SPOOL.max_readable_bytes,
+    ) -> None:
         self.spool = spool
+        self._max_file_bytes = max_file_bytes
         self._recorded = recorded
         self._database = database
         self._recorder = Recorder(database)
@@ -113,8 +125,16 @@ class SpoolFeeder:
 
     def _read(self, path: Path) -> _SpoolFile | None:
         try:
-            content = path.read_bytes()
-            return _SpoolFile(path, len(content), decoded(content))
+            size = path.stat().st_size
+            if size > self._max_file_bytes:
+                problem = f"it has {size} bytes, and at most {self._max_file_bytes} are read"
+                self.spool.quarantine_file(path, problem)
+                return None
+            events = decoded(path.read_bytes())
+            too_long = [(event, _TOO_LONG) for event in events if is_too_long(event.record)]
+            if too_long:
+                events = [event for event in events if not is_too_long(event.record)]
+            return _SpoolFile(path, size, events, too_long)
         except FileNotFoundError:
             return None  # it was deleted manually
         except (DamagedFile, OSError) as error:
@@ -130,8 +150,8 @@ class SpoolFeeder:
         for spooled, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Unstorable):
                 _, refused = self._recorder.record_most(spooled.events, promised=True)
-                self.spool.quarantine(spooled.path, refused)
+                self.spool.quarantine(spooled.path, [*spooled.too_long, *refused])
             elif isinstance(answer, Exception):
                 raise answer
             else:
-                spooled.path.unlink()
+                self.spool.quarantine(spooled.path, spooled.too_long)

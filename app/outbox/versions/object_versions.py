@@ -20,6 +20,7 @@ from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
 from app.outbox.event_names import is_named
+from app.outbox.log.records import readable
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.policies import RETENTION
 from app.outbox.versions.rows import UPSERT, ObjectKey, key_state, rows_of, version_id, version_state
@@ -90,7 +91,7 @@ class ObjectVersions:
     def kept_record(self, partition: int, seq: int) -> str | None:
         """Return the copied record of an event that has left the log, None if there is none."""
         row = self._connection.execute(
-            sa.select(_V.record).where(
+            sa.select(readable(_V.record)).where(
                 _V.partition == partition, _V.seq == seq, _V.target_id == self._lease.target_id, _V.is_object
             )
         ).first()

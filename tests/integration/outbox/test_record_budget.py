@@ -13,6 +13,7 @@ from app.outbox.log import records
 from app.outbox.log.append import Log
 from app.outbox.log.log_reader import LogReader
 from app.resources.dead_letter import DeadLetterFilter
+from tests.support import builders
 from tests.support.builders import add_target, event
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
 from tests.support.tuning import tune
@@ -47,9 +48,7 @@ class _Measured(ScriptedTarget):
 
 
 def long_event(key: str, size: int = _LONG, version: str = "") -> Event:
-    """An event with a record of this many bytes."""
-    one = event(key, version=version)
-    return one._replace(record=f'{one.record[:-1]},"userMetadata":{{"note":"{"x" * (size - len(one.record) - 28)}"}}}}')
+    return builders.long_event(key, size, version)
 
 
 def _mixed() -> list[Event]:
