@@ -23,6 +23,7 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.engine.encoding import encoding_problem
 from app.outbox.engine.schema_version import current, head, is_later
+from app.outbox.newest_events import NEWEST, guessed_keys, unknown_names
 from app.outbox.reconcile.runs import RUNNING, SCAN, Reconciliations
 from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
 from app.outbox.registry import Registry
@@ -30,7 +31,6 @@ from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import INVALID_SETTINGS, read_sources
 from app.outbox.targets import OPENING_FAILED
 from app.outbox.tokens import Tokens, check_listen
-from app.outbox.unknown_names import NEWEST, unknown_names
 from app.release import VERSION
 
 _MAX_WAIT = 600_000  # ms that a scheduled run may wait while no other run is active
@@ -76,7 +76,7 @@ _OF_DATABASE = (
     "sources",
     "delays",
     "counters",
-    "names",
+    "newest events",
     "tokens",
 )
 _FOLLOWS: Mapping[str, Collection[str]] = MappingProxyType(
@@ -386,9 +386,9 @@ def _check_counters(service: Service, most: int | None = None) -> Iterator[Findi
             yield Finding("counters", "ok", f"{counters.target} balance: {sums}")
 
 
-def _check_names(service: Service) -> Iterator[Finding]:
+def _check_newest_events(service: Service) -> Iterator[Finding]:
     with service.database.reading() as connection:
-        counts = unknown_names(connection)
+        counts, guessed = unknown_names(connection), guessed_keys(connection)
     if counts:
         named = ", ".join(f"{_shown(name)} ({count:,})" for name, count in islice(counts.items(), _MAX_NAMED))
         more = f" and {len(counts) - _MAX_NAMED} more" if len(counts) > _MAX_NAMED else ""
@@ -398,6 +398,12 @@ def _check_names(service: Service) -> Iterator[Finding]:
             "a name of a family has the family's rules and effect, any other only rules for *"
         )
         yield Finding("names", "note", text)
+    if guessed.events:
+        text = (
+            f"{count_noun(guessed.events, 'event')} of the newest {NEWEST:,} came from a sender that is not known, and "
+            "the key could be read in two ways; it was decoded: name the sender, by ?frontend= or its token"
+        )
+        yield Finding("keys", "warning", text, ("event", "show", guessed.newest_id))
 
 
 def _shown(name: str) -> str:
@@ -441,7 +447,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "sources": _check_sources,
         "delays": _check_delays,
         "counters": _check_counters,
-        "names": _check_names,
+        "newest events": _check_newest_events,
         "tokens": _check_tokens,
     }
 )

@@ -16,6 +16,7 @@ _MAX_NAME = 255
 _MAX_BUCKET = 255
 _MAX_VERSION = 1024
 MAX_KEY_BYTES = 4096
+_MAX_DIGITS = 18  # of a size; more may not fit into 64 bits
 
 _MAX_PATH, _MAX_STEP = 8, 100  # members and characters of each that lead to what is too long
 
@@ -32,8 +33,9 @@ def event_of(
 ) -> Event:
     """Make an event from a record; `order` is that of its frontend. Raises `BadRecord`.
 
-    Its time is the record's, or `arrived` (milliseconds since 1970) if the record has no valid time. The record is not
-    changed. `nesting` is how deep objects and arrays may be nested.
+    Its time is the record's, or `arrived` (milliseconds since 1970) if the record has no valid time. In the record, a
+    size that is a text becomes a number, and an ETag loses its quotes. `nesting` is how deep objects and arrays may be
+    nested.
     """
     name = record.get("eventName")
     if type(name) is not str or not 0 < len(name) <= _MAX_NAME or "\0" in name:
@@ -51,6 +53,7 @@ def event_of(
     if len(key) > MAX_KEY_BYTES // 4 and len(key.encode()) > MAX_KEY_BYTES:
         raise BadRecord("s3.object.key", f"has {len(key.encode())} bytes; at most {MAX_KEY_BYTES} are allowed")
     version = _optional(thing, "versionId", _MAX_VERSION) if "versionId" in thing else ""
+    _mend(thing)
     moment = record.get("eventTime")
     time = minio_json.milliseconds(moment) if type(moment) is str else None
     text = _text(record, nesting)
@@ -86,6 +89,15 @@ def _bucket_and_object(record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if type(thing) is not dict:
         raise _unusable("s3.object", thing, "an object with the object's key")
     return name, thing
+
+
+def _mend(thing: dict[str, Any]) -> None:
+    """Make a text size a number, and remove the quotes around an ETag, which S3 has in its headers only."""
+    size, etag = thing.get("size"), thing.get("eTag")
+    if type(size) is str and size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS:
+        thing["size"] = int(size)
+    if type(etag) is str and len(etag) > 1 and etag[0] == '"' == etag[-1]:
+        thing["eTag"] = etag[1:-1]
 
 
 def _may_lack_key(name: str) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from app.events import minio_json
-from app.events.errors import BadEvents, BadRecord
+from app.events.errors import BadEvents, BadRecord, excerpt
 from app.events.frontends import (
     Frontend,
     Item,
@@ -19,6 +19,7 @@ from app.events.frontends import (
 )
 from app.events.frontends.detect import REFUSED, Context, context_of
 from app.events.frontends.envelopes import form_message
+from app.events.frontends.unknown import is_unknown
 from app.events.limits import Allowance, Limits
 from app.events.model import Event
 from app.events.normalize import event_of
@@ -163,10 +164,17 @@ def _too_large(event: Event, most: int) -> BadRecord:
 
 
 def _describe_problem(problem: BadRecord, index: int, line: int, item: Item) -> tuple[str, str]:
+    sender = _describe_sender(item)
     outer = " ".join(filter(None, (f"line {line}" if line else "", format_location(item[2]))))
     inner = "" if problem.field == "it" else problem.field
     at = f"Record {index}" + (f", at {outer}" if outer else "")
-    return ".".join(filter(None, (outer, inner))), f"{at}: {problem.field} {problem.problem}."
+    return ".".join(filter(None, (outer, inner))), f"{at}{sender}: {problem.field} {problem.problem}."
+
+
+def _describe_sender(item: Item) -> str:
+    """Return who sent a record if that is nobody known: its `eventSource`, for a person to look for."""
+    sender, value, _ = item
+    return f", of {excerpt(value['eventSource'])}" if is_unknown(sender) and value.get("eventSource") else ""
 
 
 def _items(body: bytes, headers: Mapping[str, str], context: Context) -> Iterator[tuple[int, Item]]:

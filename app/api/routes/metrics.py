@@ -27,10 +27,10 @@ from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.old_snapshots import OldSnapshots, read_old_snapshots
+from app.outbox.newest_events import NEWEST, unknown_names
 from app.outbox.reconcile.runs import latest_results
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import StoredSource, read_sources
-from app.outbox.unknown_names import NEWEST, unknown_names
 from app.resources.source import SOURCE_STATES
 from app.resources.target import STATES
 

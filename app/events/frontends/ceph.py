@@ -1,8 +1,9 @@
 """Ceph RGW, by HTTP push or CloudEvents in binary mode (§12.3).
 
-Keys are raw, names come without `s3:`. A sequencer is a memory dump of the time of the event: seconds, then
-nanoseconds, each four bytes in the byte order of the host, which is little-endian nearly everywhere. So its text orders
-nothing. `eventId` begins with the same time in microseconds, and decides which byte order it is.
+Keys are raw, names come without `s3:`. Before Octopus its source was `aws:s3`, and its names began with `s3:`. A
+sequencer is a memory dump of the time of the event: seconds, then nanoseconds, each four bytes in the byte order of the
+host, which is little-endian nearly everywhere. So its text orders nothing. `eventId` begins with the same time in
+microseconds, and decides which byte order it is.
 """
 
 import re
@@ -10,8 +11,8 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from app.events import minio_json
-from app.events.frontends.frontend import Frontend, Record, object_of, prefix_name
+from app.events.frontends.frontend import Frontend, Record, normalize_raw, object_of
+from app.events.frontends.json_path import find
 from app.events.order import from_time, nanoseconds, sequencer_of
 
 SOURCE = "ceph:s3"
@@ -24,15 +25,15 @@ _SECOND = 10**9
 _NEAR = 86_400 * _SECOND  # a dump in the wrong byte order is years away
 
 
+def matches(record: Mapping[str, Any]) -> bool:
+    """Return whether a record whose source is `aws:s3` comes from an old RGW: only its records have these members."""
+    return "eventId" in record and find(record, "s3", "bucket", "id") is not None
+
+
 def normalize(record: Record) -> Record:
-    """Prefix the name, encode the key, make a text size a number, and copy `metadata` to `userMetadata`."""
-    prefix_name(record)
+    """Prefix the name, encode the key, and copy `metadata` to `userMetadata`."""
+    normalize_raw(record)
     thing = object_of(record)
-    key, size = thing.get("key"), thing.get("size")
-    if isinstance(key, str):
-        thing["key"] = minio_json.encode_key(key)
-    if isinstance(size, str) and size.isascii() and size.isdigit() and len(size) < 20:
-        thing["size"] = int(size)
     named = _pairs(thing.get("metadata"))
     if named and "userMetadata" not in thing:
         thing["userMetadata"] = dict(sorted(named.items()))

@@ -9,7 +9,7 @@ from app.events.frontends import envelopes, eventbridge, seaweedfs, unsupported
 from app.events.frontends.envelopes import Traced
 from app.events.frontends.frontend import Frontend, Normalized
 from app.events.frontends.minio import MINIO
-from app.events.frontends.registry import RELAYED, is_own, recognize
+from app.events.frontends.registry import is_own, recognize, recognize_relayed
 from app.events.limits import Allowance
 
 Location = tuple[Any, str | int] | None  # the path from the body to a value: (outer location, member or index)
@@ -48,13 +48,9 @@ def _recognizer(sender: Frontend) -> Recognizer:
     return lambda record: MINIO if is_own(record) else sender
 
 
-def _relayed(record: dict[str, Any]) -> Frontend:
-    return RELAYED[recognize(record).name]
-
-
 def _in_minios_form(context: Context) -> Context:
     """Return the context of an envelope of MinIO: also the key in its records has MinIO's form."""
-    return Context(context.allowance, _relayed) if context.recognize is recognize else context
+    return Context(context.allowance, recognize_relayed) if context.recognize is recognize else context
 
 
 def _values(value: Any, context: Context, location: Location, levels_left: int) -> Iterator[Item]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from app.events import minio_json
 from app.events.frontends.envelopes import SnsConfirmation, Traced
 from app.events.order import sequencer_of
 
@@ -37,6 +38,20 @@ def prefix_name(record: Record, aliases: Mapping[str, str] | None = None) -> Non
     if isinstance(name, str) and name:
         name = name if name.startswith("s3:") else f"s3:{name}"
         record["eventName"] = aliases.get(name, name) if aliases else name
+
+
+def normalize_raw(record: Record) -> Record:
+    """Prefix the name with `s3:`, and encode the key, which is raw; change nothing else."""
+    prefix_name(record)
+    thing = object_of(record)
+    if isinstance(key := thing.get("key"), str):
+        thing["key"] = minio_json.encode_key(key)
+    return record
+
+
+def unordered(_: Mapping[str, Any]) -> str:
+    """Return the order of events whose sender tells none: that of their arrival."""
+    return ""
 
 
 def object_of(record: Mapping[str, Any]) -> Record:

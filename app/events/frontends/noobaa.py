@@ -9,8 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from app.events import minio_json
-from app.events.frontends.frontend import Frontend, Record, object_of, prefix_name
+from app.events.frontends.frontend import Frontend, normalize_raw, object_of
 from app.events.order import from_time, sequencer_of
 
 SOURCE = "noobaa:s3"
@@ -24,15 +23,6 @@ def matches(record: Mapping[str, Any]) -> bool:
     return isinstance(source, str) and source.endswith(":s3") and record.get("eventVersion") == _VERSION
 
 
-def normalize(record: Record) -> Record:
-    """Prefix the name with `s3:`, and encode the key; change nothing else."""
-    prefix_name(record)
-    thing = object_of(record)
-    if isinstance(key := thing.get("key"), str):
-        thing["key"] = minio_json.encode_key(key)
-    return record
-
-
 def order(record: Mapping[str, Any]) -> str:
     """Return the time in the sequencer; "" for the database's integers. Raises `BadRecord` for any other value."""
     if type(object_of(record).get("sequencer")) is int:
@@ -41,4 +31,4 @@ def order(record: Mapping[str, Any]) -> str:
     return from_time(int(sequencer, 16) * 1_000_000) if _MILLISECONDS.fullmatch(sequencer) else ""
 
 
-NOOBAA = Frontend("noobaa", normalize, order)
+NOOBAA = Frontend("noobaa", normalize_raw, order)

@@ -10,7 +10,21 @@ from typing import Any
 import orjson
 
 from app.events.errors import BadRecord
-from app.events.frontends import aws, ceph, eventbridge, minio, noobaa, rustfs, seaweedfs, storagegrid, versity
+from app.events.frontends import (
+    aws,
+    ceph,
+    eventbridge,
+    minio,
+    noobaa,
+    ozone,
+    rustfs,
+    scality,
+    seaweedfs,
+    storagegrid,
+    storj,
+    unknown,
+    versity,
+)
 from app.events.frontends.frontend import Frontend, as_sent
 from app.events.order import comparable
 
@@ -18,7 +32,7 @@ FRONTENDS: Mapping[str, Frontend] = {
     frontend.name: frontend
     for frontend in (
         minio.MINIO, rustfs.RUSTFS, ceph.CEPH, aws.AWS, eventbridge.EVENTBRIDGE, seaweedfs.SEAWEEDFS, versity.VERSITY,
-        noobaa.NOOBAA, storagegrid.STORAGEGRID,
+        noobaa.NOOBAA, storagegrid.STORAGEGRID, scality.SCALITY, ozone.OZONE, storj.STORJ, unknown.RAW,
     )
 }  # fmt: skip
 # Those that a request may name: the others have messages of their own, by which they are always recognised.
@@ -29,6 +43,7 @@ S3_FRONTENDS: Mapping[str, Frontend] = {
 }
 # Records that a MinIO-like service has passed on: in its envelope they have MinIO's form, whichever frontend sent them.
 RELAYED: Mapping[str, Frontend] = {name: replace(frontend, normalize=as_sent) for name, frontend in FRONTENDS.items()}
+_RELAYED_UNKNOWN = replace(unknown.UNKNOWN, normalize=as_sent)
 
 _BY_SOURCE = {
     minio.SOURCE: minio.MINIO,
@@ -36,24 +51,43 @@ _BY_SOURCE = {
     ceph.SOURCE: ceph.CEPH,
     noobaa.SOURCE: noobaa.NOOBAA,
     storagegrid.SOURCE: storagegrid.STORAGEGRID,
+    scality.SOURCE: scality.SCALITY,
+    ozone.SOURCE: ozone.OZONE,
+    storj.SOURCE: storj.STORJ,
     seaweedfs.SOURCE: RELAYED[seaweedfs.SEAWEEDFS.name],
 }
 
 
 def recognize(record: Mapping[str, Any]) -> Frontend:
-    """Return the frontend that sent a record of S3's form, by its source or else by the form of its name.
+    """Return the frontend that sent a record of S3's form, by its source; `unknown` if nobody knows that.
 
-    AWS and MinIO before 2018 both send `aws:s3`; only MinIO's names begin with `s3:` (§1.9, §13).
+    AWS, Versity, Ceph before Octopus and MinIO before 2018 all send `aws:s3`. Of the last two, only MinIO's and Ceph's
+    names begin with `s3:` (§1.9, §13).
     """
     source = record.get("eventSource")
     if isinstance(source, str) and (frontend := _BY_SOURCE.get(source)) is not None:
         return frontend
-    if source == aws.SOURCE and versity.matches(record):
-        return versity.VERSITY
-    if source != aws.SOURCE and noobaa.matches(record):
+    if source == aws.SOURCE:
+        return _of_aws(record)
+    if is_own(record):
+        return minio.MINIO
+    if noobaa.matches(record):
         return noobaa.NOOBAA
+    return unknown.UNKNOWN_ENCODING if unknown.is_guess(record) else unknown.UNKNOWN
+
+
+def _of_aws(record: Mapping[str, Any]) -> Frontend:
+    if versity.matches(record):
+        return versity.VERSITY
+    if ceph.matches(record):
+        return ceph.CEPH
     name = record.get("eventName")
     return minio.MINIO if isinstance(name, str) and name.startswith("s3:") else aws.AWS
+
+
+def recognize_relayed(record: Mapping[str, Any]) -> Frontend:
+    """Return the frontend that sent a record which a MinIO-like service has passed on in its envelope."""
+    return RELAYED.get(recognize(record).name, _RELAYED_UNKNOWN)
 
 
 def order_of(record: str) -> str:

@@ -9,8 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from app.events import minio_json
-from app.events.frontends.frontend import Frontend, Record, object_of, prefix_name
+from app.events.frontends.frontend import Frontend, Record, normalize_raw, prefix_name
 from app.events.order import from_time, nanoseconds, sequencer_of
 
 _CONFIGURATIONS = frozenset(f"{kind}-global" for kind in ("webhook", "kafka", "nats", "rabbitmq"))
@@ -26,15 +25,9 @@ def matches(record: Mapping[str, Any]) -> bool:
 
 
 def normalize(record: Record) -> Record:
-    """Encode the key, remove the quotes around the ETag, and name `DeleteObjects` as other senders do."""
+    """Encode the key, and name `DeleteObjects` as other senders do."""
     prefix_name(record, _ALIASES)
-    thing = object_of(record)
-    key, etag = thing.get("key"), thing.get("eTag")
-    if isinstance(key, str):
-        thing["key"] = minio_json.encode_key(key)
-    if isinstance(etag, str):
-        thing["eTag"] = etag.strip('"')
-    return record
+    return normalize_raw(record)
 
 
 def order(record: Mapping[str, Any]) -> str:

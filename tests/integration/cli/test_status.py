@@ -6,6 +6,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -389,6 +390,23 @@ def test_the_doctor_tells_of_names_that_are_not_known(cli: Cli, database: Databa
         "3 events of the newest 10,000 have a name that is not known: s3:ObjectRemoved:Deleted (2), "
     )
     assert "'x\\n' (1)" in text
+
+
+@pytest.mark.usefixtures("working")
+def test_the_doctor_tells_of_keys_that_an_unknown_sender_may_have_meant_otherwise(cli: Cli, database: Database) -> None:
+    def found() -> list[Any]:
+        return [one for one in cli("doctor", "--json").json["findings"] if one["subject"] == "keys"]
+
+    certain, guess = event("a")._replace(origin="request t unknown"), event("a b")
+    Log(database).append([[certain]])
+    assert found() == []
+    Log(database).append([[guess._replace(origin="source kafka:x unknown-encoding 17 3")]])
+    [one] = found()
+    assert one["grade"] == "warning"
+    assert one["text"].startswith(
+        "1 event of the newest 10,000 came from a sender that is not known, and the key could"
+    )
+    assert one["command"][-3:] == ["event", "show", guess.id]
 
 
 def test_the_doctor_warns_before_a_token_in_use_expires(cli: Cli, database: Database) -> None:

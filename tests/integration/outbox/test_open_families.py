@@ -8,9 +8,9 @@ from app.events.effects import ContentChange, selectors
 from app.outbox.delivery.replays import Replays, Selection, checked
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
+from app.outbox.newest_events import guessed_keys, unknown_names
 from app.outbox.reconcile.log_queries import log_mark, unchanged_since
 from app.outbox.search import EventFilter, search
-from app.outbox.unknown_names import unknown_names
 from tests.support.builders import DELETE, PUT, add_target, event
 from tests.support.mirror import Mirror
 from tests.support.scripted_target import Courier
@@ -58,3 +58,13 @@ def test_unknown_members_are_found_with_their_family_and_named(database: Databas
     assert {one.key for one in courier.scripted.got} == {"gone", "delete"}
     with database.reading() as connection:
         assert unknown_names(connection) == {GONE: 1, NEW: 1, "S3:OBJECTREMOVED:DELETED": 1}
+
+
+def test_keys_that_are_guesses_are_counted_by_the_origin_of_their_events(database: Database) -> None:
+    origins = ["", "request t unknown", "request  unknown-encoding", "source kafka:x unknown-encoding 17 3"]
+    events = [event(f"{number}")._replace(origin=origin) for number, origin in enumerate(origins)]
+    with database.reading() as connection:
+        assert guessed_keys(connection) == (0, "")
+    Log(database).append([events])
+    with database.reading() as connection:
+        assert guessed_keys(connection) == (2, events[-1].id)

@@ -1,0 +1,52 @@
+"""Bodies that public reports and sources say senders post, and the events that each has to become."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from app.events.model import Event
+
+_REPORTS = Path(__file__).parents[1] / "fixtures" / "frontends" / "reports" / "2026-11.jsonl"
+
+PUT, DELETE = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete"
+
+
+class Fact(NamedTuple):
+    """What an event is about: its name, bucket and key, version, and the size in its record."""
+
+    name: str
+    path: str
+    version: str = ""
+    size: int | None = None
+
+
+# By line of the file, from 0. A text is a part of the refusal.
+RIGHT: dict[int, list[Fact] | str] = {
+    5: [Fact(PUT, "storj/a+b/c%2Bd.txt", "00aa11", 5)],
+    6: [Fact(PUT, "storj/a+b/c%2Bd.txt", "00aa12", 6)],
+    7: [],
+    8: [Fact(DELETE, "storj/a+b/c%2Bd.txt", "00aa12")],
+    9: [Fact(PUT, "vast/dir/f.bin", size=1048576)],
+    10: [Fact(PUT, "ozone/a+b 100%.txt", size=1)],
+    11: [Fact(PUT, "ozone/a+b.txt", size=1)],
+    12: "Apache Ozone reports a volume",
+    13: [Fact(PUT, "nautilus/c+d.txt", size=1024)],
+    14: [Fact(PUT, "nautilus/c+d.txt", size=1024)],
+    18: [Fact(PUT, "aws/w/8 (x).txt", size=1)],
+}
+
+
+def reports() -> list[dict[str, Any]]:
+    """Return the lines of the file."""
+    return [json.loads(line) for line in _REPORTS.read_text().splitlines()]
+
+
+def facts(events: Iterable[Event]) -> list[Fact]:
+    """Return what events are about."""
+    return [
+        Fact(event.name, event.path, event.version, json.loads(event.record)["s3"]["object"].get("size"))
+        for event in events
+    ]
