@@ -6,6 +6,7 @@ from http.client import responses
 from typing import Any
 
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.targets.doubts import Doubt
 
 _MAX_SHOWN_CHARACTERS = 500
 _MIN_MAJOR = 7
@@ -16,6 +17,9 @@ _NOT_THE_EVENTS_FAULT = (
     "only write ops with an op_type of create",
 )
 _ABOUT_THE_INDEX = (*_NOT_THE_EVENTS_FAULT, "shards open")  # the cluster has as many as it may have
+# What no index would take. Anything else may be the fault of the index: a field that became a date, a strict mapping, a
+# pipeline that is missing or fails, a data stream's `@timestamp`, the limit of fields.
+_OF_THE_DOCUMENT = re.compile(r"name cannot|(mapping|nesting) depth|immense term|too long", re.IGNORECASE)
 CHANGED = Failed("the document was changed by others repeatedly while its version was checked")
 NO_MIRROR = "it is a data stream, in which nothing can be replaced; format namespace needs an index"
 
@@ -104,7 +108,9 @@ def problem_of_alias(indices: Any, name: str) -> str:
     return f"it is an alias of {len(indices)} indices, none of them to write to"
 
 
-def outcome_of_item(where: str, item: Mapping[str, Any], *, conditional: bool, of_template: bool = False) -> Outcome:
+def outcome_of_item(
+    where: str, item: Mapping[str, Any], *, conditional: bool, of_template: bool = False
+) -> Outcome | Doubt:
     """Return the outcome of one document; `CHANGED` if a `conditional` action found another document.
 
     With `of_template` the index is this event's: that it is refused says nothing of the others.
@@ -120,7 +126,9 @@ def outcome_of_item(where: str, item: Mapping[str, Any], *, conditional: bool, o
         return Failed(reason)
     if status in _UNAVAILABLE or any(state in error for state in _NOT_THE_EVENTS_FAULT):
         return Unavailable(reason)
-    return Failed(reason) if status >= 500 else Rejected(reason)
+    if status >= 500:
+        return Failed(reason)
+    return Rejected(reason) if status != 400 or _OF_THE_DOCUMENT.search(error) else Doubt(reason)
 
 
 def _named(listed: object, name: str) -> dict[str, Any] | None:

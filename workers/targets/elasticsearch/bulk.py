@@ -7,6 +7,7 @@ from app.config.targets.elasticsearch import ElasticsearchSettings
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.batch import Batch
+from workers.targets.doubts import Doubt, resolve
 from workers.targets.elasticsearch.answers import error_of_answer, is_good, outcome_of_item
 from workers.targets.elasticsearch.cluster import Cluster
 
@@ -43,8 +44,9 @@ class Bulk:
         """Return an outcome for each operation; after a request with a refused one, send no more."""
         outcomes: list[Outcome] = []
         for portion in _portions(operations, self._most_bytes, at_once):
+            kinds = [operation.action if self._of_template else bool(operation.document) for operation in portion]
             try:
-                outcomes += self._send(cluster, portion, batch)
+                outcomes += resolve(self._send(cluster, portion, batch), kinds)
             except TargetUnavailable as error:
                 lost = Unavailable(error.reason, error.retry_after, may_arrive=error.may_arrive)
                 outcomes += [lost] * len(portion)
@@ -53,7 +55,7 @@ class Bulk:
                 break
         return outcomes
 
-    def _send(self, cluster: Cluster, operations: Sequence[Operation], batch: Batch) -> list[Outcome]:
+    def _send(self, cluster: Cluster, operations: Sequence[Operation], batch: Batch) -> list[Outcome | Doubt]:
         """Make one request for the operations that may be sent; if it is refused as a whole, send its halves."""
         chosen = set(batch.begin([index for operation in operations for index in operation.indexes]))
         allowed = [not chosen.isdisjoint(operation.indexes) for operation in operations]
@@ -77,7 +79,8 @@ class Bulk:
         if status not in (400, 413):
             raise cluster.unavailable(answer)
         if len(operations) == 1:
-            return [Rejected(f"{cluster.where} answered {status}: {error_of_answer(status, answer.body)}")]
+            reason = f"{cluster.where} answered {status}: {error_of_answer(status, answer.body)}"
+            return [Rejected(reason) if status == 413 else Doubt(reason)]
         if status == 413:
             self._most_bytes = max(1, len(body) // 2)  # permanently: the server, or a proxy, accepts no larger requests
         middle = len(operations) // 2

@@ -5,7 +5,7 @@ The published client makes them: it chooses the node, and leaves out for a while
 
 import importlib.metadata
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from elastic_transport import ApiResponse, NodeConfig, TransportError
@@ -18,6 +18,7 @@ from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.elasticsearch import answers
 from workers.targets.elasticsearch.node import SERIALIZERS, AnyProduct, HttpNode, PlainTransport
 from workers.targets.http_errors import describe_http_error, retry_after
+from workers.targets.places import NOWHERE
 
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
 
@@ -28,6 +29,18 @@ _ANY_STATUS = range(100, 600)  # what a status means is decided here
 # timeout at each attempt. If none is left, all are tried at once.
 _MIN_LEFT_OUT_SECONDS, _MAX_LEFT_OUT_SECONDS = 10, 300
 _NO_ANSWER = (502, 504)  # from a proxy, which got none from the server
+# Of the indices that are created here. By default a text that looks like a date, such as a key `2024-01-01`, makes its
+# field a date, and the index refuses every other text there. Only times are dates; templates of the cluster go first.
+_TIMES = ("Records.eventTime", "@timestamp", "time", "data.Records.eventTime")
+_DATE = {"type": "date", "ignore_malformed": True}
+_MAPPINGS = {
+    "date_detection": False,
+    "numeric_detection": False,
+    "dynamic_templates": [
+        {path: {"path_match": path, "match_mapping_type": "string", "mapping": _DATE}} for path in _TIMES
+    ],
+}
+_MAX_REMEMBERED = 1_000  # indices of a template that are known to exist
 
 
 class Cluster:
@@ -61,6 +74,7 @@ class Cluster:
             meta_header=False,
         ).options(ignore_status=_ANY_STATUS)
         self._nodes = len(nodes)
+        self._created: set[str] = set()
         self.lease: LeaseCheck = NO_LEASE
         self.where = f"Elasticsearch index {settings.index} at {','.join(map(str, settings.nodes))}"
         # The server stops waiting for a shard a little before we stop waiting for the server, and reports the reason.
@@ -108,7 +122,7 @@ class Cluster:
                 self._refuse(answers.problem_of_alias(alias.body, index))
             if problem is not None:
                 return
-        answer = self.ask(lambda client: client.indices.create(index=index))
+        answer = self._create(index)
         refusal = answers.error_of_answer(answer.meta.status, answer.body)
         if answer.meta.status == 400 and "resource_already_exists" in refusal:
             return
@@ -116,6 +130,19 @@ class Cluster:
             self._refuse(answers.NO_MIRROR if is_mirror else "")
             return  # the first document creates it
         self._opened(answer, f"create the index, or give the privilege create_index of {index}")
+
+    def create_indices(self, names: Iterable[str]) -> None:
+        """Create the indices that are not known to exist; a refusal is left to the documents. Raises as `ask`."""
+        for name in names:
+            if name not in self._created and name != NOWHERE:
+                self.lease.check()
+                self._create(name)
+                if len(self._created) >= _MAX_REMEMBERED:
+                    self._created.clear()
+                self._created.add(name)
+
+    def _create(self, index: str) -> Response:
+        return self.ask(lambda client: client.indices.create(index=index, mappings=_MAPPINGS))
 
     def close(self) -> None:
         """Close the connections; the next request connects again."""

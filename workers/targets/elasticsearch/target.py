@@ -13,9 +13,10 @@ format an object's second event waits for the answer to its first.
 | 2xx; 404 to a deletion                                     | Delivered                                        |
 | 401, 403, 404, 429, 503; index closed, alias of no index   | Unavailable                                      |
 | 403, 404 and the like for an index of a template           | Failed                                           |
-| 400 and other 4xx: mapping, parsing, limits                | Rejected, with the server's reason               |
+| 400: a field name, depth, a term too long; other 4xx       | Rejected, with the server's reason               |
+| other 400: mapping, parsing, pipelines, limits             | as `workers.targets.doubts` decides              |
 | other 5xx                                                  | Failed                                           |
-| to the request: 400 or 413                                 | sent again in halves; Rejected for a single one  |
+| to the request: 400 or 413                                 | sent again in halves; as above for a single one  |
 | to the request: any other status, or no answer             | Unavailable, with Retry-After                    |
 
 With several nodes a request for which no connection can be made goes to the next one; see `cluster.ask`.
@@ -110,7 +111,9 @@ class ElasticsearchTarget:
         template = self._settings.index
         actions = [_CREATE] * len(batch.events)
         if template.fixed is None:
-            actions = [_creation(index) for index in places(template, batch)]
+            indices = places(template, batch)
+            cluster.create_indices(dict.fromkeys(indices))
+            actions = [_creation(index) for index in indices]
         for wave in waves(batch.events):
             operations = [
                 Operation(batch.events[index].path, [index], actions[index], self._write(batch.events[index]).encode())
