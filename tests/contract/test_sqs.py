@@ -141,6 +141,8 @@ def test_each_answer_to_an_entry_has_its_outcome() -> None:
         ("InvalidMessageContents", True, Rejected), ("InvalidParameterValue", True, Rejected),
         ("InternalError", False, Failed), ("InvalidParameterValue", False, Failed),
         ("ThrottlingException", True, Unavailable), ("OverLimit", True, Unavailable), ("Unknown", True, Failed),
+        ("AccessDenied", True, Unavailable), ("KmsAccessDenied", True, Unavailable),
+        ("KMS.DisabledException", True, Unavailable), ("AWS.SimpleQueueService.NonExistentQueue", True, Unavailable),
     ):  # fmt: skip
         assert isinstance(_outcome(code, "because", sender=sender), kind), code
 

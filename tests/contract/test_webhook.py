@@ -271,7 +271,7 @@ BUSY, LOGIN, PASSING = (429, 502, 503, 504), (401, 403, 407), (404, 405, 408, 50
     ("statuses", "kind"),
     [
         ((200, 201, 202, 204, 299), type(DELIVERED)),
-        ((*BUSY, *LOGIN, 410), Unavailable),
+        ((*BUSY, *LOGIN, 410, 421, 426, 428, 511), Unavailable),
         ((*PASSING, 300, 301, 302, 303, 304, 307, 308), Failed),
         ((400, 402, 406, 409, 411, 413, 414, 415, 418, 422, 451), Rejected),
     ],

@@ -10,7 +10,7 @@ deduplication, so that it keeps the order and drops what is sent again within fi
 |------------------------------------------------------------------------|---------------------------------------|
 | named in Successful                                                    | Delivered                             |
 | named in Failed: contents, size, attributes                            | Rejected                              |
-| named in Failed: throttled                                             | Unavailable                           |
+| named in Failed: throttled, no permission, the queue or its KMS key    | Unavailable                           |
 | named in Failed: anything else; not named                              | Failed                                |
 | to the request: contents or size                                       | each alone; Rejected for a single one |
 | to the request: anything else, no answer                               | Unavailable; nothing more is sent     |
@@ -33,7 +33,12 @@ from workers.targets.sqs_client import ABOUT_MESSAGES, MAX_ENTRIES, MAX_SHOWN_CH
 
 BATCH_BYTES = 262_144  # bodies and attributes of a request; AWS takes more since 2025, others do not
 _ABOUT_ONE = re.compile(r"InvalidParameter|InvalidRequest|ValidationError")  # in an entry; of a request it may be ours
-_THROTTLED = re.compile(r"Throttl|OverLimit|TooManyRequests|RequestLimit|ServiceUnavailable")
+# About the queue, its key or the login: every message would be refused.
+_ABOUT_THE_QUEUE = re.compile(
+    r"Throttl|OverLimit|TooManyRequests|RequestLimit|ServiceUnavailable|AccessDenied|NotAuthorized|KMS|NonExistentQueue"
+    r"|QueueDoesNotExist|InvalidSecurity|ExpiredToken|UnsupportedOperation",
+    re.IGNORECASE,
+)
 # XML cannot have these, and SQS checks for XML's characters; the other ones are escaped in JSON anyway.
 _NOT_IN_XML = re.compile("[\ufffe\uffff\ud800-\udfff]")
 _NOT_IN_ATTRIBUTES = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
@@ -143,7 +148,7 @@ class SqsTarget:
 
 
 def _outcome(code: str, reason: str, *, sender: bool) -> Outcome:
-    if _THROTTLED.search(code):
+    if _ABOUT_THE_QUEUE.search(code):
         return Unavailable(reason)
     if sender and (ABOUT_MESSAGES.search(code) or _ABOUT_ONE.search(code)):
         return Rejected(reason)

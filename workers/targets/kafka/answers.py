@@ -8,13 +8,13 @@ from kafka.errors import KafkaError, KafkaTimeoutError, for_code
 from workers.delivery.outcomes import Failed, Outcome, Rejected, Unavailable
 
 TOO_LARGE = (kafka_errors.MessageSizeTooLargeError, kafka_errors.RecordListTooLargeError)
-_REFUSALS = (*TOO_LARGE, kafka_errors.InvalidRecordError)
 _HINTS = {
     kafka_errors.UnknownTopicOrPartitionError: "the topic does not exist and the broker does not create it; create it",
     kafka_errors.InvalidReplicationFactorError: "the broker has too few nodes for the topic's default replicas",
     kafka_errors.TopicAuthorizationFailedError: "the user needs Describe and Write on the topic",
     kafka_errors.ClusterAuthorizationFailedError: "the user needs IdempotentWrite on the cluster; or idempotent=off",
     kafka_errors.InvalidReceiveError: "does it need tls=on?",  # a TLS alert, read as the length of an answer
+    kafka_errors.InvalidRecordError: "does the topic need a schema, which a message has not?",
     kafka_errors.InvalidTimestampError: "compare the clock of this machine with the broker's",
 }
 _NUMBERED = re.compile(r"\[Error (-?[0-9]+)\]")
@@ -22,7 +22,7 @@ _NUMBERED = re.compile(r"\[Error (-?[0-9]+)\]")
 
 def outcome_of_error(error: BaseException, reason: str, size: int) -> Outcome:
     """Return the outcome of a message with `size` bytes of key and value; `error` is `unwrapped`."""
-    if isinstance(error, _REFUSALS):
+    if isinstance(error, TOO_LARGE):
         return Rejected(f"{reason} (it has {size} bytes)")
     if _is_innocent(error) or type(error) in (kafka_errors.UnknownError, kafka_errors.CorruptRecordError):
         return Failed(reason)

@@ -16,10 +16,11 @@ that was pending alone is blamed; all others are sent again, by a new producer a
 | answer                                                           | outcome                               |
 |------------------------------------------------------------------|---------------------------------------|
 | no error                                                         | Delivered                             |
-| message too large, message refused by the broker's validation    | Rejected                              |
+| message too large                                                | Rejected                              |
 | an error that the broker has no name for                         | Failed                                |
 | no topic, no permission for it, where a template names it        | Failed                                |
-| no topic, no leader, too few replicas, no permission, no answer  | Unavailable, and nothing more is sent |
+| no topic, no leader, too few replicas, no permission, no answer, | Unavailable, and nothing more is sent |
+| refused by the broker's validation, which would refuse all       |                                       |
 """
 
 import threading

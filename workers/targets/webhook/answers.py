@@ -15,6 +15,7 @@ from workers.targets.http_pool import HttpPool
 
 _BUSY = frozenset({429, 502, 503, 504})
 _LOGIN = frozenset({401, 403, 407})
+_ABOUT_THE_CONNECTION = frozenset({421, 426, 428, 511})  # its protocol, its headers, its network: as for every event
 _ABOUT_THE_PATH = frozenset({403, 410})
 _TRANSIENT = frozenset({404, 405, 408})
 _MAX_READ_BYTES = 64 * 1024
@@ -63,7 +64,7 @@ def _outcome_of_refusal(where: str, response: BaseHTTPResponse, shown: str) -> O
     later = retry_after(response.headers)
     if status == 410:
         return Unavailable(f"{reason}: the endpoint is gone for good", pause=True)
-    if status in _BUSY:
+    if status in _BUSY or status in _ABOUT_THE_CONNECTION:
         return Unavailable(reason, later)
     if status in _LOGIN:
         return Unavailable(f"{reason}: check auth_token and the client certificate", later)
