@@ -11,7 +11,16 @@ from typing import ClassVar, Literal, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
-from app.config.fields.addresses import Host, HostPort, PageUrl, redacted_url, split_url
+from app.config.fields.addresses import (
+    Host,
+    HostPort,
+    HttpUrl,
+    PageUrl,
+    check_is_one_value,
+    check_login_end,
+    redacted_url,
+    split_url,
+)
 from app.config.fields.cron import Cron
 from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Size, Switch, Text, Toggle
 from app.config.fields.fields import Declared, declared, fields_of, parse, setting
@@ -172,7 +181,11 @@ class DatabaseUrl(FieldType[str]):
         name, ours = self._DRIVERS.get(base, ("", ""))
         if not divider or driver not in ("", ours) or not name:
             raise BadValue("is not a supported database URL", "write sqlite:////path, postgresql://… or mysql://…")
-        split_url(text, needs_host=name == "mysql")
+        parts = split_url(text, needs_host=name == "mysql")
+        # SQLAlchemy ends the login at the first @, whatever is before it.
+        if "@" in rest.partition("@")[2].partition("?")[0] or ("@" in rest and "@" not in parts.netloc):
+            raise BadValue("has an @ behind the login", "write / ? # @ in a user or password as %2F %3F %23 %40")
+        check_is_one_value("database", rest.rpartition("@")[2].partition("?")[0])
         return f"{name}+{ours}://{_with_charset(rest) if name == 'mysql' else rest}"
 
     def shown(self, text: str) -> str:
@@ -195,7 +208,7 @@ class BrokerUrl(FieldType[str]):
             raise BadValue(
                 "is not a supported broker URL", "write redis://, rediss://, redis+socket:///path or amqp://"
             )
-        split_url(text)
+        check_login_end(split_url(text))
         return text
 
     def shown(self, text: str) -> str:
@@ -321,7 +334,7 @@ class Settings(Declared):
         default="hadoop",
         about="their Iceberg catalog: files of the warehouse, two tables in the outbox's PostgreSQL, or a REST catalog",
     )
-    tables_catalog_uri: str = setting(Text(), default="", about="URL of the REST catalog")
+    tables_catalog_uri: str = setting(HttpUrl(), default="", about="URL of the REST catalog")
     tables_catalog_credential: str = setting(
         Text(),
         default="",

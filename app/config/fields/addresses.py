@@ -8,12 +8,17 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 from app.config.errors import REDACTED, BadValue
-from app.config.fields.field_types import FieldType
+from app.config.fields.field_types import FieldType, Text
 
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _WORD = re.compile("[a-z]{1,12}|v[0-9]{1,2}")  # a part of a URL that is hardly a secret by itself
 _ZONE = re.compile(r"[A-Za-z0-9_.-]{1,15}")  # an interface's name or number
 _SECRET_NAME = re.compile("pass|pwd|token|secret|key|sig|auth|cred|code", re.IGNORECASE)  # part of a parameter's name
+# In a text of another form, such as `host=h;password=…`: a secret may have any character, so it is all that follows.
+_TYPED_SECRET = re.compile(
+    r"\b((?:pass(?:word|wd|phrase)?|pwd|secret|token|api[_-]?key)\s*=\s*)(?=\S).*", re.IGNORECASE | re.DOTALL
+)
+_OTHER_FORM = re.compile(r";\s*\w[\w ]*=|://")
 _MAX_URL_CHARACTERS = 8192  # characters, as any other value
 
 
@@ -44,11 +49,19 @@ class Host(FieldType[HostPort]):
         """Parse host and port; without a port the default one, if there is one."""
         if self._socket and text.startswith("/"):
             return HostPort(text, 0)
+        if "@" in text:
+            raise BadValue("has a login, which no address has here", "write host:port; the login has its own settings")
         if "://" in text or "/" in text:
             raise BadValue("is a URL, not a host", "write host:port")
         host, port = _split(text)
         check_host(host)
         return HostPort(host, self._port(port))
+
+    def shown(self, text: str) -> str:
+        return shown_address(text)
+
+    def secrets_in(self, value: HostPort) -> Iterator[str]:
+        return secrets_in_address(str(value))
 
     def _port(self, text: str) -> int:
         if not text and self._default_port is not None:
@@ -58,6 +71,16 @@ class Host(FieldType[HostPort]):
         if not re.fullmatch(r"[0-9]{1,5}", text) or not self._least_port <= int(text) <= 65535:
             raise BadValue("has no valid port", f"a port is a number from {self._least_port} to 65535")
         return int(text)
+
+
+class HostName(Text):
+    """A host without its port, as another setting says more of it."""
+
+    def shown(self, text: str) -> str:
+        return shown_address(text)
+
+    def secrets_in(self, value: str) -> Iterator[str]:
+        return secrets_in_address(value)
 
 
 class Hosts(FieldType[tuple[HostPort, ...]]):
@@ -72,6 +95,12 @@ class Hosts(FieldType[tuple[HostPort, ...]]):
 
     def parse(self, text: str) -> tuple[HostPort, ...]:
         return tuple(dict.fromkeys(self._host.parse(part.strip()) for part in text.split(",")))
+
+    def shown(self, text: str) -> str:
+        return shown_address(text)
+
+    def secrets_in(self, value: tuple[HostPort, ...]) -> Iterator[str]:
+        return secrets_in_address(str(value))
 
 
 class SchemedHost(NamedTuple):
@@ -115,7 +144,7 @@ class RedisHost(FieldType[SchemedHost]):
         return SchemedHost(self._host.parse(rest.removesuffix("/")), tls=scheme.lower() == "rediss")
 
     def shown(self, text: str) -> str:
-        return redacted_url(text) if "://" in text else text
+        return shown_address(text)
 
 
 class HttpUrl(FieldType[str]):
@@ -215,19 +244,59 @@ def redacted_url(text: str) -> str:
     except ValueError:
         return REDACTED
     credentials, at, address = parts.netloc.rpartition("@")
-    if not at and "@" in text:
+    if "@" in parts.path + parts.query + parts.fragment:
         # Without `//`, or with a stray `/` in the password, the credentials are outside the authority.
         return REDACTED
     user, colon, _ = credentials.partition(":")
     netloc = f"{user}{colon and ':' + REDACTED}{at}{address}"
-    query = "&".join(map(_redacted_parameter, parts.query.split("&")))
+    query, fragment = "&".join(map(_redacted_parameter, parts.query.split("&"))), parts.fragment
+    if query != parts.query:  # a stray & or # in the secret
+        query = "&".join(pair if "=" in pair else REDACTED for pair in query.split("&"))
+        fragment = fragment and REDACTED
     unchanged = (netloc, query) == (parts.netloc, parts.query)
-    return text if unchanged else urlunsplit(parts._replace(netloc=netloc, query=query))
+    return text if unchanged else urlunsplit(parts._replace(netloc=netloc, query=query, fragment=fragment))
+
+
+def shown_address(text: str) -> str:
+    """Replace what is before an `@`: a login in an address that has none; and what follows `password=`."""
+    hidden = hide_typed_secret(text)
+    _, at, place = hidden.rpartition("@")
+    return f"{REDACTED}@{place}" if at else hidden
+
+
+def secrets_in_address(text: str) -> Iterator[str]:
+    """Yield what stands where a password would, before an `@`."""
+    login, at, _ = text.rpartition("@")
+    yield from (login.rpartition("//")[2].partition(":")[2],) if at else ()
+
+
+def hide_typed_secret(text: str) -> str:
+    """Replace what follows `password=` or the like, wherever somebody has written that."""
+    return _TYPED_SECRET.sub(lambda match: match[1] + REDACTED, text)
+
+
+def check_is_one_value(name: str, value: str) -> None:
+    """Raise `BadValue` if a value is a connection string in another form: servers repeat it in their errors."""
+    if _OTHER_FORM.search(value) or _TYPED_SECRET.search(value):
+        raise BadValue(f"has further parameters within its {name}", "write them in the form of this setting")
+
+
+def check_login_end(parts: SplitResult) -> None:
+    """Raise `BadValue` if a URL has an `@` after its host: that, and what is before it, may belong to the password."""
+    if "@" in parts.path + parts.query + parts.fragment:
+        raise BadValue(
+            "has an @ behind the host", "write / ? # @ in a password as %2F %3F %23 %40, and elsewhere @ as %40"
+        )
 
 
 def secrets_in_url(url: str) -> Iterator[str]:
     """Yield a URL's password, as it is written, unescaped and in a login header, and parameters that hold a secret."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # libpq takes more URLs than Python does
+        match = re.match("[^:/]*://[^:@/]*:(.*)@", url)
+        yield from (match[1], unquote(match[1])) if match else ()
+        return
     if parts.password:
         yield parts.password
         yield unquote(parts.password)
@@ -242,8 +311,9 @@ def _split_webhook(text: str) -> SplitResult | None:
         parts = urlsplit(text)
     except ValueError:
         return None
-    # A stray / in the password ends the authority.
-    is_cut = "@" in parts.path and "@" not in parts.netloc and ":" in parts.netloc
+    # A stray / ? or # in the password ends the authority.
+    beyond = parts.path + parts.query + parts.fragment
+    is_cut = "@" in beyond and "@" not in parts.netloc and (":" in parts.netloc or "@" in parts.fragment)
     return None if is_cut or not parts.netloc else parts
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 from app.config.errors import REDACTED, BadSettings, BadValue, Problem, suggestion
+from app.config.fields.addresses import hide_typed_secret
 from app.config.fields.field_types import FieldType, Path, Switch, Toggle
 from app.config.fields.secret_refs import is_secret_ref, resolve_secret
 
@@ -55,7 +56,7 @@ class Field:
     def shown(self, text: str) -> str:
         """Return the text as it may be printed."""
         if not self.secret or not text:
-            return self.kind.shown(text)
+            return hide_typed_secret(self.kind.shown(text))
         return text if is_secret_ref(text) else REDACTED
 
     def references(self, text: str) -> list[str]:
@@ -150,7 +151,7 @@ class Declared:
         for name, key in fields_of(type(self)).items():
             value = getattr(self, name)
             if value != key.fallback() or key.required:
-                parts.append(f"{name}={REDACTED if key.secret else key.kind.shown(str(value))}")
+                parts.append(f"{name}={REDACTED if key.secret else key.shown(str(value))}")
         return f"{type(self).__name__}({', '.join(parts)})"
 
 

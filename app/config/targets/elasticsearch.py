@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from app.config.errors import BadValue, Problem
-from app.config.fields.addresses import HostPort, HttpUrl
+from app.config.fields.addresses import HostPort, HttpUrl, check_login_end
 from app.config.fields.field_types import Choice, FieldType, Text, Toggle
 from app.config.fields.fields import declared, setting
 from app.config.fields.templates import Place, Templated, underscored
@@ -55,6 +55,8 @@ class NodeUrls(HttpUrl):
     def parse(self, text: str) -> str:
         """Return the URLs without trailing slashes."""
         urls = [super(NodeUrls, self).parse(url).rstrip("/") for url in split_urls(text)]
+        for url in urls:
+            check_login_end(urlsplit(url))
         if any(urlsplit(url).query for url in urls):
             raise BadValue("has a ?query, which requests to Elasticsearch cannot use", "leave it out")
         return ",".join(urls)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import SplitResult, unquote
 
 from app.config.errors import BadValue
-from app.config.fields.addresses import redacted_url, secrets_in_url, split_url
+from app.config.fields.addresses import check_login_end, redacted_url, secrets_in_url, split_url
 from app.config.fields.field_types import FieldType
 
 BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -29,6 +29,7 @@ def split_login_url(url: str, schemes: Mapping[str, int], hint: str, *, needs_ho
     parts = split_url(url, needs_host=needs_host)
     if parts.scheme not in schemes or "://" not in url:
         raise BadValue(f"has none of the schemes {', '.join(schemes)}", hint)
+    check_login_end(parts)
     if "#" in url:
         raise BadValue("has a #fragment, which is never sent", "leave it out, or write # as %23")
     if BAD_ESCAPE.search(url):

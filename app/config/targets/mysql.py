@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from app.config.errors import BadValue, Problem
-from app.config.fields.addresses import check_host
+from app.config.fields.addresses import HostName, check_host, check_is_one_value, hide_typed_secret, shown_address
 from app.config.fields.field_types import FieldType, Number, Path, Text
 from app.config.fields.fields import declared, setting
 from app.config.targets.base import NamespaceSettings, check_certificate_pair
@@ -77,7 +77,7 @@ class MysqlSettings(
         default="2",
         about="accepted for compatibility with MinIO, without effect: a worker process has one connection",
     )
-    host: str = setting(Text(), default="", about="server, if there is no dsn_string")
+    host: str = setting(HostName(), default="", about="server, if there is no dsn_string")
     port: int = setting(Number(0, 65535), default="0", about=f"port of the server; 0 means {MYSQL_PORT}")
     username: str = setting(Text(), default="", aliases=("user",), about="database user")
     password: str = setting(Text(), default="", secret=True, about="database password")
@@ -133,11 +133,15 @@ class MysqlSettings(
         try:
             check_host(self.host)
         except BadValue as error:
-            yield Problem("host", self.host, error.problem, error.hint)
+            yield Problem("host", shown_address(self.host), error.problem, error.hint)
         for name in ("username", "database"):
             if not getattr(self, name):
                 yield Problem(name, "", "is required with host", "set it, or write everything into dsn_string")
+            try:
+                check_is_one_value(name, getattr(self, name))
+            except BadValue as error:
+                yield Problem(name, "", error.problem, error.hint)
         try:
             check_name(self.database)
         except BadValue as error:
-            yield Problem("database", self.database, error.problem, error.hint)
+            yield Problem("database", hide_typed_secret(self.database), error.problem, error.hint)

@@ -15,7 +15,7 @@ from typing import Literal, cast
 from urllib.parse import unquote, unquote_plus
 
 from app.config.errors import BadValue, did_you_mean
-from app.config.fields.addresses import Host
+from app.config.fields.addresses import Host, check_is_one_value
 from app.config.fields.field_types import Duration
 
 MYSQL_PORT = 3306
@@ -73,6 +73,8 @@ def parse_dsn(text: str) -> Dsn:
         raise BadValue("has no user", _FORM)
     if not dsn.database:
         raise BadValue("has no database", _FORM)
+    check_is_one_value("user", dsn.user)
+    check_is_one_value("database", dsn.database)
     try:
         check_name(dsn.database)
     except BadValue as error:

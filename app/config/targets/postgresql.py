@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 
-from app.config.errors import Problem
+from app.config.errors import BadValue, Problem
+from app.config.fields.addresses import HostName
 from app.config.fields.field_types import Number, Text
 from app.config.fields.fields import declared, setting
 from app.config.targets.base import NamespaceSettings
 from app.config.targets.postgresql_dsn import (
     ConnectionString,
     PostgresTable,
+    check_parameters,
     connection_string,
     host_files,
     identifier,
@@ -40,7 +42,7 @@ class PostgresSettings(
         default="2",
         about="accepted for compatibility with MinIO, without effect: a worker process has one connection",
     )
-    host: str = setting(Text(), default="", about="server, if not in connection_string")
+    host: str = setting(HostName(), default="", about="server, if not in connection_string")
     port: int = setting(
         Number(0, 65535), default="0", about="port of the server; 0 means the port in connection_string, or 5432"
     )
@@ -73,6 +75,10 @@ class PostgresSettings(
             yield Problem(
                 "connection_string", "", "is required", 'such as "host=db user=me dbname=events", or set host'
             )
+        try:
+            check_parameters(parts)
+        except BadValue as error:
+            yield Problem("host", "", error.problem, error.hint)
         if is_url(self.connection_string) and parts:
             first = {"user": "username", "dbname": "database"}.get(next(iter(parts)), next(iter(parts)))
             yield Problem(first, "", "cannot be added to a URL", "write it into connection_string")

@@ -8,7 +8,7 @@ from functools import cache
 from typing import ClassVar
 
 from app.config.errors import BadValue, nearest
-from app.config.fields.addresses import secrets_in_url
+from app.config.fields.addresses import check_is_one_value, secrets_in_url
 from app.config.fields.field_types import FieldType, Text
 
 _NAME = re.compile(r"[^\W\d][\w$]*")
@@ -73,14 +73,15 @@ class ConnectionString(FieldType[str]):
             raise BadValue(
                 "is not a PostgreSQL URL", "write postgresql://user:password@host:port/database, without spaces"
             )
-        for port in filter(None, parameters(text).get("port", "").split(",")):
-            if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
-                raise BadValue("has no valid port", "a port is a number from 1 to 65535")
+        if is_like_url:
+            _check_login(text)
+        check_parameters(parameters(text))
         return text
 
     def secrets_in(self, value: str) -> Iterator[str]:
         values = parameters(value)
         yield from (values[name] for name in _SECRETS if values.get(name))
+        yield values.get("user", "").partition(":")[2]  # a password that somebody has written there
         if is_url(value):
             yield from secrets_in_url(value)
 
@@ -130,6 +131,33 @@ def parameters(text: str) -> dict[str, str]:
         return dict(extensions.parse_dsn(text))
     except (Error, ValueError) as error:
         raise _explain(str(error)) from None
+
+
+def check_parameters(values: Mapping[str, str]) -> None:
+    """Raise `BadValue` for parameters of which an error of libpq or of a server would repeat a part of a password.
+
+    That is so where the parameters were not separated by spaces, or `@` in the password of a URL was not escaped.
+    """
+    for name, value in values.items():
+        if name not in (*_SECRETS, "options"):
+            check_is_one_value(name, value)
+    hosts = [*values.get("host", "").split(","), *values.get("hostaddr", "").split(",")]
+    for host in hosts:
+        if not host.startswith(("/", "@")) and not re.fullmatch(r"[\w.:%-]*", host):
+            hint = "separate parameters by spaces and hosts by commas, and write no login before a host"
+            raise BadValue("has a host that is none", hint)
+    for port in filter(None, values.get("port", "").split(",")):
+        if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+            raise BadValue("has no valid port", "a port is a number from 1 to 65535")
+
+
+def _check_login(url: str) -> None:
+    """Raise `BadValue` if a URL has an `@` after the one at which libpq ends the login."""
+    rest = url.partition("://")[2]
+    login, at, place = rest.partition("@")
+    place = place if at and "/" not in login else rest
+    if "@" in place.partition("?")[0]:
+        raise BadValue("has an @ behind the login", "write @ / : in a password as %40 %2F %3A, and elsewhere @ as %40")
 
 
 def connection_string(values: Mapping[str, str]) -> str:

@@ -25,7 +25,7 @@ class QueueUrl(HttpUrl):
         parts = urlsplit(url)
         if not parts.path.strip("/") or parts.query:
             raise BadValue("is not the URL of a queue", "write it as https://sqs.REGION.amazonaws.com/ACCOUNT/QUEUE")
-        if "@" in parts.netloc:
+        if "@" in url:
             raise BadValue("has a login, which SQS does not have", "set access_key and secret_key")
         return url
 
@@ -36,7 +36,7 @@ class Endpoint(HttpUrl):
     def parse(self, text: str) -> str:
         url = super().parse(text)
         parts = urlsplit(url)
-        if parts.query or "@" in parts.netloc:
+        if parts.query or "@" in url:
             raise BadValue("has a login or a ?query, which requests to SQS do not have", "leave it out")
         return url
 
