@@ -6,6 +6,8 @@ wake-up that is lost, late or duplicated costs nothing but time.
 
 import logging
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -126,6 +128,7 @@ def queue_of(target: TargetId) -> Queue:
 
 
 log = logging.getLogger("bucketwire.beat")
+delivery_log = logging.getLogger("bucketwire.worker")
 # Celery would log three lines per drain, and there are many; the delivery log records the results of deliveries.
 for _name in ("celery.worker.strategy", "celery.app.trace"):
     logging.getLogger(_name).setLevel(logging.WARNING)
@@ -432,7 +435,21 @@ def _forked(**_: Any) -> None:
     index = getattr(own, "index", 0)
     metrics.begin(index)
     processes.begin(index)
+    threading.Thread(target=_end_if_it_hinders_others, name="share", daemon=True).start()
     telemetry.start("worker")
+
+
+def _end_if_it_hinders_others() -> None:
+    """End this process once all of its pool wait for targets that take long: its successor serves others.
+
+    Killing it loses nothing. Whatever it waits for could not be interrupted as surely.
+    """
+    while not processes.hinders_others():
+        time.sleep(1)
+    delivery_log.warning(
+        "every process of the pool waits for a target that takes long; this one ends, so that others are served"
+    )
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @worker_process_shutdown.connect

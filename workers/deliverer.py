@@ -71,7 +71,7 @@ class Deliverer:
         except UnknownTarget:
             return "the target was removed"
         self._held.redeliveries.record(stored.row_id)  # before a process that may have written too late claims more
-        with processes.serving(stored.row_id) as may_serve:
+        with processes.serving(stored.row_id, self._held.shares.of(stored)) as may_serve:
             if not may_serve:  # its partitions stay free, and the drain sends another wake-up
                 return "declined: the last free process is kept for other targets"
             try:

@@ -1,26 +1,63 @@
-"""Know what the processes of a worker's pool do, so that a busy one may wait, and one target cannot hold them all."""
+"""Know what the processes of a worker's pool do, so that a busy one may wait, and no target can hold them all."""
 
+import ctypes
 import fcntl
 import mmap
 import os
-import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 _MAX_PROCESSES = 1023  # those beyond are not counted
-# After the states: until when a process that would be the last idle one opens no target; the two targets that had work
-# last, each with the time, the later first; which target each process serves, and whether a wake-up was postponed.
-_TURN, _LAST, _SERVED = struct.Struct("d"), struct.Struct("qdqd"), struct.Struct("q?")
-_LAST_AT = _MAX_PROCESSES + 1 + _TURN.size
-_SERVED_AT = _LAST_AT + _LAST.size
-_NOBODY = 0  # instead of a target's row id
+_MAX_KNOWN = 256  # groups whose last calls are remembered
+_NOBODY = 0  # instead of a group
 _LOCK_SECONDS = 0.1  # to wait for the lock, which is held for microseconds
 _LATELY_SECONDS = 30.0  # for which a process is kept for other targets, after one of them had work
+_LONG_CALL_SECONDS = 10.0  # a call that takes longer makes its group slow
+_SLOW_SECONDS = 60.0  # for which a group stays slow at least, so that one that hangs now and then is slow
 # A turn ends after so many seconds even if its process has died. After a turn, openings pause for deliveries by this
-# factor of its time, so that a pool without idle processes opens targets in a quarter of its time, up to a limit.
+# factor of its time, so that a pool without idle processes opens targets in a quarter of its time, up to a limit. In
+# the same way an unknown group does not get the last process soon after another one has held it for long.
 _MAX_TURN_SECONDS, _PAUSE_FACTOR, _MAX_PAUSE_SECONDS = 60.0, 3, 30.0
-_ABSENT, _IDLE, _BUSY = b"\0", b"\1", b"\2"
+_ABSENT, _IDLE, _BUSY = 0, 1, 2
+
+
+class Share(NamedTuple):
+    """Whose share of a pool a target uses: that of a group of targets, or its own.
+
+    `group` is the target's row id, or a negative number for several targets that one token may set. A `bounded` group
+    holds at most half of the processes, also while no other target has work.
+    """
+
+    group: int
+    bounded: bool = False
+
+
+class _Process(ctypes.Structure):
+    """What a process does: which group it serves, since when it waits for its target (0: it does not)."""
+
+    _fields_ = (("group", ctypes.c_int64), ("calling_since", ctypes.c_double), ("has_postponed", ctypes.c_bool))
+
+
+class _Pool(ctypes.Structure):
+    """What the processes share. The two groups that had work last are here, the later first, each with the time."""
+
+    _fields_ = (
+        ("states", ctypes.c_ubyte * _MAX_PROCESSES),  # first, so that one is found quickly
+        ("is_stopping", ctypes.c_bool),
+        ("count", ctypes.c_int),  # of processes, with those that have ended
+        ("opening_until", ctypes.c_double),  # until then a process that would be the last idle one opens no target
+        ("unknown_from", ctypes.c_double),  # from then on an unknown group gets the last process
+        ("latest", ctypes.c_int64),
+        ("latest_at", ctypes.c_double),
+        ("other", ctypes.c_int64),
+        ("other_at", ctypes.c_double),
+        ("known", ctypes.c_int64 * _MAX_KNOWN),  # groups that were called
+        ("slow_until", ctypes.c_double * _MAX_KNOWN),  # of each; 0: its last call was not long
+        ("next_known", ctypes.c_int),
+        ("processes", _Process * _MAX_PROCESSES),
+    )
 
 
 class ProcessStates:
@@ -30,19 +67,23 @@ class ProcessStates:
     """
 
     def __init__(self) -> None:
-        self._states: mmap.mmap | None = None
+        self._memory: mmap.mmap | None = None
+        self._pool: _Pool | None = None
         self._own: int | None = None  # the index of this process
         self._lock = -1  # a file whose lock the kernel releases if its process dies
 
     def share(self) -> None:
         """Allocate the memory; call this before the pool forks its processes."""
-        self._states = mmap.mmap(-1, _SERVED_AT + _MAX_PROCESSES * _SERVED.size)
+        self._memory = mmap.mmap(-1, ctypes.sizeof(_Pool))
+        self._pool = _Pool.from_buffer(self._memory)
         self._lock = os.memfd_create("bucketwire-processes")
 
     def begin(self, index: int) -> None:
         """Count this process as idle, under its index in the pool."""
         self._own = index
-        self._set_served(_NOBODY)
+        if (own := self._process()) is not None and self._pool is not None:
+            own.group, own.calling_since, own.has_postponed = _NOBODY, 0.0, False
+            self._pool.count = max(self._pool.count, index + 1)
         self.set_busy(busy=False)
 
     def set_busy(self, *, busy: bool) -> None:
@@ -55,18 +96,15 @@ class ProcessStates:
 
     def stop(self) -> None:
         """Have `any_idle` return False from now on, because the worker shuts down."""
-        if self._states is not None:
-            self._states[_MAX_PROCESSES] = 1
+        if self._pool is not None:
+            self._pool.is_stopping = True
 
     def any_idle(self) -> bool:
         """Return whether a process of the pool is idle; False outside of a pool, and while the worker shuts down."""
-        states = self._states
-        return (
-            self._own is not None
-            and states is not None
-            and not states[_MAX_PROCESSES]
-            and states.find(_IDLE, 0, _MAX_PROCESSES) >= 0
-        )
+        pool, memory = self._pool, self._memory
+        if self._own is None or pool is None or memory is None or pool.is_stopping:
+            return False
+        return memory.find(bytes([_IDLE]), 0, _MAX_PROCESSES) >= 0
 
     def take_turn(self) -> bool:
         """Return whether this process may open a target now, which may take long; then call `end_turn`.
@@ -74,54 +112,126 @@ class ProcessStates:
         It may while another process is idle, and outside of a pool. Otherwise deliveries may have to wait for the
         opening, so it must not begin while another process opens a target, and for some time after that.
         """
-        states = self._states
-        if self._own is None or states is None:
+        if self._own is None or self._pool is None:
             return True
-        if not self.any_idle() and time.monotonic() < _TURN.unpack_from(states, _MAX_PROCESSES + 1)[0]:
+        if not self.any_idle() and time.monotonic() < self._pool.opening_until:
             return False
-        _TURN.pack_into(states, _MAX_PROCESSES + 1, time.monotonic() + _MAX_TURN_SECONDS)
+        self._pool.opening_until = time.monotonic() + _MAX_TURN_SECONDS
         return True
 
     def end_turn(self, seconds: float) -> None:
         """Have the pool deliver for a while, the longer the more seconds the opening took."""
-        if self._states is not None:
-            pause = min(_MAX_PAUSE_SECONDS, _PAUSE_FACTOR * seconds)
-            _TURN.pack_into(self._states, _MAX_PROCESSES + 1, time.monotonic() + pause)
+        if self._pool is not None:
+            self._pool.opening_until = _after_pause(seconds)
 
     @contextmanager
-    def serving(self, target_id: int) -> Iterator[bool]:
+    def serving(self, target_id: int, share: Share | None = None) -> Iterator[bool]:
         """Yield whether this process may serve a target (by row id) now; it counts as serving it until the block ends.
 
-        It may not if it is the last one that serves no target, another one serves this target, and another target had
-        work lately: a target that takes long for each request would hold all processes of the pool.
+        It may not if it is the last one that serves nothing, another group has work, and this group is served already,
+        is slow, or is unknown soon after another one was found slow. A bounded group has half of the pool at most.
         """
-        may = self._serve(target_id)
+        may = self._serve(share or Share(target_id))
         try:
             yield may
         finally:
-            if may:
-                self._set_served(_NOBODY)
+            if may and (own := self._process()) is not None:
+                own.group, own.has_postponed = _NOBODY, False
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Count this process as waiting for its target until the block ends, and remember whether that took long."""
+        own = self._process()
+        if own is None:
+            yield
+            return
+        own.calling_since = began = time.monotonic()
+        try:
+            yield
+        finally:
+            own.calling_since = 0.0
+            with self._locked():
+                self._remember(own.group, time.monotonic() - began)
 
     def has_postponed(self) -> bool:
-        """Return whether another process may not serve the target of this one, since this one has begun with it."""
-        if self._states is None or self._own is None or self._own >= _MAX_PROCESSES:
-            return False
-        postponed: bool = _SERVED.unpack_from(self._states, _place(self._own))[1]
-        return postponed
+        """Return whether another process may not serve the group of this one, since this one has begun with it."""
+        own = self._process()
+        return own is not None and bool(own.has_postponed)
 
-    def _serve(self, target_id: int) -> bool:
-        if self._states is None or self._own is None or self._own >= _MAX_PROCESSES:
+    def hinders_others(self) -> bool:
+        """Return whether this process has to end, because all of the pool wait for their targets for long.
+
+        Then it counts as free and its group as slow. None has to if they are all for one group and no other has work.
+        """
+        own, pool = self._process(), self._pool
+        if own is None or pool is None or pool.is_stopping or not own.calling_since:
+            return False
+        now = time.monotonic()
+        with self._locked():
+            others = self._others(pool)
+            if not others or not all(0 < one.calling_since < now - _LONG_CALL_SECONDS for one in (own, *others)):
+                return False
+            if not self._others_have_work(pool, others, own.group):
+                return False
+            self._remember(own.group, now - own.calling_since)
+            own.group, own.calling_since = _NOBODY, 0.0
+        return True
+
+    def _serve(self, share: Share) -> bool:
+        own, pool = self._process(), self._pool
+        if own is None or pool is None:
             return True
         with self._locked():  # several get the wake-ups of one drain at the same time
-            others_had_work = self._note_work(self._states, target_id)
-            served = self._served_by_others(self._states)
-            if others_had_work and _NOBODY not in served.values() and target_id in served.values():
-                for index, other_id in served.items():
-                    if other_id == target_id:
-                        _SERVED.pack_into(self._states, _place(index), target_id, True)
+            self._note_work(pool, share.group)
+            others = self._others(pool)
+            alike = [one for one in others if one.group == share.group]
+            if not self._has_room(pool, share, others, alike):
+                for one in alike:
+                    one.has_postponed = True
                 return False
-            self._set_served(target_id)
+            own.group, own.has_postponed = share.group, False
         return True
+
+    def _has_room(self, pool: _Pool, share: Share, others: Sequence[_Process], alike: Sequence[_Process]) -> bool:
+        if share.bounded and len(alike) >= max(1, (len(others) + 1) // 2):
+            return False
+        if not others or any(one.group == _NOBODY for one in others):
+            return True
+        if not self._others_have_work(pool, others, share.group):
+            return True
+        if share.group not in pool.known[:]:
+            return not alike and time.monotonic() >= pool.unknown_from
+        return not alike and not pool.slow_until[pool.known[:].index(share.group)]
+
+    def _others_have_work(self, pool: _Pool, processes: Sequence[_Process], group: int) -> bool:
+        """Return whether one of the processes serves another group, or another one had work lately."""
+        if any(one.group not in (_NOBODY, group) for one in processes):
+            return True
+        work = ((pool.latest, pool.latest_at), (pool.other, pool.other_at))
+        now = time.monotonic()
+        return any(one not in (_NOBODY, group) and now - at < _LATELY_SECONDS for one, at in work)
+
+    def _note_work(self, pool: _Pool, group: int) -> None:
+        if pool.latest != group:
+            pool.other, pool.other_at = pool.latest, pool.latest_at
+        pool.latest, pool.latest_at = group, time.monotonic()
+
+    def _remember(self, group: int, seconds: float) -> None:
+        """Remember how long a call for a group took. The caller has the lock."""
+        pool, now = self._pool, time.monotonic()
+        if pool is None or group == _NOBODY:
+            return
+        known = pool.known[:]
+        place = known.index(group) if group in known else -1
+        if place < 0:
+            place = pool.next_known
+            pool.next_known = (place + 1) % _MAX_KNOWN
+            pool.known[place], pool.slow_until[place] = group, 0.0
+        if seconds > _LONG_CALL_SECONDS:
+            pool.slow_until[place] = now + _SLOW_SECONDS
+            pool.unknown_from = _after_pause(seconds)
+        elif pool.slow_until[place] <= now:
+            pool.slow_until[place] = 0.0
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -140,34 +250,26 @@ class ProcessStates:
             if has_lock:
                 fcntl.lockf(self._lock, fcntl.LOCK_UN)
 
-    def _note_work(self, states: mmap.mmap, target_id: int) -> bool:
-        """Note that a target has work; return whether another one had some lately."""
-        now = time.monotonic()
-        latest, at, other, other_at = _LAST.unpack_from(states, _LAST_AT)
-        if latest != target_id:
-            other, other_at = latest, at
-        _LAST.pack_into(states, _LAST_AT, target_id, now, other, other_at)
-        return bool(other != _NOBODY and now - other_at < _LATELY_SECONDS)
+    def _others(self, pool: _Pool) -> list[_Process]:
+        """Return the other processes that have begun and not ended."""
+        states = pool.states[: pool.count]
+        present = (index for index, state in enumerate(states) if state != _ABSENT and index != self._own)
+        return [pool.processes[index] for index in present]
 
-    def _served_by_others(self, states: mmap.mmap) -> dict[int, int]:
-        """Return the target that each other process serves, by the process's index."""
-        return {
-            index: _SERVED.unpack_from(states, _place(index))[0]
-            for index, state in enumerate(states[:_MAX_PROCESSES])
-            if state != _ABSENT[0] and index != self._own
-        }
+    def _process(self) -> _Process | None:
+        """Return what is shared of this process; None outside of a pool."""
+        if self._pool is None or self._own is None or self._own >= _MAX_PROCESSES:
+            return None
+        process: _Process = self._pool.processes[self._own]
+        return process
 
-    def _set_served(self, target_id: int) -> None:
-        if self._states is not None and self._own is not None and self._own < _MAX_PROCESSES:
-            _SERVED.pack_into(self._states, _place(self._own), target_id, False)
-
-    def _set(self, state: bytes) -> None:
-        if self._states is not None and self._own is not None and self._own < _MAX_PROCESSES:
-            self._states[self._own : self._own + 1] = state
+    def _set(self, state: int) -> None:
+        if self._pool is not None and self._own is not None and self._own < _MAX_PROCESSES:
+            self._pool.states[self._own] = state
 
 
-def _place(index: int) -> int:
-    return _SERVED_AT + index * _SERVED.size
+def _after_pause(seconds: float) -> float:
+    return time.monotonic() + min(_MAX_PAUSE_SECONDS, _PAUSE_FACTOR * seconds)
 
 
 processes = ProcessStates()  # of the pool that this process belongs to

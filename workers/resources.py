@@ -9,6 +9,7 @@ from app.outbox.registry import open_registry
 from app.wakeups import WakeUps
 from workers.delivery.redelivery_requests import RedeliveryRequests
 from workers.outbox_state import OutboxState
+from workers.pool_shares import PoolShares
 from workers.target_opening import TargetOpener
 from workers.target_pool import TargetPool
 from workers.telemetry.attempt_recorder import AttemptRecorder
@@ -26,7 +27,8 @@ class Resources:
         self.leases = Leases(self.database, int(settings.lease_ttl * 1000))
         self.registry = open_registry(self.database, settings)
         self.pool = pool or TargetPool(self.registry, settings)
-        self.opener = TargetOpener(self.database, self.registry, settings, self.clock)
+        self.shares = PoolShares(self.database, self.registry)
+        self.opener = TargetOpener(self.database, self.registry, settings, self.clock, self.shares)
         self.broker = Broker(settings.broker_url)
         self.wakeups = WakeUps(settings.broker_url)
         self.attempts = AttemptRecorder(self.database)

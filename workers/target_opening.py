@@ -16,6 +16,7 @@ from app.outbox.engine.database import Database
 from app.outbox.registry import Registry
 from app.outbox.targets import OPENED, StoredTarget
 from workers.idle_processes import processes
+from workers.pool_shares import PoolShares
 from workers.targets import create
 from workers.targets.base import TargetUnavailable
 from workers.telemetry.redaction import RedactingTarget
@@ -29,8 +30,11 @@ _OPENABLE = ("running", "unavailable")  # the states of a target that may be con
 class TargetOpener:
     """Offers and opens targets. Its methods raise `DatabaseUnavailable`; then the drain offers a target again."""
 
-    def __init__(self, database: Database, registry: Registry, settings: Settings, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, database: Database, registry: Registry, settings: Settings, clock: Callable[[], int], shares: PoolShares
+    ) -> None:
         self._database = database
+        self._shares = shares
         self._registry = registry
         self._settings = settings
         self._clock = clock
@@ -57,7 +61,7 @@ class TargetOpener:
         newest = (stored.revision, stored.opening_due_at) == (opening.revision, opening.next_at)
         if not newest or stored.opening == OPENED or stored.state not in _OPENABLE:
             return "nothing to open"
-        with processes.serving(stored.row_id) as may_serve:
+        with processes.serving(stored.row_id, self._shares.of(stored)) as may_serve:
             if not may_serve or not processes.take_turn():
                 postpone_opening(self._database, stored.row_id, opening, self._clock())
                 return "postponed: no process is free"
@@ -100,7 +104,8 @@ def problem_of_opening(type_name: str, settings: TargetSettings) -> str:
     target = None
     try:
         target = RedactingTarget(create(type_name, settings), settings)
-        target.open()
+        with processes.calling():
+            target.open()
     except TargetUnavailable as error:
         return error.reason or "unavailable"
     except Exception as error:

@@ -240,6 +240,17 @@ class Tokens:
             connection.execute(tables.tokens.insert().values(**row))
 
 
+def read_target_owners(database: Database) -> dict[TargetId, str]:
+    """Return the targets that a limited token may set, each with the name of the first such token."""
+    t, owners = tables.tokens.c, dict[TargetId, str]()
+    query = sa.select(t.name, t.scopes, t.limits).where(t.limits != "").order_by(t.name.desc())
+    with database.reading() as connection:
+        for row in connection.execute(query):
+            if "admin" in row.scopes.split():
+                owners |= {TargetId(*target.split(":", 1)): row.name for target in _limits(row.limits)["targets"]}
+    return owners
+
+
 class _Uses:
     """Records when tokens were used: of each at most once a minute, in a thread, so that no request waits for it.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -36,13 +37,22 @@ def bad(whole: System) -> Iterator[Receiver]:
         yield server
 
 
+@pytest.fixture
+def silent(whole: System) -> Iterator[int]:
+    """The port of a server that connects and never answers; it ends before the service does."""
+    del whole
+    with socket.create_server((services.LOOPBACK, 0), backlog=100) as listening:
+        port: int = listening.getsockname()[1]
+        yield port
+
+
 def post(whole: System, bucket: str, *keys: str) -> None:
     whole.post(f'{{"Records":[{",".join(event(key, bucket=bucket).record for key in keys)}]}}'.encode())
 
 
-def add_webhook(whole: System, name: str, port: int) -> None:
+def add_webhook(whole: System, name: str, port: int, read_timeout: str = f"{LONG + 10}s") -> None:
     endpoint = f"http://{services.LOOPBACK}:{port}/"
-    whole.add_target(f"webhook:{name}", name, endpoint=endpoint, read_timeout=f"{LONG + 10}s", sync="on")
+    whole.add_target(f"webhook:{name}", name, endpoint=endpoint, read_timeout=read_timeout, sync="on")
 
 
 def delivered(receiver: Receiver, key: str) -> bool:
@@ -81,3 +91,15 @@ def test_a_single_target_is_served_by_all_processes(whole: System, bad: Receiver
     add_webhook(whole, "only", bad.port)
     post(whole, "only", *(f"key-{number}" for number in range(EVENTS)))
     until(lambda: len(bad.requests()) == 2, GENEROUS, what="two requests under way at the same time")
+
+
+@pytest.mark.parametrize("limit", ["1h", "10s"])
+def test_a_third_target_is_served_while_two_hang(whole: System, silent: int, receiver: Receiver, limit: str) -> None:
+    """None of them is known before: the first two may take all processes, and one of these is taken back."""
+    for name in ("hanging", "silent"):
+        add_webhook(whole, name, silent, limit)
+        post(whole, name, *(f"{name}-{number}" for number in range(8)))
+    add_webhook(whole, "good", receiver.port, limit)
+    for number in range(5):
+        post(whole, "good", f"next-{number}")
+        until(lambda: delivered(receiver, f"next-{number}"), 2 * GENEROUS, what="an event of the third")  # noqa: B023

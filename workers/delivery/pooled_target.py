@@ -14,6 +14,7 @@ from workers.delivery.failing_replays import FailingReplays
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
+from workers.idle_processes import processes
 from workers.targets.base import LeaseCheck, LeaseExpired, Target, TargetUnavailable
 
 log = logging.getLogger("bucketwire.partitions")
@@ -55,12 +56,13 @@ class PooledTarget:
         call = TargetCall(events)
         began = time.monotonic()
         try:
-            if not self.is_connected:
-                self.adapter.open()
-                self.is_connected = True
-            for observer in self.observers:
-                observer.call_begins(call)
-            call.outcomes = self.adapter.deliver(call.events, self.window, lease)
+            with processes.calling():
+                if not self.is_connected:
+                    self.adapter.open()
+                    self.is_connected = True
+                for observer in self.observers:
+                    observer.call_begins(call)
+                call.outcomes = self.adapter.deliver(call.events, self.window, lease)
         except LeaseExpired as error:
             # The call may have stopped anywhere: an answer to a pending request must not be taken for one to the next.
             self.disconnect()

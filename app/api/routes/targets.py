@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from math import isfinite
 
 from flask import Blueprint, request
 from msgspec import UNSET, UnsetType
@@ -18,7 +19,14 @@ from app.config.arn import TargetId
 from app.config.errors import BadSettings, BadValue
 from app.config.fields.fields import fields_of, references
 from app.config.target_settings import changed_lines, load, texts, with_kept_secrets
-from app.config.targets.base import MessageSettings, NamespaceSettings, TargetSettings
+from app.config.targets.base import (
+    MAX_LIMITED_BATCH,
+    MAX_LIMITED_IN_FLIGHT,
+    MAX_LIMITED_SECONDS,
+    MessageSettings,
+    NamespaceSettings,
+    TargetSettings,
+)
 from app.config.targets.registry import settings_type
 from app.outbox import audit
 from app.outbox.delivery.counters import TargetCounters, read_status
@@ -211,6 +219,7 @@ def _wanted_settings(target: TargetId) -> tuple[Mapping[str, object], Mapping[st
     wanted = load(target.type, settings)  # refuses settings without effect too, which MinIO's forms accept
     if is_limited():
         _check_host_files(target.type, before or {}, texts(target.type, settings), wanted)
+        _check_load(target.type, before or {}, wanted)
     return settings, before
 
 
@@ -257,6 +266,27 @@ def _check_host_files(
     for name in fields_of(cls):
         if name not in _OF_EVERY_TYPE and _parsed(cls, after, name) != _parsed(cls, before, name):
             raise _beyond_target(f"{name} is changed while {kept[0]} uses what is of this host")
+
+
+def _check_load(type_name: str, before: Mapping[str, str], wanted: TargetSettings) -> None:
+    """Refuse what may hold a worker's process for longer, or for more events at once, than is stored or allowed.
+
+    Raises `ApiProblem`.
+    """
+    try:
+        stored = load(type_name, before, lenient=True)
+    except BadSettings:
+        stored = None
+    known = dict[str, float]()
+    for name, seconds in () if stored is None else stored.time_limits():
+        known[name] = max(known.get(name, 0.0), seconds)
+    for name, seconds in wanted.time_limits():
+        if seconds > max(MAX_LIMITED_SECONDS, known.get(name, 0.0)):
+            limit = f"{seconds:g} s" if isfinite(seconds) else "without end"
+            raise _beyond_target(f"{name} lets a worker wait {limit}, and {MAX_LIMITED_SECONDS:g} s is the most")
+    for name, most in (("max_in_flight", MAX_LIMITED_IN_FLIGHT), ("batch_size", MAX_LIMITED_BATCH)):
+        if (value := getattr(wanted, name)) > max(most, getattr(stored, name, 0)):
+            raise _beyond_target(f"{name} is {value}, and {most} is the most")
 
 
 def _parsed(cls: type[TargetSettings], texts: Mapping[str, str], name: str) -> object:

@@ -12,6 +12,14 @@ from app.config.fields.fields import Declared, Field, declared, fields_of, setti
 P = TypeVar("P", bound=str)
 
 DEFAULT_QUEUE_LIMIT = 100_000
+# What a token that is limited to targets may set at most: a process of a worker waits as long for a target that hangs.
+MAX_LIMITED_SECONDS = 60.0  # of each time limit
+MAX_LIMITED_IN_FLIGHT, MAX_LIMITED_BATCH = 1_000, 1_000
+# Times for which no process waits: of events, of idle connections, or without effect.
+_NO_TIME_LIMITS = {
+    "retry_base", "retry_max_delay", "max_age", "keep_alive_interval", "ping_interval", "reconnect_interval",
+    "batch_commit_timeout",
+}  # fmt: skip
 REGISTERED_TYPES: dict[str, type["TargetSettings"]] = {}
 
 
@@ -106,6 +114,12 @@ class TargetSettings(Declared):
     def problems(self) -> Iterator[Problem]:
         if self.retry_base > self.retry_max_delay:
             yield Problem("retry_base", "", "is longer than retry_max_delay", "shorten it, or lengthen retry_max_delay")
+
+    def time_limits(self) -> Iterator[tuple[str, float]]:
+        """Yield each time limit of a connection or a request, in seconds, with the setting that has it."""
+        for name, field in fields_of(type(self)).items():
+            if isinstance(field.kind, Duration) and name not in _NO_TIME_LIMITS:
+                yield name, getattr(self, name)
 
     def served(self, *, allow_private: bool) -> Self:  # noqa: ARG002 (for types that ask for a permission)
         """Return the settings as a service uses them that allows every target private addresses, or does not."""

@@ -105,6 +105,11 @@ class MysqlSettings(
         if self.dsn.socket:
             yield "dsn_string", self.dsn.socket
 
+    def time_limits(self) -> Iterator[tuple[str, float]]:
+        yield from super().time_limits()
+        for limit in (self.dsn.connect_timeout, self.dsn.read_timeout, self.dsn.write_timeout):
+            yield "dsn_string", limit or 0.0
+
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from check_certificate_pair(self.client_cert, self.client_key)

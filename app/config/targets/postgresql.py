@@ -16,6 +16,7 @@ from app.config.targets.postgresql_dsn import (
     identifier,
     is_url,
     parameters,
+    time_limits,
 )
 
 
@@ -67,6 +68,10 @@ class PostgresSettings(
         yield from super().host_files()
         if self.dsn:
             yield from (("connection_string", name) for name in host_files(self.dsn))
+
+    def time_limits(self) -> Iterator[tuple[str, float]]:
+        yield from super().time_limits()
+        yield from (("connection_string", seconds) for seconds in time_limits(self.dsn, self.timeout))
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()

@@ -1,5 +1,6 @@
 """Parse PostgreSQL's connection strings as libpq does, and its table names (reference §4.10)."""
 
+import math
 import os
 import pwd
 import re
@@ -227,6 +228,27 @@ def _account() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # a container's user without a name
         return ""
+
+
+def time_limits(text: str, timeout: float) -> Iterator[float]:
+    """Yield the time limits of a connection string in seconds; `timeout` is what it has where it names none.
+
+    libpq waits for each host in turn, and without a limit if it is 0.
+    """
+    values = {name: value for name, value in parameters(text).items() if value}
+    hosts = (values.get("hostaddr") or values.get("host", "")).count(",") + 1
+    connecting = _number(values["connect_timeout"]) if "connect_timeout" in values else max(2, timeout)
+    yield (connecting if connecting > 0 else math.inf) * hosts
+    if "tcp_user_timeout" in values:
+        yield (_number(values["tcp_user_timeout"]) or math.inf) / 1000
+
+
+def _number(text: str) -> float:
+    """Read a number as libpq does; it refuses what is none when it connects."""
+    try:
+        return int(text.strip())
+    except ValueError:
+        return math.inf
 
 
 def _explain(message: str) -> BadValue:

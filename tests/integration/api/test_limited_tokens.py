@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from app.config.arn import TargetId
+from app.config.targets.registry import TYPES
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
@@ -279,6 +280,52 @@ def test_a_secret_of_the_host_goes_only_where_an_operator_sends_it(
         refused = problem(client.put(path, json=stored | more), 403, "forbidden")
         assert f"{next(iter(more))} is changed while auth_token uses what is of this host" in refused["detail"]
     assert client.put(path, json={"endpoint": "http://127.0.0.1:9/other", "auth_token": "mine"}).status_code == 200
+
+
+# What lets a process of the workers wait for long, by type of target, and settings that are enough otherwise.
+_DSN, _LIBPQ = "u:p@tcp(127.0.0.1:9)/d?", "host=127.0.0.1 dbname=d "
+PATIENT: dict[str, tuple[dict[str, str], list[dict[str, str]]]] = {
+    "webhook": ({"endpoint": "http://127.0.0.1:9/"}, [{"read_timeout": "1h"}, {"read_timeout": "61s"}]),
+    "mysql": (
+        {"dsn_string": _DSN, "table": "t"},
+        [{"dsn_string": f"{_DSN}{name}=61s"} for name in ("timeout", "readTimeout", "writeTimeout")],
+    ),
+    "postgresql": (
+        {"connection_string": _LIBPQ, "table": "t"},
+        [
+            {"connection_string": text}
+            for text in (
+                f"{_LIBPQ} connect_timeout=61", f"{_LIBPQ} connect_timeout=0", f"{_LIBPQ} connect_timeout=-1",
+                f"{_LIBPQ} tcp_user_timeout=61000", f"{_LIBPQ} tcp_user_timeout=0",
+                "postgresql://127.0.0.1/d?connect_timeout=3600", f"host={','.join(['127.0.0.1'] * 20)} dbname=d",
+            )
+        ],
+    ),
+}  # fmt: skip
+OF_ALL_TYPES = [{"timeout": "61s"}, {"timeout": "1h"}, {"max_in_flight": "1001"}, {"batch_size": "1001"}]
+
+
+def test_a_limited_token_has_no_worker_wait_for_long(log: Database, limited: Callable[..., httpx.Client]) -> None:
+    kinds = sorted(TYPES)
+    client = limited(targets=[TargetId(kind, "own") for kind in kinds])
+    admin = token(log, "admin")
+    until(lambda: client.get("/v1/tokens", headers=admin).status_code == 200, 60)
+    for kind in kinds:
+        path = f"/v1/targets/{kind}/own"
+        plain, others = PATIENT.get(kind, (dict(TYPES[kind].example), []))
+        for beyond in [*others, *OF_ALL_TYPES]:
+            for refused in (
+                problem(client.put(path, json=plain | beyond), 403, "forbidden"),
+                problem(client.post(f"{path}/test-settings", json=plain | beyond), 403, "forbidden"),
+            ):
+                assert refused["detail"].startswith(next(iter(beyond))), refused
+                assert "is the most" in refused["detail"], refused
+        most = {"timeout": "60s", "max_in_flight": "1000", "batch_size": "1000"}
+        assert client.put(path, json=plain | most).status_code == 201, "not too long"
+    path, (plain, (beyond, *_)) = "/v1/targets/webhook/own", PATIENT["webhook"]
+    assert client.put(path, json=plain | beyond, headers=admin).status_code == 200, "an operator may"
+    changed = client.put(path, json=plain | beyond | {"comment": "mine"})
+    assert changed.status_code == 200, f"what is stored may stay: {changed.text}"
 
 
 def test_a_limited_token_schedules_nothing_that_it_may_not_request(

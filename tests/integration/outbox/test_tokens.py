@@ -16,6 +16,8 @@ from app.outbox.errors import UnknownToken
 from app.outbox.policies import TOKENS
 from app.outbox.tokens import Tokens
 from tests.services import until
+from tests.support.builders import add_target, registry
+from workers.pool_shares import PoolShares
 
 GIVEN = ApiToken("environment", frozenset({"admin"}), hash_token("e" * 40))
 
@@ -185,3 +187,24 @@ def test_a_token_keeps_its_limits_also_where_the_database_is_away(database: Data
         assert (set(found.buckets), found.targets, found.is_limited) == ({"a\u00e9", "b"}, ("webhook:x",), True)
         assert not free.is_limited
     away.close()
+
+
+def test_the_targets_of_limited_tokens_share_a_part_of_a_pool(database: Database) -> None:
+    names = ("a", "b", "c", "read", "free", "patient")
+    for name in names:
+        add_target(database, name, read_timeout="61s" if name == "patient" else "60s")
+    tokens, admin = Tokens(database), ["admin"]
+    tokens.create("tenant", admin, targets=[TargetId("webhook", "a"), TargetId("webhook", "b")])
+    tokens.create("other", admin, targets=[TargetId("webhook", "c")], buckets=["images"])
+    tokens.create("reader", ["read"], targets=[TargetId("webhook", "read")])
+    tokens.create("unlimited", admin)
+    targets = registry(database)
+    shares = PoolShares(database, targets)
+    stored = {name: targets.target(TargetId("webhook", name)) for name in names}
+    found = {name: shares.of(one) for name, one in stored.items()}
+    assert found["a"] == found["b"] != found["c"]
+    assert [found[name].bounded for name in names] == [True, True, True, False, False, True]
+    assert {name: found[name].group for name in names[3:]} == {name: stored[name].row_id for name in names[3:]}
+    assert found["a"].group < 0
+    targets.put(TargetId("webhook", "patient"), {"endpoint": "http://127.0.0.1:9/"})
+    assert not shares.of(targets.target(TargetId("webhook", "patient"))).bounded

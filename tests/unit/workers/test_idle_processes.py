@@ -5,12 +5,13 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.support.forking import in_a_child
-from workers.idle_processes import ProcessStates
+from workers.idle_processes import ProcessStates, Share
 
 
 def test_outside_of_a_pool_no_process_is_idle() -> None:
@@ -145,6 +146,95 @@ def test_a_process_knows_that_others_postponed_a_wake_up_of_its_target(pool: Poo
             assert [pool(index).has_postponed() for index in range(3)] == [True, True, False]
     with pool(0).serving(A):
         assert not pool(0).has_postponed(), "that was before"
+
+
+def test_targets_of_one_group_hold_half_of_the_pool_together(pool: Pool) -> None:
+    """A limited token's, also while no other target has work."""
+    with pool(0).serving(A, Share(-1, bounded=True)) as first, pool(1).serving(B, Share(-1, bounded=True)) as second:
+        assert (first, second) == (True, False)
+        with pool(1).serving(C) as other:
+            assert other
+
+
+def test_a_pool_of_one_process_serves_every_target() -> None:
+    alone = ProcessStates()
+    alone.share()
+    alone.begin(0)
+    for share in (Share(A, bounded=True), Share(B)):
+        with alone.serving(A, share) as may_serve:
+            assert may_serve
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Have so many seconds pass."""
+    passed = [0.0]
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + passed[0])
+
+    def wait(seconds: float) -> None:
+        passed[0] += seconds
+
+    return wait
+
+
+def _call(process: ProcessStates, target: int, later: Callable[[float], None], seconds: float) -> None:
+    with process.serving(target), process.calling():
+        later(seconds)
+
+
+def test_a_target_that_took_long_does_not_get_the_last_process(pool: Pool, later: Callable[[float], None]) -> None:
+    def gets_the_last() -> bool:
+        with pool(0).serving(A), pool(1).serving(A), pool(2).serving(B) as may_serve:
+            return may_serve
+
+    _call(pool(0), B, later, 11)
+    assert not gets_the_last()
+    _call(pool(0), B, later, 1)
+    assert not gets_the_last(), "one that hangs now and then stays slow for a minute"
+    later(60)
+    _call(pool(0), B, later, 1)
+    assert gets_the_last()
+
+
+def test_an_unknown_target_waits_for_the_last_process_after_another_took_long(
+    pool: Pool, later: Callable[[float], None]
+) -> None:
+    _call(pool(0), B, later, 11)
+    _call(pool(0), A, later, 1)
+    with pool(0).serving(B), pool(1).serving(B):
+        with pool(2).serving(C) as unknown:
+            assert not unknown
+        with pool(2).serving(A) as known:
+            assert known, "it was quick"
+        later(30)
+        with pool(2).serving(C) as unknown:
+            assert unknown
+
+
+@pytest.mark.parametrize("targets", [(A, B, C), (A, A, B), (A, A, A)])
+def test_of_a_pool_that_waits_for_long_one_process_has_to_end(
+    pool: Pool, later: Callable[[float], None], targets: tuple[int, ...]
+) -> None:
+    states = [pool(index) for index in range(3)]
+    with ExitStack() as stack:
+        for process, target in zip(states, targets, strict=True):
+            assert stack.enter_context(process.serving(target))
+            stack.enter_context(process.calling())
+        later(9)
+        assert not any(process.hinders_others() for process in states)
+        later(2)
+        hindering = [process.hinders_others() for process in states]
+        assert sum(hindering) == (0 if len(set(targets)) == 1 else 1), "its process is free at once"
+
+
+def test_a_process_that_delivers_hinders_nobody(pool: Pool, later: Callable[[float], None]) -> None:
+    with pool(0).serving(A), pool(0).calling(), pool(1).serving(B), pool(1).calling(), pool(2).serving(C):
+        later(11)
+        with pool(2).calling():
+            assert not pool(0).hinders_others()
+        pool(2).end()
+        assert pool(0).hinders_others()
 
 
 def test_outside_of_a_pool_each_target_is_served() -> None:
