@@ -1,5 +1,6 @@
 """Messages of a queue: what a source pulls, and what is read in them."""
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -14,6 +15,11 @@ from app.events.origin import UNKNOWN, by_source
 from app.events.parsing import HEADERS, parse
 
 KEY_HEADER = "kafka-key"  # under which `headers` have a message's key that may be a path
+
+
+ENCODING_HEADER = "content-encoding"
+_READ_ENCODINGS = frozenset(("", "identity", "gzip", "x-gzip", "utf-8", "utf8"))  # the last two are of careless senders
+_GZIP, _GZIP_CODE = b"\x1f\x8b", 31  # how such a body begins, as no JSON does; and zlib's code for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,8 @@ class ReadMessage:
 def read_message(message: Message, limits: Limits, sender: Frontend | None, source: str = "") -> ReadMessage:
     """Return the events of a message, by the rules of a posted body. Raises nothing: a queue must never stop.
 
+    A body that is gzip is decompressed, whatever its headers are.
+
     An event without a time has the message's, so that the same message always has the same events. An empty message has
     none: in a compacted topic it only says that a key is gone. A time that no payload could have counts as none.
     `source` is what has pulled the message, as TYPE:NAME; "" if that does not matter.
@@ -55,14 +63,36 @@ def read_message(message: Message, limits: Limits, sender: Frontend | None, sour
         return ReadMessage(message)
     sent_at = message.sent_at if message.sent_at < YEAR_10000 else 0  # whatever the producer chose
     try:
+        body = _unpacked(message.body, limits.written_bytes)
         headers = {name: message.headers[name] for name in HEADERS if name in message.headers}
-        body = message.body
         if is_filer_message(path := message.headers.get(KEY_HEADER, ""), body):
             body = webhook_body(path, body)
         origin = by_source(source, message.share, message.position) if source else UNKNOWN
         parsed = parse(body, headers, now_ms=sent_at, limits=limits, sender=sender, origin=origin)
     except BadEvents as error:
-        return ReadMessage(message, problem=error.problem)
+        encoding = message.headers.get(ENCODING_HEADER, "").lower()
+        is_unread = encoding not in _READ_ENCODINGS
+        hint = f" Its content encoding is {encoding[:40]!r}; send gzip, or no encoding." if is_unread else ""
+        return ReadMessage(message, problem=error.problem + hint)
     except Exception as error:  # noqa: BLE001 - a defect of the parser must not stop all that comes after it
         return ReadMessage(message, problem=f"it cannot be read, by a defect of Bucketwire: {type(error).__name__}")
     return ReadMessage(message, tuple(parsed.events))
+
+
+def _unpacked(body: bytes, most: int) -> bytes:
+    """Return a body without its compression, if it has one. Raises `BadEvents`."""
+    if not body.startswith(_GZIP):
+        return body
+    unpacked = bytearray()
+    while body:  # may have several members
+        inflater = zlib.decompressobj(_GZIP_CODE)
+        try:
+            unpacked += inflater.decompress(body, most + 1 - len(unpacked))
+        except zlib.error as error:
+            raise BadEvents(f"The body begins as gzip does, but is not: {error}.") from None
+        if len(unpacked) > most:
+            raise BadEvents(f"The body has more than {most} bytes when it is decompressed: send it in parts.", 413)
+        if not inflater.eof:
+            raise BadEvents("The gzip body is truncated.")
+        body = inflater.unused_data
+    return bytes(unpacked)

@@ -21,6 +21,7 @@ _HEX = "0123456789abcdefABCDEF"
 _BYTES = {f"{high}{low}".encode(): bytes.fromhex(high + low) for high in _HEX for low in _HEX}
 _NO_ZERO = re.compile(rb"[^0]")
 _ZERO_FOR_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_THREE_SPACES = b" " * len(codecs.BOM_UTF8)
 _LONG_NUMBER = b"0" * 19  # the shortest number that may not fit into 64 bits
 _PART = 1 << 16  # bytes of a text that are decoded at a time
 _SAFE_NESTING = 200  # the standard library recurses, orjson does not
@@ -55,13 +56,16 @@ class BadKey(ValueError):
 
 
 def load(data: bytes, *, long_numbers: bool | None = None) -> Any:
-    """Parse JSON; integers of any length are kept. Raises `BadJson`.
+    """Parse JSON; integers of any length are kept, and a byte order mark of UTF-8 is skipped. Raises `BadJson`.
 
     For many texts of one body, call `holds_long_numbers` once for the body and pass the result.
     """
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as problem:
+        if data.startswith(codecs.BOM_UTF8):
+            # Spaces in its place keep the offsets of what else is wrong.
+            return load(_THREE_SPACES + data[len(codecs.BOM_UTF8) :], long_numbers=long_numbers)
         raise _bad_json(data, problem) from None
     if holds_long_numbers(data) if long_numbers is None else long_numbers:
         return _load_exactly(data, value)

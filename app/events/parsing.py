@@ -14,12 +14,14 @@ from app.events.frontends import (
     Normalized,
     SnsConfirmation,
     Traced,
+    filer_protobuf,
     format_location,
     items,
 )
 from app.events.frontends.detect import REFUSED, Context, context_of
 from app.events.frontends.envelopes import form_message
 from app.events.frontends.unknown import is_unknown
+from app.events.frontends.unsupported import FILER_WITHOUT_PATH
 from app.events.limits import Allowance, Limits
 from app.events.model import Event
 from app.events.normalize import event_of
@@ -200,6 +202,8 @@ def _items(body: bytes, headers: Mapping[str, str], context: Context) -> Iterato
     try:
         value = minio_json.load(body, long_numbers=long_numbers)
     except minio_json.BadJson as problem:
+        if filer_protobuf.is_filer_change(body):
+            raise BadEvents(f"The body {FILER_WITHOUT_PATH}.", offset=problem.offset) from None
         raise BadEvents(f"The body is not JSON: at byte {problem.offset}, {problem}.", offset=problem.offset) from None
     for item in items(value, context):
         yield 0, item

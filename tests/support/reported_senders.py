@@ -35,6 +35,9 @@ RIGHT: dict[int, list[Fact] | str] = {
     12: "Apache Ozone reports a volume",
     13: [Fact(PUT, "nautilus/c+d.txt", size=1024)],
     14: [Fact(PUT, "nautilus/c+d.txt", size=1024)],
+    15: [Fact(PUT, "aws/w/5 (x).txt", size=1)],
+    16: [Fact(PUT, "aws/w/6 (x).txt", size=1)],
+    17: [Fact(PUT, "aws/w/7 (x).txt", size=1)],
     18: [Fact(PUT, "aws/w/8 (x).txt", size=1)],
 }
 

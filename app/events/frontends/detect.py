@@ -66,6 +66,10 @@ def _values(value: Any, context: Context, location: Location, levels_left: int) 
         yield from _records(value["Records"], context, (location, "Records"), levels_left)
     elif "s3" in value:
         yield context.recognize(value), value, location
+    elif isinstance(messages := value.get(member := envelopes.list_member(value)), list):
+        context.allowance.check_records(len(messages))
+        for index, message in enumerate(messages):
+            yield from _element(message, context, ((location, member), index), levels_left)
     elif envelopes.is_access_entry(value):
         yield from _records(value["Event"], _in_minios_form(context), (location, "Event"), levels_left)
     else:
@@ -114,7 +118,9 @@ def _passed_on(record: dict[str, Any], context: Context, location: Location, lev
         yield _refused(problem, location)
         return
     if carried is None:
-        yield _refused(BadRecord("s3", "is missing; it must be an object with bucket and object"), location)
+        service = unsupported.service(record)
+        missing = BadRecord("s3", "is missing; it must be an object with bucket and object")
+        yield _refused(BadRecord("it", f"{service}; it must be {_SHAPES}") if service else missing, location)
     else:
         yield from _inner(carried, context, location, levels_left)
 
@@ -123,8 +129,8 @@ def _message(value: dict[str, Any], context: Context, location: Location, levels
     kind = envelopes.sns_type(value)
     carried: tuple[str, Any] | None = None
     trace = ""
-    if name := unsupported.service_name(value):
-        yield _refused(BadRecord("it", f"looks like {name}, which is not accepted; it must be {_SHAPES}"), location)
+    if service := unsupported.service(value):
+        yield _refused(BadRecord("it", f"{service}; it must be {_SHAPES}"), location)
         return
     try:
         if kind == "Notification":
@@ -132,6 +138,8 @@ def _message(value: dict[str, Any], context: Context, location: Location, levels
         elif envelopes.is_cloud_event(value):
             carried = envelopes.cloud_event_data(value, context.allowance)
             trace = envelopes.cloud_event_trace(value)
+        else:
+            carried = envelopes.passed_on(value, context.allowance)
     except BadRecord as problem:
         yield _refused(problem, location)
         return

@@ -1,4 +1,4 @@
-"""Unwrap messages: SNS, what a Lambda passes on of SQS and SNS, CloudEvents, MinIO's lists (§1.8, §13, §14.1)."""
+"""Unwrap messages: SNS, SQS and what AWS passes on of both, CloudEvents, MinIO's lists (§1.8, §13, §14.1)."""
 
 import base64
 import binascii
@@ -9,11 +9,13 @@ from urllib.parse import parse_qsl
 
 from app.events import minio_json
 from app.events.errors import BadRecord, excerpt
-from app.events.frontends.json_path import text
+from app.events.frontends.json_path import find, text
 from app.events.limits import Allowance
 from app.events.trace import trace_of
 
 _MAX_FORM_FIELDS = 50
+_FIREHOSE_MEMBERS = {"data", "recordId", "approximateArrivalTimestamp", "kinesisRecordMetadata"}
+_PASSED_ON: Mapping[str, tuple[str, ...]] = {"aws:sqs": ("body",), "aws:sns": ("Sns", "Message")}
 _SNS_TYPES = frozenset(("Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation"))
 
 
@@ -61,13 +63,7 @@ def cloud_event_data(value: Mapping[str, Any], allowance: Allowance) -> tuple[st
     if "data" in value:
         data = value["data"]
         return ("data", nested(data, "data", allowance)) if isinstance(data, str) else ("data", data)
-    try:
-        decoded = base64.b64decode(text(value, "data_base64"), validate=True)
-    except (binascii.Error, ValueError) as problem:
-        if isinstance(problem, BadRecord):
-            raise
-        raise BadRecord("data_base64", f"is not base64: {problem}") from None
-    return "data_base64", nested(decoded, "data_base64", allowance)
+    return "data_base64", _decoded(value, allowance, "data_base64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +80,54 @@ def cloud_event_trace(value: Mapping[str, Any]) -> str:
 
 
 def passed_on(record: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any] | None:
-    """Return the content of an SQS or SNS record, with its member; None for other records. Raises `BadRecord`."""
+    """Return the content of a record or message in which AWS passes on another one, with its member; None for others.
+
+    These are what a Lambda, a pipe of EventBridge or a client gets of SQS, SNS, Kinesis and Firehose, alone or in a
+    list, and what a Lambda's destination gets of a failed call. Raises `BadRecord`.
+    """
     source = record.get("eventSource") or record.get("EventSource")
-    if source == "aws:sqs":
-        return "body", nested(text(record, "body"), "body", allowance)
-    if source == "aws:sns":
-        return "Sns.Message", nested(text(record, "Sns", "Message"), "Sns.Message", allowance)
-    return None
+    if source == "aws:kinesis":
+        # A pipe of EventBridge has the members of `kinesis` at the top.
+        path = ("kinesis", "data") if "kinesis" in record else ("data",)
+        return ".".join(path), _decoded(record, allowance, *path)
+    if isinstance(record.get("data"), str) and record.keys() <= _FIREHOSE_MEMBERS:
+        return "data", _decoded(record, allowance, "data")
+    inner = _PASSED_ON.get(source, ()) if isinstance(source, str) else ()
+    if "Body" in record and ("MessageId" in record or "ReceiptHandle" in record):
+        inner = ("Body",)
+    elif "requestPayload" in record and "requestContext" in record:
+        inner = ("requestPayload",)
+    return (".".join(inner), _content(record, allowance, *inner)) if inner else None
+
+
+def list_member(value: Mapping[str, Any]) -> str:
+    """Return the member with the list of what `passed_on` unwraps: of a client of SQS, or of Firehose; "" for none."""
+    if "Messages" in value:
+        return "Messages"
+    return "records" if "records" in value and ("requestId" in value or "invocationId" in value) else ""
+
+
+def _content(value: Mapping[str, Any], allowance: Allowance, *path: str) -> Any:
+    """Return the value of the JSON text at the path, or the value itself if somebody has parsed it already."""
+    member = find(value, *path)
+    if isinstance(member, dict | list):
+        return member
+    return nested(text(value, *path), ".".join(path), allowance)
+
+
+def _decoded(value: Mapping[str, Any], allowance: Allowance, *path: str) -> Any:
+    """Return the value of the JSON text at the path that is encoded in base64."""
+    name, encoded = ".".join(path), text(value, *path)
+    try:
+        decoded = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as problem:
+        raise BadRecord(name, f"is not base64: {problem}") from None
+    return nested(decoded, name, allowance)
 
 
 def sns_message(value: Mapping[str, Any], allowance: Allowance) -> Any:
     """Return the content of a `Notification`. Raises `BadRecord`."""
-    return nested(text(value, "Message"), "Message", allowance)
+    return _content(value, allowance, "Message")
 
 
 def form_message(body: bytes, allowance: Allowance) -> Any:

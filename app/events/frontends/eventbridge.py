@@ -19,6 +19,7 @@ _CREATED = {
     "completemultipartupload": "CompleteMultipartUpload",
 }
 _DELETED = {"permanentlydeleted": "Delete", "deletemarkercreated": "DeleteMarkerCreated"}
+_REPLAY = "replay-name"
 _MEMBER = re.compile("[A-Za-z0-9]{1,64}")
 _EXPIRED = "lifecycleexpiration"
 _REMOVALS = (ContentChange.REMOVED, ContentChange.DELETE_MARKER)
@@ -78,7 +79,8 @@ def record(event: dict[str, Any]) -> dict[str, Any]:
             "object": thing,
         },
         "source": {"host": address, "port": "", "userAgent": ""},
-        "original": event,
+        # An event of a replay is the same event again.
+        "original": {name: value for name, value in event.items() if name != _REPLAY},
     }
 
 

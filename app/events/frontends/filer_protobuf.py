@@ -34,6 +34,14 @@ def is_filer_message(path: str, body: bytes) -> bool:
     return path.startswith("/") and body[:1] in (b"\x0a", b"\x12")
 
 
+def is_filer_change(body: bytes) -> bool:
+    """Return whether a body is one by its content, whatever its key was."""
+    try:
+        return not {"old_entry", "new_entry"}.isdisjoint(_read(body, _NOTIFICATION))
+    except ValueError:
+        return False
+
+
 def webhook_body(path: str, body: bytes) -> bytes:
     """Return the body of the webhook for this message. Raises `BadEvents` for what is no such message."""
     try:

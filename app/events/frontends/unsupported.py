@@ -1,31 +1,82 @@
-"""Name the services that post events of object storage in a form that is not accepted."""
+"""Name the services that post events of object storage in a form that is not accepted, and what to do instead."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from app.events.frontends.json_path import find, optional_text
+
+
+class Unsupported(NamedTuple):
+    """Who sends a form that is not accepted; `remedy` is what its owner can do, "" if that is the same for all."""
+
+    name: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        """Return the part of the sentence that the shapes follow."""
+        return f"looks like {self.name}, which is not accepted" + (f": {self.remedy}" if self.remedy else "")
+
+
+_OBS = Unsupported("Huawei Cloud OBS")
+_COS = Unsupported("Tencent Cloud COS")
+_OSS = Unsupported("Alibaba Cloud OSS")
+_IBM = Unsupported("IBM Cloud Object Storage")
+_YANDEX = Unsupported("a trigger of Yandex Object Storage")
+_TIGRIS = Unsupported("Tigris")
+_CLOUDTRAIL = Unsupported(
+    "AWS CloudTrail",
+    "it records calls, not what became of objects. Switch EventBridge on for the bucket, and let the rule match the "
+    "source aws.s3 and detail-types such as Object Created and Object Deleted, not AWS API Call via CloudTrail",
+)
+_SEAWEEDFS_394 = Unsupported("the webhook of SeaweedFS 3.94", "update the filer to 3.95 or newer")
+FILER_WITHOUT_PATH = Unsupported(
+    "a message of SeaweedFS's filer without the path of its object, as [notification.gocdk_pub_sub] sends it",
+    "use [notification.webhook] or [notification.kafka]",
+)
 _EVENT_TYPES = {  # how their values of `eventType` or, in a CloudEvent, of `type` begin
-    "Microsoft.": "Azure Event Grid",
-    "google.cloud.": "Google Eventarc",
-    "com.oraclecloud.": "Oracle Cloud Infrastructure Events",
-    "b2:": "Backblaze B2",
+    "Microsoft.": Unsupported("Azure Event Grid"),
+    "google.cloud.": Unsupported("Google Eventarc"),
+    "com.oraclecloud.": Unsupported("Oracle Cloud Infrastructure Events"),
+    "b2:": Unsupported("Backblaze B2"),
+    "OBS:": _OBS,
+    "cos:": _COS,
+    "oss:": _OSS,
+    "com.ibm.cloud.cos.": _IBM,
+    "yandex.cloud.": _YANDEX,
 }
+_MEMBERS = {"obs": _OBS, "cos": _COS, "oss": _OSS}  # in place of a record's `s3`
 
 
-def service_name(value: Mapping[str, Any]) -> str | None:
+def service(value: Mapping[str, Any]) -> Unsupported | None:
     """Return which service made an object that no frontend has; None if that cannot be told."""
-    events = value.get("events")
-    if isinstance(events, list) and events and isinstance(events[0], dict):
-        return service_name(events[0])
-    for member in ("eventType", "type"):
-        kind = value.get(member)
-        if isinstance(kind, str):
-            for beginning, name in _EVENT_TYPES.items():
-                if kind.startswith(beginning):
-                    return name
+    for lists in ("events", "messages"):
+        inner = value.get(lists)
+        if isinstance(inner, list) and inner and isinstance(inner[0], dict):
+            return service(inner[0])
+    for kind in (value.get("eventType"), value.get("type"), find(value, "event_metadata", "event_type")):
+        for beginning, sender in _EVENT_TYPES.items():
+            if isinstance(kind, str) and kind.startswith(beginning):
+                return sender
+    for member, sender in _MEMBERS.items():
+        if isinstance(value.get(member), dict):
+            return sender
+    source = optional_text(value, "eventSource")
+    if source.lower().startswith("tigris"):
+        return _TIGRIS
+    if source == "s3.amazonaws.com" or optional_text(value, "detail-type").endswith("via CloudTrail"):
+        return _CLOUDTRAIL
+    return _by_members(value)
+
+
+def _by_members(value: Mapping[str, Any]) -> Unsupported | None:
     if isinstance(value.get("message"), dict) and isinstance(value.get("subscription"), str):
-        return "a Google Pub/Sub push subscription"
+        return Unsupported("a Google Pub/Sub push subscription")
     if value.get("kind") == "storage#object":
-        return "Google Eventarc"
+        return Unsupported("Google Eventarc")
     if isinstance(value.get("object"), dict) and {"account", "action", "bucket"} <= value.keys():
-        return "Cloudflare R2"
+        return Unsupported("Cloudflare R2")
+    if isinstance(value.get("notification"), dict) and optional_text(value, "operation").startswith("Object:"):
+        return _IBM
+    if optional_text(value, "key").startswith("/") and "message" in value and "event_type" not in value:
+        return _SEAWEEDFS_394
     return None

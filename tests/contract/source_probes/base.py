@@ -23,6 +23,7 @@ class SourceProbe:
     keeps_positions = False  # whether the outbox has the positions, or else the queue
     keeps_order = True  # of an object's messages, also if they come again
     is_sequence = True  # whether a share has one order, and not only each object
+    is_binary = True  # whether a message may be any bytes, and not only a text
     # Messages without valid events.
     hostile: Sequence[bytes] = (
         b"\xff\xfe\x00", b"{", b'{"Records":[{"eventName":1}]}', b"[" * 100_000, b'"text"', b"\x00" * 1000,

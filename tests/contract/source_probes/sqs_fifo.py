@@ -22,6 +22,7 @@ class Groups(SourceProbe):
     target: sqs.Standard
     server: sqs.Read
     is_sequence = False
+    is_binary = False
     hostile = (b"{", b'{"Records":[{"eventName":1}]}', b"[" * 100_000, b'"text"', b"\t")
 
     def __init__(self, target: Probe) -> None:

@@ -194,7 +194,7 @@ def test_a_bad_member_is_named_with_what_is_wrong_and_what_would_be_right(path: 
         ('{"é": x}'.encode(), 7),
         (b"\xff\xfe", 0),
         (b'{"a": "\xc3"}', 7),
-        (b"\xef\xbb\xbf{}", 0),
+        (b"\xef\xbb\xbf{", 4),
         (b'["\\ud800"]', 2),
         (b'{"a": NaN}', 6),
         (b"{\n}}", 3),

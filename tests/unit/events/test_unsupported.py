@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
 from app.events.errors import BadEvents
+from app.events.limits import Limits
+from app.events.messages import Message, read_message
 from app.events.parsing import parse
 
 BODIES: dict[str, Any] = {
@@ -45,6 +50,35 @@ BODIES: dict[str, Any] = {
         "object": {"key": "a.txt", "size": 1, "eTag": "e"},
         "eventTime": "2026-11-24T20:00:00.000Z",
     },
+    "Huawei Cloud OBS": {
+        "Records": [
+            {"eventVersion": "3.0", "eventSource": "OBS", "eventName": "ObjectCreated:Put", "obs": {"bucket": {}}}
+        ]
+    },
+    "Tencent Cloud COS": {
+        "Records": [
+            {"cos": {"cosBucket": {"name": "b"}, "cosObject": {"key": "/1/b/a.txt"}}, "event": {"eventName": "x"}}
+        ]
+    },
+    "Alibaba Cloud OSS": {
+        "events": [{"eventName": "ObjectCreated:PutObject", "eventSource": "acs:oss", "oss": {"x": 1}}]
+    },
+    "IBM Cloud Object Storage": {
+        "bucket": "b",
+        "endpoint": "",
+        "key": "a.txt",
+        "operation": "Object:Write",
+        "notification": {"bucket_name": "b", "event_type": "Object:Write", "object_name": "a.txt"},
+    },
+    "a trigger of Yandex Object Storage": {
+        "messages": [
+            {
+                "event_metadata": {"event_type": "yandex.cloud.events.storage.ObjectCreate"},
+                "details": {"bucket_id": "b", "object_id": "a.txt"},
+            }
+        ]
+    },
+    "Tigris": {"events": [{"eventSource": "tigris", "eventName": "OBJECT_CREATED_PUT", "bucket": "b", "object": {}}]},
     "Backblaze B2": {"events": [{"eventType": "b2:ObjectCreated:Upload", "bucketName": "b", "objectName": "a.txt"}]},
 }
 
@@ -53,3 +87,38 @@ BODIES: dict[str, Any] = {
 def test_a_refusal_names_the_service_that_sent_the_body(name: str) -> None:
     with pytest.raises(BadEvents, match=f"looks like {name}, which is not accepted; it must be an S3 record"):
         parse(orjson.dumps(BODIES[name]), {}, now_ms=1_800_000_000_000)
+
+
+CALL = {"eventVersion": "1.09", "eventSource": "s3.amazonaws.com", "eventName": "PutObject", "requestParameters": {}}
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "remedy"),
+    [
+        (
+            {"detail-type": "AWS API Call via CloudTrail", "source": "aws.s3", "detail": CALL},
+            "AWS CloudTrail",
+            "let the rule match the source aws.s3 and detail-types such as Object Created",
+        ),
+        ({"Records": [CALL]}, "AWS CloudTrail", "Switch EventBridge on for the bucket"),
+        (
+            {"key": "/buckets/b/a.txt", "message": "old_entry"},
+            "the webhook of SeaweedFS 3.94",
+            "update the filer to 3.95",
+        ),
+    ],
+)
+def test_a_refusal_says_what_would_be_right(body: Any, name: str, remedy: str) -> None:
+    with pytest.raises(
+        BadEvents, match=f"looks like {name}, which is not accepted: .*{remedy}.*; it must be an S3 record"
+    ):
+        parse(orjson.dumps(body), {}, now_ms=1_800_000_000_000)
+
+
+def test_a_message_of_a_filer_without_its_path_is_known_by_its_content() -> None:
+    with (Path(__file__).parents[2] / "fixtures" / "seaweedfs_kafka.jsonl").open() as lines:
+        body = base64.b64decode(next(json.loads(line)["body"] for line in lines))
+    named = r"looks like a message of SeaweedFS's filer without the path .*\[notification.webhook\] or"
+    with pytest.raises(BadEvents, match=named):
+        parse(body, {}, now_ms=0)
+    assert "[notification.gocdk_pub_sub]" in read_message(Message(body, headers={"key": "/a"}), Limits(), None).problem

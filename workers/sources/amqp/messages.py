@@ -8,7 +8,7 @@ from typing import Any
 from amqp import serialization, spec
 from amqp.exceptions import AMQPError
 
-from app.events.messages import Message
+from app.events.messages import ENCODING_HEADER, Message
 from app.events.minio_json import YEAR_10000
 from workers.sources.any_text import AnyText
 
@@ -36,6 +36,8 @@ def read_arrived(arrived: Any, offset: int | None) -> Message:
     }
     if "content_type" in properties:
         headers["content-type"] = _plain(properties["content_type"])
+    if "content_encoding" in properties:
+        headers[ENCODING_HEADER] = _plain(properties["content_encoding"])
     sent_at = properties.get("timestamp", 0) * 1000
     return Message(
         body=arrived.body or b"",  # an empty one is a text
