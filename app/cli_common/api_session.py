@@ -9,7 +9,11 @@ import requests
 from requests import PreparedRequest, Response
 from urllib3.exceptions import HTTPError
 
+from app.http_sessions import read_strictly
+
 _WHERE = re.compile(r"^HTTPS?Connection(Pool)?\(.*?\): ")  # urllib3 begins its messages so; the URL says it already
+
+_MAX_ANSWER_BYTES = 1 << 28  # a list of everything that the service has
 
 
 class InvalidUrl(ValueError):
@@ -32,7 +36,9 @@ class ApiSession:
     environment apply.
     """
 
-    def __init__(self, url: str, token: str = "", *, timeout: float = 60) -> None:
+    def __init__(
+        self, url: str, token: str = "", *, timeout: float = 60, max_answer_bytes: int = _MAX_ANSWER_BYTES
+    ) -> None:
         """`timeout` is that of a connect and of each read, in seconds. Raises `InvalidUrl` or `InvalidToken`."""
         if not token.isascii() or any(not char.isprintable() or char == " " for char in token):
             raise InvalidToken("the token is invalid: it contains characters that are not allowed in a token")
@@ -41,6 +47,7 @@ class ApiSession:
         self.url = url.rstrip("/")
         self._token, self._timeout = token, timeout
         self._session = requests.Session()
+        read_strictly(self._session, max_answer_bytes)
         self._session.auth = self._authorize
         # Passed with each request: REQUESTS_CA_BUNDLE would replace a session's own value.
         self._verify = os.environ.get("SSL_CERT_FILE") or True

@@ -12,7 +12,10 @@ from urllib.parse import urlsplit
 
 from click.shell_completion import CompletionItem
 
+from app.http_answers import Answer
+
 _TIMEOUT_SECONDS = 0.5
+_MAX_ANSWER_BYTES = 1 << 24
 _DEFAULT_ADDRESS = "127.0.0.1:8730"
 
 
@@ -66,11 +69,12 @@ def _get(path: str) -> dict[str, Any]:
         parts = urlsplit(url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS)
+        connection.response_class = Answer
         try:
             connection.request(
                 "GET", parts.path.rstrip("/") + path, headers={"Authorization": f"Bearer {token}"} if token else {}
             )
-            answer = json.loads(connection.getresponse().read())
+            answer = json.loads(connection.getresponse().read(_MAX_ANSWER_BYTES))
         finally:
             connection.close()
     except (OSError, ValueError, http.client.HTTPException):

@@ -20,11 +20,14 @@ from joserfc.jws import JWSRegistry
 
 from app.config.settings import Settings
 from app.console.openid import CALLBACK, Begun, Person, granted
+from app.http_pools import AnswerTooLong
+from app.http_sessions import read_strictly
 
 # Of the provider's algorithms those that sign with a private key.
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
 _TIMEOUT = 5  # seconds that the provider may take for an answer
 _FRESH = 600.0  # seconds in which the provider's description and keys are not asked for again
+_MAX_ANSWER_BYTES = 1 << 20
 _LEEWAY = 60  # seconds by which the provider's clock may differ
 _MAX_NAME_CHARACTERS = 100  # characters of a name that are shown and recorded
 
@@ -138,7 +141,9 @@ class Provider:
             at, content = self._known.get(url, (0.0, {}))
         if content and not again and time.monotonic() - at < _FRESH:
             return content
-        answer = requests.get(url, timeout=_TIMEOUT, allow_redirects=False)
+        with requests.Session() as session:
+            read_strictly(session, _MAX_ANSWER_BYTES)
+            answer = session.get(url, timeout=_TIMEOUT, allow_redirects=False)
         answer.raise_for_status()
         found = answer.json()
         content = found if isinstance(found, dict) else {}
@@ -148,7 +153,7 @@ class Provider:
 
     def _session(self) -> Any:
         settings = self._settings
-        return OAuth2Session(
+        session = OAuth2Session(
             client_id=settings.oidc_client_id,
             client_secret=settings.oidc_client_secret or None,
             scope=settings.oidc_scope,
@@ -156,6 +161,8 @@ class Provider:
             code_challenge_method="S256",
             default_timeout=_TIMEOUT,
         )
+        read_strictly(session, _MAX_ANSWER_BYTES)
+        return session
 
 
 def _printable(name: str) -> str:
@@ -163,4 +170,5 @@ def _printable(name: str) -> str:
 
 
 def _kind(error: Exception) -> str:
-    return type(error).__name__
+    inner = error.args[0] if error.args else None
+    return str(inner) if isinstance(inner, AnswerTooLong) else type(error).__name__

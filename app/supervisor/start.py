@@ -23,6 +23,7 @@ from app.config.target_settings import (
     warnings,
 )
 from app.events.names import EVERY
+from app.http_answers import Answer
 from app.outbox.registry import Registry
 from app.rules.model import EVERY_BUCKET, Rule
 from app.supervisor.embedded_broker import SAMPLE, sample_values
@@ -114,6 +115,7 @@ def api_answers(address: HostPort, *, secure: bool) -> bool:
     if secure:
         context = tls.context(skip_verify=True)
         connection = http.client.HTTPSConnection(address.host, address.port, timeout=2, context=context)
+    connection.response_class = Answer
     try:
         connection.request("GET", "/healthz")
         return connection.getresponse().status == 200

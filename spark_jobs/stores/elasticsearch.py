@@ -25,6 +25,7 @@ from app.config import tls
 from app.config.fields.addresses import HostPort
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.highwayhash import document_ids
+from app.http_pools import pool_classes
 from spark_jobs.schemas import PATHS, ROWS
 from spark_jobs.stores.base import CannotRead
 
@@ -33,6 +34,7 @@ _KEEP = "15m"
 _PAGE_SIZE = 5_000  # documents of one response; servers allow 10,000
 _MAX_SLICES = 1_024  # that servers allow
 _TIMEOUT = Timeout(connect=10, read=60)  # seconds
+_MAX_PAGE_BYTES = 1 << 26  # keys of 1,024 bytes, twice, each of whose bytes may be written as three
 _MAX_MESSAGE = 300
 _JSON = "application/json"
 _NOT_ELASTICSEARCH = "the server that answers there is not Elasticsearch"
@@ -188,12 +190,13 @@ class _Node(HttpNode):
         self._path_prefix = self.base_url
         options: dict[str, Any] = {"ssl_context": config.ssl_context, "timeout": _TIMEOUT}
         proxy = "" if proxy_bypass(f"{config.host}:{config.port}") else getproxies().get(config.scheme, "")
-        if not proxy:
+        if proxy:
+            login = parse_url(proxy).auth
+            headers = make_headers(proxy_basic_auth=unquote(login)) if login else None
+            self.pool = ProxyManager(proxy, proxy_headers=headers, **options)
+        else:
             self.pool = PoolManager(**options)
-            return
-        login = parse_url(proxy).auth
-        headers = make_headers(proxy_basic_auth=unquote(login)) if login else None
-        self.pool = ProxyManager(proxy, proxy_headers=headers, **options)
+        self.pool.pool_classes_by_scheme = pool_classes(_MAX_PAGE_BYTES)
 
     def close(self) -> None:
         """Close the connections."""

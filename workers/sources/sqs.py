@@ -19,7 +19,7 @@ from app.events.messages import Message
 from app.outbox.engine.chunks import chunks
 from workers.sources.base import Opened, SourceUnavailable
 from workers.targets.base import TargetUnavailable
-from workers.targets.sqs_client import MAX_ENTRIES, Refused, SqsClient
+from workers.targets.sqs_client import MAX_ENTRIES, Refused, SqsClient, TooMuch
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -104,7 +104,13 @@ class SqsSource:
             "AttributeNames": ["SentTimestamp"],
             "MessageAttributeNames": ["All"],
         }
-        messages = [_message(found) for found in self._ask("ReceiveMessage", asked, wait).get("Messages") or ()]
+        try:
+            answer = self._ask("ReceiveMessage", asked, wait)
+        except SourceUnavailable as error:
+            if most == 1 or not isinstance(error.__cause__, TooMuch):
+                raise
+            return self._receive(1)  # the others are hidden for a while
+        messages = [_message(found) for found in answer.get("Messages") or ()]
         self._hidden |= {str(message.tag): until for message in messages}
         return messages
 

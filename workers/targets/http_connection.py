@@ -5,10 +5,11 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connection import HTTPConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NameResolutionError, NewConnectionError
 
 from app.config.networks import is_public
+from app.http_pools import StrictConnection, StrictTlsConnection
 from workers.targets import socket_deadline
 
 
@@ -27,7 +28,7 @@ def public_addresses(host: str, port: int) -> list[str]:
     return addresses
 
 
-class _GuardedConnection(HTTPConnection):
+class _GuardedConnection(StrictConnection, HTTPConnection):
     """A connection that, if `guarded`, is only made to public addresses; a `Deadline` cuts it."""
 
     def __init__(self, *positional: Any, guarded: bool = False, **options: Any) -> None:
@@ -59,7 +60,7 @@ class PlainConnection(_GuardedConnection):
             raise NewConnectionError(self, str(error)) from error
 
 
-class TlsConnection(_GuardedConnection, HTTPSConnection):
+class TlsConnection(_GuardedConnection, StrictTlsConnection):
     """Like `PlainConnection`, with TLS."""
 
     def connect(self) -> None:

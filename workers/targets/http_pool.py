@@ -12,14 +12,17 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
-from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPSConnectionPool, ProxyManager, Timeout
+from urllib3 import BaseHTTPResponse, ProxyManager, Timeout
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import NewConnectionError
 from urllib3.util import Url, parse_url
 
 from app.config.fields.addresses import HostPort
 from app.config.networks import is_loopback
+from app.http_pools import ClosedWhileIdle, StrictConnection, StrictPool, StrictTlsPool, new_connection
+from workers.targets import socket_deadline
 from workers.targets.base import TargetUnavailable
 from workers.targets.endpoint import Endpoint
 from workers.targets.http_connection import PlainConnection, PrivateAddressError, TlsConnection, public_addresses
@@ -35,24 +38,33 @@ def basic_auth(login: str) -> str:
     return f"Basic {base64.b64encode(urllib.parse.unquote_to_bytes(login)).decode()}"
 
 
-class _PlainPool(HTTPConnectionPool):
-    ConnectionCls = PlainConnection
+class _PlainPool(StrictPool):
+    ConnectionCls: type[StrictConnection] = PlainConnection
 
     def is_same_host(self, url: str) -> bool:  # noqa: ARG002 - it is the same for every URL
         """Return true: a proxy that forwards is sent whole URLs."""
         return True
 
+    def urlopen(self, *request: Any, **options: Any) -> BaseHTTPResponse:
+        """Make a request; once more by a new connection if the server had closed the kept-alive one."""
+        try:
+            return super().urlopen(*request, **options)
+        except ClosedWhileIdle:
+            if socket_deadline.is_over():  # it is we who closed it
+                raise
+        with new_connection():
+            return super().urlopen(*request, **options)
 
-class _SecurePool(HTTPSConnectionPool):
+
+class _SecurePool(_PlainPool, StrictTlsPool):
     ConnectionCls = TlsConnection
-    is_same_host = _PlainPool.is_same_host
 
 
 @dataclass(frozen=True)
 class HttpPool:
     """A pool of connections to one endpoint, and the request target for its requests."""
 
-    pool: HTTPConnectionPool
+    pool: StrictPool
     target: str
     where: str
     _endpoint: Url
@@ -151,7 +163,7 @@ def http_pool(
     proxy = proxy_for(scheme, host, port)
     secure = scheme == "https" or (proxy is not None and proxy.scheme == "https")
     context = make_context() if secure else None
-    pool: HTTPConnectionPool
+    pool: StrictPool
     if proxy is not None:
         through = ProxyManager(
             proxy.url,
@@ -162,7 +174,7 @@ def http_pool(
             proxy_headers={"Proxy-Authorization": basic_auth(proxy.auth)} if proxy.auth else None,
         )
         through.pool_classes_by_scheme = {"http": _PlainPool, "https": _SecurePool}
-        pool = through.connection_from_host(host, port, scheme)
+        pool = cast(StrictPool, through.connection_from_host(host, port, scheme))
     elif scheme == "https":
         pool = _SecurePool(host, port, maxsize=connections, block=False, ssl_context=context, guarded=guarded)
     else:

@@ -80,6 +80,11 @@ def watch(descriptor: int) -> None:
         _current.deadline.watch(descriptor)
 
 
+def is_over() -> bool:
+    """Return whether the time of the calling thread's `Deadline` is over, if it has one."""
+    return _current.deadline is not None and time.monotonic() >= _current.deadline.ends
+
+
 class _Current(threading.local):
     deadline: Deadline | None = None
 

@@ -18,6 +18,7 @@ from urllib3.exceptions import HTTPError
 
 from app.config.sources.sqs import SqsSourceSettings
 from app.config.targets.sqs import SqsSettings
+from app.http_pools import AnswerTooLong
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
 from workers.targets.endpoint import Endpoint
@@ -31,7 +32,6 @@ logging.getLogger("botocore").setLevel(logging.ERROR)
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
 MAX_ENTRIES = 10  # of a request, which SQS allows
 MAX_SHOWN_CHARACTERS = 500
-_MAX_READ_BYTES = 1 << 27  # of an answer: ten messages of 1 MiB, each of whose characters may be written as six
 ABOUT_MESSAGES = re.compile(r"InvalidMessageContents|MessageTooLong|BatchRequestTooLong|InvalidAttributeValue")
 _ROLES = ("assume-role-with-web-identity", "container-role", "iam-role")  # botocore's names, in the order of the SDKs
 # What obtaining a role's credentials may raise, such as the refusal of STS, or a token that cannot be read.
@@ -44,6 +44,10 @@ class Refused(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class TooMuch(TargetUnavailable):
+    """The answer has more bytes than are read; with fewer messages it would have fewer."""
 
 
 class SqsClient:
@@ -104,7 +108,9 @@ class SqsClient:
         with Deadline(self._settings.timeout * 2 + wait) as limit:
             try:
                 response = http.send("POST", http.target, body, headers, timeout)
-                status, data = response.status, response.data[:_MAX_READ_BYTES]
+                status, data = response.status, response.data
+            except AnswerTooLong as error:
+                raise TooMuch(f"{self.where}: {describe_http_error(error)}") from error
             except HTTPError as error:
                 reason = "no answer in time" if limit.expired else describe_http_error(error)
                 raise TargetUnavailable(f"{self.where}: {reason}") from error

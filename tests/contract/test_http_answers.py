@@ -1,0 +1,371 @@
+"""An answer belongs to the request that was sent: every target that uses HTTP, at servers that send something else."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+
+import pytest
+
+from app.config import target_settings
+from app.config.sources.sqs import SqsSourceSettings
+from tests import services
+from tests.support import sample_events
+from tests.support.raw_http import ANSWERED, Asked, Pieces, RawServer, settings, written
+from workers import sources
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
+from workers.targets import create
+from workers.targets.base import Target
+
+TYPES = pytest.mark.parametrize("type_name", ANSWERED)
+KEYS = ("good-1", "bad-2", "good-3", "bad-4", "good-5", "good-6")
+INTERIM = {
+    "continue": b"HTTP/1.1 100 Continue\r\n\r\n",
+    "processing": b"HTTP/1.1 102 Processing\r\n\r\n",
+    "early hints": b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\nLink: </b.css>\r\n\r\n",
+    "unknown": b"HTTP/1.1 199\r\n\r\n",
+    "several": b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" * 5,
+}
+
+
+@contextmanager
+def opened(type_name: str, server: RawServer, **changes: str) -> Iterator[Target]:
+    values = settings(type_name, server.port) | changes
+    with closing(create(type_name, target_settings.load(type_name, values))) as target:
+        target.open()
+        yield target
+
+
+def deliver(target: Target, keys: Sequence[str] = KEYS) -> list[Outcome]:
+    """The outcomes of events that are delivered one after the other, each by itself."""
+    return [target.deliver([sample_events.put(key)], 1)[0] for key in keys]
+
+
+def assert_own_answers(outcomes: Sequence[Outcome], keys: Sequence[str] = KEYS) -> None:
+    for key, outcome in zip(keys, outcomes, strict=True):
+        assert isinstance(outcome, Failed) if key.startswith("bad") else outcome == DELIVERED, (key, outcome)
+
+
+def answering(type_name: str, change: Callable[[Asked, bytes], Pieces | None]) -> RawServer:
+    """A server whose right answers to deliveries go through `change`."""
+
+    def answer(asked: Asked) -> Pieces | None:
+        right = written(*ANSWERED[type_name](asked))
+        return change(asked, right) if asked.is_delivery else [right]
+
+    return RawServer(answer)
+
+
+@TYPES
+@pytest.mark.parametrize("interim", INTERIM)
+def test_an_interim_answer_is_read_past(type_name: str, interim: str) -> None:
+    server = answering(type_name, lambda _, right: [INTERIM[interim], right])
+    with server, opened(type_name, server) as target:
+        assert_own_answers(deliver(target))
+        assert len({asked.connection for asked in server.deliveries()}) == 1
+
+
+@TYPES
+def test_interim_answers_to_many_requests_at_once_are_read_past(type_name: str) -> None:
+    keys = [f"{'bad' if number % 3 == 0 else 'good'}-{number}" for number in range(60)]
+    server = answering(type_name, lambda _, right: [INTERIM["early hints"], INTERIM["processing"], right])
+    with server, opened(type_name, server) as target:
+        assert_own_answers(target.deliver([sample_events.put(key) for key in keys], 16), keys)
+
+
+@TYPES
+@pytest.mark.parametrize(
+    "head", [INTERIM["processing"], INTERIM["continue"], b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 90]
+)
+def test_answers_without_end_before_the_answer_are_refused(type_name: str, head: bytes) -> None:
+    stopped = threading.Event()
+
+    def endless() -> Iterator[bytes]:
+        while not stopped.is_set():
+            yield head * 100
+
+    server = answering(type_name, lambda *_: endless())  # type: ignore[arg-type,return-value]  # it has no end
+    with server, opened(type_name, server) as target:
+        (outcome,) = deliver(target, ["good"])
+        stopped.set()
+    assert isinstance(outcome, Failed | Unavailable)
+    assert "bytes" in outcome.reason or "headers" in outcome.reason, outcome
+
+
+@TYPES
+def test_another_protocol_that_nobody_asked_for_is_no_answer(type_name: str) -> None:
+    server = answering(type_name, lambda _, right: [b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\n\r\n", right])
+    with server, opened(type_name, server) as target:
+        (outcome,) = deliver(target, ["good"])
+    assert isinstance(outcome, Failed | Unavailable)
+    assert "another protocol" in outcome.reason
+
+
+# --- what a server sends beside the answer
+
+
+OTHERS = written(200, b'{"errors": false, "items": [{"index": {"status": 201}}], "Successful": [{"Id": "0"}]}')
+# By what is added to each answer; the next request must not have it for its answer.
+ADDED: dict[str, Callable[[bytes], Pieces]] = {
+    "a second answer": lambda right: [right + OTHERS],
+    "a second answer a moment later": lambda right: [right, OTHERS],
+    "half of a second answer, and the rest": lambda right: [right + OTHERS[:20], OTHERS[20:]],
+    "an interim answer": lambda right: [right + INTERIM["processing"]],
+    "a byte": lambda right: [right + b"\n"],
+    "a line, a moment later": lambda right: [right, b"\r\n"],
+    "more than the length": lambda right: [right + b" more of the body"],
+    "a body that has no place": lambda right: [right.replace(b"200 Any", b"204 Any") + OTHERS],
+}
+
+
+@TYPES
+@pytest.mark.parametrize("added", ADDED)
+def test_what_comes_after_an_answer_is_nobodys(type_name: str, added: str) -> None:
+    server = answering(type_name, lambda _, right: ADDED[added](right))
+    with server, opened(type_name, server) as target:
+        outcomes = []
+        for key in KEYS:
+            outcomes += deliver(target, [key])
+            # What is sent a moment later has to be there before the next request for the client to see it.
+            assert server.sent.acquire(timeout=30)
+    if added != "a body that has no place" or type_name == "webhook":
+        assert_own_answers(outcomes)
+    assert len({asked.connection for asked in server.deliveries()}) == len(KEYS)
+
+
+# --- where an answer ends
+
+
+def with_headers(right: bytes, *headers: str) -> bytes:
+    head, _, body = right.partition(b"\r\n\r\n")
+    kept = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"content-length")]
+    return b"\r\n".join([*kept, *(each.encode() for each in headers), b"", body])
+
+
+def length(right: bytes) -> int:
+    return len(right.partition(b"\r\n\r\n")[2])
+
+
+def chunked(body: bytes) -> bytes:
+    return b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+
+
+UNCERTAIN: dict[str, Callable[[bytes], bytes]] = {
+    "a length, and chunks": lambda right: chunk(
+        right, "Transfer-Encoding: chunked", f"Content-Length: {length(right)}"
+    ),
+    "an unknown coding": lambda right: with_headers(
+        right, "Transfer-Encoding: any", f"Content-Length: {length(right)}"
+    ),
+}
+INVALID: dict[str, Callable[[bytes], bytes]] = {
+    "two lengths": lambda right: with_headers(right, "Content-Length: 3", f"Content-Length: {length(right)}"),
+    "two lengths in one": lambda right: with_headers(right, f"Content-Length: {length(right)}, 3"),
+    "a negative length": lambda right: with_headers(right, "Content-Length: -5"),
+    "no number": lambda right: with_headers(right, "Content-Length: many"),
+    "Python's number": lambda right: with_headers(right, "Content-Length: 1_0"),
+}
+
+
+def chunk(right: bytes, *headers: str) -> bytes:
+    head, _, body = with_headers(right, *headers).partition(b"\r\n\r\n")
+    return head + b"\r\n\r\n" + chunked(body)
+
+
+@TYPES
+@pytest.mark.parametrize("end", UNCERTAIN)
+def test_a_connection_is_not_used_again_where_an_answers_end_is_uncertain(type_name: str, end: str) -> None:
+    server = answering(type_name, lambda _, right: [UNCERTAIN[end](right)])
+    with server, opened(type_name, server) as target:
+        assert_own_answers(deliver(target))
+    assert len({asked.connection for asked in server.deliveries()}) == len(KEYS)
+
+
+@TYPES
+@pytest.mark.parametrize("end", INVALID)
+def test_an_answer_whose_length_contradicts_itself_is_none(type_name: str, end: str) -> None:
+    server = answering(type_name, lambda _, right: [INVALID[end](right)])
+    with server, opened(type_name, server) as target:
+        outcomes = deliver(target)
+    assert all(isinstance(outcome, Failed | Unavailable) for outcome in outcomes)
+    assert all("Content-Length" in outcome.reason for outcome in outcomes if isinstance(outcome, Failed | Unavailable))
+    assert len({asked.connection for asked in server.deliveries()}) == len(KEYS)
+
+
+@TYPES
+def test_the_same_length_twice_is_a_length(type_name: str) -> None:
+    def twice(_: Asked, right: bytes) -> Pieces:
+        return [with_headers(right, f"Content-Length: {length(right)}", f"Content-Length: {length(right)}")]
+
+    server = answering(type_name, twice)
+    with server, opened(type_name, server) as target:
+        assert_own_answers(deliver(target))
+    assert len({asked.connection for asked in server.deliveries()}) == 1
+
+
+# --- a kept-alive connection that the server has closed
+
+
+@TYPES
+def test_a_request_that_meets_a_closed_connection_is_made_again_by_a_new_one(type_name: str) -> None:
+    # The request arrives, and is not answered: a server that closes an idle connection may have had it in its queue.
+    server = answering(type_name, lambda asked, right: [right] if asked.before < 3 else None)
+    with server, opened(type_name, server) as target:
+        assert_own_answers(deliver(target))
+        by = {asked.connection for asked in server.deliveries()}
+    assert len(by) > 1
+    assert len(server.deliveries()) > len(KEYS)
+
+
+@TYPES
+def test_a_request_by_a_new_connection_is_not_made_again(type_name: str) -> None:
+    server = answering(type_name, lambda *_: None)
+    with server, opened(type_name, server) as target:
+        outcomes = deliver(target, ["good-1", "good-2"])
+    assert sum(asked.before == 0 for asked in server.deliveries()) == 2
+    assert all(isinstance(outcome, Failed | Unavailable) for outcome in outcomes)
+
+
+@TYPES
+def test_a_request_of_whose_answer_a_byte_came_is_not_made_again(type_name: str) -> None:
+    def cut(asked: Asked, right: bytes) -> Pieces:
+        return [right] if asked.before < 3 else [right[:5], b""]
+
+    server = answering(type_name, cut)
+    server.closes = lambda asked: asked.before >= 3
+    with server, opened(type_name, server) as target:
+        outcomes = deliver(target, ["good"] * 4)
+        asked = len(server.deliveries())
+    assert asked == 4
+    assert any(isinstance(outcome, Failed | Unavailable) for outcome in outcomes)
+
+
+@TYPES
+def test_closed_connections_cost_no_attempt_with_many_requests_at_once(type_name: str) -> None:
+    server = answering(type_name, lambda asked, right: [right] if asked.before < 4 else None)
+    keys = [f"good-{number}" for number in range(300)]
+    with server, opened(type_name, server) as target:
+        assert_own_answers(target.deliver([sample_events.put(key) for key in keys], 16), keys)
+
+
+# --- how much is read
+
+
+@functools.cache
+def packed_blanks() -> bytes:
+    return gzip.compress(b" " * (1 << 28), 1)
+
+
+def unpacking(_: bytes) -> Pieces:
+    return [written(200, packed_blanks(), "Content-Encoding: gzip")]
+
+
+def many_streams(_: bytes) -> Pieces:
+    return [written(200, gzip.compress(b" " * (1 << 20)) * 256, "Content-Encoding: gzip")]
+
+
+def without_end(_: bytes) -> Pieces:
+    return [b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n", *([b" " * (1 << 20)] * 64)]
+
+
+def claiming(_: bytes) -> Pieces:
+    return [b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9000000000\r\n\r\n{"]
+
+
+def in_chunks(_: bytes) -> Pieces:
+    chunk = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
+    return [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *([chunk] * 64)]
+
+
+HOSTILE = pytest.mark.parametrize(
+    "hostile", [unpacking, many_streams, without_end, claiming, in_chunks], ids=lambda hostile: str(hostile.__name__)
+)
+
+
+@HOSTILE
+@pytest.mark.parametrize("type_name", ["sqs", "elasticsearch"])
+def test_an_answer_that_is_read_has_a_limit(type_name: str, hostile: Callable[[bytes], Pieces]) -> None:
+    server = answering(type_name, lambda _, right: hostile(right))
+    with server, opened(type_name, server) as target:
+        (outcome,) = deliver(target, ["good"])
+    assert isinstance(outcome, Unavailable)
+    assert "more than 16,777,216" in outcome.reason
+
+
+@pytest.mark.parametrize("hostile", [unpacking, without_end, in_chunks])
+def test_of_a_webhooks_answer_the_status_counts_however_long_it_is(hostile: Callable[[bytes], Pieces]) -> None:
+    server = answering("webhook", lambda _, right: hostile(right))
+    with server, opened("webhook", server) as target:
+        assert deliver(target, ["good"] * 2) == [DELIVERED] * 2
+    assert len({asked.connection for asked in server.deliveries()}) == 2
+
+
+@pytest.mark.parametrize("type_name", ["sqs", "elasticsearch"])
+def test_a_packed_answer_is_read(type_name: str) -> None:
+    def packed(asked: Asked, _: bytes) -> Pieces:
+        status, body = ANSWERED[type_name](asked)
+        return [written(status, gzip.compress(body), "Content-Encoding: gzip")]
+
+    server = answering(type_name, packed)
+    with server, opened(type_name, server) as target:
+        assert_own_answers(deliver(target))
+
+
+def test_messages_that_are_too_much_for_one_answer_are_received_one_by_one() -> None:
+    body = "x" * (1 << 20)
+
+    def answer(asked: Asked) -> Pieces:
+        if b"ReceiveMessage" not in asked.head:
+            return [written(200, b"{}")]
+        count = json.loads(asked.body)["MaxNumberOfMessages"]
+        messages = [{"Body": body * 2, "ReceiptHandle": f"{len(server.asked)}-{one}"} for one in range(count)]
+        return [written(200, json.dumps({"Messages": messages}).encode())]
+
+    server = RawServer(answer)
+    with server:
+        values = settings("sqs", server.port)
+        source = sources.create("sqs", target_settings.load(SqsSourceSettings, values))
+        with closing(source):
+            source.open({})
+            assert len(source.pull(10, 1)) == 1
+
+
+# --- a real server
+
+
+NODE = """
+const http = require("node:http");
+const server = http.createServer((request, answer) => {
+  let body = "";
+  request.on("data", (piece) => { body += piece; });
+  request.on("end", () => {
+    answer.writeProcessing();
+    answer.writeEarlyHints({ link: "</style.css>; rel=preload" });
+    setTimeout(() => { answer.statusCode = body.includes("bad-") ? 500 : 200; answer.end("done"); }, 5);
+  });
+});
+server.listen(0, "127.0.0.1", () => console.log(server.address().port));
+"""
+
+
+@pytest.fixture
+def node_port() -> Iterator[int]:
+    services.need("oidc")  # which runs in node too
+    with subprocess.Popen([shutil.which("node") or "node", "-e", NODE], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.kill()
+
+
+@pytest.mark.parametrize("window", [1, 16])
+def test_early_hints_of_node_are_read_past(node_port: int, window: int) -> None:
+    keys = [f"{'bad' if number % 2 else 'good'}-{number}" for number in range(40)]
+    values = settings("webhook", node_port)
+    with closing(create("webhook", target_settings.load("webhook", values))) as target:
+        assert_own_answers(target.deliver([sample_events.put(key) for key in keys], window), keys)

@@ -1,0 +1,99 @@
+"""What reads answers over HTTP beside the targets, at servers that send interim answers, or answers without an end."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+from app.cli.frontend_metrics import NoMetrics, fetch
+from app.cli_common.api_session import ApiSession, ApiUnavailable
+from app.cli_common.completion import complete_target
+from app.config.fields.addresses import HostPort
+from app.config.settings import Settings
+from app.config.target_settings import load
+from app.console.openid_provider import Provider, ProviderProblem
+from app.supervisor.start import api_answers
+from spark_jobs.stores.base import CannotRead
+from spark_jobs.stores.elasticsearch import Cluster
+from tests.services import LOOPBACK
+from tests.support.raw_http import Asked, Pieces, RawServer, settings, written
+
+METRICS = b"minio_notify_events_sent_total 1\n"
+TARGETS = {"targets": [{"type": "redis", "name": "a", "arn": "arn"}]}
+
+
+def command_line(port: int) -> None:
+    assert ApiSession(f"http://{LOOPBACK}:{port}", max_answer_bytes=1 << 24).request("GET", "/").json() == TARGETS
+
+
+def frontend(port: int) -> None:
+    assert fetch(f"http://{LOOPBACK}:{port}/minio/v2/metrics/cluster", "").versions == {2}
+
+
+def openid(port: int) -> None:
+    issuer = f"http://{LOOPBACK}:{port}"
+    address, _ = Provider(Settings(oidc_issuer=issuer, oidc_client_id="c", oidc_console_url=issuer)).begin("/")
+    assert address.startswith(issuer)
+
+
+def health(port: int) -> None:
+    assert api_answers(HostPort(LOOPBACK, port), secure=False)
+
+
+def completion(port: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BUCKETWIRE_URL", f"http://{LOOPBACK}:{port}")
+        assert [item.value for item in complete_target("r")] == ["redis:a"]
+
+
+def spark(port: int) -> None:
+    with Cluster(load("elasticsearch", settings("elasticsearch", port))) as cluster:
+        assert cluster.request("GET", "/").body == TARGETS
+
+
+CLIENTS = {client.__name__: client for client in (command_line, frontend, openid, health, completion, spark)}
+READERS = {name: client for name, client in CLIENTS.items() if client not in (health, completion)}
+
+
+def answer(asked: Asked) -> bytes:
+    """What each of them expects."""
+    if b"metrics" in asked.head:
+        return written(200, METRICS).replace(b"application/json", b"text/plain")
+    if b"openid-configuration" in asked.head:
+        issuer = re.findall(rb"(?i)host: (\S+)", asked.head)[0].decode()
+        names = ("issuer", "authorization_endpoint", "token_endpoint", "jwks_uri")
+        return written(200, json.dumps(dict.fromkeys(names, f"http://{issuer}")).encode())
+    return written(200, json.dumps(TARGETS).encode())
+
+
+@pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS.keys())
+def test_an_interim_answer_is_read_past(client: Callable[[int], None]) -> None:
+    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
+    with RawServer(lambda asked: [hints, hints, answer(asked)]) as server:
+        client(server.port)
+    assert len(server.asked) == 1
+
+
+def unpacking(_: Asked) -> Pieces:
+    return [written(200, gzip.compress(b" " * (1 << 28), 1), "Content-Encoding: gzip")]
+
+
+def without_end(_: Asked) -> Pieces:
+    return [b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n", *([b" " * (1 << 20)] * 256)]
+
+
+def claiming(_: Asked) -> Pieces:
+    return [b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9000000000\r\n\r\n{"]
+
+
+@pytest.mark.parametrize("hostile", [unpacking, without_end, claiming], ids=lambda hostile: str(hostile.__name__))
+@pytest.mark.parametrize("client", READERS.values(), ids=READERS.keys())
+def test_an_answer_has_a_limit(client: Callable[[int], None], hostile: Callable[[Asked], Pieces]) -> None:
+    errors = (ApiUnavailable, NoMetrics, ProviderProblem, CannotRead)
+    with RawServer(hostile) as server, pytest.raises(errors) as raised:
+        client(server.port)
+    assert re.search("more than [0-9,]+", str(raised.value)), raised.value
