@@ -25,6 +25,11 @@ class Fact(NamedTuple):
 
 # By line of the file, from 0. A text is a part of the refusal.
 RIGHT: dict[int, list[Fact] | str] = {
+    0: [Fact(PUT, "weedold/a.txt", size=3)],
+    1: [Fact(PUT, "weedold/a.txt", size=6)],
+    2: [Fact("s3:ObjectCreated:PutTagging", "weedold/a.txt", size=6)],
+    3: [Fact(PUT, "weedold/b.txt", size=1)],
+    4: [Fact(PUT, "weedold/b.txt", size=2)],
     5: [Fact(PUT, "storj/a+b/c%2Bd.txt", "00aa11", 5)],
     6: [Fact(PUT, "storj/a+b/c%2Bd.txt", "00aa12", 6)],
     7: [],

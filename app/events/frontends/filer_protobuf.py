@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from app.events.errors import BadEvents
+from app.events.frontends.seaweedfs import change_of
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _INTEGER, _FLAG, _TEXT, _BASE64 = "integer", "flag", "text", "base64"
@@ -52,17 +53,8 @@ def webhook_body(path: str, body: bytes) -> bytes:
         if name in message:
             entry = message[name]
             entry["extended"] = {pair.get("key", ""): pair.get("value", "") for pair in entry.get("extended", [])}
-    return orjson.dumps({"event_type": _event_type(path, message), "key": path, "message": message})
-
-
-def _event_type(path: str, message: Mapping[str, Any]) -> str:
-    """Return what the filer's webhook calls the change."""
-    old, new = message.get("old_entry"), message.get("new_entry")
-    if old is None or new is None:
-        return "create" if old is None else "delete"
-    folder = path.rpartition("/")[0] or "/"
-    is_elsewhere = (message.get("new_parent_path") or folder) != folder
-    return "rename" if is_elsewhere or old.get("name") != new.get("name") else "update"
+    kind, _ = change_of(path, message)
+    return orjson.dumps({"event_type": kind or "delete", "key": path, "message": message})
 
 
 def _read(data: bytes, fields: Mapping[int, tuple[str, Any]]) -> dict[str, Any]:

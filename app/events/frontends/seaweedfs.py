@@ -4,7 +4,8 @@
 a deletion does not tell its own time, so it comes just after what it deleted. Filers that report no such time give the
 entry's modification time, in seconds or nanoseconds, which a deletion shares with what it deleted.
 
-A version of `KEY` is the file `KEY.versions/v_ID`, a delete marker such a file without content. A key that ends with a
+A version of `KEY` is the file `KEY.versions/v_ID`, a delete marker such a file without content; until it has its id, it
+is no object. A key that ends with a
 slash is a folder with a content type; an object with others below its key is a folder that says so. Other folders are
 no objects.
 """
@@ -12,6 +13,7 @@ no objects.
 import base64
 import binascii
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -34,6 +36,7 @@ _SECOND = 10**9  # ns
 _LATEST = 253_402_300_800  # seconds: the year 10000
 
 _VERSIONS, _VERSION_FILE = ".versions", "v_"
+_UNFINISHED = re.compile("v_[0-9a-f]{16,64}")
 _VERSION_ID, _IS_MARKER = "Seaweed-X-Amz-Version-Id", "Seaweed-X-Amz-Delete-Marker"
 _SUPERSEDED = "Seaweed-X-Amz-Noncurrent-Since-Ns"  # added to a version when a newer one has been written
 _ETAG, _GRANTS = "Seaweed-X-Amz-ETag", "Seaweed-X-Amz-Acl"
@@ -56,12 +59,19 @@ def matches(value: Mapping[str, Any]) -> bool:
 
 
 def records(event: Record) -> tuple[Record, ...]:
-    """Return the change as MinIO's records: none if it concerns no object, two for a rename. Raises `BadRecord`."""
-    kind, path = text(event, "event_type"), text(event, "key")
+    """Return the change as MinIO's records: none if it concerns no object, two for a rename. Raises `BadRecord`.
+
+    The entries decide what has happened, and `event_type` only if there is none: from 3.95 to 4.17 that is `rename` for
+    every change of an entry.
+    """
+    label, path = text(event, "event_type"), text(event, "key")
     old, new = find(event, "message", "old_entry"), find(event, "message", "new_entry")
-    before, after = _object(path, old), _object(_new_path(event, path), new)
+    kind, new_path = change_of(path, find(event, "message"))
+    if label == "rename" and not isinstance(new, dict):
+        raise BadRecord("message.new_entry.name", "is missing; it must be text")
+    before, after = _object(path, old), _object(new_path, new)
     made: list[Record | None]
-    match kind:
+    match kind or label:
         case "create":
             made = [_created(event, after, new)]
         case "update":
@@ -72,20 +82,33 @@ def records(event: Record) -> tuple[Record, ...]:
         case "delete":
             made = [_removed(event, before, old)]
         case "rename":
-            if old is None:
-                before = _object(path, new)
             made = [_removed(event, before, old, _committed(new)), _created(event, after, new, _COPY)]
         case _:
-            raise BadRecord("event_type", f"is {excerpt(kind)}; it must be create, update, delete or rename")
+            raise BadRecord("event_type", f"is {excerpt(label)}; it must be create, update, delete or rename")
     return tuple(record for record in made if record is not None)
 
 
-def _new_path(event: Mapping[str, Any], path: str) -> str:
-    """Return the path of the new entry, which only a rename changes."""
-    if event.get("event_type") != "rename":
-        return path
-    folder = optional_text(event, "message", "new_parent_path") or path.rpartition("/")[0]
-    return f"{folder.rstrip('/')}/{text(event, 'message', 'new_entry', 'name')}"
+def change_of(path: str, message: Any) -> tuple[str, str]:
+    """Return what a message is, create, update, delete or rename, and the path of its new entry; "" for no entry.
+
+    `path` is that of the old entry, or of the new one if it is created. An update too may name the folder.
+    """
+    old, new = find(message, "old_entry"), find(message, "new_entry")
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return ("create" if isinstance(new, dict) else "delete" if isinstance(old, dict) else ""), path
+    folder, _, name = path.rpartition("/")
+    new_folder, new_name = optional_text(message, "new_parent_path") or folder, optional_text(new, "name") or name
+    if new_folder.rstrip("/") == folder.rstrip("/") and new_name == name:
+        return "update", path
+    return "rename", f"{new_folder.rstrip('/')}/{new_name}"
+
+
+def _incomplete(event: Mapping[str, Any]) -> BadRecord:
+    kind = text(event, "event_type")
+    if kind not in ("create", "update", "delete", "rename"):
+        return BadRecord("event_type", f"is {excerpt(kind)}; it must be create, update, delete or rename")
+    entry = "old_entry" if kind == "delete" else "new_entry"
+    return BadRecord(f"message.{entry}.name", "is missing; it must be text")
 
 
 def _object(path: str, entry: Any) -> _Object | None:
@@ -102,6 +125,8 @@ def _object(path: str, entry: Any) -> _Object | None:
     folder, _, name = key.rpartition("/")
     if version and folder.endswith(_VERSIONS) and name == f"{_VERSION_FILE}{version}":
         key = folder.removesuffix(_VERSIONS)
+    elif not version and folder.endswith(_VERSIONS) and _UNFINISHED.fullmatch(name):
+        return None  # until 4.17, a version gets its id by an update just after it was written
     return _Object(bucket, key, version, _extended_text(entry, _IS_MARKER) == "true") if key else None
 
 

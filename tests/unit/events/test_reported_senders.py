@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -11,7 +12,7 @@ from app.events.effects import ContentChange, content_change
 from app.events.frontends import S3_FRONTENDS
 from app.events.frontends.registry import order_of
 from app.events.limits import Limits
-from app.events.messages import Message, read_message
+from app.events.messages import KEY_HEADER, Message, read_message
 from app.events.minio_json import encode_key
 from app.events.model import Event
 from app.events.order import comparable
@@ -199,3 +200,119 @@ def test_sizes_as_text_are_numbers_and_etags_have_no_quotes(
 def test_a_time_with_a_space_is_a_time() -> None:
     assert one(record("cloud:s3", "k") | {"eventTime": "2026-11-20 10:00:00"}).time == 1795168800000
     assert one(record("cloud:s3", "k") | {"eventTime": "Friday"}).time == NOW
+
+
+def test_every_line_of_the_reports_has_its_events() -> None:
+    assert sorted(RIGHT) == list(range(len(reports())))
+
+
+# ---------------------------------------------------------------- SeaweedFS from 3.95 to 4.17
+
+VERSION = "6714ec71378dd745fc5ab68d38e7407f"
+
+
+def filer_entry(name: str, content: str, mtime: int = 1764000000, **extended: str) -> dict[str, Any]:
+    """An entry as these filers have it: its chunks are told by their digest, and no time of commit."""
+    chunk = {"size": len(content), "modified_ts_ns": mtime * 10**9 + 5, "e_tag": content, "fid": {"volume_id": 7}}
+    attributes = {"file_size": len(content), "mtime": mtime, "mime": "text/plain", "md5": content}
+    coded = {each: base64.b64encode(text.encode()).decode() for each, text in extended.items()}
+    return {"name": name, "chunks": [chunk], "attributes": attributes, "extended": coded}
+
+
+def filer_message(path: str, old: Any, new: Any, label: str = "", folder: str | None = None) -> dict[str, Any]:
+    """A message of the webhook; with the label of these versions unless another is given."""
+    entries = {name: one for name, one in (("old_entry", old), ("new_entry", new)) if one is not None}
+    if new is not None:
+        entries["new_parent_path"] = path.rpartition("/")[0] if folder is None else folder
+    kind = label or ("create" if old is None else "delete" if new is None else "rename")
+    return {"event_type": kind, "key": path, "message": entries}
+
+
+def as_protobuf(sent: dict[str, Any]) -> bytes:
+    """The same message as the filer writes it to Kafka: names, digests and extended attributes of both entries."""
+
+    def field(number: int, value: bytes) -> bytes:
+        return bytes([number << 3 | 2]) + varint(len(value)) + value
+
+    def varint(value: int) -> bytes:
+        head = b""
+        while value > 0x7F:
+            head, value = head + bytes([value & 0x7F | 0x80]), value >> 7
+        return head + bytes([value])
+
+    def encode(entry: dict[str, Any]) -> bytes:
+        [chunk] = entry["chunks"]
+        made = field(1, entry["name"].encode())
+        size, modified = varint(chunk["size"]), varint(chunk["modified_ts_ns"])
+        made += field(3, b"\x18" + size + b"\x20" + modified + field(5, chunk["e_tag"].encode()))
+        attributes = entry["attributes"]
+        times = b"\x08" + varint(attributes["file_size"]) + b"\x10" + varint(attributes["mtime"])
+        made += field(4, times + field(7, attributes["mime"].encode()) + field(14, attributes["md5"].encode()))
+        for name, text in entry["extended"].items():
+            made += field(5, field(1, name.encode()) + field(2, base64.b64decode(text)))
+        return made
+
+    message = sent["message"]
+    made = b"".join(
+        field(number, encode(message[name])) for number, name in ((1, "old_entry"), (2, "new_entry")) if name in message
+    )
+    return made + (field(4, message["new_parent_path"].encode()) if "new_parent_path" in message else b"")
+
+
+def changes(*sent: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Name, path and version of the events of messages; by the webhook and by Kafka, which must be alike."""
+    by_webhook = [event for one in sent for event in parse(json.dumps(one).encode(), {}, now_ms=NOW).events]
+    by_kafka = [
+        event
+        for one in sent
+        for event in read_message(Message(as_protobuf(one), headers={KEY_HEADER: one["key"]}), Limits(), None).events
+    ]
+    found = [(event.name, event.path, event.version, event.sequencer) for event in by_webhook]
+    assert found == [(event.name, event.path, event.version, event.sequencer) for event in by_kafka]
+    return [(name, path, version) for name, path, version, _ in found]
+
+
+LABELS = ["", "create", "update", "delete", "rename", "chmod"]
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_what_a_filer_calls_a_change_of_both_entries_does_not_matter(label: str) -> None:
+    path = "/buckets/b/dir/a.txt"
+    old, new = filer_entry("a.txt", "one"), filer_entry("a.txt", "other", 1764000003)
+    tagged = filer_entry("a.txt", "other", 1764000003, **{"X-Amz-Tagging-project": "x"})
+    for folder in ("/buckets/b/dir", "/buckets/b/dir/", ""):
+        assert changes(filer_message(path, old, new, label, folder)) == [(PUT, "b/dir/a.txt", "")]
+        assert changes(filer_message(path, new, tagged, label, folder)) == [
+            ("s3:ObjectCreated:PutTagging", "b/dir/a.txt", "")
+        ]
+    renamed = [("s3:ObjectRemoved:Delete", "b/dir/a.txt", ""), ("s3:ObjectCreated:Copy", "b/other/a.txt", "")]
+    assert changes(filer_message(path, old, old, label, "/buckets/b/other")) == renamed
+    renamed = [("s3:ObjectRemoved:Delete", "b/dir/a.txt", ""), ("s3:ObjectCreated:Copy", "b/dir/z.txt", "")]
+    assert changes(filer_message(path, old, filer_entry("z.txt", "one"), label)) == renamed
+    assert changes(filer_message("/buckets/b/a.txt", None, old, label and "update")) == [(PUT, "b/a.txt", "")]
+    if label != "rename":
+        assert changes(filer_message(path, old, None, label)) == [("s3:ObjectRemoved:Delete", "b/dir/a.txt", "")]
+
+
+def test_a_version_is_one_event_though_it_gets_its_id_after_it_was_written() -> None:
+    path = f"/buckets/b/k.versions/v_{VERSION}"
+    bare = filer_entry(f"v_{VERSION}", "one")
+    named = filer_entry(f"v_{VERSION}", "one", **{"Seaweed-X-Amz-Version-Id": VERSION})
+    tagged = filer_entry(f"v_{VERSION}", "one", **{"Seaweed-X-Amz-Version-Id": VERSION, "X-Amz-Tagging-a": "x"})
+    sent = [filer_message(path, None, bare), filer_message(path, bare, named), filer_message(path, named, tagged)]
+    assert changes(*sent) == [(PUT, "b/k", VERSION), ("s3:ObjectCreated:PutTagging", "b/k", VERSION)]
+    assert changes(filer_message(path, tagged, None)) == [("s3:ObjectRemoved:Delete", "b/k", VERSION)]
+    assert changes(filer_message(path, bare, None)) == [], "it was never a version"
+    marked = {"Seaweed-X-Amz-Version-Id": VERSION, "Seaweed-X-Amz-Delete-Marker": "true"}
+    marker = filer_entry(f"v_{VERSION}", "", **marked)
+    assert changes(filer_message(path, bare, marker)) == [("s3:ObjectRemoved:DeleteMarkerCreated", "b/k", VERSION)]
+    mine = filer_entry("v_1", "one")  # a key like any other, though SeaweedFS lists it as a version
+    assert changes(filer_message("/buckets/b/k.versions/v_1", None, mine)) == [(PUT, "b/k.versions/v_1", "")]
+
+
+def test_a_change_without_the_entries_that_it_needs_is_refused() -> None:
+    gone = filer_message("/buckets/b/a", filer_entry("a", "x"), None, "rename")
+    with pytest.raises(BadEvents, match=r"message\.new_entry\.name is missing"):
+        parse(json.dumps(gone).encode(), {}, now_ms=NOW)
+    with pytest.raises(BadEvents, match=r"event_type is .chmod.; it must be create, update, delete or rename"):
+        parse(json.dumps({"event_type": "chmod", "key": "/buckets/b/a", "message": {}}).encode(), {}, now_ms=NOW)
