@@ -22,6 +22,7 @@ from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from app.outbox.sources.errors import ReadOnlySource, SourceInUse, StillRejected, UnknownMessage, UnknownSource
 from app.outbox.targets import StoredTarget, UnknownTarget
 from app.resources.declaration import BadMember
+from app.rules.expressions import MatchingBusy
 from app.rules.model import BadRules
 
 log = logging.getLogger("bucketwire.api")
@@ -59,6 +60,7 @@ PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
     "too-many-streams": (503, "Too many streams"),
     "too-many-tests": (503, "Too many tests of settings"),
     "database-unavailable": (503, "The outbox database is unavailable"),
+    "matching-busy": (503, "Another event is costly to compare with the rules"),
     "queue-full": (503, "A target's queue is full"),
     "spool-unavailable": (503, "The spool folder is not writable"),
     "database-full": (507, "The outbox database is full"),
@@ -76,9 +78,11 @@ _SAID_BY_THE_ERROR: Mapping[type[Exception], str] = {
     AlreadyRunning: "already-running",
     NothingToRepair: "nothing-to-repair",
     TokenExists: "token-exists",
+    MatchingBusy: "matching-busy",
 }
 _RETRY_AFTER = {
     "database-unavailable": 5,
+    "matching-busy": 2,
     "queue-full": 10,
     "too-many-streams": 10,
     "too-many-tests": 5,

@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from app.rules.expressions import Expressions
+from app.rules.expressions import Effort, Expressions
 from app.rules.filters import Filters
 
 Pair = tuple[str, str, str]  # metadata or tags, the name, the value
@@ -18,9 +18,10 @@ _USER = "x-amz-meta-"
 class EventFacts:
     """What filters ask about an event, read from its record as late as a filter asks. `record` is "" for none."""
 
-    __slots__ = ("_name", "_object", "_pairs", "_record")
+    __slots__ = ("_name", "_object", "_pairs", "_record", "effort")
 
     def __init__(self, name: str, record: str) -> None:
+        self.effort = Effort()  # of the expressions that are tried for it
         self._name = name
         self._record = record
         self._object: dict[str, Any] | None = None
@@ -116,7 +117,7 @@ class Candidates:
                 continue
             if condition.regex:
                 if regexes is None:
-                    regexes = self._expressions.matches(key)
+                    regexes = self._expressions.matches(key, facts.effort)
                 if condition.regex not in regexes:
                     continue
             if condition.is_met(facts):

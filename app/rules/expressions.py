@@ -1,19 +1,70 @@
-"""Match a key with many regular expressions at once."""
+"""Match a key with many regular expressions at once, and with costly ones in one thread at a time.
+
+An automaton takes microseconds for most keys, whatever the number of its expressions. Expressions and keys can be
+written for which it takes nanoseconds for each byte and each instruction: a second for a bucket's. Of the threads of a
+process only one goes on with such a key at a time, so that others are not slowed down.
+"""
 
 import logging
-from collections.abc import Collection, Sequence
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import re2
 
 from app.config.errors import BadValue
-from app.rules.filters import compile_regex, regex_options
+from app.rules.filters import MAX_MATCHED_BYTES, compile_regex, regex_options, regex_size
 
 log = logging.getLogger("bucketwire.rules")
 
 _TOGETHER = 250  # expressions of one automaton
-_MEMORY = 1 << 24  # bytes that such an automaton may use, whatever the keys are
+_INSTRUCTIONS = 5_000  # of one automaton, unless it has one expression: bounds the time between two looks at the clock
+_MEMORY = 1 << 24  # bytes that an automaton of so many expressions may use, whatever the keys are
+_MIN_MEMORY = 1 << 20  # that one of few expressions may use
+_FREE_SECONDS = 0.02  # of the processor that an event may use without regard to others
+_BUSY_SECONDS = 0.1  # for which a thread that may not wait waits for another one's costly key
 _EVERYTHING = r"(?s)\C*"  # matches every key, so that its absence shows that the automaton has no room
+
+one_at_a_time = threading.Lock()  # held by the thread that goes on with a costly key
+_own = threading.local()
+
+
+class MatchingBusy(Exception):
+    """A key is costly to match while another one is, and the caller does not want to wait."""
+
+
+@contextmanager
+def not_waiting() -> Iterator[None]:
+    """Have `matches` raise `MatchingBusy` in this thread instead of waiting for others; until the block ends."""
+    _own.is_hurried = True
+    try:
+        yield
+    finally:
+        _own.is_hurried = False
+
+
+@dataclass(slots=True)
+class Effort:
+    """How many seconds of the processor the expressions for one event have taken."""
+
+    seconds: float = 0.0
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Measure the block, and let it wait for other threads if much was spent already. Raises `MatchingBusy`."""
+        waits = self.seconds > _FREE_SECONDS
+        if waits and not one_at_a_time.acquire(timeout=_BUSY_SECONDS if getattr(_own, "is_hurried", False) else -1):
+            raise MatchingBusy("another event is being compared with costly regular expressions; try again")
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self.seconds += time.thread_time() - began
+            if waits:
+                one_at_a_time.release()
 
 
 class Expressions:
@@ -27,23 +78,40 @@ class Expressions:
 
     def __init__(self) -> None:
         self._texts: dict[str, None] = {}
-        self._compiled: list[_Together | _Alone] | None = None
+        self._compiled: list[_Together] | None = None
 
     def add(self, text: str) -> None:
         """Add an expression."""
         self._texts[text] = None
 
-    def matches(self, key: bytes) -> Collection[str]:
-        """Return those that match the whole decoded key."""
+    def matches(self, key: bytes, effort: Effort | None = None) -> Collection[str]:
+        """Return those that match the whole decoded key, none for one that is too long. Raises `MatchingBusy`."""
+        if len(key) > MAX_MATCHED_BYTES:
+            return ()
         compiled = self._compiled
         if compiled is None:
             # Threads that run this at the same time compile equal automata, and any of them may be kept.
-            texts = list(self._texts)
-            parts = [texts[start : start + _TOGETHER] for start in range(0, len(texts), _TOGETHER)]
-            compiled = self._compiled = [_Together(part) if len(part) > 1 else _Alone(*part) for part in parts]
-        if len(compiled) == 1:
-            return compiled[0].matches(key)
-        return {text for part in compiled for text in part.matches(key)}
+            compiled = self._compiled = [_Together(part) for part in _parts(self._texts)]
+        effort = effort or Effort()
+        matching: list[str] = []
+        for part in compiled:
+            with effort.spending():
+                matching += part.matches(key)
+        return matching if len(compiled) == 1 else set(matching)
+
+
+def _parts(texts: Iterable[str]) -> Iterator[Sequence[str]]:
+    """Divide expressions for several automata."""
+    part: list[str] = []
+    size = 0
+    for text in texts:
+        if part and (len(part) == _TOGETHER or size + regex_size(text) > _INSTRUCTIONS):
+            yield part
+            part, size = [], 0
+        part.append(text)
+        size += regex_size(text)
+    if part:
+        yield part
 
 
 class _Alone:
@@ -69,7 +137,8 @@ class _Together:
     __slots__ = ("_alone", "_everything", "_set", "_texts")
 
     def __init__(self, texts: Sequence[str]) -> None:
-        self._set: Any = re2.Set.FullMatchSet(regex_options(_MEMORY))
+        memory = min(_MEMORY, max(_MIN_MEMORY, _MEMORY * len(texts) // _TOGETHER))
+        self._set: Any = re2.Set.FullMatchSet(regex_options(memory))
         self._texts: dict[int, str] = {}
         for text in texts:
             try:

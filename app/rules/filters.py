@@ -17,6 +17,7 @@ from app.config.errors import BadSettings, BadValue, Problem
 from app.config.fields.field_types import Size, written_size
 
 MAX_REGEX_BYTES = 1024
+MAX_MATCHED_BYTES = 1024  # of a key that an expression matches: S3 has no longer ones
 MAX_PROGRAMS = 400_000  # instructions of all expressions of a bucket's rules
 MAX_PAIRS = 50
 MAX_NAME = 256  # characters of the name of a tag, or of a metadata entry
@@ -47,8 +48,9 @@ NO_PAIRS = Pairs()
 class Filters:
     """What an event must have beside the prefix and suffix of its key. Empty filters are true of every event.
 
-    `regex` must match the whole decoded key, in RE2's syntax. The event must carry each entry of `metadata` and each of
-    `tags` with an equal value, and a size in bytes between `min_size` and `max_size`, both included.
+    `regex` must match the whole decoded key, in RE2's syntax; a key of more than 1,024 bytes matches none. The event
+    must carry each entry of `metadata` and each of `tags` with an equal value, and a size in bytes between `min_size`
+    and `max_size`, both included.
     """
 
     regex: str = ""

@@ -82,7 +82,8 @@ class GroupCommit:
         Raises `DatabaseUnavailable` if the database is unavailable, and nothing was recorded as far as is known,
         `Unstorable` if it refuses these events but accepts others, and `TimeoutError` after `timeout` seconds, when it
         is unknown whether the events were or will be recorded. Sending them again is safe in any case. Raises
-        `MatchingTooSlow` if comparing several events with the rules takes half of `timeout`; nothing was recorded then.
+        `MatchingTooSlow` if comparing several events with the rules takes half of `timeout`, and `MatchingBusy` if it
+        costs much while another request does; nothing was recorded then.
         """
         deadline = time.monotonic() + timeout
         committing = self._started()

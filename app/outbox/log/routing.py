@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from app.events.model import Event
 from app.outbox import tables
 from app.outbox.markers import NO_LIMIT
 from app.outbox.rules import rule_from_row
+from app.rules.expressions import not_waiting
 from app.rules.matching import Matcher, compile_rules
 from app.rules.model import Rule
 
@@ -49,14 +51,16 @@ class Routing:
     def match(self, events: Sequence[Event], seconds: float = math.inf) -> "Matches":
         """Match the events now, in this thread.
 
-        Raises `MatchingTooSlow` if it takes that many seconds and there are more events.
+        Raises `MatchingTooSlow` if it takes that many seconds and there are more events, and `MatchingBusy` if an event
+        costs much while another thread has such a one; without a limit it waits for that.
         """
         deadline = time.monotonic() + seconds
         targets: dict[str, Targets] = {}
-        for event in events:
-            if targets and time.monotonic() > deadline:
-                raise MatchingTooSlow(f"after {len(targets)} of {len(events)} events")
-            targets[event.id] = self.targets(event)
+        with not_waiting() if math.isfinite(seconds) else nullcontext():
+            for event in events:
+                if targets and time.monotonic() > deadline:
+                    raise MatchingTooSlow(f"after {len(targets)} of {len(events)} events")
+                targets[event.id] = self.targets(event)
         return Matches(self, targets)
 
     def only(self, target: TargetId) -> "Routing":

@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from random import Random
 from typing import Any
 
 import psycopg2
@@ -20,6 +21,8 @@ from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
 from app.outbox.log.routing import MatchingTooSlow
+from app.rules.expressions import MatchingBusy, one_at_a_time
+from app.rules.filters import Filters
 from app.rules.matching import Matcher
 from app.rules.model import Rule
 from tests import services
@@ -325,3 +328,23 @@ def test_many_events_that_take_too_long_to_compare_are_refused_and_one_is_record
         commits.append([event(f"{number}") for number in range(100)], 2)
     assert commits.append([event("alone")], 10) == Receipt(recorded=1)
     assert keys(log) == ["before", "alone"]
+
+
+def test_while_an_event_is_costly_to_compare_others_are_recorded_and_costly_ones_are_refused(
+    log: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.rules.expressions._FREE_SECONDS", 0.001)
+    commits, target = GroupCommit(log), add_target(log, bucket="another")
+    filters = [Filters(regex=f".*a[ab]{{{60 + number}}}b.*x{number}") for number in range(100)]
+    rules = [Rule(bucket="costly", events=("*",), target=target, filters=one) for one in filters]
+    registry(log).replace_rules("costly", rules)
+    first, second = (event("".join(Random(number).choices("ab", k=1000)), bucket="costly") for number in range(2))
+    assert commits.append([first]) == Receipt(recorded=1)
+    with one_at_a_time:
+        with pytest.raises(MatchingBusy):
+            commits.append([second])
+        for number in range(20):
+            receipt = commits.append([event(f"{number}", bucket="another")])
+            assert isinstance(receipt, Receipt)
+            assert receipt.matched == {target: 1}
+    assert commits.append([second]) == Receipt(recorded=1)

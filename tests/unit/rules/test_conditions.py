@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from typing import Any
 
 import orjson
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from app.events.parsing import parse
 from app.rules.conditions import EventFacts
-from app.rules.expressions import Expressions
+from app.rules.expressions import Expressions, MatchingBusy, not_waiting, one_at_a_time
 from app.rules.filters import Filters, Pairs, compile_regex
 from app.rules.matching import compile_rules, pattern
 from app.rules.model import BadRules, Rule, check_expressions
@@ -276,3 +278,29 @@ def test_the_expressions_of_a_bucket_are_bounded_together() -> None:
     check_expressions(hostile[:90] + hostile[:90])
     with pytest.raises(BadRules, match="of all regular expressions of the bucket's rules"):
         check_expressions(hostile)
+
+
+def test_one_thread_at_a_time_goes_on_with_a_key_that_is_costly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.rules.expressions._FREE_SECONDS", 0.001)
+    expressions, key = Expressions(), "".join(Random(1).choices("ab", k=1000)).encode()
+    for number in range(100):  # each byte of the key leads to another state of their automata
+        expressions.add(f".*a[ab]{{{60 + number}}}b.*x{number}")
+    assert not expressions.matches(key)
+    with ThreadPoolExecutor(1) as pool:
+        with one_at_a_time:
+            with not_waiting():
+                assert not expressions.matches(b"short"), "what costs little waits for nobody"
+                with pytest.raises(MatchingBusy):
+                    expressions.matches(key)
+            waiting = pool.submit(expressions.matches, key)
+            with pytest.raises(TimeoutError):
+                waiting.result(0.5)
+        assert not waiting.result(60)
+
+
+def test_a_key_that_is_longer_than_those_of_s3_matches_no_expression() -> None:
+    rules = [(rule(Filters(regex=".*[.]jpg")), 1), (rule(Filters(), suffix=".jpg"), 2)]
+    for size, found in ((1024, (1, 2)), (1025, (2,)), (4096, (2,))):
+        key = "k" * (size - 4) + ".jpg"
+        assert compile_rules(rules).targets("b", PUT, key) == found
+    assert compile_rules(rules).targets("b", PUT, "\xe9" * 511 + ".jpg") == (2,), "in bytes"
