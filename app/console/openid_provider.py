@@ -6,7 +6,7 @@ Only an API process in which somebody signs in this way imports this module: its
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import requests
@@ -20,14 +20,17 @@ from joserfc.jws import JWSRegistry
 
 from app.config.settings import Settings
 from app.console.openid import CALLBACK, Begun, Person, granted
+from app.console.openid_requests import ANSWER_SECONDS, Busy, Turns, bound, without_login
 from app.http_pools import AnswerTooLong
-from app.http_sessions import read_strictly
 
 # Of the provider's algorithms those that sign with a private key.
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
-_TIMEOUT = 5  # seconds that the provider may take for an answer
+_TIMEOUT = 5  # seconds for a connection, and for a read
 _FRESH = 600.0  # seconds in which the provider's description and keys are not asked for again
-_MAX_ANSWER_BYTES = 1 << 20
+_KEYS_FRESH = 1.0  # the same for its keys, if a token names one that is not among them
+_FAILED = 5.0  # seconds in which a provider that could not be reached is not asked again
+_UNREACHABLE = (requests.ConnectionError, requests.Timeout)  # which nobody who signs in can bring about
+_USELESS = (requests.RequestException, ValueError)  # answers to questions in which nobody who signs in has a say
 _LEEWAY = 60  # seconds by which the provider's clock may differ
 _MAX_NAME_CHARACTERS = 100  # characters of a name that are shown and recorded
 
@@ -37,12 +40,19 @@ class ProviderProblem(Exception):
 
 
 class Provider:
-    """The provider of the settings. Its description and keys are kept for ten minutes."""
+    """The provider of the settings. Its description and keys are kept for ten minutes.
+
+    Everybody may begin a sign-in, so a provider that does not answer may occupy only a few threads of the API: one asks
+    for what is kept and two for a person's token, a few others wait shortly, all others are told at once.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
         self._known: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._failed: dict[str, tuple[float, Exception]] = {}
+        self._asking = Turns(running=1, waiting=4)
+        self._signing_in = Turns(running=2, waiting=4)
 
     def begin(self, following: str) -> tuple[str, Begun]:
         """Return the address at the provider to which the browser goes, and what it keeps. Raises `ProviderProblem`."""
@@ -65,7 +75,10 @@ class Provider:
         if issuer and issuer != self._settings.oidc_issuer:
             raise ProviderProblem("another provider has answered; nobody was signed in")
         try:
-            claims = self._claims(begun, code)
+            with self._signing_in.take():
+                claims = self._remembering("token", _UNREACHABLE, lambda: self._claims(begun, code))
+        except Busy:
+            raise self._busy() from None
         except requests.RequestException as error:
             raise ProviderProblem(
                 f"the provider {self._settings.oidc_issuer} does not answer: {_kind(error)}"
@@ -80,7 +93,7 @@ class Provider:
 
     def _claims(self, begun: Begun, code: str) -> dict[str, Any]:
         description = self._describe()
-        with self._session() as session:
+        with bound(self._session(), 2 * ANSWER_SECONDS) as session:
             answer = session.fetch_token(
                 description["token_endpoint"],
                 grant_type="authorization_code",
@@ -117,7 +130,8 @@ class Provider:
         try:
             return jwt.decode(text, KeySet.import_key_set(self._keys()), registry=registry)
         except InvalidKeyIdError:
-            return jwt.decode(text, KeySet.import_key_set(self._keys(again=True)), registry=registry)
+            pass
+        return jwt.decode(text, KeySet.import_key_set(self._keys(again=True)), registry=registry)
 
     def _describe(self) -> dict[str, Any]:
         """Return the provider's description of itself (OpenID Connect Discovery)."""
@@ -134,26 +148,57 @@ class Provider:
         return description
 
     def _keys(self, *, again: bool = False) -> Any:
-        return self._get(self._describe()["jwks_uri"], again=again)
+        return self._get(self._describe()["jwks_uri"], _KEYS_FRESH if again else _FRESH)
 
-    def _get(self, url: str, *, again: bool = False) -> dict[str, Any]:
+    def _get(self, url: str, fresh: float = _FRESH) -> dict[str, Any]:
+        """Return what is at a URL, not older than `fresh` seconds. Raises as `requests` does, and `ProviderProblem`."""
+        if content := self._kept(url, fresh):
+            return content
+        try:
+            with self._asking.take():
+                # Who has waited for another one gets what that one got.
+                return self._kept(url, fresh) or self._remembering(url, _USELESS, lambda: self._ask(url))
+        except Busy:
+            raise self._busy() from None
+
+    def _kept(self, url: str, fresh: float) -> dict[str, Any]:
         with self._lock:
             at, content = self._known.get(url, (0.0, {}))
-        if content and not again and time.monotonic() - at < _FRESH:
-            return content
-        with requests.Session() as session:
-            read_strictly(session, _MAX_ANSWER_BYTES)
+        return content if time.monotonic() - at < fresh else {}
+
+    def _ask(self, url: str) -> dict[str, Any]:
+        with bound(without_login()) as session:
             answer = session.get(url, timeout=_TIMEOUT, allow_redirects=False)
         answer.raise_for_status()
-        found = answer.json()
-        content = found if isinstance(found, dict) else {}
+        content: dict[str, Any] = answer.json()
+        if not isinstance(content, dict):
+            raise ValueError("the answer is no JSON object")  # noqa: TRY004 - of the same kind as an answer without JSON
         with self._lock:
             self._known[url] = (time.monotonic(), content)
         return content
 
+    def _remembering(
+        self, what: str, failures: tuple[type[Exception], ...], ask: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return what `ask` does; after one of these failures the provider is not asked for this for some seconds."""
+        with self._lock:
+            at, failure = self._failed.get(what, (0.0, None))
+        if failure is not None and time.monotonic() - at < _FAILED:
+            raise failure.with_traceback(None)
+        try:
+            return ask()
+        except failures as error:
+            with self._lock:
+                self._failed[what] = (time.monotonic(), error)
+            raise
+
+    def _busy(self) -> ProviderProblem:
+        issuer = self._settings.oidc_issuer
+        return ProviderProblem(f"the provider {issuer} has not answered others yet; try again in some seconds")
+
     def _session(self) -> Any:
         settings = self._settings
-        session = OAuth2Session(
+        return OAuth2Session(
             client_id=settings.oidc_client_id,
             client_secret=settings.oidc_client_secret or None,
             scope=settings.oidc_scope,
@@ -161,8 +206,6 @@ class Provider:
             code_challenge_method="S256",
             default_timeout=_TIMEOUT,
         )
-        read_strictly(session, _MAX_ANSWER_BYTES)
-        return session
 
 
 def _printable(name: str) -> str:
