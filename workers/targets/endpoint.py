@@ -6,10 +6,12 @@ logging in, and only the adapter can check it.
 
 import socket
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from app.config.fields.addresses import HostPort
+from workers.targets import tcp
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +35,19 @@ class Endpoint:
         return list(dict.fromkeys(str(entry[4][0]) for entry in infos))
 
     def connect(self, addresses: Sequence[str], timeout: float) -> socket.socket:
-        """Connect to the first address that accepts a connection. Raises `OSError`."""
+        """Connect to the first address that accepts a connection, within `timeout` seconds. Raises `OSError`."""
         failure = OSError("there is no address to connect to")
-        for address in addresses:
+        ends = time.monotonic() + timeout
+        for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             try:
                 if address.startswith("/"):
                     return _unix(address, timeout)
-                return socket.create_connection((address, self.address.port), timeout=timeout)
+                opened = tcp.connect(address, self.address.port, tcp.share(ends, left))
             except OSError as error:
                 failure = error
+            else:
+                opened.settimeout(timeout)
+                return opened
         raise failure
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _JOIN_SECONDS = 5.0  # a pending name resolution keeps the thread alive for longer, and the thread then ends by itself
+_NEXT_ADDRESS_SECONDS = 0.25  # after which the next address of a name is tried too (RFC 8305)
 
 
 class EventLoopThread:
@@ -77,6 +78,8 @@ class _Loop(asyncio.SelectorEventLoop):
         self.connections: list[asyncio.Transport] = []
 
     async def create_connection(self, *args: Any, **options: Any) -> Any:
+        # An address that answers nothing leaves time for the others of the name.
+        options.setdefault("happy_eyeballs_delay", _NEXT_ADDRESS_SECONDS)
         transport, protocol = await super().create_connection(*args, **options)
         self.connections.append(transport)
         return transport, protocol

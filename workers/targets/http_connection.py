@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NameResolutionErr
 
 from app.config.networks import is_public
 from app.http_pools import StrictConnection, StrictTlsConnection
-from workers.targets import socket_deadline
+from workers.targets import socket_deadline, tcp
 
 
 class PrivateAddressError(HTTPError):
@@ -19,13 +20,17 @@ class PrivateAddressError(HTTPError):
 
 def public_addresses(host: str, port: int) -> list[str]:
     """Return all addresses of a name. Raises `PrivateAddressError` if one is not public, `OSError` of the resolver."""
-    infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in infos))
+    addresses = _addresses(host, port)
     for address in addresses:
         if not is_public(address):
             named = address if host.strip("[]") == address else f"{host} is {address}, which"
             raise PrivateAddressError(f"{named} is not a public address; set allow_private=on if that is meant")
     return addresses
+
+
+def _addresses(host: str, port: int) -> list[str]:
+    infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in infos))
 
 
 class _GuardedConnection(StrictConnection, HTTPConnection):
@@ -36,7 +41,7 @@ class _GuardedConnection(StrictConnection, HTTPConnection):
         self.guarded = guarded
 
     def _new_conn(self) -> socket.socket:
-        made = _guarded_socket(self, super()._new_conn) if self.guarded else super()._new_conn()
+        made = _socket(self, super()._new_conn)
         socket_deadline.watch(made.fileno())
         return made
 
@@ -77,23 +82,31 @@ class TlsConnection(_GuardedConnection, StrictTlsConnection):
         self.is_verified = True
 
 
-def _guarded_socket(connection: HTTPConnection, connect: Callable[[], socket.socket]) -> socket.socket:
-    """Resolve once, check every address, and connect to exactly these addresses: the name is not resolved again."""
-    name = connection._dns_host
+def _socket(connection: _GuardedConnection, connect: Callable[[], socket.socket]) -> socket.socket:
+    """Resolve once, check every address if it is `guarded`, and connect to exactly these addresses.
+
+    The name is not resolved again. An address that answers nothing leaves time for the others, as in `tcp.connect`.
+    """
+    name, timeout = connection._dns_host, connection.timeout
     try:
-        addresses = public_addresses(name, connection.port)
+        addresses = (public_addresses if connection.guarded else _addresses)(name, connection.port)
     except OSError as error:
         raise NameResolutionError(name, connection, error) from error  # type: ignore[arg-type]  # getaddrinfo's own
     failure: Exception = NewConnectionError(connection, f"{name} has no address")
+    ends = time.monotonic() + timeout if isinstance(timeout, int | float) else None
     try:
-        for address in addresses:
+        for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             connection.host = address
+            if ends is not None:
+                connection.timeout = tcp.share(ends, left)
             try:
                 opened = connect()
             except (NewConnectionError, ConnectTimeoutError) as error:
                 failure = error
             else:
+                opened.settimeout(timeout)
                 return opened
     finally:
         connection.host = name  # TLS and the Host header use this name
+        connection.timeout = timeout
     raise failure

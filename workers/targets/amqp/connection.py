@@ -13,7 +13,7 @@ from amqp.transport import SSLTransport, TCPTransport
 
 from app.config.sources.amqp import AmqpSourceSettings
 from app.config.targets.amqp import AmqpAddress, AmqpSettings
-from workers.targets import socket_deadline, tls
+from workers.targets import socket_deadline, tcp, tls
 from workers.targets.socket_deadline import Deadline
 
 CLIENT_NAME = "Bucketwire"
@@ -23,6 +23,9 @@ class _Transport(TCPTransport):
     """A transport that a `Deadline` cuts."""
 
     sock: Any
+
+    def _connect(self, host: str, port: int, timeout: float) -> None:
+        self.sock = tcp.connect(host, port, timeout)
 
     def _setup_transport(self) -> None:
         socket_deadline.watch(self.sock.fileno())
@@ -36,6 +39,9 @@ class _TLSTransport(SSLTransport):
         super().__init__(host, **options)
         self._context = context
         self._server_name = server_name
+
+    def _connect(self, host: str, port: int, timeout: float) -> None:
+        self.sock = tcp.connect(host, port, timeout)
 
     def _wrap_socket(self, sock: socket.socket, **_: Any) -> ssl.SSLSocket:
         socket_deadline.watch(sock.fileno())

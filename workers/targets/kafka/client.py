@@ -12,13 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 from kafka import codec
-from kafka.errors import KafkaTimeoutError, for_code
+from kafka.errors import KafkaConnectionError, KafkaTimeoutError, for_code
+from kafka.net import inet
 from kafka.net.compat import KafkaNetClient
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.manager import KafkaConnectionManager
+from kafka.net.sasl import register_sasl_mechanism
+from kafka.net.sasl.scram import SaslMechanismScram
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport
 from kafka.record import default_records, legacy_records
+
+from workers.targets import tcp
 
 # Every failure is reported once, in an outcome; the library would log a line for each of its own retries.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
@@ -139,6 +144,40 @@ def _closing(step: Callable[..., Any], close: Callable[[Any, Any], None]) -> Cal
     return tried
 
 
+class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python ships no types
+    """Connects to the addresses of a name as `workers.targets.tcp`; the library gives all its time to the first."""
+
+    SCHEMES = ()
+    _left = 1
+
+    def dns_lookup(self, *place: Any, **options: Any) -> Any:
+        found = super().dns_lookup(*place, **options)
+        self._left = len(found)
+        return found
+
+    async def connect(self, net: Any, addrinfo: Any, socket_options: Any = (), timeout_at: float | None = None) -> Any:
+        left, self._left = self._left, self._left - 1
+        if timeout_at is not None and left > 1:
+            timeout_at = time.monotonic() + tcp.share(timeout_at, left)
+        try:
+            return await super().connect(net, addrinfo, socket_options, timeout_at=timeout_at)
+        except KafkaTimeoutError as error:
+            if left <= 1:
+                raise
+            raise KafkaConnectionError("no connection in time") from error
+
+
+class _Scram(SaslMechanismScram):  # type: ignore[misc]  # kafka-python ships no types
+    """SCRAM with a user's name as RFC 5802 has it (§5.1); with a `,` or `=` the library's message cannot be read."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**config)
+        self._scram_client.user = self._scram_client.user.replace(b"=", b"=3D").replace(b",", b"=2C")
+
+
+for _mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+    register_sasl_mechanism(_mechanism, _Scram, overwrite=True)
+inet.KafkaNetSocket = _Socket
 KafkaNetSocket.sock_connect = _closing(KafkaNetSocket.sock_connect, lambda _, given: given[1].close())
 KafkaSSLTransport.handshake = _closing(KafkaSSLTransport.handshake, lambda transport, _: transport.abort())
 for _module in (default_records, legacy_records):

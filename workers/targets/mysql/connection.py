@@ -12,7 +12,7 @@ from pymysql.connections import Connection
 
 from app.config.targets.mysql import MysqlSettings
 from app.config.targets.mysql_dsn import Dsn
-from workers.targets import socket_deadline, tls
+from workers.targets import socket_deadline, tcp, tls
 from workers.targets.base import TargetUnavailable
 
 Row = tuple[Any, ...]
@@ -161,10 +161,7 @@ def _login(settings: MysqlSettings, dsn: Dsn) -> Connection:
 
 def _socket(dsn: Dsn, timeout: float) -> socket.socket:
     if not dsn.socket:
-        opened = socket.create_connection((dsn.host, dsn.port), timeout)
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return opened
+        return tcp.connect(dsn.host, dsn.port, timeout, tcp.OPTIONS)
     opened = socket.socket(socket.AF_UNIX)
     try:
         opened.settimeout(timeout)

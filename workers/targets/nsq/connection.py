@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 
 from app.config.targets.nsq import NsqSettings
-from workers.targets import tls
+from workers.targets import tcp, tls
 from workers.targets.base import TargetUnavailable
 from workers.targets.socket_deadline import Deadline
 
@@ -48,7 +48,7 @@ class NsqConnection:
         self._process = os.getpid()
         context = tls.context_of(settings) if settings.tls else None
         try:
-            self._socket: socket.socket = socket.create_connection(settings.nsqd_address, settings.timeout)
+            self._socket: socket.socket = tcp.connect(*settings.nsqd_address, settings.timeout)
         except OSError as error:
             raise TargetUnavailable(f"{self._where}: {self._describe_error(error)}") from error
         try:

@@ -20,7 +20,7 @@ from redis.retry import Retry
 from app.config.fields.addresses import HostPort
 from app.config.sources.redis import RedisSourceSettings
 from app.config.targets.redis import RedisSettings
-from workers.targets import socket_deadline, tls
+from workers.targets import socket_deadline, tcp, tls
 from workers.targets.node_rotation import NodeRotation
 
 CLIENT_NAME = "Bucketwire"
@@ -128,7 +128,14 @@ class _Limited:
         super().send_packed_command(*command, **options)  # type: ignore[misc]  # as above
 
 
-class _PlainConnection(_Limited, Connection):
+class _TcpConnection(Connection):
+    def _connect(self) -> socket.socket:
+        made = tcp.connect(self.host, int(self.port), self.socket_connect_timeout, tcp.OPTIONS)
+        made.settimeout(self.socket_timeout)
+        return made
+
+
+class _PlainConnection(_Limited, _TcpConnection):
     """A TCP connection."""
 
 

@@ -1,0 +1,42 @@
+"""A name of which the first address answers nothing: every target and every source reaches the next one."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from app.config.sources.registry import source_type
+from app.config.target_settings import load
+from app.events.limits import Limits
+from tests import services
+from tests.contract.probes.base import Probe
+from tests.contract.source_probes.base import SourceProbe
+from tests.contract.test_hanging_server import port
+from tests.support import sample_events
+from tests.support.black_hole import NAME, name_with_dead_addresses
+from workers.delivery.outcomes import DELIVERED
+from workers.source_test import run_source_test
+
+
+def named(values: dict[str, str]) -> dict[str, str]:
+    """The settings with the name in place of the address of this machine."""
+    return {key: value.replace(services.LOOPBACK, NAME) for key, value in values.items()}
+
+
+def test_a_target_reaches_the_next_address_of_a_name(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    if probe.type == "postgresql":
+        pytest.skip("libpq resolves names itself, and limits the time for each address")
+    with name_with_dead_addresses(monkeypatch, port(probe), dead=2):
+        target = probe.target(named(probe.values()))
+        with closing(target):
+            target.open()
+            assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
+
+
+def test_a_source_reaches_the_next_address_of_a_name(served: SourceProbe, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.renew()
+    values = named({name: str(value) for name, value in served.values().items()})
+    with name_with_dead_addresses(monkeypatch, served.server.port):
+        steps = list(run_source_test(load(source_type(served.type), values), {}, Limits()))
+    assert [(step.step, step.ok) for step in steps] == [("open", True), ("lag", True), ("read", True)], steps
