@@ -40,6 +40,5 @@ def postgresql_url(host: str, port: int, database: str) -> str:
 
 
 def _place(host: str, port: int) -> str:
-    # A driver does not decode it, so it cannot be encoded. Names of containers may have a `_`.
-    check_host(host.replace("_", "x"))
+    check_host(host)  # a driver does not decode it, so it cannot be encoded
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

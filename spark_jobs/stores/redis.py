@@ -4,6 +4,7 @@ HSCAN's guarantee is enough: it returns every field that exists from start to en
 """
 
 import re
+import ssl
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,6 +57,8 @@ def connect(settings: RedisSettings) -> redis.Redis | RedisCluster:
             "ssl_check_hostname": not settings.tls_skip_verify,
             "ssl_certfile": settings.client_cert or None,
             "ssl_keyfile": settings.client_key or None,
+            "ssl_exclude_verify_flags": [ssl.VERIFY_X509_STRICT],  # as `app.config.tls`
+            "ssl_include_verify_flags": [ssl.VERIFY_X509_PARTIAL_CHAIN],
         }
     login = connection | _login(settings.user, settings.password)
     if settings.cluster:

@@ -12,13 +12,17 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
+from app.config.sources.kafka import KafkaSourceSettings
+from app.config.target_settings import load
 from tests import services
 from tests.contract.probes import fixtures
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.kafka import PARTITIONS, Log
 from tests.support import cloud_events, sample_events
 from workers.delivery.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Rejected, Unavailable
+from workers.sources.kafka import KafkaSource
 from workers.targets.base import TargetUnavailable
 from workers.targets.kafka import client
 from workers.targets.kafka.rounds import partition_of
@@ -215,6 +219,24 @@ def test_each_sasl_mechanism_logs_in(
         brokers = f"{services.LOOPBACK}:{kafka.server.sasl_tls_port}"
         values |= {"tls": "on", "tls_ca": str(certificates.ca), "brokers": brokers}
     assert kafka.delivered([sample_events.put("a")], 1, values) == [DELIVERED]
+
+
+@pytest.mark.parametrize("mechanism", ["sha256", "sha512"])
+@pytest.mark.parametrize("name", ["CN=writer,OU=events,O=Example", "=2C", "a b"])
+def test_a_scram_user_may_have_any_name_and_password(kafka: Log, mechanism: str, name: str) -> None:
+    """A distinguished name has `=` and `,`, which SCRAM's own messages use (RFC 5802, §5.1)."""
+    kind = getattr(ScramMechanism, f"SCRAM_SHA_{mechanism.removeprefix('sha')}")
+    password = "pass=word,é"
+    alteration = UserScramCredentialUpsertion(name, ScramCredentialInfo(kind, 4096), password.encode())
+    admin = kafka.admin()
+    admin.alter_user_scram_credentials([alteration])[name].result(20)
+    values = kafka.by_sasl(mechanism) | {"sasl_username": name, "sasl_password": password}
+    with closing(kafka.target(values)) as target:
+        services.until(lambda: list(attempt(target, [sample_events.put("a")], 1)) == [DELIVERED], 20)
+    login = {name: values[name] for name in ("brokers", "sasl", "sasl_username", "sasl_password", "sasl_mechanism")}
+    source = KafkaSource(load(KafkaSourceSettings, {"topic": kafka.topic, **login}))
+    with closing(source):
+        source.open({})
 
 
 @MECHANISMS

@@ -14,7 +14,7 @@ REFUSED = {
     "number": ("ten", "1.5", "0x10"),
     "duration": ("10 seconds", "10", "5D"),
     "path": ("relative/file.pem", "file.pem"),
-    "host": ("http://h:1", "a:b:c", "h:99999", "under_score:1", "1.2.3.999:1"),
+    "host": ("http://h:1", "a:b:c", "h:99999", "under+score:1", "1.2.3.999:1"),
     "url": ("ftp://h/x", "no-scheme", "http://", "http://h:0/"),
     "amqp": ("http://h/", "amqp://h:0/", "no-scheme"),
     "mqtt": ("http://h/", "tcp://", "tcp://h:1/path"),

@@ -10,7 +10,8 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 from app.config.errors import REDACTED, BadValue
 from app.config.fields.field_types import FieldType, Text
 
-_LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+# With `_`, which names of services have in Compose, Swarm and DNS.
+_LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _WORD = re.compile("[a-z]{1,12}|v[0-9]{1,2}")  # a part of a URL that is hardly a secret by itself
 _ZONE = re.compile(r"[A-Za-z0-9_.-]{1,15}")  # an interface's name or number
 _SECRET_NAME = re.compile("pass|pwd|token|secret|key|sig|auth|cred|code", re.IGNORECASE)  # part of a parameter's name
@@ -346,7 +347,7 @@ def check_host(host: str) -> None:
         return
     labels = host.removesuffix(".").split(".")
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise BadValue("has no valid host", "a host consists of labels of letters, digits and -, separated by dots")
+        raise BadValue("has no valid host", "a host consists of labels of letters, digits, - and _, separated by dots")
     if host.isdecimal():
         raise BadValue("has only a number, and no host", f"write the host before the port, such as 127.0.0.1:{host}")
     if labels[-1].isdigit():

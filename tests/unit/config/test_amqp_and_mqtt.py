@@ -57,7 +57,7 @@ def test_an_amqp_url_leads_where_the_server_has_it_lead(url: str, expected: Amqp
         ("amqp://h#", "#fragment"),
         ("amqp://me:100%@h", "% without two hexadecimal digits"),
         ("amqp://h/%00", "escaped control character"),
-        ("amqp://h_h", "no valid host"),
+        ("amqp://h+h", "no valid host"),
         ("amqp://h/" + "v" * 256, "longer than the 255 bytes"),
         ("amqp://h?heartbeat=x", "heartbeat that is not a number"),
         ("amqp://h?heartbeat=70000", "longer than AMQP allows"),

@@ -94,7 +94,7 @@ NO_VALUES: list[tuple[FieldType[Any], str, str]] = [
     *((HOST, text, "too many colons") for text in ("::1", "a:1:2")),
     *(
         (HOST, text, "valid host")
-        for text in ("a_b", "-a", "a-", "a..b", "a b", "é", "x" * 64, "[h]:1", "[::1", "[::1]1")
+        for text in ("a+b", "-a", "a-", "a..b", "a b", "é", "x" * 64, "[h]:1", "[::1", "[::1]1")
     ),
     *((HOST, text, "IPv4") for text in ("1.2.3", "256.1.1.1", "1.2.3.4.5")),
     *((HOST, text, "port") for text in ("h:0", "h:65536", "h:x", "h:-1", "[::1]:x")),
@@ -109,7 +109,7 @@ NO_VALUES: list[tuple[FieldType[Any], str, str]] = [
     (URL, "http://h/#x", "fragment"),
     (URL, "http://h/a b", "space"),
     (URL, "http://h/x bogus=1", "space"),
-    (URL, "http://a_b/", "valid host"),
+    (URL, "http://a+b/", "valid host"),
     (URL, "http://h:0/", "port"),
     (Text(), "a\x00b", "control"),
     (Text(), "a\nb", "control"),

@@ -81,7 +81,7 @@ def test_a_dsn_is_read_as_gos_driver_reads_it(text: str, dsn: Dsn) -> None:
         ("me@unix(run.sock)/e", "path that is not absolute"),
         ("me@tcp(db:x)/e", "no valid port"),
         ("me@tcp(db:0)/e", "no valid port"),
-        ("me@tcp(d_b)/e", "no valid host"),
+        ("me@tcp(d+b)/e", "no valid host"),
         ("me@tcp([::1)/e", "no valid host"),
         ("me@tcp(db)/100%", "a % that does not begin an escape"),
         ("me@tcp(db)/%FF", "not UTF-8"),
