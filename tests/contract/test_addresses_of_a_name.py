@@ -12,7 +12,6 @@ from app.events.limits import Limits
 from tests import services
 from tests.contract.probes.base import Probe
 from tests.contract.source_probes.base import SourceProbe
-from tests.contract.test_hanging_server import port
 from tests.support import sample_events
 from tests.support.black_hole import NAME, name_with_dead_addresses
 from workers.delivery.outcomes import DELIVERED
@@ -27,7 +26,7 @@ def named(values: dict[str, str]) -> dict[str, str]:
 def test_a_target_reaches_the_next_address_of_a_name(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
     if probe.type == "postgresql":
         pytest.skip("libpq resolves names itself, and limits the time for each address")
-    with name_with_dead_addresses(monkeypatch, port(probe), dead=2):
+    with name_with_dead_addresses(monkeypatch, probe.port, dead=2):
         target = probe.target(named(probe.values()))
         with closing(target):
             target.open()

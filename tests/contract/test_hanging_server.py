@@ -15,12 +15,6 @@ from workers.delivery.outcomes import DELIVERED, Delivered, NotAttempted, Unavai
 PAUSE = 1.5  # seconds between two bytes: less than the time limit of one read
 
 
-def port(probe: Probe) -> int:
-    """The server's port for the settings of the probe."""
-    of_server: int = getattr(probe.server, "ws_port" if getattr(probe, "websocket", False) else "port")
-    return of_server
-
-
 @pytest.fixture
 def through_proxy(probe: Probe) -> bool:
     """Whether the target stays with the address that it is given: Kafka's brokers name their own."""
@@ -29,7 +23,7 @@ def through_proxy(probe: Probe) -> bool:
 
 @pytest.mark.parametrize("fault", ["hangs", "drips"])
 def test_opening_ends_in_time_when_the_server(probe: Probe, fault: str) -> None:
-    with services.proxy(port(probe)) as proxy:
+    with services.proxy(probe.port) as proxy:
         if fault == "hangs":
             proxy.swallow()
         else:
@@ -46,7 +40,7 @@ def test_opening_ends_in_time_when_the_server(probe: Probe, fault: str) -> None:
 def test_a_delivery_ends_in_time_when_the_server(probe: Probe, through_proxy: bool, fault: str) -> None:
     if not through_proxy:
         pytest.skip("its brokers name their own addresses")
-    with services.proxy(port(probe)) as proxy, closing(probe.target(probe.at_port(proxy.port))) as target:
+    with services.proxy(probe.port) as proxy, closing(probe.target(probe.at_port(proxy.port))) as target:
         assert list(target.deliver([sample_events.put("before")], 1)) == [DELIVERED]
         if fault == "hangs":
             proxy.mute()
@@ -64,6 +58,6 @@ def test_a_delivery_ends_in_time_when_the_server(probe: Probe, through_proxy: bo
 def test_a_server_that_answers_late_but_in_time_is_not_cut(probe: Probe, through_proxy: bool) -> None:
     if not through_proxy:
         pytest.skip("its brokers name their own addresses")
-    with services.proxy(port(probe)) as proxy, probe.opened(probe.at_port(proxy.port), timeout="6s") as target:
+    with services.proxy(probe.port) as proxy, probe.opened(probe.at_port(proxy.port), timeout="6s") as target:
         proxy.slow(0.5)
         assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]

@@ -224,7 +224,7 @@ def test_each_sasl_mechanism_logs_in(
 @pytest.mark.parametrize("mechanism", ["sha256", "sha512"])
 @pytest.mark.parametrize("name", ["CN=writer,OU=events,O=Example", "=2C", "a b"])
 def test_a_scram_user_may_have_any_name_and_password(kafka: Log, mechanism: str, name: str) -> None:
-    """A distinguished name has `=` and `,`, which SCRAM's own messages use (RFC 5802, §5.1)."""
+    """A distinguished name has `=` and `,`, which SCRAM's own messages use (RFC 5802, section 5.1)."""
     kind = getattr(ScramMechanism, f"SCRAM_SHA_{mechanism.removeprefix('sha')}")
     password = "pass=word,é"
     alteration = UserScramCredentialUpsertion(name, ScramCredentialInfo(kind, 4096), password.encode())

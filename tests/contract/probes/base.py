@@ -74,6 +74,12 @@ class Probe(ABC):
     def renew(self) -> None:
         """Nothing held, and the server running and in a good mood."""
 
+    @property
+    def port(self) -> int:
+        """The server's port for the settings of the probe."""
+        of_server: int = getattr(self.server, "ws_port" if getattr(self, "websocket", False) else "port")
+        return of_server
+
     def close_gateways(self) -> None:  # noqa: B027 - most have none
         """End what a test has put in front of the server."""
 

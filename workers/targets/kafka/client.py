@@ -168,7 +168,7 @@ class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python ships no ty
 
 
 class _Scram(SaslMechanismScram):  # type: ignore[misc]  # kafka-python ships no types
-    """SCRAM with a user's name as RFC 5802 has it (§5.1); with a `,` or `=` the library's message cannot be read."""
+    """SCRAM with a user's name as RFC 5802 has it (5.1): with a `,` or `=` the library's message cannot be read."""
 
     def __init__(self, **config: Any) -> None:
         super().__init__(**config)
