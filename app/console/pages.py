@@ -14,6 +14,7 @@ from flask import Blueprint, Response, current_app, g, make_response, render_tem
 
 from app.api import auth, token_scopes
 from app.api.errors import ApiProblem, to_problem
+from app.api.protection import PROTECTION
 from app.api.refused import Refused
 from app.api.services import services
 from app.config.fields.field_types import written_size
@@ -43,11 +44,10 @@ _POLICY = "; ".join(
 )  # fmt: skip
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
-    "X-Content-Type-Options": "nosniff",
+    **PROTECTION,
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "same-origin",  # with `no-referrer`, browsers send `Origin: null` with a form
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
 }
 
 

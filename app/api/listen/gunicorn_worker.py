@@ -10,9 +10,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from gunicorn import http
+from gunicorn import http, util
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
+from app.api.protection import PROTECTION
 from app.api.server.client_socket import ClientSocket, Slots
 
 _NEXT_REQUEST = 1  # milliseconds
@@ -21,6 +22,18 @@ _LINGER = 2.0  # seconds that a client has to close its side of a connection
 _MAX_DRAINED_BYTES = 1 << 16  # bytes that a client may send meanwhile
 _NO_CONNECTION = (errno.EAGAIN, errno.ECONNABORTED)
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+
+
+def _write_error(sock: Any, status: int, reason: str, message: str) -> None:
+    """Answer a request that no application gets, as gunicorn does, in text and with the headers of every answer."""
+    body = f"{message or reason}\n".encode("latin-1", "replace")
+    headers = {"Connection": "close", "Content-Type": "text/plain; charset=latin-1", "Content-Length": len(body)}
+    lines = (f"{name}: {value}" for name, value in (headers | dict(PROTECTION)).items())
+    head = "\r\n".join([f"HTTP/1.1 {status} {reason}", *lines, "", ""])
+    util.write_nonblock(sock, head.encode("latin-1") + body)
+
+
+util.write_error = _write_error
 
 
 class SocketHandedOver(Exception):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import orjson
 
+from app.api.protection import PROTECTION
 from app.events import minio_json
 
 PING = b'{"Records":null}\n'
@@ -93,6 +94,7 @@ def head(*, chunked: bool, number: str) -> bytes:
         "Cache-Control: no-cache",
         "X-Accel-Buffering: no",
         f"x-amz-request-id: {number}",
+        *(f"{name}: {value}" for name, value in PROTECTION.items()),
         "Connection: close",
     ]
     if chunked:

@@ -1,0 +1,21 @@
+"""Headers that every answer of the API has, so that no browser takes it for something else, or for another site's."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+# No guess at the kind of the content, and no page of another origin may embed an answer.
+PROTECTION: Mapping[str, str] = MappingProxyType(
+    {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
+)
+
+
+def protecting(start_response: Any) -> Any:
+    """Return a WSGI server's `start_response` that adds these headers, unless an application has set them."""
+
+    def start(status: str, headers: list[tuple[str, str]], *error: Any) -> Any:
+        named = {name.lower() for name, _ in headers}
+        added = [(name, value) for name, value in PROTECTION.items() if name.lower() not in named]
+        return start_response(status, [*headers, *added], *error)
+
+    return start
