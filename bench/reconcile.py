@@ -168,7 +168,7 @@ def steps(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
     def run(spark: "SparkSession") -> Mapping[str, int]:
         (folder / "findings").mkdir()
-        listing = from_parquet(spark, str(folder / LISTING), versioned=options.case == "versions")
+        listing = from_parquet(spark, str(folder / LISTING), BUCKET, versioned=options.case == "versions")
         differences, sizes = write_differences(
             listing, spark.read.parquet(str(folder / ROWS)), folder / "findings", has_single_rows=True, bucket=BUCKET,
             rules=[rule], policy="mirror",

@@ -1,5 +1,6 @@
 """Post events to the API in batches, rate-limited, and retry until each batch is recorded."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,11 +14,13 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.cli_common.api_session import ApiSession, ApiUnavailable, InvalidToken, InvalidUrl, is_success
 from app.config.arn import TargetId
+from app.counts import count_noun
 from app.resources.drift import DRIFT_KINDS
 from spark_jobs.jobs.repair_events import repair_event, request_body
 from spark_jobs.repair_limits import RepairLimits
 
 BATCH_SIZE = 500
+_REFUSED = (400, 413, 422)  # statuses that are about the events
 _T = TypeVar("_T")
 _RETRY_TIMEOUT = 12.0  # seconds that the API may be unavailable
 _QUEUE_FULL_TIMEOUT = 600.0  # seconds that a queue may stay full
@@ -32,10 +35,13 @@ class _QueueFull(Exception):
     """The target has no room for the whole request; nothing of it was recorded."""
 
 
-def repairable(findings: DataFrame, *, removals: bool) -> DataFrame:
-    """Return the findings that are drift and not in flight; without `removals` only those whose object exists."""
-    is_drift = F.col("kind").isin(*DRIFT_KINDS) & ~F.col("in_flight")
-    return findings.where(is_drift if removals else is_drift & F.col("modified").isNotNull())
+class _Refused(Exception):
+    """The API refuses the request for one of its events or more; nothing of it was recorded."""
+
+
+def repairable(findings: DataFrame) -> DataFrame:
+    """Return the findings that are drift and not in flight."""
+    return findings.where(F.col("kind").isin(*DRIFT_KINDS) & ~F.col("in_flight"))
 
 
 @dataclass(frozen=True)
@@ -63,24 +69,35 @@ class Api:
         with self._session() as session:
             yield EventSender(session, "/v1/events", {}, rate, timeout)
 
+    def check_repairs(self, target: TargetId) -> None:
+        """Raise `NotPosted` if the API would take no repair of the target, such as by this token."""
+        with self.to_target(target, after=0, rate=math.inf) as sender:
+            sender.send([])
+
     def post_repairs(
         self, findings: DataFrame, *, bucket: str, target: TargetId, after: int, listed_at: int, limits: RepairLimits,
-        newest_sequencers: Callable[[Sequence[str]], Mapping[str, str]],
-    ) -> int:  # fmt: skip
-        """Post the repairs of the findings, up to the limit; return how many are recorded.
+        problem: Callable[[], str], newest_sequencers: Callable[[Sequence[str]], Mapping[str, str]],
+    ) -> tuple[int, str]:  # fmt: skip
+        """Post the repairs of the findings, up to the limit; return how many are recorded, and why others are not.
 
-        Repairs of objects that changed after `after` are not recorded. Raises `NotPosted`.
+        Repairs of objects that changed after `after` are not recorded, nor is any after `problem` has said why. Raises
+        `NotPosted`.
         """
-        recorded = 0
+        recorded, problems = 0, []
         with self.to_target(target, after=after, rate=limits.rate) as sender:
             for batch in batches(findings.limit(limits.max_repairs).toLocalIterator(), BATCH_SIZE):
+                if found := problem():
+                    problems.append(found)
+                    break
                 rows = [row.asDict() for row in batch]
                 sequencers = newest_sequencers([row["key"] for row in rows])
                 receipt = sender.send(
                     [repair_event(row, bucket, target, sequencers.get(row["key"], ""), listed_at) for row in rows]
                 )
                 recorded += receipt["recorded"] + receipt["repeated"]
-        return recorded
+            if sender.refused:
+                problems.append(f"{count_noun(sender.refused, 'repair')} could not be recorded: {sender.reason}.")
+        return recorded, " ".join(problems)
 
     @contextmanager
     def _session(self) -> Iterator[ApiSession]:
@@ -93,18 +110,23 @@ class Api:
 
 
 class EventSender:
-    """Send batches of events over one connection; each is retried until its outcome is known."""
+    """Send batches of events over one connection; each is retried until its outcome is known.
+
+    `refused` is how many events the API has refused by themselves, and `reason` why the last of these.
+    """
 
     def __init__(self, session: ApiSession, path: str, params: Mapping[str, int], rate: float, timeout: float) -> None:
         self._session, self._path, self._params = session, path, params
         self._rate, self._timeout = rate, timeout
         self._next_send = time.monotonic()
+        self.refused, self.reason = 0, ""
 
     def send(self, records: Sequence[Mapping[str, Any]]) -> Counter[str]:
         """Send the records; return the API's receipt: how many were `recorded`, `repeated`, `overtaken`, and so on.
 
         If the queue has no room for all of them they are sent again in smaller requests, until it has had room for
-        each. Raises `NotPosted`; sending the same records again is idempotent.
+        each. So they are if the API refuses one of them, which is left out then. Raises `NotPosted`; sending the same
+        records again is idempotent.
         """
         time.sleep(max(0.0, self._next_send - time.monotonic()))
         self._next_send = time.monotonic() + len(records) / self._rate
@@ -113,10 +135,13 @@ class EventSender:
             part = unsent.pop()
             try:
                 receipt += _totals(self._post(part))
-            except _QueueFull as error:
+            except (_QueueFull, _Refused) as error:
                 half = len(part) // 2
                 if half:
                     unsent += [part[half:], part[:half]]
+                    continue
+                if isinstance(error, _Refused):
+                    self.refused, self.reason = self.refused + 1, str(error)
                     continue
                 if time.monotonic() - last_success > _QUEUE_FULL_TIMEOUT:
                     raise NotPosted(
@@ -141,6 +166,8 @@ class EventSender:
                     receipt: Mapping[str, Any] = response.json()
                     return receipt
                 reason = f"{self._session.url} answered {response.status_code}: {response.text[:500]}"
+                if response.status_code in _REFUSED and records:
+                    raise _Refused(reason)
                 if response.status_code < 500:
                     raise NotPosted(reason)
                 if ":queue-full" in response.text:

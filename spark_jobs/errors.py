@@ -1,18 +1,60 @@
 """Describe errors in one sentence, including errors that were raised inside a Spark task."""
 
 import re
+from typing import Any
 
+from app.config.errors import REDACTED
 from app.outbox.errors import AlreadyRunning
 
+
+class BadListing(Exception):
+    """The listing is none, is not of the bucket, or may lack a part of it; the message says why."""
+
+
+_MAX_CAUSES = 20  # a chain may be a circle
+_SECRETS = (
+    (re.compile(r"//[^/@\s]+@"), f"//{REDACTED}@"),
+    (re.compile(r"(?i)\b(\w*(?:password|passwd|pwd|secret|token|accesskey)\w*)=[^\s&;,)]+"), rf"\1={REDACTED}"),
+)
 # Spark passes on the traceback of a Python task as text; its last line is the error.
 _TASK_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+[\w.]+: (.+)")
 
 
 def root_cause(error: BaseException) -> str:
-    """Return the first line of the error's message, or the message of the error in a task that caused it."""
+    """Return the error in a sentence without secrets: by its first line, or by what caused it in a task or in Java."""
     text = str(error).strip()
-    in_task = _TASK_TRACEBACK.search(text)
-    return in_task[1] if in_task else (text.splitlines() or [type(error).__name__])[0]
+    if in_task := _TASK_TRACEBACK.search(text):
+        sentence = in_task[1]
+    elif (exception := _java_exception(error)) is not None:
+        sentence = _describe_java(exception)
+    else:
+        sentence = (text.splitlines() or [type(error).__name__])[0]
+    for secret, shown in _SECRETS:
+        sentence = secret.sub(shown, sentence)
+    return sentence
+
+
+def _java_exception(error: BaseException) -> Any:
+    """Return the exception of the JVM that an error stands for; py4j's own text names only the method that failed."""
+    name = "java_exception" if type(error).__name__ == "Py4JJavaError" else "_origin"
+    return getattr(error, name, None)
+
+
+def _describe_java(exception: Any) -> str:
+    """Return the first line of an exception's message, and of its innermost cause."""
+    sentences, innermost = [_first_line(exception)], exception
+    for _ in range(_MAX_CAUSES):
+        if (cause := innermost.getCause()) is None:
+            break
+        innermost = cause
+    if (caused := _first_line(innermost)) not in sentences[0]:
+        sentences.append(f"caused by {innermost.getClass().getSimpleName()}: {caused}")
+    return ", ".join(sentences)
+
+
+def _first_line(exception: Any) -> str:
+    text = str(exception.getMessage() or "").strip()
+    return text.splitlines()[0].strip() if text else str(exception.getClass().getName())
 
 
 def describe_error(error: Exception) -> str | None:

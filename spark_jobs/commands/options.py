@@ -126,8 +126,12 @@ def listing_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def limit_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that limit repairs; the command gets them as `limits`, a `RepairLimits`."""
 
-    def command(*arguments: Any, max_repairs: int, max_removals: float, rate: float, **options: Any) -> Any:
-        limits = RepairLimits(max_repairs=max_repairs, max_removals=max_removals, rate=rate)
+    def command(
+        *arguments: Any, max_repairs: int, max_removals: float, max_creations: float, rate: float, **options: Any
+    ) -> Any:
+        limits = RepairLimits(
+            max_repairs=max_repairs, max_removals=max_removals, max_creations=max_creations, rate=rate
+        )
         return function(*arguments, limits=limits, **options)
 
     return _with(
@@ -144,7 +148,16 @@ def limit_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=click.FloatRange(0, 100),
             default=10.0,
             show_default=True,
-            help="Remove at most this percentage of the target's rows; if more would go, remove none.",
+            help="Remove at most this percentage of the target's rows; if more would go, remove none. Ten rows may "
+            "always go, unless it is 0.",
+        ),
+        click.option(
+            "--max-creations",
+            type=click.FloatRange(0),
+            default=100.0,
+            show_default=True,
+            help="Create at most this percentage of the target's rows; if more are missing, create none. 10,000 rows "
+            "may always be created, unless it is 0.",
         ),
         click.option("--rate", type=click.FloatRange(1), default=1000.0, show_default=True, help="Repairs per second."),
     )

@@ -19,7 +19,7 @@ from spark_jobs import java_options, shutdown
 from spark_jobs.commands import options
 from spark_jobs.repair_limits import RepairLimits
 
-_EXIT_DRIFT = 2  # the exit code of --check
+_EXIT_DRIFT = 3  # the exit code of --check; 2 is that of wrong usage
 
 
 @click.command()
@@ -27,7 +27,7 @@ _EXIT_DRIFT = 2  # the exit code of --check
 @options.target_option
 @options.listing_options
 @options.grace_option
-@click.option("--check", is_flag=True, help="Exit with 2 if there is drift that was not repaired.")
+@click.option("--check", is_flag=True, help="Exit with 3 if there is drift that was not repaired.")
 @click.option("--repair", is_flag=True, help="Repair the drift.")
 @options.limit_options
 @click.option(
@@ -61,6 +61,7 @@ def run(
         target=target,
         folder=Path(report).absolute() if report else settings.folder / "reconciliations",
         grace=listing.grace(grace),
+        log_retention=int(settings.retention * 1000),
         repair=repair,
         limits=limits,
         retention=int(settings.report_retention * 1000),
@@ -70,6 +71,8 @@ def run(
         config = replace(config, run=scheduled, repair=may_repair(context, target, scheduled))
     open_session = partial(options.spark_session, context, session_name)
     api = Api(*options.api_login(context, url))
+    if config.repair:
+        api.check_repairs(target)
     with bar(context) as progress:
         task = progress.add_task(bucket, total=None)
         result = job.run(

@@ -65,7 +65,8 @@ def scan(
     if scheduled:
         shutdown.on_end_of_input()
     limits = job.ScanLimits(many_versions, large_versions, big_prefix)
-    config = job.ScanConfig(**source, limits=limits, rate=rate)
+    log_retention = int(context.settings.retention * 1000)
+    config = job.ScanConfig(**source, log_retention=log_retention, grace=listing.grace(None), limits=limits, rate=rate)
     with (
         recorded(context.database, scheduled, int(context.settings.report_retention * 1000)) as report,
         options.spark_session(context, session_name) as spark,

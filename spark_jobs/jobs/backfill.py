@@ -30,7 +30,7 @@ from app.resources.drift import DriftKind
 from app.rules.model import Rule
 from spark_jobs.api_client import BATCH_SIZE, Api, EventSender, batches
 from spark_jobs.errors import root_cause
-from spark_jobs.jobs.repair_events import BACKFILL_SOURCE, MULTIPART, PUT, backfill_event, format_time
+from spark_jobs.jobs.repair_events import BACKFILL_SOURCE, MULTIPART, PUT, backfill_event
 from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.rule_predicates import is_matched, matched_events
 from spark_jobs.run_lease import LEASE_MS, renewed
@@ -51,8 +51,6 @@ class BackfillConfig(ListingSource):
 
     target: TargetId
     folder: Path  # for the checkpoints of unfinished backfills
-    grace: int = 60_000  # objects younger than this are left to their own events
-    log_retention: int = 7 * 86_400_000  # how long the log keeps delivered events; a listing may be half as old
     rate: float = 1000.0  # events per second
     timeout: float = 60.0  # seconds that the API may be unavailable
     limit: int | None = None  # events in this run; the next run continues
@@ -97,10 +95,7 @@ def backfill(
             f"add one first, such as `bucketwire rule add {config.bucket} {config.target} --event put`; "
             "rules with filters on metadata or tags do not count, because a listing has neither"
         )
-    if config.listed_at and now_ms() - config.listed_at > config.log_retention:
-        raise CannotBackfill(
-            "the listing is older than the event log's retention, so later events may be deleted: make a new listing"
-        )
+    config.check_age()
     runs, counts = r.Reconciliations(database), dict[str, int]()
     run = runs.begin(config.target, config.bucket, lease=LEASE_MS, state=r.BACKFILLING)
     try:
@@ -161,11 +156,11 @@ def _run(
     ordered = to_send.repartitionByRange(1 + total // _PARTITION_SIZE, "key").sortWithinPartitions("key")
     ordered = ordered.persist(StorageLevel.DISK_ONLY)
     problems = [listing.describe_problem(counts["unreadable"])]
-    done, too_old = 0, False
+    done, too_old = 0, ""
     on_progress(done, total)
     with api.to_target(config.target, after=after, rate=config.rate, timeout=config.timeout) as sender:
         for batch in batches(islice(ordered.toLocalIterator(), config.limit), config.batch_size):
-            too_old = now_ms() - listed_at > config.log_retention / 2
+            too_old = config.problem_of_age(listed_at)
             if lost.is_set() or too_old:
                 break
             _send(database, sender, config, batch, counts)
@@ -177,7 +172,7 @@ def _run(
     if lost.is_set():
         problems.append(r.LEASE_LOST)
     if too_old:
-        problems.append(f"The listing of {format_time(listed_at)} is too old: start the backfill again.")
+        problems.append(too_old)
     if done == total:
         config.checkpoint.unlink(missing_ok=True)
     state = r.BACKFILLED if done == total else r.UNFINISHED

@@ -104,10 +104,11 @@ def compare(
 def mark_in_flight(differences: DataFrame, in_flight: DataFrame | None, *, young: int) -> DataFrame:
     """Return the FINDINGS of DIFFERENCES.
 
-    `in_flight` has the keys (`key`) whose events are on their way, None for no keys; objects modified at or after
-    `young` (ms) are in flight as well. Findings about them are marked, and are not drift.
+    `in_flight` has the keys (`key`) whose events are on their way, None for no keys; objects that were modified, and
+    rows whose event is from, at or after `young` (ms) are in flight as well. Findings about them are marked, and are no
+    drift: a row that is newer than the listing is never replaced by it.
     """
-    is_young = F.coalesce(F.col("modified") >= young, F.lit(False))
+    is_young = F.coalesce(F.greatest("modified", "row_time") >= young, F.lit(False))
     if in_flight is None:
         return differences.withColumn("in_flight", is_young)
     moving = in_flight.select(F.col("key").alias("moving")).distinct()

@@ -27,7 +27,7 @@ from app.outbox.reconcile import runs as r
 from app.outbox.reconcile.findings import store_findings
 from app.outbox.reconcile.progress import Progress
 from app.outbox.registry import Registry
-from app.resources.drift import DRIFT_KINDS, drift_of
+from app.resources.drift import DRIFT_KINDS, DriftKind, drift_of
 from spark_jobs import stores
 from spark_jobs.api_client import Api, repairable
 from spark_jobs.errors import root_cause
@@ -52,7 +52,6 @@ class ReconcileConfig(ListingSource):
 
     target: TargetId
     folder: Path  # the report gets a new folder in it
-    grace: int = 60_000  # objects younger than this (ms) are in flight: their events may not have arrived yet
     arrival: float = 2.0  # seconds that an event may need from the bucket to the log
     repair: bool = False
     limits: RepairLimits = field(default_factory=RepairLimits)
@@ -98,6 +97,7 @@ def run(
         raise stores.CannotRead(
             f"{config.target} has no rows to compare: {config.target.type} targets receive events and keep no rows"
         )
+    config.check_age()
     runs = r.Reconciliations(database)
     name = runs.begin(config.target, config.bucket, lease=LEASE_MS, run=config.run)
     meter = ProgressMeter(runs.last_size(config.target, config.bucket))
@@ -221,22 +221,46 @@ def _repair(
     """Post the repairs; return how many were recorded, and what kept others from it."""
     if lost.is_set():
         return 0, f"{r.LEASE_LOST} Nothing was repaired."
-    removals = repairable(findings, removals=True).count() - repairable(findings, removals=False).count()
-    too_many = config.limits.exceeded(removals, target_rows)
-    repaired = api.post_repairs(
-        repairable(findings, removals=not listing_problem and not too_many),
+    limits = config.limits
+    repairs = repairable(findings)
+    is_removal, is_creation = F.col("modified").isNull(), F.col("kind") == DriftKind.MISSING
+    [number] = repairs.agg(
+        F.count_if(is_removal).alias("removals"), F.count_if(is_creation).alias("creations")
+    ).collect()
+    too_many_removals = limits.too_many_removals(number.removals, target_rows)
+    too_many_creations = limits.too_many_creations(number.creations, target_rows)
+    if listing_problem or too_many_removals:
+        repairs = repairs.where(~is_removal)
+    if too_many_creations:
+        repairs = repairs.where(~is_creation)
+    wanted = repairs.count()
+    repaired, problem = api.post_repairs(
+        repairs,
         bucket=config.bucket,
         target=config.target,
         after=after,
         listed_at=listed_at,
-        limits=config.limits,
+        limits=limits,
+        problem=lambda: r.LEASE_LOST if lost.is_set() else config.problem_of_age(listed_at),
         newest_sequencers=lambda keys: log_queries.newest_sequencers(
             database, config.bucket, keys, mirror=config.target
         ),
     )
-    if too_many:
-        return repaired, (
-            f"{removals} of {target_rows} rows would be removed, more than {config.limits.max_removals:g} %. "
+    problems = [problem]
+    if too_many_removals:
+        problems.append(
+            f"{number.removals:,} of {target_rows:,} rows would be removed, more than {limits.max_removals:g} %. "
             "Check the findings; if they are right, raise --max-removals."
         )
-    return repaired, ""
+    if too_many_creations:
+        problems.append(
+            f"{number.creations:,} objects are missing from the target, which has {target_rows:,} rows: more than "
+            f"{limits.max_creations:g} %, so no row is created. Check that the listing is that of the right bucket; if "
+            "it is, send these objects by `bucketwire backfill`, or raise --max-creations."
+        )
+    if wanted > limits.max_repairs:
+        problems.append(
+            f"{wanted:,} differences can be repaired, and a run repairs {limits.max_repairs:,} at most "
+            "(--max-repairs): the next run goes on."
+        )
+    return repaired, " ".join(filter(None, problems))

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.minio_json import encode_key, timestamp
 from spark_jobs.api_client import BATCH_SIZE, Api, batches
-from spark_jobs.listings.listing import BadListing
+from spark_jobs.errors import BadListing
 from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.schemas import WARNINGS
 
@@ -102,6 +102,7 @@ def find_warnings(spark: SparkSession, config: ScanConfig) -> tuple[list[dict[st
 
     Raises `BadListing`, and what Spark and S3 raise.
     """
+    config.check_age()
     listing = config.list_bucket(spark, tasks=_TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
     if listing.entries is None:
         raise BadListing(f"{config.listing} lists the newest versions only; a scan needs all versions")

@@ -19,8 +19,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
+from spark_jobs.errors import BadListing
 from spark_jobs.listings import s3_listing
-from spark_jobs.listings.listing import BadListing, Listing, from_columns
+from spark_jobs.listings.listing import Listing, from_columns
 
 _S3_SCHEME = "s3://"
 _CHECKSUM = "manifest.checksum"

@@ -1,26 +1,27 @@
 """Read a bucket's listing from a file: JSON lines of `mc ls`, or Parquet.
 
+A listing that names another place than the whole bucket is refused: all that the bucket has would seem to be missing
+from it. So is an empty one, which is what `mc` prints of an empty bucket, and what is left of a file that was lost.
 Unreadable lines are counted and kept apart; a listing with unreadable lines is incomplete, so nothing may be removed
 from a target because the listing lacks it.
 """
 
+import re
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
+from spark_jobs.errors import BadListing
 from spark_jobs.key_groups import KEY_HASH, one_per_key
 from spark_jobs.schemas import LISTING, etag, milliseconds, version
 
 _MC = (
     "status string, type string, key string, size bigint, etag string, lastModified string, versionId string, "
-    "versionOrdinal bigint, isDeleteMarker boolean"
+    "versionOrdinal bigint, isDeleteMarker boolean, url string"
 )
+_EMPTY = "{} has no entries: if the bucket is empty, list it by S3, without --listing"
 _INVENTORY_COLUMNS = ("key", "size", "e_tag", "last_modified_date", "version_id", "is_latest", "is_delete_marker")
-
-
-class BadListing(Exception):
-    """The file is not a listing, or not a usable one; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,12 @@ class Listing:
         return " ".join(filter(None, (self.problem, lines)))
 
 
-def from_mc(spark: SparkSession, path: str, *, versioned: bool) -> Listing:
-    """Read the output of `mc ls --json --recursive`, with `--versions` if `versioned`."""
+def from_mc(spark: SparkSession, path: str, bucket: str, *, versioned: bool) -> Listing:
+    """Read the output of `mc ls --json --recursive` of the bucket, with `--versions` if `versioned`.
+
+    Raises `BadListing` for an empty one, and one of another bucket, of a prefix or without the objects in folders.
+    Lines of an old mc do not name their place.
+    """
     lines = spark.read.option("lineSep", "\n").text(path).where(F.trim("value") != "")
     entries = lines.select(F.col("value").alias("line"), F.from_json("value", _MC).alias("e")).select("line", "e.*")
     entries = entries.withColumn("modified", milliseconds(F.col("lastModified")))
@@ -63,7 +68,24 @@ def from_mc(spark: SparkSession, path: str, *, versioned: bool) -> Listing:
     if versioned:
         good &= F.col("versionOrdinal").isNotNull()
     failed = F.min(F.when(F.col("status") == "error", F.col("line")))
-    [checked] = entries.select(failed.alias("failed"), F.count_if(~good).alias("unreadable")).collect()
+    name = re.escape(bucket)
+    elsewhere = ~F.col("url").rlike(f"^[^/]*//([^/]*/{name}/?|{name}\\.[^/]*/?)$")
+    is_folded = F.col("type").eqNullSafe("folder") & F.col("etag").eqNullSafe("") & F.col("isDeleteMarker").isNull()
+    [checked] = entries.select(
+        failed.alias("failed"),
+        F.count_if(~good).alias("unreadable"),
+        F.min(F.when(good & elsewhere, F.col("url"))).alias("elsewhere"),
+        F.min(F.when(is_folded, F.col("key"))).alias("folder"),
+        F.count(F.lit(1)).alias("lines"),
+    ).collect()
+    if checked["elsewhere"] is not None:
+        raise BadListing(f"{path} is a listing of {checked['elsewhere'][:300]}, not of the whole bucket {bucket}")
+    if checked["folder"] is not None:
+        raise BadListing(
+            f"{path} has the folder {checked['folder'][:300]!r} without its objects; use `mc ls --json --recursive`"
+        )
+    if not checked["lines"]:
+        raise BadListing(_EMPTY.format(path))
     problem = "" if checked["failed"] is None else f"mc reported an error: {checked['failed'][:300]}"
     objects = entries.where(good).select(
         "key",
@@ -79,9 +101,20 @@ def from_mc(spark: SparkSession, path: str, *, versioned: bool) -> Listing:
     return Listing(newest(objects), versioned, unreadable, problem, objects, single, checked["unreadable"])
 
 
-def from_parquet(spark: SparkSession, path: str, *, versioned: bool) -> Listing:
-    """Read Parquet with the columns that `from_columns` needs. Raises `BadListing` if one is missing."""
-    return from_columns(spark.read.parquet(path), path, versioned=versioned)
+def from_parquet(spark: SparkSession, path: str, bucket: str, *, versioned: bool) -> Listing:
+    """Read Parquet with the columns that `from_columns` needs.
+
+    Raises `BadListing` if one is missing, for no rows, and for a row whose column `bucket`, if there is one, names
+    another.
+    """
+    frame = spark.read.parquet(path)
+    if names := [name for name in frame.columns if name.lower() == "bucket"]:
+        others = frame.where(~F.col(names[0]).eqNullSafe(bucket)).select(names[0]).head(1)
+        if others:
+            raise BadListing(f"{path} is a listing of {others[0][0]}, not of {bucket} only (column {names[0]})")
+    if frame.isEmpty():
+        raise BadListing(_EMPTY.format(path))
+    return from_columns(frame, path, versioned=versioned)
 
 
 def from_columns(frame: DataFrame, location: str, *, versioned: bool) -> Listing:

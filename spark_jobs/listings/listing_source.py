@@ -7,6 +7,10 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
+from app.ages import format_seconds
+from app.outbox.engine.database import now_ms
+from spark_jobs.errors import BadListing
+from spark_jobs.jobs.repair_events import format_time
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.inventory import Manifest
 from spark_jobs.listings.listing import Listing, from_mc, from_parquet
@@ -20,6 +24,8 @@ class ListingSource:
     listing: str = ""  # a file; empty: list S3
     inventory: Manifest | None = None  # read instead of S3
     listed_at: int = 0  # when the listing in the file or the inventory was started
+    log_retention: int = 7 * 86_400_000  # ms for which the log keeps delivered events
+    grace: int = 60_000  # objects younger than this (ms) are in flight: their events may not have arrived yet
     versions: bool | None = None  # None: if the bucket is versioned
     endpoint: str = ""
 
@@ -35,6 +41,23 @@ class ListingSource:
         versioned = bucket.is_versioned() if self.versions is None else self.versions
         return s3_listing.listing(spark, bucket, versioned=versioned, sample=sample, tasks=tasks, after=after)
 
+    def problem_of_age(self, listed_at: int) -> str:
+        """Return why nothing may go by a listing of that time: events since then may have left the log; "" if it may.
+
+        Then nothing shows which objects have changed since, and the listing's state of them would replace a later one.
+        """
+        if listed_at - self.grace >= now_ms() - self.log_retention:
+            return ""
+        return (
+            f"The listing of {format_time(listed_at)} is too old: events since then may have left the log, which keeps "
+            f"them for {format_seconds(self.log_retention / 1000)}. Make a new listing, or raise BUCKETWIRE_RETENTION."
+        )
+
+    def check_age(self) -> None:
+        """Raise `BadListing` for a written listing that is too old."""
+        if self.is_written and (problem := self.problem_of_age(self.listed_at)):
+            raise BadListing(problem)
+
     @property
     def is_written(self) -> bool:
         """Whether the listing was written before, at `listed_at`."""
@@ -43,5 +66,10 @@ class ListingSource:
     def _read(self, spark: SparkSession) -> Listing:
         if self.inventory:
             return self.inventory.listing(spark, self.bucket, versions=self.versions, endpoint=self.endpoint)
+        name = self.listing.rstrip("/").rpartition("/")[2]
+        if name.startswith(("_", ".")):
+            raise BadListing(f"{self.listing}: Spark does not read what begins with _ or a dot; give it another name")
         is_parquet = self.listing.endswith((".parquet", "/")) or Path(self.listing).is_dir()
-        return (from_parquet if is_parquet else from_mc)(spark, self.listing, versioned=bool(self.versions))
+        return (from_parquet if is_parquet else from_mc)(
+            spark, self.listing, self.bucket, versioned=bool(self.versions)
+        )

@@ -2,7 +2,7 @@
 
 boto3 finds endpoint, credentials, region and certificates: `AWS_ENDPOINT_URL_S3`, `AWS_PROFILE`, `AWS_ACCESS_KEY_ID`,
 `AWS_CA_BUNDLE` and so on, on the machine where the job is started; only a certificate bundle has to exist on the
-executors as well. A range that cannot be listed to its end fails the job.
+executors as well. A range that cannot be listed to its end fails the job (`pages`).
 """
 
 import os
@@ -17,11 +17,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from spark_jobs.listings.listing import Listing
+from spark_jobs.listings.pages import PAGE_KEYS, is_bound, pages
 from spark_jobs.schemas import ENTRIES, LISTING
 
 Row = tuple[str, str, int, int, str]  # LISTING
 KeyRange = tuple[str, str | None]  # keys after the first, up to and including the second; None: to the end
-_PAGE_KEYS = ("Contents", "Versions", "DeleteMarkers")  # the first in a listing of objects, the others of versions
 _MAX_PREFIX_REQUESTS = 16
 
 
@@ -117,16 +117,12 @@ def _listed(bucket: Bucket, keys: KeyRange, *, versioned: bool) -> Iterator[Any]
     after, until = keys
     client = bucket.client()
     try:
-        if versioned:
-            pages = client.get_paginator("list_object_versions").paginate(Bucket=bucket.name, KeyMarker=after)
-        else:
-            pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name, StartAfter=after)
-        for page in pages:
-            for kind in _PAGE_KEYS:
+        for page in pages(client, bucket.name, after, versioned=versioned):
+            for kind in PAGE_KEYS:
                 for entry in page.get(kind, ()):
                     if after < entry["Key"] and (until is None or entry["Key"] <= until):
                         yield entry
-            last = [entry["Key"] for kind in _PAGE_KEYS for entry in page.get(kind, ())[-1:]]
+            last = [entry["Key"] for kind in PAGE_KEYS for entry in page.get(kind, ())[-1:]]
             if until is not None and last and max(last) > until:
                 return
     finally:
@@ -135,7 +131,7 @@ def _listed(bucket: Bucket, keys: KeyRange, *, versioned: bool) -> Iterator[Any]
 
 def between(points: Iterable[str], tasks: int, after: str = "") -> list[KeyRange]:
     """Divide the keys after `after` into `tasks` ranges (fewer for few points) with the same number of points each."""
-    ordered = sorted(point for point in set(points) if point > after)
+    ordered = sorted(point for point in set(points) if point > after and is_bound(point))
     bounds = sorted({ordered[len(ordered) * number // tasks] for number in range(1, tasks)}) if ordered else []
     return list(zip([after, *bounds], [*bounds, None], strict=True))
 

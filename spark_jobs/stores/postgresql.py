@@ -24,8 +24,8 @@ _TYPE = "SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = t
 # The server looks for a document's record and its object once, not for each member; a subquery with OFFSET stays one.
 _OBJECT = ("s3", "object")
 _DOCUMENTS = sql.SQL(
-    "{table}, LATERAL (SELECT value #> '{{Records,0}}' AS record OFFSET 0) AS records, "
-    "LATERAL (SELECT record #> '{{s3,object}}' AS thing OFFSET 0) AS objects"
+    "{table} AS mirror, LATERAL (SELECT mirror.value #> '{{Records,0}}' AS record OFFSET 0) AS of_document, "
+    "LATERAL (SELECT of_document.record #> '{{s3,object}}' AS thing OFFSET 0) AS of_record"
 )
 # Parameter names of libpq and of JDBC.
 _JDBC = {"sslmode": "sslmode", "sslrootcert": "sslrootcert", "gssencmode": "gssEncMode", "require_auth": "requireAuth"}
@@ -84,11 +84,11 @@ def _query(table: sql.Identifier, bucket: str, tasks: int, *, is_json: bool) -> 
         members = [_member(path, name) for name, path in PATHS.items()]
         source = _DOCUMENTS
     else:  # an old or a handmade table: one broken document must not fail the whole read
-        members = [sql.SQL("value::text AS document")]
-        source = sql.SQL("{table}")
+        members = [sql.SQL("mirror.value::text AS document")]
+        source = sql.SQL("{table} AS mirror")
     return sql.SQL(
-        "SELECT substr(key, {skip}) AS key, {members}, (hashtext(key) & 2147483647) % {tasks} AS part "
-        "FROM {source} WHERE left(key, {length}) = {prefix}"
+        "SELECT substr(mirror.key, {skip}) AS key, {members}, (hashtext(mirror.key) & 2147483647) % {tasks} AS part "
+        "FROM {source} WHERE left(mirror.key, {length}) = {prefix}"
     ).format(
         skip=sql.Literal(len(bucket) + 2),
         members=sql.SQL(", ").join(members),
@@ -100,9 +100,9 @@ def _query(table: sql.Identifier, bucket: str, tasks: int, *, is_json: bool) -> 
 
 
 def _member(path: Sequence[str], name: str) -> sql.Composed:
-    document = "record"
+    document = sql.Identifier("of_document", "record")
     if tuple(path[:2]) == _OBJECT:
-        document, path = "thing", path[2:]
+        document, path = sql.Identifier("of_record", "thing"), path[2:]
     member = "{} ->> {} AS {}" if len(path) == 1 else "{} #>> {} AS {}"
     text = path[0] if len(path) == 1 else "{" + ",".join(path) + "}"
-    return sql.SQL(member).format(sql.Identifier(document), sql.Literal(text), sql.Identifier(name))
+    return sql.SQL(member).format(document, sql.Literal(text), sql.Identifier(name))

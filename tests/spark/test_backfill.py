@@ -30,6 +30,7 @@ from app.outbox.registry import open_registry
 from app.rules.filters import NO_FILTERS, Filters, Pairs
 from app.rules.model import Rule
 from spark_jobs.api_client import Api, NotPosted
+from spark_jobs.errors import BadListing
 from spark_jobs.jobs.backfill import BackfillConfig, BackfillResult, CannotBackfill, backfill, classify
 from spark_jobs.jobs.repair_events import backfill_event
 from spark_jobs.jobs.scan import ScanConfig, ScanLimits, scan
@@ -275,7 +276,7 @@ def test_a_backfill_that_cannot_start_is_refused(stage: Stage) -> None:
     with pytest.raises(CannotBackfill, match="no rule sends created objects of b-old to redis:none"):
         stage.backfill("none")
     stage.target("late", "access", [CREATED])
-    with pytest.raises(CannotBackfill, match="older than the event log's retention"):
+    with pytest.raises(BadListing, match="events since then may have left the log"):
         stage.backfill("late", listing="/nowhere", listed_at=1)
     late = stage.backfill("late", log_retention=0)
     assert (late.state, late.counts["repaired"], late.counts["target_rows"]) == ("unfinished", 0, 0)

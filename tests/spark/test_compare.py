@@ -167,6 +167,13 @@ def test_keys_in_flight_are_found_whatever_is_in_them(spark: SparkSession, tmp_p
     assert all(one["in_flight"] for one in mark_in_flight(differences, None, young=T).collect())
 
 
+def test_a_row_that_is_newer_than_the_listing_is_in_flight(spark: SparkSession) -> None:
+    rows = [("n", T), ("o", T - 1), ("u", None)]
+    found = [(key, "orphaned", "", None, None, None, None, PUT, "e", 1, "", "18E9", time) for key, time in rows]
+    marked = mark_in_flight(frame_of(spark, found, DIFFERENCES), None, young=T).collect()
+    assert {one["key"]: one["in_flight"] for one in marked} == {"n": True, "o": False, "u": False}
+
+
 def test_a_row_is_sound_if_its_event_names_its_key_in_any_encoding(spark: SparkSession) -> None:
     keys = ["a/b", "a b", "a+b", "a%2Fb", "%2F", "ü/🎉", "~", "plain", "%"]
     encoded = [*((key, quote(key, safe="")) for key in keys), *((key, quote_plus(key)) for key in keys)]
@@ -222,7 +229,7 @@ def test_entries_that_parquet_lacks_are_unreadable_whatever_the_types(spark: Spa
     for number, frame in enumerate((typed, texts)):
         path = str(tmp_path / str(number))
         frame.coalesce(1).write.parquet(path)
-        listing = from_parquet(spark, path, versioned=False)
+        listing = from_parquet(spark, path, "images", versioned=False)
         assert [tuple(one) for one in listing.frame.collect()] == [("k", "e", 5, 1_794_992_800_123, "")]
         lines = [orjson.loads(one["line"]) for one in listing.unreadable.collect()]
         assert sorted(one.get("key", "") for one in lines) == ["", "a", "b", "c"]

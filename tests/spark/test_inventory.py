@@ -17,8 +17,9 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_jobs.errors import BadListing
 from spark_jobs.listings.inventory import manifest
-from spark_jobs.listings.listing import BadListing, from_mc
+from spark_jobs.listings.listing import from_mc
 from tests import services
 from tests.support.frames import frame_of
 from tests.support.listings import fill, objects_of
@@ -147,7 +148,7 @@ def test_a_report_has_the_same_entries_as_mc(
     listed = tmp_path / "listing.json"
     lines = at_minio.mc("ls", "--recursive", *(["--versions"] if versioned else []), f"m/{bucket}")
     listed.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    by_mc = from_mc(spark, str(listed), versioned=versioned)
+    by_mc = from_mc(spark, str(listed), bucket, versioned=versioned)
     assert objects_of(by_mc) == expected
     assert by_mc.entries is not None
 

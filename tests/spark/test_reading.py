@@ -21,11 +21,12 @@ from app.config.targets.base import TargetSettings
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.minio_json import encode_key
 from app.events.model import Effect, Event
-from spark_jobs.errors import root_cause
+from spark_jobs.errors import BadListing, root_cause
 from spark_jobs.jobs.comparison import namespace_by_key
 from spark_jobs.key_groups import KEY_HASH
 from spark_jobs.listings import s3_listing
-from spark_jobs.listings.listing import BadListing, from_mc, from_parquet
+from spark_jobs.listings.listing import from_mc, from_parquet
+from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.stores import CannotRead, elasticsearch, rows
 from tests import services
 from tests.support import minio_life
@@ -91,7 +92,7 @@ def test_a_bucket_is_listed_by_ranges_of_keys_and_from_what_mc_wrote(
     file = tmp_path / "listing.json"
     lines = at_minio.mc("ls", "--recursive", *(["--versions"] if versioned else []), f"m/{name}")
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    written = from_mc(spark, str(file), versioned=versioned)
+    written = from_mc(spark, str(file), name, versioned=versioned)
     assert objects_of(written) == expected
     assert (written.unreadable_count, written.problem) == (0, "")
 
@@ -123,11 +124,49 @@ def test_unreadable_lines_are_counted_and_a_failure_is_reported(spark: SparkSess
     ]  # fmt: skip
     file = tmp_path / "listing.json"
     file.write_text("\n".join(lines))
-    listing = from_mc(spark, str(file), versioned=False)
+    listing = from_mc(spark, str(file), "images", versioned=False)
     assert objects_of(listing) == {"good": ("e", 2, "")}
     file.unlink()
     assert listing.unreadable_count == 7, "they were counted with the search for errors"
     assert "Unable to list folder" in listing.problem
+
+
+def test_a_listing_of_another_place_is_refused(spark: SparkSession, at_minio: services.MinIO, tmp_path: Path) -> None:
+    name = f"b-{uuid4().hex[:8]}"
+    client = at_minio.client()
+    client.make_bucket(name)
+    for key in ("a", "dir/b"):
+        client.put_object(name, key, io.BytesIO(b"x"), 1)
+    file = tmp_path / "listing.json"
+
+    def refusal(*arguments: str, bucket: str = name) -> str:
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in at_minio.mc("ls", *arguments)))
+        with pytest.raises(BadListing) as refused:
+            from_mc(spark, str(file), bucket, versioned=False)
+        return str(refused.value)
+
+    assert f"/{name}/, not of the whole bucket other" in refusal("--recursive", f"m/{name}", bucket="other")
+    assert f"/{name}/dir/, not of the whole bucket {name}" in refusal("--recursive", f"m/{name}/dir/")
+    assert f"not of the whole bucket {name}" in refusal("--recursive", "m")
+    assert "folder 'dir/' without its objects" in refusal(f"m/{name}")
+    file.write_text("")
+    with pytest.raises(BadListing, match="has no entries"):
+        from_mc(spark, str(file), name, versioned=False)
+
+
+def test_parquet_of_another_bucket_or_without_rows_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    entry = "'k' AS key, 'e' AS e_tag, 1L AS size, timestamp'2026-11-18 09:06:40' AS last_modified_date"
+    spark.sql(f"SELECT {entry}, 'images' AS Bucket UNION ALL SELECT {entry}, 'other'").write.parquet(f"{tmp_path}/two")
+    spark.sql(f"SELECT {entry}, 'images' AS bucket").write.parquet(f"{tmp_path}/one")
+    spark.sql(f"SELECT {entry} LIMIT 0").write.parquet(f"{tmp_path}/none")
+    assert from_parquet(spark, f"{tmp_path}/one", "images", versioned=False).frame.count() == 1
+    with pytest.raises(BadListing, match="is a listing of other, not of images only"):
+        from_parquet(spark, f"{tmp_path}/two", "images", versioned=False)
+    with pytest.raises(BadListing, match="has no entries"):
+        from_parquet(spark, f"{tmp_path}/none", "images", versioned=False)
+    hidden = ListingSource(bucket="images", listing=f"{tmp_path}/_one", listed_at=1)
+    with pytest.raises(BadListing, match="begins with _ or a dot"):
+        hidden.list_bucket(spark, tasks=1)
 
 
 def test_an_inventory_in_parquet_is_read(spark: SparkSession, tmp_path: Path) -> None:
@@ -141,12 +180,12 @@ def test_an_inventory_in_parquet_is_read(spark: SparkSession, tmp_path: Path) ->
         ]
     )  # fmt: skip
     spark.sql(f"SELECT * FROM VALUES {values} AS t({', '.join(columns)})").write.parquet(str(tmp_path / "p"))
-    listing = from_parquet(spark, str(tmp_path / "p"), versioned=True)
+    listing = from_parquet(spark, str(tmp_path / "p"), "images", versioned=True)
     assert [tuple(row) for row in listing.frame.collect()] == [("k", "e2", 2, 1_794_992_800_123, "v2")]
     assert listing.unreadable_count == 1
     spark.sql("SELECT 'k' AS key, 1L AS size").write.parquet(str(tmp_path / "q"))
     with pytest.raises(BadListing, match="e_tag, last_modified_date"):
-        from_parquet(spark, str(tmp_path / "q"), versioned=False)
+        from_parquet(spark, str(tmp_path / "q"), "images", versioned=False)
 
 
 def event(key: str, bucket: str, number: int) -> Event:
@@ -199,6 +238,25 @@ def test_a_postgresql_table_is_read(spark: SparkSession, postgres_server: servic
         broken = "{}" if kind == "jsonb" else "{"
         cursor.execute('INSERT INTO "Odd ""rows" VALUES (%s, %s), (%s, NULL)', ("b/broken", broken, "b/null"))
     check(rows(spark, settings, "b", tasks=2), "b", {"broken": BROKEN, "null": BROKEN})
+
+
+@pytest.mark.parametrize("kind", ["jsonb", "text"])
+def test_a_postgresql_table_of_any_name_and_with_further_columns_is_read(
+    spark: SparkSession, postgres_server: services.Postgres, kind: str
+) -> None:
+    name = f"test_{uuid4().hex[:8]}"
+    postgres_server.create_database(name)
+    document = json.dumps({"Records": [json.loads(event("k", "b", 1).record)]})
+    with postgres_server.connection(name) as connection, connection.cursor() as cursor:
+        for table in ("objects", "records", "mirror", "of_document", "of_record", "selected"):
+            cursor.execute(
+                f"CREATE TABLE {table} (key varchar PRIMARY KEY, value {kind}, record text, thing int, part int)"
+            )
+            cursor.execute(f"INSERT INTO {table} VALUES ('b/k', %s)", (document,))
+            connection.commit()
+            settings = load("postgresql", {"connection_string": postgres_server.dsn(name), "table": table})
+            [row] = rows(spark, settings, "b", tasks=1).collect()
+            assert (row["key"], row["name"]) == ("k", PUT)
 
 
 @pytest.mark.parametrize("style", ["hash", "plain"])
@@ -288,8 +346,11 @@ def test_a_mysql_table_is_read(spark: SparkSession, request: pytest.FixtureReque
     deliver(MysqlTarget(settings), "b")  # type: ignore[arg-type]  # load returns what it was asked for
     with running.connection(name) as connection, connection.cursor() as cursor:
         cursor.execute("INSERT INTO `rows` (key_name, value) VALUES ('b/broken', '{}')")
+        cursor.execute("CREATE TABLE selected AS SELECT *, 1 AS part, 2 AS `key` FROM `rows`")
         connection.commit()
     check(rows(spark, settings, "b", tasks=2), "b", {"broken": BROKEN})
+    other = load("mysql", {"dsn_string": dsn, "table": "selected"})
+    check(rows(spark, other, "b", tasks=2), "b", {"broken": BROKEN})
 
 
 def test_a_table_of_a_minio_before_2022_is_read(spark: SparkSession, mysql_server: services.MySQL) -> None:
@@ -410,3 +471,14 @@ def test_an_error_of_a_store_contains_no_secret(spark: SparkSession) -> None:
     assert "refused" in message
     assert "hush" not in message
     assert "format access" in error_of(load("redis", {"address": "h:1", "key": "k", "format": "access"}))
+
+
+def test_an_error_of_java_says_what_happened(spark: SparkSession) -> None:
+    port, closed = services.free_port(), "Connection refused"
+    down = load("mysql", {"dsn_string": f"u:hush@tcp({services.LOOPBACK}:{port})/db", "table": "rows"})
+    with pytest.raises(Py4JJavaError) as error:
+        rows(spark, down, "b", tasks=1)
+    assert root_cause(error.value) == f"Communications link failure, caused by ConnectException: {closed}"
+    assert root_cause(ValueError("at s3a://key:hush@host/x?password=hush&b=1")) == (
+        "at s3a://*redacted*@host/x?password=*redacted*&b=1"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,16 +20,17 @@ from pyspark.sql import SparkSession
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
+from app.outbox.engine.database import now_ms
 from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile.findings import read_findings
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.registry import Registry, open_registry
 from spark_jobs.api_client import Api
+from spark_jobs.errors import BadListing
 from spark_jobs.iceberg.catalog import Warehouse
 from spark_jobs.jobs.reconcile import ReconcileConfig, ReconcileResult, reconcile
 from spark_jobs.jobs.tables import Tables, update
 from spark_jobs.listings.inventory import manifest
-from spark_jobs.listings.listing import BadListing
 from spark_jobs.repair_limits import RepairLimits
 from spark_jobs.reports.report import LINES
 from tests import provision, services
@@ -375,7 +377,61 @@ def test_an_inventory_is_used_completely_or_not_at_all(stage: Stage, tmp_path: P
     stage.settle("postgresql:rows")
 
 
-def test_the_command_line_exits_with_2_on_drift_only_where_it_checks(stage: Stage, job: Job) -> None:
+@pytest.mark.promise
+def test_no_row_is_repaired_from_an_old_listing(stage: Stage, tmp_path: Path) -> None:
+    bucket, store = "plain", stage.stores["postgresql:rows"]
+    for key in ("rewritten", "removed"):
+        stage.put(bucket, key, b"old")
+    stage.settle("postgresql:rows")
+    file = tmp_path / "old.json"
+    file.write_bytes(b"\n".join(map(orjson.dumps, stage.minio.mc("ls", "--recursive", f"m/{bucket}"))))
+    time.sleep(0.01)
+    listed_at = now_ms()
+    stage.put(bucket, "rewritten", b"new content")
+    stage.delete(bucket, "removed")
+    stage.settle("postgresql:rows")
+    rows: Any = store.all()
+    more: Any = {"listing": str(file), "repair": True, "limits": RepairLimits(max_removals=100)}
+    with pytest.raises(BadListing, match="events since then may have left the log"):
+        stage.run("postgresql:rows", bucket, listed_at=now_ms() - 9 * 86_400_000, **more)
+    with pytest.raises(BadListing, match="events since then may have left the log"):
+        stage.run("postgresql:rows", bucket, listed_at=listed_at, log_retention=0, **more)
+    result = stage.run("postgresql:rows", bucket, listed_at=listed_at, **more)
+    assert lines(result) == {"removed": "~missing", "rewritten": "~stale:etag,size"}
+    assert store.all() == rows
+
+
+def test_a_row_whose_repair_the_api_refuses_ends_no_run_and_limits_that_are_reached_are_told(stage: Stage) -> None:
+    bucket, store = BUCKETS["redis:rows"], stage.stores["redis:rows"]
+    stage.settle("redis:rows")
+    kept = store.all()
+    refused, orphans = ("../k", "k" * 100_000, "a//../b"), [f"gone/{number}" for number in range(3)]
+    for key in (*refused, *orphans):
+        store.set(f"{bucket}/{key}", {"of": "nobody"})
+    everything = RepairLimits(max_removals=100)
+    none = stage.run("redis:rows", bucket, repair=True, limits=RepairLimits(max_removals=0))
+    assert (none.counts["repaired"], "more than 0 %" in none.problem) == (0, True)
+    one = stage.run("redis:rows", bucket, repair=True, limits=RepairLimits(max_removals=100, max_repairs=1))
+    assert "6 differences can be repaired, and a run repairs 1 at most" in one.problem
+    most = stage.run("redis:rows", bucket, repair=True, limits=everything)
+    assert "1 repair could not be recorded" in most.problem
+    assert "has 100000 bytes" in most.problem
+    until(lambda: not any(f"{bucket}/{key}" in store.all() for key in orphans), what="the orphans to go")
+    for key in refused:
+        store.set(f"{bucket}/{key}", None)
+    assert store.all() == kept
+
+
+def test_a_url_or_token_for_repairs_is_tried_before_anything_is_compared(stage: Stage, job: Job) -> None:
+    more = {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9", "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS)}
+    bucketwire = partial(job, {**stage.whole.settings, **more}, "reconcile", "run", "plain", "--target", "redis:rows")
+    for url in ("http://127.0.0.1:9", f"{stage.whole.api.url}/elsewhere"):
+        code, _, error = bucketwire("--repair", "--url", url)
+        assert (code, "bucket cannot be listed" in error) == (1, False), error
+        assert url.rpartition(":")[2][:5] in error
+
+
+def test_the_command_line_exits_with_3_on_drift_only_where_it_checks(stage: Stage, job: Job) -> None:
     more = {"AWS_ENDPOINT_URL_S3": stage.minio.url, "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS)}
     bucketwire = partial(job, {**stage.whole.settings, **more}, "reconcile", "run", "plain")
     code, _, error = bucketwire()
@@ -389,7 +445,7 @@ def test_the_command_line_exits_with_2_on_drift_only_where_it_checks(stage: Stag
     stage.stores["postgresql:rows"].set("plain/for the command", None)
     options = ["--target", "postgresql:rows", "--grace", "0s", "--json"]
     code, out, error = bucketwire(*options, "--check", "--report", str(stage.folder / "mine"))
-    assert code == 2, error
+    assert code == 3, error
     result = json.loads(out)
     assert (result["state"], result["missing"], result["orphaned"]) == ("drift", 1, 0)
     assert Path(result["page"]).is_relative_to(stage.folder / "mine")

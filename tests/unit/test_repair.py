@@ -13,6 +13,7 @@ from app.events.order import comparable
 from app.events.parsing import parse
 from app.events.version_history import Absent, Entry, Present
 from spark_jobs.jobs.repair_events import repair_event, request_body, sequencer
+from spark_jobs.repair_limits import RepairLimits
 from tests.support.version_history import current
 
 TARGET = TargetId("postgresql", "rows")
@@ -78,3 +79,21 @@ def test_in_a_versioned_history_the_repair_lies_on_top_until_the_next_event() ->
     gone = repaired(comparable(PUT_AT_T), **GONE)
     put = Entry(1, "s3:ObjectCreated:Put", "v1", PUT_AT_T)
     assert current([put, Entry(2, gone.name, gone.version, gone.sequencer)]) == Absent()
+
+
+@pytest.mark.parametrize(
+    ("number", "rows", "removals", "creations"),
+    [(10, 0, False, False), (11, 0, True, False), (11, 110, False, False), (12, 110, True, False),
+     (10_001, 0, True, True), (10_001, 10_001, True, False), (20_000, 19_999, True, True)],
+)  # fmt: skip
+def test_a_run_changes_a_part_of_the_rows_at_most(number: int, rows: int, removals: bool, creations: bool) -> None:
+    limits = RepairLimits()
+    assert limits.too_many_removals(number, rows) is removals
+    assert limits.too_many_creations(number, rows) is creations
+
+
+def test_a_limit_of_zero_allows_nothing() -> None:
+    limits = RepairLimits(max_removals=0, max_creations=0)
+    assert limits.too_many_removals(1, 1_000_000)
+    assert limits.too_many_creations(1, 1_000_000)
+    assert not limits.too_many_removals(0, 0)

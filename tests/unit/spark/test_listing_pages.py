@@ -1,0 +1,145 @@
+"""A listing of S3 is complete, or it is refused: pages of model servers, right and wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_jobs.errors import BadListing
+from spark_jobs.listings.pages import is_bound, pages
+from spark_jobs.listings.s3_listing import between
+
+ENDPOINT = "http://s3.example.com"
+ALPHABET = "a/-.~é\ud7ff\ue000\uffff\U0001f600\U0010ffff"
+KEYS = st.lists(st.text(ALPHABET, min_size=1, max_size=4), max_size=25, unique=True)
+Order = Callable[[str], Any]
+Answer = dict[str, Any]
+
+
+def by_utf16(key: str) -> bytes:
+    return key.encode("utf-16-be")
+
+
+class Server:
+    """Lists a bucket in pages of three, in an order of its own; `spoil` may change each answer."""
+
+    def __init__(
+        self, keys: Sequence[str], order: Order = str, *, versioned: bool = False,
+        spoil: Callable[[Answer], Answer] = lambda answer: answer,
+    ) -> None:  # fmt: skip
+        self.meta = SimpleNamespace(endpoint_url=ENDPOINT)
+        self._keys, self._order, self._spoil = sorted(keys, key=order), order, spoil
+        self._versioned = versioned
+
+    def list_objects_v2(self, Bucket: str, StartAfter: str = "", ContinuationToken: str = "") -> Answer:  # noqa: N803 - boto3's names
+        page, rest = self._page(ContinuationToken or StartAfter)
+        answer: Answer = {"Name": Bucket, "IsTruncated": bool(rest), "Contents": [{"Key": key} for key in page]}
+        if rest:
+            answer["NextContinuationToken"] = page[-1]
+        return self._spoil(answer)
+
+    def list_object_versions(self, Bucket: str, KeyMarker: str = "", VersionIdMarker: str = "") -> Answer:  # noqa: N803 - as above
+        page, rest = self._page(KeyMarker)
+        versions = [{"Key": key, "VersionId": VersionIdMarker} for key in page]
+        answer: Answer = {"Name": Bucket, "IsTruncated": bool(rest), "Versions": versions[::2]}
+        answer["DeleteMarkers"] = versions[1::2]
+        if rest:
+            answer |= {"NextKeyMarker": page[-1], "NextVersionIdMarker": "1"}
+        return self._spoil(answer)
+
+    def _page(self, after: str) -> tuple[list[str], list[str]]:
+        left = [key for key in self._keys if not after or self._order(key) > self._order(after)]
+        return left[:3], left[3:]
+
+
+def listed(server: Server, after: str = "", *, versioned: bool = False) -> list[str]:
+    found: list[str] = []
+    for page in pages(server, "images", after, versioned=versioned):
+        found += [entry["Key"] for kind in ("Contents", "Versions", "DeleteMarkers") for entry in page.get(kind, ())]
+    return found
+
+
+def listed_or_refused(server: Server, after: str, *, versioned: bool = False) -> list[str] | None:
+    try:
+        return listed(server, after, versioned=versioned)
+    except BadListing as error:
+        found = str(error)
+    assert "which is not S3's order" in found
+    assert ENDPOINT in found
+    return None
+
+
+@given(KEYS, KEYS, st.integers(1, 5), st.sampled_from([str, by_utf16]), st.booleans())
+def test_ranges_are_the_whole_bucket_whatever_the_servers_order_or_it_is_refused(
+    keys: list[str], sample: list[str], tasks: int, order: Order, versioned: bool
+) -> None:
+    server = Server(keys, order, versioned=versioned)
+    found: list[str] = []
+    for after, until in between(sample, tasks):
+        assert not after or is_bound(after)
+        read = listed_or_refused(server, after, versioned=versioned)
+        if read is None:
+            assert order is by_utf16
+            return
+        found += [key for key in read if key > after and (until is None or key <= until)]
+    assert sorted(found) == sorted(keys)
+
+
+@given(KEYS, st.text(ALPHABET, max_size=4), st.sampled_from([str, by_utf16]))
+def test_no_key_after_any_other_is_left_out(keys: list[str], after: str, order: Order) -> None:
+    found = listed_or_refused(Server(keys, order), after)
+    if found is None:
+        assert order is by_utf16
+    else:
+        assert {key for key in keys if key > after} <= set(found)
+
+
+def without(name: str) -> Callable[[Answer], Answer]:
+    return lambda answer: {key: value for key, value in answer.items() if key != name}
+
+
+def with_(**members: Any) -> Callable[[Answer], Answer]:
+    return lambda answer: answer | members
+
+
+WRONG: Mapping[str, tuple[bool, Callable[[Answer], Answer], str]] = {
+    "no token": (False, without("NextContinuationToken"), "does not say what follows (NextContinuationToken)"),
+    "no marker": (True, without("NextKeyMarker"), "does not say what follows (NextKeyMarker)"),
+    "no end": (False, without("IsTruncated"), "does not say whether it is the last one"),
+    "always the same": (False, with_(NextContinuationToken="b", IsTruncated=True), "is not S3's order"),
+    "the same marker": (True, with_(NextKeyMarker="b", IsTruncated=True), "is that page again"),
+    "never an end": (False, with_(Contents=[], IsTruncated=True, NextContinuationToken="b"), "is that page again"),
+    "another bucket": (False, with_(Name="other"), "a listing of the bucket 'other'"),
+    "another bucket's versions": (True, with_(Name="other"), "a listing of the bucket 'other'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("versioned", "spoil", "reason"), WRONG.values(), ids=WRONG)
+def test_pages_that_are_not_the_whole_listing_are_refused(
+    versioned: bool, spoil: Callable[[Answer], Answer], reason: str
+) -> None:
+    server = Server("abcdefgh", versioned=versioned, spoil=spoil)
+    with pytest.raises(BadListing) as refused:
+        listed(server, versioned=versioned)
+    assert reason in str(refused.value)
+
+
+def test_pages_without_entries_end() -> None:
+    tokens = iter(range(10**6))
+
+    def endless(answer: Answer) -> Answer:
+        return answer | {"Contents": [], "IsTruncated": True, "NextContinuationToken": str(next(tokens))}
+
+    with pytest.raises(BadListing, match="pages in a row have no entries"):
+        listed(Server("ab", spoil=endless))
+
+
+def test_no_server_is_asked_to_begin_at_what_is_no_key() -> None:
+    wrong = ("../k", "a/./b", "a//b", "/a", "k" * 1025, "\0", "a\nb", "\U0001f600", "\ue000", "")
+    assert between(["b", *wrong], 50) == [("", "b"), ("b", None)]
+    assert all(map(is_bound, ("a", "a/", "a b/日本", "k" * 1024)))
