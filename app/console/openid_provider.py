@@ -3,6 +3,7 @@
 Only an API process in which somebody signs in this way imports this module: its packages take a while to load.
 """
 
+import math
 import secrets
 import threading
 import time
@@ -27,7 +28,7 @@ from app.http_pools import AnswerTooLong
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
 _TIMEOUT = 5  # seconds for a connection, and for a read
 _FRESH = 600.0  # seconds in which the provider's description and keys are not asked for again
-_KEYS_FRESH = 1.0  # the same for its keys, if a token names one that is not among them
+_SEARCHED = 5.0  # seconds after a search for a key that a token names in which there is no other search
 _FAILED = 5.0  # seconds in which a provider that could not be reached is not asked again
 _UNREACHABLE = (requests.ConnectionError, requests.Timeout)  # which nobody who signs in can bring about
 _USELESS = (requests.RequestException, ValueError)  # answers to questions in which nobody who signs in has a say
@@ -50,6 +51,7 @@ class Provider:
         self._settings = settings
         self._lock = threading.Lock()
         self._known: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._searched_at = -math.inf
         self._failed: dict[str, tuple[float, Exception]] = {}
         self._asking = Turns(running=1, waiting=4)
         self._signing_in = Turns(running=2, waiting=4)
@@ -125,7 +127,7 @@ class Provider:
         return found
 
     def _verified(self, text: str) -> Any:
-        """Return the token if a key of the provider has signed it; keys that are new are asked for once."""
+        """Return the token if a key of the provider has signed it; keys that are new are searched for once."""
         registry = JWSRegistry(algorithms=list(_ALGORITHMS), strict_check_header=False)
         try:
             return jwt.decode(text, KeySet.import_key_set(self._keys()), registry=registry)
@@ -148,7 +150,12 @@ class Provider:
         return description
 
     def _keys(self, *, again: bool = False) -> Any:
-        return self._get(self._describe()["jwks_uri"], _KEYS_FRESH if again else _FRESH)
+        url = self._describe()["jwks_uri"]
+        with self._lock:
+            may_search = again and time.monotonic() - self._searched_at >= _SEARCHED
+            if may_search:
+                self._searched_at = time.monotonic()
+        return self._get(url, 0.0 if may_search else _FRESH)
 
     def _get(self, url: str, fresh: float = _FRESH) -> dict[str, Any]:
         """Return what is at a URL, not older than `fresh` seconds. Raises as `requests` does, and `ProviderProblem`."""

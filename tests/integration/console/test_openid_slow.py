@@ -34,6 +34,7 @@ class HostileProvider(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__((LOOPBACK, 0), _Handler)
         self.issuer = f"http://localhost:{self.server_port}"
+        self.key = RSAKey.generate_key(2048, {"kid": "one", "use": "sig"})
         self.dripping: set[str] = set()
         self.endless: set[str] = set()
         self.asked: Counter[str] = Counter()
@@ -45,7 +46,9 @@ class HostileProvider(ThreadingHTTPServer):
     def answer(self, path: str) -> dict[str, Any]:
         names = {"authorization_endpoint": "/authorize", "token_endpoint": TOKEN, "jwks_uri": KEYS}
         description = {"issuer": self.issuer} | {name: self.issuer + value for name, value in names.items()}
-        return {DISCOVERY: description, KEYS: {"keys": []}}.get(path, {"error": "invalid_grant"})
+        return {DISCOVERY: description, KEYS: {"keys": [self.key.as_dict(private=False)]}}.get(
+            path, {"error": "invalid_grant"}
+        )
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -172,14 +175,14 @@ def test_an_answer_without_end_is_not_read(hostile: HostileProvider, browse: Ope
 def test_tokens_with_unknown_keys_do_not_have_the_keys_asked_for_each_time(
     hostile: HostileProvider, browse: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.console.openid_provider._KEYS_FRESH", 600.0)
+    monkeypatch.setattr("app.console.openid_provider._SEARCHED", 600.0)
     provider = Provider(browse(**settings_of(hostile)).app.extensions["bucketwire"].settings)
     key = RSAKey.generate_key(2048, {"kid": "another", "use": "sig"})
     token = jwt.encode({"alg": "RS256", "kid": "another"}, {"sub": "alice"}, key)
     for _ in range(5):
-        with pytest.raises((JoseError, ValueError)):
+        with pytest.raises(JoseError):
             provider._verified(token)
-    assert hostile.asked[KEYS] == 1
+    assert hostile.asked[KEYS] == 2, "and once more, because keys are renewed"
 
 
 def test_no_login_of_a_netrc_file_is_sent(
