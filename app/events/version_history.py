@@ -195,8 +195,9 @@ def _later(first: Place | None, second: Place) -> Place:
 def _rank(change: ContentChange, sequencer: str) -> int:
     """Return the order of events with equal sequencers: a removal may carry the created object's sequencer.
 
-    Events without a sequencer are ordered by seq.
+    A marker is a version of its own. It and an object with equal sequencers, whose sender may have but one, are ordered
+    by seq, as are events without a sequencer.
     """
     if not sequencer:
         return 2
-    return 0 if change is ContentChange.CREATED else 1
+    return 0 if change in (ContentChange.CREATED, ContentChange.DELETE_MARKER) else 1

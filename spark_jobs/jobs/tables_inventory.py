@@ -83,7 +83,7 @@ def fold(changes: DataFrame, versions: DataFrame) -> DataFrame:
     # Removals of all versions, and those without a version, concern the key.
     of_version = version != ""
     is_ordered = F.col("sequence_number").isNotNull()
-    rank = F.when(~is_ordered, "2").when(is_created, "0").otherwise("1")
+    rank = F.when(~is_ordered, "2").when(is_created | is_marked, "0").otherwise("1")  # as in `version_history`
     place = F.concat_ws(" ", "at", rank, F.lpad(F.hex("log_position"), 16, "0"))
     placed = _with_sequencers(changes, versions).select("*", version.alias("version"), place.alias("place"))
 

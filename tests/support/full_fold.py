@@ -78,7 +78,7 @@ def _rank(meaning: ContentChange, sequencer: str) -> int:
     """The order at one sequencer: what removes an object may carry the object's own, what has none came as it came."""
     if not sequencer:
         return 2
-    return 0 if meaning is ContentChange.CREATED else 1
+    return 0 if meaning in (ContentChange.CREATED, ContentChange.DELETE_MARKER) else 1
 
 
 def _objects(steps: Iterable[_Step], removed: set[str]) -> Iterable[_Step]:

@@ -202,6 +202,13 @@ def test_a_time_with_a_space_is_a_time() -> None:
     assert one(record("cloud:s3", "k") | {"eventTime": "Friday"}).time == NOW
 
 
+def test_the_constant_of_localstack_orders_nothing() -> None:
+    sent = record("aws:s3", "k", sequencer="0055AED6DCD90281E5")
+    assert one(sent).sequencer == "13F31A4E1C6862ADD90281E5"
+    sent["s3"]["bucket"]["ownerIdentity"] = {"principalId": "A3NL1KOZZKExample"}
+    assert one(sent).sequencer == order_of(one(sent).record) == ""
+
+
 def test_every_line_of_the_reports_has_its_events() -> None:
     assert sorted(RIGHT) == list(range(len(reports())))
 

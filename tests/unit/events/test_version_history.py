@@ -170,6 +170,12 @@ def spelt(history: str) -> list[Entry]:
         ("tags, locks and NoOP", "put v1 A1, tag v1 A9, noop v1 AA", Present(0)),
         ("a copy onto itself is a version", "put v1 A1, copy v2 A2", Present(1)),
         ("the same version told twice", "put v1 A1, put v1 A1", Present(1)),
+        ("of equal sequencers the later arrival counts", "put v1 A1, marker m A1, put v2 A1", Present(2)),
+        ("a marker that came last", "put v1 A1, put v2 A1, marker m A1", Absent()),
+        ("a constant, and the marker is removed", "put v1 A1, marker m A1, delete m A1", Present(0)),
+        ("a constant, and the newest is removed", "put v1 A1, put v2 A1, delete v2 A1", Present(0)),
+        ("a constant, with versioning suspended", "put null A1, marker null A1, put null A1", Present(2)),
+        ("a removal that came before what it removes", "delete v1 A1, put v1 A1", Absent()),
     ],
 )
 def test_what_lies_on_top(why: str, history: str, expected: Holding) -> None:
