@@ -6,8 +6,8 @@ Celery, and not Celery itself.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
@@ -34,6 +34,7 @@ class BrokerPolicy(NamedTuple):
 
     timeout_seconds: int = 3  # without one, a publisher waits forever for a broker that vanished silently
     retry_seconds: float = 1.0  # between two attempts to reach a broker that is unavailable
+    settled_seconds: float = 3.0  # after its last failure a broker that carries messages counts as working
     refused_seconds: float = 10.0  # until a queue that the broker refuses is tried again
     max_drains: int = 3  # in the service queue; a drain among them has not begun, so it finds all work
     max_beat_messages: int = 20  # in the service queue, where rare tasks may wait behind drains
@@ -59,26 +60,83 @@ _REDIS = {
     "health_check_interval": POLICY.timeout_seconds - 1,  # also bounds how late Redis may reply that nothing arrived
     "priority_steps": [0],  # kombu's four would make four lists of each queue, and every look ask for all of them
 }
+_PROBE_QUEUE = "doctor"  # a queue of no service's, with one message for a moment
 _HEADERS = {"lang": "py", "kwargsrepr": "{}", "retries": 0}
 _OPTIONS: Mapping[str, None] = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 
 class BrokerUnavailable(Exception):
-    """The broker does not answer; the message has its address without the password."""
+    """The broker does not answer, or refuses to work; the message has its address without the password."""
+
+
+class BrokerState:
+    """The state of the broker as a process knows it: logs once that it fails, and once that it works again.
+
+    It works again when it has not failed for some seconds, as a broker that refuses one command may carry out another.
+    """
+
+    def __init__(self, log: logging.Logger, consequence: str) -> None:
+        self._log, self._consequence = log, consequence
+        self._failed_at: float | None = None  # by time.monotonic(), the last failure; None while the broker works
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the broker has failed, and has not worked since."""
+        return self._failed_at is not None
+
+    def fails(self, error: BaseException) -> None:
+        """Note that the broker cannot be reached, or has refused something."""
+        if self._failed_at is None:
+            text = str(error) if isinstance(error, BrokerUnavailable) else _describe("the broker", error)
+            self._log.warning("%s; %s", text, self._consequence)
+        self._failed_at = time.monotonic()
+
+    def works(self) -> None:
+        """Note that the broker has done what it was asked for."""
+        if self._failed_at is not None and time.monotonic() - self._failed_at > POLICY.settled_seconds:
+            self._failed_at = None
+            self._log.info("the broker works again")
+
+
+def _describe(broker: str, error: BaseException) -> str:
+    return f"{broker} cannot be used: {error}"
 
 
 def check_broker(broker_url: str) -> str:
     """Connect to the broker, for five seconds at most, and return its address without the password.
 
+    A Redis is made to carry a message, too. Raises `BrokerUnavailable`.
+    """
+    with _checked(broker_url) as connection:
+        if not is_rabbitmq(broker_url):
+            # At its memory limit, as a replica, or while it cannot save, it refuses this, and answers all else.
+            client = connection.default_channel.client
+            client.lpush(_PROBE_QUEUE, "")
+            client.delete(_PROBE_QUEUE)
+        return str(connection.as_uri())
+
+
+def eviction_policy(broker_url: str) -> str:
+    """Return what a Redis deletes at its memory limit, in its words; empty if it does not say, as to a limited user.
+
     Raises `BrokerUnavailable`.
     """
-    with Connection(broker_url, connect_timeout=5) as connection:
-        shown: str = connection.as_uri()
+    with _checked(broker_url) as connection, suppress(*connection.channel_errors):
+        return str(connection.default_channel.client.info("memory").get("maxmemory_policy", ""))
+    return ""
+
+
+@contextmanager
+def _checked(broker_url: str) -> Iterator[Any]:
+    with Connection(broker_url, connect_timeout=5, transport_options=transport_options(broker_url)) as connection:
+        shown = connection.as_uri()
+        errors: tuple[type[BaseException], ...] = (*connection.channel_errors, *connection.connection_errors)
+        errors += (OperationalError,)
         try:
             _connect(connection, within=5)
-        except OperationalError as error:
-            raise BrokerUnavailable(f"{shown} does not answer: {error}") from None
-    return shown
+            yield connection
+        except errors as error:
+            raise BrokerUnavailable(_describe(shown, error)) from None
 
 
 def _connect(connection: Any, *, within: int | None = None) -> None:
@@ -119,11 +177,18 @@ def declared_queue(broker_url: str, name: str) -> Queue:
     return Queue(name, routing_key=name, queue_arguments=arguments)
 
 
+def _queue_errors(connection: Any) -> tuple[type[BaseException], ...]:
+    """Return the errors by which a broker refuses one queue."""
+    errors: tuple[type[BaseException], ...] = connection.channel_errors
+    return errors if connection.transport.driver_type == "amqp" else ()
+
+
 class QueueDeclarations:
     """Declares queues, each once on every connection, and leaves out for a while those that the broker refuses.
 
     RabbitMQ closes the channel on which it refuses a queue, with everything else that the channel is used for. It
     refuses one that exists with other properties than this service declares, or that belongs to another connection.
+    What Redis refuses concerns no queue, but all of them.
     """
 
     def __init__(self) -> None:
@@ -150,7 +215,7 @@ class QueueDeclarations:
                     channel = channel or connection.channel()
                     try:
                         maybe_declare(queue, channel)
-                    except connection.channel_errors as error:
+                    except _queue_errors(connection) as error:
                         channel = None  # the broker has closed it
                         self.refuse(queue.name, error)
                         continue
@@ -176,11 +241,13 @@ class QueueDeclarations:
 class Broker:
     """One connection to the broker, opened when it is needed, and again when it was lost.
 
-    Use it from one thread at a time, and in the process that made it. Its methods raise `BrokerUnavailable`.
+    Use it from one thread at a time, and in the process that made it. Its methods raise `BrokerUnavailable`. `state`
+    learns of that, and of each message that was sent: a broker that refuses messages may answer all else.
     """
 
-    def __init__(self, broker_url: str) -> None:
+    def __init__(self, broker_url: str, state: BrokerState | None = None) -> None:
         self._url = broker_url
+        self._state = state
         self._connection: Any = None
         self._channel: Any = None
         self._declarations = QueueDeclarations()
@@ -213,7 +280,10 @@ class Broker:
         A worker that takes longer than `time_limit` (s) is killed. On RabbitMQ a message to a missing queue is lost, so
         `declare` the queue first, unless it was counted.
         """
-        return self._connected(lambda: self._publish(queue, task, arguments, time_limit, declare=declare))
+        sent = self._connected(lambda: self._publish(queue, task, arguments, time_limit, declare=declare))
+        if self._state is not None:
+            self._state.works()
+        return sent
 
     def close(self) -> None:
         """Close the connection; the next use opens another one."""
@@ -224,13 +294,15 @@ class Broker:
 
     def _connected(self, action: Callable[[], _T]) -> _T:
         """Carry out an action; once more on a new connection if it fails on an old one, which may have been lost."""
-        is_old = self._connection is not None
+        if self._connection is not None:
+            with suppress(BrokerUnavailable):
+                return self._try(action)
         try:
             return self._try(action)
-        except BrokerUnavailable:
-            if not is_old:
-                raise
-            return self._try(action)
+        except BrokerUnavailable as error:
+            if self._state is not None:
+                self._state.fails(error)
+            raise
 
     def _try(self, action: Callable[[], _T]) -> _T:
         is_new = self._connection is None
@@ -245,13 +317,13 @@ class Broker:
         except Exception as error:
             shown = self._connection.as_uri()
             self.close()
-            raise BrokerUnavailable(f"{shown} does not answer: {error}") from error
+            raise BrokerUnavailable(_describe(shown, error)) from error
 
     def _length(self, queue: str) -> int | None:
         channel = self._channel = self._channel or self._connection.channel()
         try:
             return waiting(channel, queue)
-        except self._connection.channel_errors:
+        except _queue_errors(self._connection):
             self._channel = None  # RabbitMQ has closed it
             return None
 
@@ -286,7 +358,7 @@ class Broker:
             )  # fmt: skip
         except Exception as error:
             cause = error.__cause__ or error  # kombu replaces some of them, and raises from the original
-            if not isinstance(cause, (*self._connection.channel_errors, MessageNacked)):
+            if not isinstance(cause, (*_queue_errors(self._connection), MessageNacked)):
                 raise
             self._channel = None
             self._declarations.refuse(name, cause)

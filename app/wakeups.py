@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from app.broker import POLICY as BROKER_POLICY
-from app.broker import SERVICE_QUEUE, Broker, load_transport, queue_name
+from app.broker import SERVICE_QUEUE, Broker, BrokerState, load_transport, queue_name
 from app.config.arn import TargetId
 
 log = logging.getLogger("bucketwire.wakeups")
@@ -59,12 +59,19 @@ class WakeUps:
 
     A thread of its own talks to the broker and starts with the first request in each process, so a request never waits
     for a connection, for TLS, for DNS or for an answer. `ready` returns those of the due targets that can be delivered
-    to, and is called by that thread only; without it, only the drain is woken.
+    to, and is called by that thread only; without it, only the drain is woken. `state` is that of a process which uses
+    the broker for more than this.
     """
 
-    def __init__(self, broker_url: str, ready: Callable[[Due], Mapping[TargetId, Ready]] = lambda _: {}) -> None:
+    def __init__(
+        self,
+        broker_url: str,
+        ready: Callable[[Due], Mapping[TargetId, Ready]] = lambda _: {},
+        state: BrokerState | None = None,
+    ) -> None:
         self._broker_url = broker_url
         self._ready = ready
+        self._state = state
         self._starting = threading.Lock()
         self._sender: _Sender | None = None
         load_transport(broker_url)
@@ -93,7 +100,8 @@ class WakeUps:
             with self._starting:
                 sender = self._sender
                 if sender is None or sender.pid != os.getpid():
-                    sender = self._sender = _Sender(self._broker_url, self._ready)
+                    state = self._state or BrokerState(log, "events are delivered later")
+                    sender = self._sender = _Sender(self._broker_url, self._ready, state)
         return sender
 
     def flush(self, seconds: float) -> None:
@@ -124,9 +132,10 @@ class _Requested:
 class _Sender:
     """The thread that sends this process's wake-ups, and its connection."""
 
-    def __init__(self, broker_url: str, ready: Callable[[Due], Mapping[TargetId, Ready]]) -> None:
+    def __init__(self, broker_url: str, ready: Callable[[Due], Mapping[TargetId, Ready]], state: BrokerState) -> None:
         self.pid = os.getpid()
-        self._broker = Broker(broker_url)
+        self._state = state
+        self._broker = Broker(broker_url, state)
         self._ready = ready
         self._changed = threading.Condition()
         self._requested = _Requested()
@@ -159,23 +168,20 @@ class _Sender:
             self._changed.notify()
 
     def _run(self) -> None:
-        is_unavailable = False
         while (requested := self._next()) is not None:
             try:
                 pause = self._send(requested)
             except Exception as error:  # noqa: BLE001 - whatever it is: beat's drain replaces what is lost
-                if not (is_unavailable or self._closed):
-                    log.warning("the broker is unavailable, so events are delivered later: %s", error)
-                is_unavailable = True
+                if not self._closed:
+                    self._state.fails(error)
                 self.attempted.set()
                 self._broker.close()
                 time.sleep(BROKER_POLICY.retry_seconds)
             else:
                 self.attempted.set()
-                if is_unavailable:
-                    log.info("the broker is available again")
-                is_unavailable = False
                 time.sleep(min(POLICY.max_pause_seconds, pause * requested.number))
+            if self._state.is_failing:  # also if there is nothing to deliver, so that it is known when it works again
+                self.request_drain(BROKER_POLICY.retry_seconds)
         self._broker.close()
 
     def _next(self) -> _Requested | None:

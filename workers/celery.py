@@ -1,4 +1,6 @@
-"""The Celery application: broker, queues, limits and beat's schedule. Only this file and tasks.py use Celery.
+"""The Celery application: broker, queues, limits and beat's schedule.
+
+Only this file, broker_consumer.py and tasks.py use Celery.
 
 Celery messages are wake-ups; they carry no event data. Celery's retries, results and per-task schedules stay off. A
 wake-up that is lost, late or duplicated costs nothing but time.
@@ -9,8 +11,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -31,8 +33,6 @@ from celery.signals import (
     worker_shutting_down,
 )
 from kombu import Queue
-from kombu.transport import redis as over_redis
-from kombu.transport.virtual import QoS
 
 from app import logs, telemetry
 from app.broker import (
@@ -41,6 +41,7 @@ from app.broker import (
     SOURCES_QUEUE,
     SPARK_QUEUE,
     Broker,
+    BrokerState,
     BrokerUnavailable,
     QueueDeclarations,
     declared_queue,
@@ -67,47 +68,6 @@ from workers.telemetry import metrics
 
 PURGE_INTERVAL_SECONDS = 10  # each purge is short, and the drains continue it if it has not removed everything
 
-
-class _Acknowledging(over_redis.QoS):
-    """Frees a worker's slot for a wake-up on Redis even if acknowledging or rejecting the wake-up fails.
-
-    Celery only logs the failure of a connection. The worker would count the wake-up against its prefetch limit forever,
-    and stop taking messages. A later redelivery by Redis is harmless, also of a message that a closed channel could not
-    put back.
-    """
-
-    def ack(self, delivery_tag: str) -> None:
-        """Acknowledge a wake-up. Raises kombu's errors of a connection."""
-        with self._freeing(delivery_tag):
-            super().ack(delivery_tag)
-
-    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Reject a wake-up. Raises kombu's errors of a connection."""
-        with self._freeing(delivery_tag):
-            super().reject(delivery_tag, requeue=requeue)
-
-    def restore_unacked(self, client: Any = None) -> None:
-        """Put the wake-ups of a closed connection back into their queues. Raises kombu's errors of a connection."""
-        # As in `_freeing`, if Redis was away while the connection was closed, and is back before the channel is.
-        try:
-            super().restore_unacked(client)
-        except AttributeError:
-            self._delivered.clear()  # type: ignore[union-attr]  # only its class has none; Redis delivers them again
-
-    @contextmanager
-    def _freeing(self, delivery_tag: str) -> Iterator[None]:
-        try:
-            yield
-        except AttributeError:
-            # The connection was closed while the task ran: kombu's channel cannot connect again, because it knows no
-            # address any more. The worker would end for an error that Celery does not expect.
-            QoS.ack(self, delivery_tag)
-        except Exception:
-            QoS.ack(self, delivery_tag)
-            raise
-
-
-over_redis.Channel.QoS = _Acknowledging
 
 settings = Settings.from_environ(os.environ)
 _rabbitmq = is_rabbitmq(settings.broker_url)
@@ -157,28 +117,19 @@ class Scheduler(beat.Scheduler):
     """Beat's scheduler, without state that persists between starts, which continues when the clock is set back.
 
     Celery's own would have nothing due until the clock reaches its old value again. While no worker serves the service
-    queue, it sends only a few messages there. While the broker does not answer, it sends nothing and says so once;
+    queue, it sends only a few messages there. While the broker does not answer, or refuses messages, it says so once;
     Celery's own would log a traceback for each task.
     """
 
+    producer = None  # type: ignore[assignment]  # Celery's would connect first, and end beat if that is refused
     _ticked = 0.0
-    _broker = Broker(settings.broker_url)
-    _answers = True
+    _broker = Broker(settings.broker_url, BrokerState(log, "beat sends nothing until it works again"))
 
-    def apply_entry(self, entry: Any, producer: Any = None) -> None:
-        """Send a task that is due, unless enough messages wait already, or the broker does not answer."""
-        try:
-            has_room = self._has_room(entry.task)
-        except BrokerUnavailable as error:
-            if self._answers:
-                log.warning("%s; beat sends nothing until the broker answers", error)
-            self._answers = False
-            return
-        if not self._answers:
-            log.info("the broker answers again")
-        self._answers = True
-        if has_room:
-            super().apply_entry(entry, producer=producer)
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:  # noqa: ARG002 - Celery passes it
+        """Send a task that is due, unless enough messages wait already, or the broker does not take it."""
+        with suppress(BrokerUnavailable):
+            if self._has_room(entry.task):
+                self._broker.publish(entry.options.get("queue", SERVICE_QUEUE), entry.task, declare=True)
 
     def _has_room(self, task: str) -> bool:
         if task == _UPDATE_TABLES:  # one that waits for Spark's worker is enough
@@ -234,6 +185,7 @@ app.conf.update(
         "sample": {"task": "sample", "schedule": timedelta(seconds=series.FINE.step / 2)},
     },
     beat_scheduler="workers.celery:Scheduler",
+    broker_channel_error_retry=True,  # RabbitMQ refuses by errors of a channel
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     # For RabbitMQ, where a connection is closed after two intervals without a heartbeat.
@@ -254,6 +206,7 @@ app.conf.update(
     task_soft_time_limit=None,
     task_time_limit=HARD_LIMIT_SECONDS,
     worker_cancel_long_running_tasks_on_connection_loss=False,
+    worker_consumer="workers.broker_consumer:Consumer",
     worker_hijack_root_logger=True,
     worker_prefetch_multiplier=1,
     worker_send_task_events=True,

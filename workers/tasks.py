@@ -1,6 +1,7 @@
 """The Celery tasks: a few lines each, without decisions."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from app.broker import POLICY, SPARK_QUEUE, BrokerUnavailable, queue_name
 from app.config.arn import TargetId, parse_arn
@@ -14,7 +15,9 @@ from workers.celery import app, settings
 @app.task(name="drain", send_events=False)
 def drain() -> int:
     """Wake workers of targets with due work. Not shown in Flower: it runs many times a second."""
-    return runtime.current().drain.run(_wake_worker, _queued, _open_target)
+    with _waiting_for_the_broker():
+        return runtime.current().drain.run(_wake_worker, _queued, _open_target)
+    return 0
 
 
 @app.task(name="deliver")
@@ -34,7 +37,9 @@ def open_target(arn: str, revision: int, next_at: int = 0) -> str:
 @app.task(name="probe_queues", send_events=False)
 def probe_queues() -> int:
     """Send a heartbeat task to each target's queue. Not shown in Flower, like drain."""
-    return runtime.current().drain.probe_queues(_probe)
+    with _waiting_for_the_broker():
+        return runtime.current().drain.probe_queues(_probe)
+    return 0
 
 
 @app.task(name="queue_alive", send_events=False)
@@ -46,7 +51,9 @@ def queue_alive(target: int) -> None:
 @app.task(name="schedule_reconciliations", send_events=False)
 def schedule_reconciliations() -> int:
     """Publish wake-ups for due reconciliations. Not shown in Flower, like drain."""
-    return reconcile_jobs.wake_ups.publish_due(runtime.current().database, _publish_run)
+    with _waiting_for_the_broker():
+        return reconcile_jobs.wake_ups.publish_due(runtime.current().database, _publish_run)
+    return 0
 
 
 @app.task(name="reconcile", acks_late=False)  # the table of runs holds the state of a run
@@ -72,6 +79,15 @@ def purge() -> str:
 def sample() -> bool:
     """Store a sample of every target's counters. Not shown in Flower, like drain."""
     return runtime.current().upkeep.sample()
+
+
+@contextmanager
+def _waiting_for_the_broker() -> Iterator[None]:
+    """End a task without a failure if the broker is unavailable, which is logged once; have the drain run later."""
+    try:
+        yield
+    except BrokerUnavailable:
+        runtime.current().wakeups.request(POLICY.retry_seconds)
 
 
 def _publish_run(run: WaitingRun) -> None:

@@ -41,6 +41,7 @@ _NEARLY_FULL = 0.8  # of the queue_limit
 _MAX_NAMED = 5  # workers, or names of events, in one finding
 _MAX_SHOWN = 80  # characters of a name
 _CARRIED_INTERVALS = 2  # of the drain, within which the last one shows that the broker works
+_EVICTS_NOTHING = "noeviction"  # the policy of a Redis that refuses what it has no memory for
 _MAX_COUNTED = 1_000_000  # sequence numbers in which a target's pending events are counted for a request
 
 
@@ -83,7 +84,7 @@ _FOLLOWS: Mapping[str, Collection[str]] = MappingProxyType(
     {
         "settings": ("database", "broker", *_OF_DATABASE),
         "database": _OF_DATABASE,
-        "broker": ("drain", "queues", "schedule", "delays"),
+        "broker": ("eviction", "drain", "queues", "schedule", "delays"),
         "drain": ("queues", "schedule", "delays"),
     }
 )
@@ -163,6 +164,18 @@ def check_carried(service: Service) -> Iterator[Finding]:
         yield Finding("broker", "ok", f"carried the drain {format_age(at, now)} ago")
     else:
         yield from _check_broker(service)
+
+
+def _check_eviction(service: Service) -> Iterator[Finding]:
+    """Report a Redis that deletes keys at its memory limit, which are queues, instead of refusing more of them."""
+    if is_rabbitmq(service.settings.broker_url):
+        return
+    from app.broker import BrokerUnavailable, eviction_policy  # noqa: PLC0415 - slow: not for RabbitMQ
+
+    with suppress(BrokerUnavailable):  # another check says it
+        if (policy := eviction_policy(service.settings.broker_url)) not in ("", _EVICTS_NOTHING):
+            text = f"the broker's maxmemory-policy is {policy}, so at its memory limit it deletes queues"
+            yield Finding("eviction", "problem", f"{text}: set it to {_EVICTS_NOTHING}")
 
 
 def _check_drain(service: Service) -> Iterator[Finding]:
@@ -438,6 +451,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "encoding": _check_encoding,
         "snapshots": lambda service: check_old_snapshots(service.database),
         "broker": _check_broker,
+        "eviction": _check_eviction,
         "drain": _check_drain,
         "queues": _check_queues,
         "versions": _check_versions,

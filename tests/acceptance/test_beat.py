@@ -74,7 +74,7 @@ def test_a_broker_that_is_away_is_said_once(tmp_path: Path) -> None:
             began = time.monotonic()
             until(lambda: time.monotonic() - began > 2, 60, what="200 turns")
             broker.start()
-            until(lambda: "the broker answers again" in whole.beat.said(), 60, what="the other line")
+            until(lambda: "the broker works again" in whole.beat.said(), 60, what="the other line")
             start_all([whole.drain])
             until(lambda: waiting(broker.url) == 0, 60, what="the queue worked off")
             said = whole.beat.said()

@@ -19,6 +19,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from kombu import Connection, Consumer, Producer
 
+import workers.broker_consumer  # noqa: F401 - as a worker loads it
 from app import broker as broker_module
 from app import wakeups
 from app.api.admin.encryption import encrypt
@@ -363,6 +364,7 @@ def test_a_broker_that_refuses_is_reported_once_and_tried_again(
     scheme: str, redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tune(monkeypatch, wakeups, "BROKER_POLICY", retry_seconds=0.01)
+    tune(monkeypatch, broker_module, "POLICY", settled_seconds=0.0)
     tries: list[object] = []
     close = Broker.close
     monkeypatch.setattr(Broker, "close", lambda self: (tries.append(self), close(self)))

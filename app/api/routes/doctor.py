@@ -61,7 +61,7 @@ def doctor() -> Diagnosis:
     """
     refuse_unknown(request.args, ())
     if _PROBE not in current_app.extensions:  # a command's app
-        install(current_app, services(), {"broker": check_carried})
+        install(current_app, services(), {"broker": check_carried, "eviction": lambda _: iter(())})
     result = current_app.extensions[_PROBE].get()
     checked_at, findings = result.value or (now_ms(), [])
     if result.error is not None or result.value is None:  # the checks have not ended in time, or never

@@ -76,6 +76,33 @@ def test_secrets_are_not_sealed_again_while_a_key_is_missing(bare: Cli, monkeypa
     assert "hush-one" in bare("config", "export", "--secrets").out
 
 
+def test_a_broker_that_deletes_or_refuses_at_its_memory_limit_is_a_problem(
+    bare: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with services.redis(extra=("--maxmemory-policy", "allkeys-lru")) as broker, broker.client() as client:
+        monkeypatch.setenv("BUCKETWIRE_BROKER_URL", broker.url)
+        problems = {each["subject"]: each["text"] for each in found(bare) if each["grade"] == "problem"}
+        assert "broker" not in problems
+        assert "maxmemory-policy is allkeys-lru" in problems["eviction"]
+        assert "set it to noeviction" in problems["eviction"]
+        client.config_set("maxmemory-policy", "noeviction")
+        assert "eviction" not in {each["subject"] for each in found(bare)}
+        client.config_set("maxmemory", 1)
+        problems = {each["subject"]: each["text"] for each in found(bare) if each["grade"] == "problem"}
+        assert "cannot be used: command not allowed when used memory > 'maxmemory'" in problems["broker"]
+        assert "drain" not in problems, "it only follows"
+        client.config_set("maxmemory", 0)
+        client.execute_command("ACL", "SETUSER", "default", "-info")
+        assert "eviction" not in {each["subject"] for each in found(bare)}
+        assert client.keys() == []
+
+
+def found(bare: Cli) -> list[dict[str, str]]:
+    """What the doctor finds."""
+    findings: list[dict[str, str]] = bare("doctor", "--json").json["findings"]
+    return findings
+
+
 def test_a_database_that_is_away_is_named_without_its_password(bare: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     port = services.free_port()
     monkeypatch.setenv("BUCKETWIRE_DATABASE_URL", f"postgresql://me:hush-hush@127.0.0.1:{port}/x")

@@ -1,0 +1,182 @@
+"""A task broker that answers and refuses: each process waits and says so once, and all is delivered in the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+
+from tests import services
+from tests.services import until
+from tests.support.builders import body, some
+from tests.support.service_processes import Role, System, source_worker, start_all, stop_all, system
+
+PATIENCE = 90
+SECONDS = 6  # for which a process that says something once a second would be heard several times
+FAILS, WORKS = "cannot be used", "the broker works again"
+USUAL = {"full", "demoted"}
+tier3 = pytest.mark.tier3
+
+
+class Refusal(NamedTuple):
+    """How a Redis comes to refuse, and what mends it."""
+
+    begin: Callable[[services.Redis, redis.Redis], object]
+    end: Callable[[services.Redis, redis.Redis], object]
+    says: str
+    extra: tuple[str, ...] = ()
+
+
+def demote(server: services.Redis, client: redis.Redis) -> None:
+    client.replicaof(services.LOOPBACK, str(services.free_port()))
+
+
+def fill_disk(server: services.Redis, client: redis.Redis) -> None:
+    """Have it fail to save, as on a full disk: a folder has the name of its file."""
+    (server.folder / "dump.rdb").mkdir()
+    client.config_set("save", "3600 1")
+    client.bgsave()
+    until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", 30, what="a failed save")
+
+
+def free_disk(server: services.Redis, client: redis.Redis) -> None:
+    (server.folder / "dump.rdb").rmdir()
+    client.bgsave()
+    until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "ok", 30, what="a save")
+
+
+def forbid(*rules: str) -> Callable[[services.Redis, redis.Redis], object]:
+    return lambda _, client: client.execute_command("ACL", "SETUSER", "default", *rules)
+
+
+def take_password(server: services.Redis, client: redis.Redis) -> None:
+    client.config_set("requirepass", "another")
+    client.auth("another")
+    client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+
+def give_password(server: services.Redis, client: redis.Redis) -> None:
+    client.config_set("requirepass", "")
+
+
+REFUSALS: Mapping[str, Refusal] = {
+    "full": Refusal(
+        lambda _, client: client.config_set("maxmemory", "1mb"), lambda _, client: client.config_set("maxmemory", 0),
+        "when used memory > 'maxmemory'", ("--maxmemory-policy", "noeviction"),
+    ),
+    "demoted": Refusal(demote, lambda _, client: client.replicaof("NO", "ONE"), "read only replica"),
+    "unsaved": Refusal(fill_disk, free_disk, "MISCONF"),
+    "no permission": Refusal(forbid("-@all", "+acl", "+ping", "+client"), forbid("+@all"), "no permissions"),
+    "no acknowledgement": Refusal(forbid("-zrem"), forbid("+zrem"), "no permissions"),
+    "wrong password": Refusal(take_password, give_password, "Authentication required"),
+    "no replica": Refusal(
+        lambda _, client: client.config_set("min-replicas-to-write", 1),
+        lambda _, client: client.config_set("min-replicas-to-write", 0), "NOREPLICAS",
+    ),
+}  # fmt: skip
+
+
+@contextmanager
+def refused(kind: str, **options: Any) -> Iterator[Stage]:
+    refusal = REFUSALS[kind]
+    with ExitStack() as stack:
+        broker = stack.enter_context(services.redis(extra=refusal.extra))
+        client = stack.enter_context(broker.client())
+        client.ping()  # so that it has its connection before anything is refused
+        url = f"sqlite:///{services.new_folder('outbox')}/outbox.db"
+        whole = stack.enter_context(system(url, broker.url, concurrency=1, **options))
+        sources = source_worker(whole.settings)
+        stack.callback(stop_all, [sources])
+        yield Stage(
+            whole, [*whole.roles, sources], lambda: refusal.begin(broker, client), lambda: refusal.end(broker, client)
+        )
+
+
+@dataclass
+class Stage:
+    """The service, and how its broker begins and ends to refuse."""
+
+    whole: System
+    roles: list[Role]
+    begin: Callable[[], object]
+    end: Callable[[], object]
+    posted: int = 0
+
+    def post(self) -> None:
+        assert self.whole.post(body(*some("images", 2, first=self.posted)))["recorded"] == 2
+        self.posted += 2
+
+    def delivered(self) -> bool:
+        return self.whole.counters()["webhook:all"].delivered == self.posted
+
+    def lines(self, text: str) -> dict[str, int]:
+        return {" ".join(role.arguments): role.said().count(text) if role.log.exists() else 0 for role in self.roles}
+
+    def works_again(self) -> bool:
+        return self.lines(WORKS) == self.lines(FAILS)
+
+    def check(self) -> None:
+        """Nobody has ended, or has said more than once what is wrong."""
+        assert all(role.running for role in self.roles)
+        assert sum(self.lines("Traceback").values()) == 0
+        failed = self.lines(FAILS)
+        assert failed.pop("api") <= 2, "one for each process"
+        assert max(failed.values()) == 1
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("kind", [kind if kind in USUAL else pytest.param(kind, marks=tier3) for kind in REFUSALS])
+def test_a_broker_that_refuses_ends_no_process_and_all_is_delivered_when_it_does_not(
+    kind: str, receiver: services.Receiver
+) -> None:
+    with refused(kind) as stage:
+        start_all(stage.roles[-1:])
+        stage.whole.add_target("webhook:all", endpoint=receiver.url)
+        stage.post()
+        until(stage.delivered, PATIENCE, what="the first events delivered")
+        stage.begin()
+        began = time.monotonic()
+        until(lambda: stage.post() or time.monotonic() - began > SECONDS, PATIENCE, what="several attempts")
+        until(lambda: sum(stage.lines(FAILS).values()), PATIENCE, what="what is wrong")
+        assert REFUSALS[kind].says in "".join(role.said() for role in stage.roles)
+        stage.end()
+        until(stage.works_again, PATIENCE, what="that it works again")
+        until(stage.delivered, PATIENCE, what="everything delivered")
+        stage.check()
+
+
+@tier3
+@pytest.mark.parametrize("kind", ["demoted", "no permission", "unsaved"])
+def test_processes_that_start_while_the_broker_refuses_wait_for_it(kind: str, receiver: services.Receiver) -> None:
+    with refused(kind, start=False) as stage, ThreadPoolExecutor() as pool:
+        stage.begin()
+        waiting = [pool.submit(role.start) for role in stage.roles]
+        workers = {name for name in stage.lines("") if name.startswith("worker")}
+        try:
+            until(lambda: all(stage.lines(FAILS)[name] for name in workers), PATIENCE, what="what is wrong")
+        finally:
+            stage.end()
+        for started in waiting:
+            started.result()
+        stage.whole.add_target("webhook:all", endpoint=receiver.url)
+        until(lambda: stage.post() or stage.delivered(), PATIENCE, what="everything delivered")
+        assert all(role.running for role in stage.roles)
+        assert sum(stage.lines("Traceback").values()) == 0
+        assert max(stage.lines(FAILS).values()) == 1
+
+
+@tier3
+def test_workers_can_be_stopped_while_the_broker_refuses() -> None:
+    with refused("demoted") as stage:
+        start_all(stage.roles[-1:])
+        stage.begin()
+        workers = [role for role in stage.roles if role.arguments[-1] in ("drain", "sources")]
+        until(lambda: all(FAILS in role.said() for role in workers), PATIENCE, what="what is wrong")
+        stop_all(stage.roles)
+        assert sum(stage.lines("Traceback").values()) == 0
