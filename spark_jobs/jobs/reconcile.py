@@ -53,6 +53,7 @@ class ReconcileConfig(ListingSource):
     target: TargetId
     folder: Path  # the report gets a new folder in it
     arrival: float = 2.0  # seconds that an event may need from the bucket to the log
+    may_be_gone: bool = True  # its rows are orphaned then
     repair: bool = False
     limits: RepairLimits = field(default_factory=RepairLimits)
     run: str = ""  # the name of a run that the schedule has registered
@@ -172,6 +173,7 @@ def _run(
                 database, findings, config, api, mark.seq, listed_at, counts["target_rows"], problem, lost
             )
             problem = " ".join(filter(None, (problem, repair_problem)))
+        problem = " ".join(filter(None, (listing.note, problem)))
         state = r.CLEAN if not drift else r.REPAIRED if counts["repaired"] == drift else r.DRIFT
         header = ReportHeader(
             run, config.bucket, str(config.target), settings.policy, listing.versioned, listed_at, counts, problem

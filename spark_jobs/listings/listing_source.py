@@ -28,6 +28,7 @@ class ListingSource:
     grace: int = 60_000  # objects younger than this (ms) are in flight: their events may not have arrived yet
     versions: bool | None = None  # None: if the bucket is versioned
     endpoint: str = ""
+    may_be_gone: bool = False  # whether a bucket that is not there counts as empty
 
     def list_bucket(self, spark: SparkSession, *, tasks: int, sample: Sequence[str] = (), after: str = "") -> Listing:
         """Return the listing of the keys after `after`; `sample` has some of the bucket's keys, to divide the work.
@@ -38,6 +39,10 @@ class ListingSource:
             listing = self._read(spark)
             return replace(listing, objects=listing.objects.where(F.col("key") > after)) if after else listing
         bucket = s3_listing.Bucket.from_boto3(self.bucket, self.endpoint)
+        if bucket.is_gone():
+            if not self.may_be_gone:
+                raise BadListing(f"there is no bucket {self.bucket} at {bucket.endpoint or 'AWS'}")
+            return s3_listing.of_no_bucket(spark, bucket)
         versioned = bucket.is_versioned() if self.versions is None else self.versions
         return s3_listing.listing(spark, bucket, versioned=versioned, sample=sample, tasks=tasks, after=after)
 

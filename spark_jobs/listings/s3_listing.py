@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import boto3  # type: ignore[import-untyped]  # ships no types
 from botocore.config import Config
+from botocore.exceptions import ClientError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
@@ -66,6 +67,19 @@ class Bucket:
             config=Config(retries={"mode": "standard", "max_attempts": 5}, s3=style),
         )
 
+    def is_gone(self) -> bool:
+        """Return whether the server says that there is no such bucket. Any other error is raised."""
+        client = self.client()
+        try:
+            client.list_objects_v2(Bucket=self.name, MaxKeys=1)
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") != "NoSuchBucket":  # a proxy's 404 is no evidence
+                raise
+            return True
+        finally:
+            client.close()
+        return False
+
     def is_versioned(self) -> bool:
         """Return whether versioning is or was enabled."""
         client = self.client()
@@ -91,6 +105,15 @@ def listing(
     return Listing(
         frame, versioned, unreadable, entries=spark.createDataFrame(all_entries, ENTRIES, verifySchema=False),
         single=frame,
+    )  # fmt: skip
+
+
+def of_no_bucket(spark: SparkSession, bucket: Bucket) -> Listing:
+    """Return the listing of a bucket that is gone: it has no objects."""
+    nothing = spark.createDataFrame([], LISTING)
+    return Listing(
+        nothing, False, spark.range(0).select(F.lit("").alias("line")), single=nothing,
+        note=f"There is no bucket {bucket.name} at {bucket.endpoint or 'AWS'}, so that every row is orphaned.",
     )  # fmt: skip
 
 

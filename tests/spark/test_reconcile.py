@@ -422,6 +422,30 @@ def test_a_row_whose_repair_the_api_refuses_ends_no_run_and_limits_that_are_reac
     assert store.all() == kept
 
 
+def test_the_rows_of_a_bucket_that_is_gone_are_orphaned_within_the_limits(stage: Stage) -> None:
+    bucket, store = "dropped", stage.stores["redis:rows"]
+    stage.s3.create_bucket(Bucket=bucket)
+    whole = stage.whole
+    rule = {"bucket": bucket, "target": "redis:rows", "events": EVENTS}
+    assert whole.ask("POST", "/v1/rules", json=rule).status_code < 300
+    stage.notify(bucket, on=True)
+    keys = [f"k/{number}" for number in range(12)]
+    for key in keys:
+        stage.put(bucket, key, b"x")
+    until(lambda: len([path for path in store.all() if path.startswith(f"{bucket}/")]) == 12, what="the rows")
+    stage.minio.mc("rm", "--recursive", "--force", "--purge", f"m/{bucket}/k/")  # of which MinIO sends nothing
+    assert "Contents" not in stage.s3.list_objects_v2(Bucket=bucket)
+    stage.s3.delete_bucket(Bucket=bucket)
+    found = stage.run("redis:rows", bucket, repair=True)
+    assert lines(found) == dict.fromkeys(keys, "orphaned")
+    assert (found.state, found.counts["repaired"]) == ("drift", 0)
+    assert f"no bucket dropped at {stage.minio.url}" in found.problem
+    assert "12 of 12 rows would be removed" in found.problem
+    removed = stage.run("redis:rows", bucket, repair=True, limits=RepairLimits(max_removals=100))
+    assert (removed.state, removed.counts["repaired"]) == ("repaired", 12)
+    until(lambda: not [path for path in store.all() if path.startswith(f"{bucket}/")], what="no rows")
+
+
 def test_a_url_or_token_for_repairs_is_tried_before_anything_is_compared(stage: Stage, job: Job) -> None:
     more = {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9", "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS)}
     bucketwire = partial(job, {**stage.whole.settings, **more}, "reconcile", "run", "plain", "--target", "redis:rows")
