@@ -18,10 +18,13 @@ from defusedxml.ElementTree import fromstring
 from app.config.arn import TargetId, differing_in_case, parse_arn
 from app.config.errors import BadSettings, BadValue
 from app.rules.filters import NO_FILTERS, Filters, Pairs, parse_filters
-from app.rules.model import Rule, event_names, problems_of
+from app.rules.model import PREFIX_AND_SUFFIX, Rule, event_names, problems_of
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
-_UNSUPPORTED = ("TopicConfiguration", "CloudFunctionConfiguration")
+# Destinations that would get nothing; the last two are ignored by MinIO.
+_UNSUPPORTED = (
+    "TopicConfiguration", "CloudFunctionConfiguration", "LambdaFunctionConfiguration", "EventBridgeConfiguration",
+)  # fmt: skip
 _KEY_FILTERS = ("prefix", "suffix", "regex")
 # The blocks of `Filter` that clients of S3 do not know, in the order in which they are written.
 _METADATA, _TAGS, _SIZE = "S3Metadata", "S3Tags", "S3Size"
@@ -41,7 +44,7 @@ SAME_RULES = (
     "An object key name filtering rule defined with overlapping prefixes, overlapping suffixes, "
     "or overlapping combinations of prefixes and suffixes for the same event types"
 )
-QUEUES_ONLY = "Only queue notifications are supported, not those of topics and functions"
+QUEUES_ONLY = "Only queue notifications are supported, not those of topics, functions and EventBridge"
 
 
 class BadConfiguration(ValueError):
@@ -82,8 +85,9 @@ def parse_configuration(
         if rule in seen:
             raise BadConfiguration("InvalidArgument", SAME_RULES, "two rules are the same in all members")
         seen.add(rule)
-    if any(_name(child) in _UNSUPPORTED for child in root):
-        raise BadConfiguration("UnsupportedNotification", QUEUES_ONLY)
+    unsupported = next((name for child in root if (name := _name(child)) in _UNSUPPORTED), None)
+    if unsupported is not None:
+        raise BadConfiguration("UnsupportedNotification", QUEUES_ONLY, f"leave out {unsupported}")
     return rules
 
 
@@ -186,7 +190,9 @@ def _parse_queue(arn: str, region: str) -> TargetId:
 
 def _parse_key_filters(element: Element) -> dict[str, str]:
     filters: dict[str, str] = {}
-    for name, value in _filter_rules(element, "S3Key"):
+    for given, value in _filter_rules(element, "S3Key"):
+        # AWS answers `Prefix` and `Suffix`, whatever it was given, and clients write back what they have read.
+        name = given.lower() if given.lower() in PREFIX_AND_SUFFIX else given
         if name not in _KEY_FILTERS:
             raise BadConfiguration("InvalidArgument", NO_FILTER, f"{name!r} is none of them")
         if name in filters:

@@ -28,7 +28,8 @@ TAKEN = {
         queue("<Event>s3:ObjectRemoved:*</Event>" + PUT) + queue(PUT + "<Event>s3:ObjectRemoved:*</Event>"),
         2,
     ),
-    "elements that nobody knows": ("<EventBridgeConfiguration/><LambdaFunctionConfiguration/>", 0),
+    "elements that nobody knows": ("<OtherConfiguration/>", 0),
+    "filters in capitals, as AWS answers them": (filtered(("Prefix", "a"), ("SUFFIX", "b")), 1),
     "an empty filter value": (filtered(("prefix", "")), 1),
     "a backslash": (filtered(("prefix", "a\\b")), 1),
     "half a segment": (filtered(("prefix", "logs/."), ("suffix", "../x")), 1),
@@ -50,14 +51,17 @@ REFUSED = {
     "an ARN of five parts": (queue(arn="arn:minio:sqs:cache:redis"), "InvalidArgument", "destination ARN"),
     "a target that is not there": (queue(arn="arn:minio:sqs::other:redis"), "InvalidArgument", "destination ARN"),
     "a filter by Regex": (filtered(("Regex", "a")), "InvalidArgument", "prefix, suffix or regex"),
-    "a filter by Prefix": (filtered(("Prefix", "a")), "InvalidArgument", "prefix, suffix or regex"),
     "two prefixes": (filtered(("prefix", "a"), ("prefix", "b")), "InvalidArgument", "one prefix"),
+    "two prefixes, one in capitals": (filtered(("prefix", "a"), ("Prefix", "b")), "InvalidArgument", "one prefix"),
     "two suffixes": (filtered(("suffix", "a"), ("suffix", "b")), "InvalidArgument", "one suffix"),
     "a filter longer than a key": (filtered(("prefix", "é" * 2049)), "InvalidArgument", "too long"),
     "a segment of two dots": (filtered(("suffix", "a/../b")), "InvalidArgument", "path segment"),
     "the same rule twice": (queue() + queue(), "InvalidArgument", "overlapping prefixes"),
     "a topic": (f"<TopicConfiguration><Topic>{ARN}</Topic>{PUT}</TopicConfiguration>", "UnsupportedNotification", ""),
     "a function": ("<CloudFunctionConfiguration/>", "UnsupportedNotification", ""),
+    "EventBridge": ("<EventBridgeConfiguration/>", "UnsupportedNotification", "leave out EventBridgeConfiguration"),
+    "EventBridge beside a queue": (f"{queue()}<EventBridgeConfiguration/>", "UnsupportedNotification", "EventBridge"),
+    "a Lambda": ("<LambdaFunctionConfiguration/>", "UnsupportedNotification", "leave out Lambda"),
 }
 
 

@@ -44,6 +44,13 @@ def test_the_region_of_an_arn_must_be_the_sites_if_both_have_one() -> None:
         parsed(queue(arn="arn:minio:sqs:eu-2:cache:redis"), "eu-1")
 
 
+def test_filters_in_capitals_are_those_of_the_key_and_come_back_in_lower_case() -> None:
+    [rule] = parsed(filtered(("Suffix", ".JPG"), ("PREFIX", "In/")))
+    assert (rule.prefix, rule.suffix, rule.filter_names) == ("In/", ".JPG", ("suffix", "prefix"))
+    assert parsed(filtered(("suffix", ".JPG"), ("prefix", "In/"))) == [rule]
+    assert b"<Name>suffix</Name>" in configuration([rule], "")
+
+
 def test_a_name_in_another_case_is_pointed_out() -> None:
     with pytest.raises(BadConfiguration, match=r"did you mean arn:minio:sqs:eu-1:cache:redis\?"):
         parsed(queue(arn="arn:minio:sqs::CACHE:redis"), "eu-1")
