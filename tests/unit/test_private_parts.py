@@ -28,13 +28,14 @@ PRIVATE = {
     },
     "amqp": {
         "workers/sources/amqp/source.py": {"_callbacks"},
-        "workers/targets/amqp/connection.py": {"_setup_transport", "_transport", "_wrap_socket"},
+        "workers/targets/amqp/connection.py": {"_connect", "_setup_transport", "_transport", "_wrap_socket"},
     },
     "billiard": {"workers/celery.py": {"_parent_pid"}},
     "boto3": {"spark_jobs/listings/s3_listing.py": {"_session"}},
     "gunicorn": {"app/api/listen/gunicorn_worker.py": {"_cap_keepalive"}},  # and the whole class of the worker
     "kafka-python": {
         "workers/sources/kafka.py": {"_buffer", "_coordinator", "_read_msg"},
+        "workers/targets/kafka/client.py": {"_scram_client"},
         "workers/targets/kafka/target.py": {"_metadata", "_sender"},
     },
     "kombu": {"app/broker.py": {"_size"}},
@@ -43,8 +44,8 @@ PRIVATE = {
     "opentelemetry-sdk": {"app/telemetry/otlp/exports.py": {"_logs"}, "app/telemetry/otlp/log_records.py": {"_logs"}},
     "paho-mqtt": {
         "workers/targets/mqtt/client.py":
-            {"_create_socket_connection", "_handle_pubackcomp", "_handle_pubrec", "_in_packet", "_out_messages",
-             "_sock_close", "_ssl_context", "_ssl_wrap_socket"},
+            {"_connect_timeout", "_create_socket_connection", "_get_proxy", "_handle_pubackcomp", "_handle_pubrec",
+             "_in_packet", "_out_messages", "_sock_close", "_ssl_context", "_ssl_wrap_socket"},
     },
     "prometheus-client": {"workers/telemetry/metrics.py": {"_upper_bounds"}},
     "pymysql": {"app/outbox/engine/mysql_connection.py": {"_create_ssl_ctx"}},
@@ -57,7 +58,10 @@ PRIVATE = {
         "spark_jobs/session.py": {"_ensure_initialized", "_find_spark_home", "_gateway"},
     },
     "redis": {"workers/targets/redis/connection.py": {"_connect", "_sock"}},
-    "urllib3": {"workers/targets/http_connection.py": {"_dns_host", "_new_conn"}},
+    "urllib3": {
+        "app/console/openid_requests.py": {"_new_conn"},
+        "workers/targets/http_connection.py": {"_dns_host", "_new_conn"},
+    },
     "werkzeug": {"app/api/flask_app.py": {"_compile_builder"}},
 }  # fmt: skip
 

@@ -25,6 +25,7 @@ _PROBE = "bucketwire_doctor"
 def install(app: Flask, opened: Services, instead: Mapping[str, Check] = MappingProxyType({})) -> None:
     """Add the checks to the app: they run in one thread of the process, at most once a second.
 
+    Few requests wait for checks that take long, such as of a broker that does not answer; others get the last result.
     Counting what is pending takes longer: that is done at most once a minute. Checks of `instead` take the place of
     those of their names.
     """
@@ -45,7 +46,7 @@ def install(app: Flask, opened: Services, instead: Mapping[str, Check] = Mapping
 
     checks = {**SHORT_CHECKS, "counters": count, "spool": spool, **instead}
     app.extensions[_PROBE] = CachedProbe(
-        lambda: (now_ms(), run_checks(opened, _describe, checks)), age=1.0, patience=8.0
+        lambda: (now_ms(), run_checks(opened, _describe, checks)), age=1.0, patience=8.0, max_waiting=4
     )
 
 

@@ -32,16 +32,19 @@ class _LastResult(Generic[T]):
     answered: float = float("-inf")
     running: Future[ProbeResult[T]] | None = None
     began: float = 0.0
+    waiting: int = 0  # callers
 
 
 class CachedProbe(Generic[T]):
     """A value that is read again when it is older than `age` seconds, by one thread at a time in each process.
 
-    `get()` returns within `patience` seconds of the start of the query, even if the database hangs.
+    `get()` returns within `patience` seconds of the start of the query, even if the database hangs. Where `max_waiting`
+    others wait already it returns the last value at once, so that queries which take long occupy few threads.
     """
 
-    def __init__(self, read: Callable[[], T], *, age: float, patience: float) -> None:
+    def __init__(self, read: Callable[[], T], *, age: float, patience: float, max_waiting: int | None = None) -> None:
         self._read = read
+        self._max_waiting = max_waiting
         self._age = age
         self._patience = patience
         self._lock = threading.Lock()
@@ -63,11 +66,19 @@ class CachedProbe(Generic[T]):
                 except RuntimeError as error:  # the process may have no more threads; the next caller tries again
                     return ProbeResult(known.last.value, error)
                 known.running, known.began = query, time.monotonic()
+            if self._max_waiting is not None and known.waiting >= self._max_waiting:
+                if known.last.value is None:
+                    return ProbeResult(None, NoAnswer("others wait for the first answer; ask again in some seconds"))
+                return known.last
+            known.waiting += 1
             running, waits = known.running, known.began + self._patience - time.monotonic()
         try:
             return running.result(max(0.0, waits))
         except TimeoutError:
             return ProbeResult(known.last.value, NoAnswer(f"no answer from the database within {self._patience:g} s"))
+        finally:
+            with self._lock:
+                known.waiting -= 1
 
     def _query(self, known: _LastResult[T], running: Future[ProbeResult[T]]) -> None:
         try:
