@@ -17,9 +17,10 @@ class DatabasePolicy(NamedTuple):
     statement_seconds: float = 20.0  # unless the settings say otherwise
     lock_seconds: int = 15  # that a statement waits for a lock
     single_lock_seconds: int = 1  # that one in one round trip does: then its caller has time left for another way
-    idle_transaction_seconds: int = 60  # after which PostgreSQL ends a connection
+    # After which the server ends a connection whose client says nothing, so that its locks are free: far longer than a
+    # process that works takes between two statements, and short enough to end before requests have waited in vain.
+    idle_transaction_seconds: int = 10
     silence_seconds: int = 20  # after which a server that acknowledges nothing is lost
-    max_age_seconds: int = 3600  # of a connection to MySQL: below the server's wait_timeout
     clock_seconds: float = 1.0  # for which a reading of the database's clock is used
 
 

@@ -94,3 +94,16 @@ def test_a_late_commit_comes_before_newer_writes(mirror: Probe, wire: services.P
     until(lambda: deliver(target, new) is DELIVERED, 30, what="the newer write")
     assert row(mirror) == [3]
     target.close()
+
+
+def test_a_row_is_free_soon_after_the_network_has_forgotten_who_locked_it(mirror: Probe, wire: services.Proxy) -> None:
+    if mirror.type not in ("mysql", "postgresql"):
+        pytest.skip("it has no transactions of several requests")
+    target = opened(mirror, wire)
+    wire.hold_next(b"COMMIT")
+    assert isinstance(deliver(target, sample_events.put(KEY, number=2)), Unavailable)
+    assert wire.held.is_set()
+    until(lambda: deliver(target, sample_events.put(KEY, number=3)) is DELIVERED, 20, what="the row")
+    wire.release()  # to a connection that has ended
+    assert row(mirror) == [3]
+    target.close()

@@ -306,7 +306,7 @@ def test_killed_and_stopped_workers_lose_nothing_and_keep_the_order(
 def test_postgresql_ends_what_a_stopped_worker_has_begun(outbox: Database) -> None:
     with outbox.reading() as connection:
         seconds = connection.execute(sa.text("SHOW idle_in_transaction_session_timeout")).scalar_one()
-    assert seconds == "1min"
+    assert seconds == "10s"
 
 
 @pytest.mark.slow

@@ -11,6 +11,10 @@ from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, TargetUnava
 from workers.targets.payloads import mark_not_attempted
 from workers.targets.sql_batch import set_apart
 
+# After which the server ends a transaction whose client says nothing, since the network may have forgotten it: until
+# then its rows are locked, and newer writes wait.
+IDLE_SECONDS = 10
+
 S = TypeVar("S")  # a session: an open connection, and the table that it reaches
 E = TypeVar("E", bound=Exception)
 

@@ -2,8 +2,8 @@
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -29,6 +29,13 @@ VALUE_ERRORS = db_errors.VALUE_ERRORS
 _BESIDE_EVENT = 1 << 14  # bytes of a MySQL packet besides the event: the statement and the ids of its targets
 
 _LOCK_NOT_AVAILABLE = "55P03"
+# No setting of PostgreSQL limits how long a COPY waits for its client, and none but another session can end it.
+_END_ABANDONED_COPIES = f"""
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE usename = current_user AND datname = current_database() AND application_name = 'bucketwire'
+AND state = 'active' AND wait_event = 'ClientRead'
+AND query_start < clock_timestamp() - interval '{DATABASE.idle_transaction_seconds} s'
+"""  # noqa: S608 - a number
 
 # Codes for which MySQL's driver raises OperationalError although the server refused a value: row or packet too large,
 # or a value or string that the column cannot hold.
@@ -110,8 +117,6 @@ class Database:
 
         Without BEGIN and COMMIT, each of which is a round trip of its own, it takes a third of the time.
         """
-        if self.dialect == "mysql":  # whose autocommit leaves the isolation level at its default, with locks of gaps
-            return self.engine.begin()
         return self._reader.connect()
 
     def reading(self) -> AbstractContextManager[sa.Connection]:
@@ -149,6 +154,7 @@ class Database:
         except sa.exc.DBAPIError as error:
             if getattr(error.orig, "pgcode", None) != _LOCK_NOT_AVAILABLE:
                 raise
+            self._end_abandoned_copies()
             return None
         finally:
             driver.patience = patience
@@ -169,6 +175,13 @@ class Database:
         """After a lost connection close the others, most likely lost too; SQLAlchemy does so for one engine only."""
         if context.is_disconnect:
             self.close()
+        elif getattr(context.original_exception, "pgcode", None) == _LOCK_NOT_AVAILABLE:
+            self._end_abandoned_copies()
+
+    def _end_abandoned_copies(self) -> None:
+        """On PostgreSQL, end what has had a lock for long while it waits in a COPY for a client that says nothing."""
+        with suppress(*DatabaseUnavailable), self._reader.connect() as connection:
+            connection.exec_driver_sql(_END_ABANDONED_COPIES)
 
     def _learn_limit(self, connection: Any, _entry: ConnectionPoolEntry) -> None:
         with connection.cursor() as cursor:
@@ -217,15 +230,15 @@ def _open(
     name = url.get_backend_name()
     if name == "sqlite":
         return _open_sqlite(url, pool_size)
-    opener: dict[str, Callable[[sa.URL, int, float | None, str, int], sa.Engine]] = {
-        "postgresql": _open_postgresql,
-        "mysql": _open_mysql,
-        "mariadb": _open_mysql,
-    }
-    if name not in opener:
+    # Only what opens the database in use: the drivers take a while to import.
+    if name == "postgresql":
+        from app.outbox.engine.pg_engine import open_engine  # noqa: PLC0415 - as above
+    elif name in ("mysql", "mariadb"):
+        from app.outbox.engine.mysql_engine import open_engine  # noqa: PLC0415 - as above
+    else:
         raise ValueError(f"BUCKETWIRE_DATABASE_URL: {name!r} is no outbox database; use sqlite, postgresql or mysql")
     # Do not use the server's default: a SELECT after locking the log's head must see every earlier commit.
-    return opener[name](url, pool_size, patience, "AUTOCOMMIT" if autocommit else "READ COMMITTED", lock_seconds)
+    return open_engine(url, pool_size, patience, "AUTOCOMMIT" if autocommit else "READ COMMITTED", lock_seconds)
 
 
 def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
@@ -267,92 +280,6 @@ def _keep_a_write_ahead_log(connection: sqlite3.Connection) -> None:
             time.sleep(0.01)
         else:
             return
-
-
-# A server whose machine or network has failed sends nothing: without these, a statement would wait for two hours.
-_NOTICING = {
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": DATABASE.silence_seconds * 1000,
-}
-
-
-def _open_postgresql(
-    url: sa.URL, pool_size: int, patience: float | None, isolation: str, lock_seconds: int
-) -> sa.Engine:
-    from app.outbox.engine import pg_timeouts  # noqa: PLC0415 - the driver, only where it is used
-
-    # Set synchronous_commit, because a role or database default of "off" would break promise 1.
-    # Every query of the outbox has an index in its order. For a new or fast-growing log the planner's statistics are
-    # outdated: without these settings it sometimes sorts a whole backlog to read its first batch. (A disabled plan has
-    # a very high estimated cost, so jit would compile every small query.)
-    # By itself the server plans a statement of `append_events` again in each append, because a plan for a
-    # known number of events has a lower estimated cost than one for any number; planning takes a quarter of an append.
-    options = (
-        f"-c synchronous_commit=on -c lock_timeout={lock_seconds}s"
-        f" -c idle_in_transaction_session_timeout={DATABASE.idle_transaction_seconds}s"
-        " -c default_transaction_isolation=read\\ committed"  # also where each statement commits by itself
-        " -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off -c plan_cache_mode=force_generic_plan"
-    )
-    engine = sa.create_engine(
-        url,
-        pool_size=pool_size,
-        max_overflow=DATABASE.max_extra_connections,
-        pool_pre_ping=False,  # a broken connection is an error like any other, and the caller retries
-        pool_reset_on_return=None if isolation == "AUTOCOMMIT" else "rollback",
-        hide_parameters=True,
-        isolation_level=isolation,
-        connect_args={
-            "options": options,
-            "client_encoding": "utf8",  # a role or database may have another default
-            "connect_timeout": DATABASE.connect_seconds,
-            "application_name": "bucketwire",
-            "connection_factory": pg_timeouts.Connection,
-            "cursor_factory": pg_timeouts.Cursor,
-            **_NOTICING,
-        },
-    )
-
-    @sa_event.listens_for(engine, "connect")
-    def _set_up(connection: pg_timeouts.Connection, entry: ConnectionPoolEntry) -> None:
-        connection.patience = patience
-        entry.info["opened"] = time.monotonic()
-
-    @sa_event.listens_for(engine, "checkout")
-    def _check(_connection: pg_timeouts.Connection, entry: ConnectionPoolEntry, _face: Any) -> None:
-        if pg_timeouts.opened_before_last_timeout(entry.info["opened"]):
-            raise sa.exc.DisconnectionError  # the pool replaces the connection
-
-    return engine
-
-
-def _open_mysql(url: sa.URL, pool_size: int, patience: float | None, isolation: str, lock_seconds: int) -> sa.Engine:
-    from app.outbox.engine.mysql_connection import Connection  # noqa: PLC0415 - the driver, only where it is used
-
-    url = url.update_query_dict({"charset": "utf8mb4"})
-    engine = sa.create_engine(
-        url,
-        pool_size=pool_size,
-        max_overflow=DATABASE.max_extra_connections,
-        pool_recycle=DATABASE.max_age_seconds,
-        hide_parameters=True,
-        isolation_level=isolation,
-        connect_args={"connect_timeout": DATABASE.connect_seconds, "read_timeout": patience, "write_timeout": patience},
-    )
-
-    @sa_event.listens_for(engine, "do_connect")
-    def _connect(_dialect: sa.Dialect, _entry: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Connection:
-        return Connection(*arguments, **options)
-
-    @sa_event.listens_for(engine, "connect")
-    def _set_up(connection: Any, _entry: ConnectionPoolEntry) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SET SESSION innodb_lock_wait_timeout=%s, time_zone='+00:00'", (lock_seconds,))
-            # Without it, a server in non-strict mode truncates values that are too long and reports success.
-            cursor.execute("SET SESSION sql_mode=CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_ALL_TABLES')")
-
-    return engine
 
 
 def inserted_id(result: sa.CursorResult[Any]) -> int:

@@ -15,6 +15,13 @@ from pymysql.connections import Connection as DriverConnection
 class Connection(DriverConnection):
     """The driver's connection; those without TLS options share one TLS context."""
 
+    server_version: str  # set by the driver
+
+    @property
+    def is_mariadb(self) -> bool:
+        """Whether the server is MariaDB."""
+        return "mariadb" in self.server_version.lower()
+
     def _create_ssl_ctx(self, sslp: Mapping[str, Any] | ssl.SSLContext) -> ssl.SSLContext:
         if not sslp:
             return _without_verification()

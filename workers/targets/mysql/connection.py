@@ -14,6 +14,7 @@ from app.config.targets.mysql import MysqlSettings
 from app.config.targets.mysql_dsn import Dsn
 from workers.targets import socket_deadline, tcp, tls
 from workers.targets.base import TargetUnavailable
+from workers.targets.sql_target import IDLE_SECONDS
 
 Row = tuple[Any, ...]
 
@@ -113,7 +114,8 @@ def connect(settings: MysqlSettings) -> MysqlConnection:
         server = MysqlConnection(connection, wire, patience)
         facts: dict[str, str] = dict(server.ask(_FACTS))
         by_statement = facts.get("log_bin") == "ON" and facts.get("binlog_format") == "STATEMENT"
-        for statement in _session(settings.timeout, by_statement=by_statement):
+        is_mariadb = "mariadb" in facts["version"].lower()
+        for statement in _session(settings.timeout, by_statement=by_statement, is_mariadb=is_mariadb):
             server.run(statement)
         for name, value in dsn.variables:
             server.run(f"SET SESSION {name} = {value if _is_number(value) else server.quoted(value)}")
@@ -172,10 +174,13 @@ def _socket(dsn: Dsn, timeout: float) -> socket.socket:
     return opened
 
 
-def _session(timeout: float, *, by_statement: bool) -> Iterator[str]:
+def _session(timeout: float, *, by_statement: bool, is_mariadb: bool) -> Iterator[str]:
     """Yield the statements that set up the session; the variables of the DSN are set later, and so override them."""
     seconds = max(1, math.floor(timeout) - _LATE_SECONDS)
     yield f"SET SESSION innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
+    # MySQL has a limit for every idle connection only; one that it has ended is replaced before the next delivery.
+    idle = "idle_transaction_timeout" if is_mariadb else "wait_timeout"
+    yield f"SET SESSION {idle} = {IDLE_SECONDS}, net_read_timeout = {IDLE_SECONDS}"
     if not by_statement:
         yield _ISOLATION
 

@@ -30,13 +30,14 @@ from workers.targets.postgresql.connection import addresses, connect, deadline, 
 from workers.targets.postgresql.statements import append, mirror
 from workers.targets.postgresql.table import Table, take_table
 from workers.targets.sql_batch import in_halves
-from workers.targets.sql_target import SqlTarget
+from workers.targets.sql_target import IDLE_SECONDS, SqlTarget
 
 # Errors in the data of one event, or by a rule that they break: data exception, integrity, check option, a limit, a
 # trigger's own RAISE.
 _DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
 # Those that no table is the reason for: a limit, a character that text cannot hold, a row that is there already.
 _OF_ONE_EVENT = frozenset({"22021", "22P05", "23505", "23P01"})
+_FIRST_WITH_IDLE_LIMIT = 90600  # PostgreSQL 9.6
 # With `off` the server answers COMMIT before anything is on disk; the other values are the operator's choice.
 _SYNCHRONOUS = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 
@@ -65,7 +66,7 @@ class PostgresTarget(SqlTarget[_Session, psycopg2.Error]):
         connection = connect(self._settings)
         try:
             with self._deadline(connection), connection.cursor() as cursor:
-                cursor.execute(self._begin())
+                cursor.execute(self._begin(connection))
                 table = take_table(cursor, self._settings.table_name, self._settings.format)
                 self._commit(cursor)
         except BaseException:
@@ -97,7 +98,7 @@ class PostgresTarget(SqlTarget[_Session, psycopg2.Error]):
     ) -> Sequence[Outcome]:
         try:
             with self._deadline(cursor.connection):
-                self._apply(cursor, table, events, self._begin())
+                self._apply(cursor, table, events, self._begin(cursor.connection))
                 lease.check()
                 self._commit(cursor)
         except psycopg2.Error as error:
@@ -108,7 +109,7 @@ class PostgresTarget(SqlTarget[_Session, psycopg2.Error]):
         with self._deadline(cursor.connection):
             cursor.execute("ROLLBACK")
             # A constraint deferred until COMMIT would refuse all events without identifying one.
-            cursor.execute(self._begin() + "; SET CONSTRAINTS ALL IMMEDIATE")
+            cursor.execute(self._begin(cursor.connection) + "; SET CONSTRAINTS ALL IMMEDIATE")
         is_mirror = self._settings.format == "namespace"
         outcomes = in_halves(events, functools.partial(self._take, cursor, table), lease.has_time, is_mirror=is_mirror)
         with self._deadline(cursor.connection):
@@ -140,10 +141,13 @@ class PostgresTarget(SqlTarget[_Session, psycopg2.Error]):
         statements = [first.encode(), *mirror(cursor, table, events)]
         cursor.execute(b"; ".join(statements))
 
-    def _begin(self) -> str:
+    def _begin(self, connection: extensions.connection) -> str:
         # For this transaction only, so that a connection pooler in between passes no settings on.
         milliseconds = max(1, round(self._settings.timeout * 1000))
-        return f"BEGIN; SET LOCAL statement_timeout = {milliseconds}; {_SYNCHRONOUS}"
+        limits = f"SET LOCAL statement_timeout = {milliseconds}"
+        if connection.server_version >= _FIRST_WITH_IDLE_LIMIT:
+            limits += f"; SET LOCAL idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'"
+        return f"BEGIN; {limits}; {_SYNCHRONOUS}"
 
     def _deadline(self, connection: extensions.connection) -> contextlib.AbstractContextManager[object]:
         return deadline(connection, self._settings.timeout)

@@ -1,0 +1,74 @@
+"""Open MySQL or MariaDB as the outbox: what the session is set to, and how long its connections may be idle.
+
+MySQL has no time limit for a transaction whose client says nothing more, only one for an idle connection. So the
+server ends each of ours that is idle for `idle_transaction_seconds`, and the pool gives none out that was idle for half
+of them.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event as sa_event
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from app.outbox.engine.mysql_connection import Connection
+from app.outbox.policies import DATABASE
+
+_SESSION = {
+    # Strict, because else the server cuts values that are too long and reports success. No other mode: ORACLE,
+    # ANSI_QUOTES, NO_BACKSLASH_ESCAPES, PIPES_AS_CONCAT, EMPTY_STRING_IS_NULL and PAD_CHAR_TO_FULL_LENGTH each change
+    # what the same statement means.
+    "sql_mode": "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
+    "time_zone": "'+00:00'",
+    "wait_timeout": DATABASE.idle_transaction_seconds,
+    # The same for a client that is gone in the middle of a statement or of an answer.
+    "net_read_timeout": DATABASE.idle_transaction_seconds,
+    "net_write_timeout": DATABASE.idle_transaction_seconds,
+    "completion_type": "'NO_CHAIN'",
+    "foreign_key_checks": 1,
+    "unique_checks": 1,
+    "sql_auto_is_null": 0,
+    "sql_safe_updates": 0,
+    "sql_big_selects": 1,
+    "sql_select_limit": "DEFAULT",
+}
+
+
+def open_engine(url: sa.URL, pool_size: int, patience: float | None, isolation: str, lock_seconds: int) -> sa.Engine:
+    """Return an engine whose statements take `patience` seconds at most, and wait `lock_seconds` for a lock."""
+    settings = _SESSION | {"innodb_lock_wait_timeout": lock_seconds}
+    engine = sa.create_engine(
+        url.update_query_dict({"charset": "utf8mb4"}),
+        pool_size=pool_size,
+        max_overflow=DATABASE.max_extra_connections,
+        pool_use_lifo=True,  # so that those which are not needed are idle, and end
+        hide_parameters=True,
+        isolation_level=isolation,
+        connect_args={"connect_timeout": DATABASE.connect_seconds, "read_timeout": patience, "write_timeout": patience},
+    )
+
+    @sa_event.listens_for(engine, "do_connect")
+    def _connect(_dialect: sa.Dialect, _entry: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Connection:
+        # Before SQLAlchemy asks for the sql_mode, once: it quotes names by what it was told then.
+        connection = Connection(*arguments, **options)
+        limit = "max_statement_time" if connection.is_mariadb else "max_execution_time"
+        with connection.cursor() as cursor:
+            values = ", ".join(f"{name} = {value}" for name, value in {**settings, limit: 0}.items())
+            cursor.execute(f"SET SESSION {values}")
+            # Also where each statement commits by itself: the server's default would lock gaps.
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        return connection
+
+    @sa_event.listens_for(engine, "checkin")
+    def _note(_connection: Connection | None, entry: ConnectionPoolEntry) -> None:
+        entry.info["idle_since"] = time.monotonic()
+
+    @sa_event.listens_for(engine, "checkout")
+    def _check(_connection: Connection, entry: ConnectionPoolEntry, _face: Any) -> None:
+        since = entry.info.get("idle_since")  # None for a new one
+        if since is not None and time.monotonic() - since > DATABASE.idle_transaction_seconds / 2:
+            raise sa.exc.DisconnectionError  # the pool replaces the connection
+
+    return engine
