@@ -18,6 +18,8 @@ from app.api.server.client_socket import ClientSocket, Slots
 
 _NEXT_REQUEST = 1  # milliseconds
 _MAX_WAITING_THREADS = 500  # threads that may wait for their clients, beside those that work
+# Bytes that the kernel keeps of answers that a client does not read; it takes twice that, and by itself megabytes.
+_SEND_BUFFER = 256 * 1024
 _LINGER = 2.0  # seconds that a client has to close its side of a connection
 _MAX_DRAINED_BYTES = 1 << 16  # bytes that a client may send meanwhile
 _NO_CONNECTION = (errno.EAGAIN, errno.ECONNABORTED)
@@ -110,6 +112,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
             if error.errno not in (*_NO_CONNECTION, *_NO_DESCRIPTOR):
                 raise
             return
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         self.nr_conns += 1
         self.enqueue_req(_Connection(self.cfg, client, address, listener.getsockname(), self._slots))
 
