@@ -8,6 +8,7 @@ from flask import Flask, Response, g, request
 from app import telemetry
 from app.api import asyncapi, errors, openapi, services, token_scopes, tracing
 from app.api.flask_app import App
+from app.api.memory import BoundedAnswers
 from app.api.routes import (
     audit,
     dead_letters,
@@ -111,4 +112,5 @@ def _add_signed_apps(app: Flask, opened: services.Services) -> None:
     from app.api.s3.wsgi_app import Front, S3App  # noqa: PLC0415
 
     streams = stream.install(app, opened.database, tls=bool(opened.settings.tls_cert))
-    app.wsgi_app = Front(S3App(opened, streams), AdminApp(opened), app.wsgi_app)  # type: ignore[method-assign]  # as Flask's documentation has it
+    front = Front(S3App(opened, streams), AdminApp(opened), app.wsgi_app)
+    app.wsgi_app = BoundedAnswers(front, opened.memory)  # type: ignore[method-assign]  # as Flask's documentation has it

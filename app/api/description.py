@@ -9,6 +9,7 @@ from flask import Response, request
 
 from app.api.request_body import json_object
 from app.api.serialization import json_response
+from app.api.services import reserve_rows
 from app.resources.declaration import Query, Resource, parse_body, parse_change, parse_query
 
 View = Callable[..., Any]
@@ -57,7 +58,8 @@ def answers(answer: type[Resource] | None, text: str, **declared: Any) -> Callab
         @wraps(view)
         def respond(**given: Any) -> Response:
             if description.query is not None and description.parses:
-                given["query"] = parse_query(description.query, request.args)
+                given["query"] = query = parse_query(description.query, request.args)
+                reserve_rows(getattr(query, "limit", 0) or 0)
             if description.body is not None:
                 given["body"] = parse_body(description.body, json_object(request))
             if description.change is not None:

@@ -1,17 +1,21 @@
-"""Read and decompress a request's body as a stream, within its limits: memory use never exceeds the limit."""
+"""Read and decompress a request's body, within its limits and its process's share of memory (`app.api.memory`)."""
 
 import contextlib
 import zlib
+from collections.abc import Iterator
 from typing import IO, Any
 
 import orjson
 from flask import Request
 
 from app.api.errors import ApiProblem
+from app.api.memory import SMALL, Cost, Share
+from app.api.services import services, work_share
 from app.events.parsing import HEADERS
 
 _SMALL = 1 << 20  # bytes of a request without events
 _CHUNK = 1 << 16
+_PART = 1 << 18  # bytes that are unpacked at a time
 _DRAINED = 1 << 20
 _GZIP = 31  # zlib's code for a gzip header and the largest window
 _WSGI_NAMES = {
@@ -19,10 +23,14 @@ _WSGI_NAMES = {
 }
 
 
-def read_body(request: Request, limit: int) -> bytes:
-    """Return the body, decompressed if it is gzip. Raises `ApiProblem` as soon as it exceeds `limit` bytes."""
+def read_body(request: Request, limit: int) -> bytearray:
+    """Return the body, decompressed if it is gzip. Raises `ApiProblem` as soon as it exceeds `limit` bytes.
+
+    The request then has a share of the memory for what reading a body that is not small takes.
+    """
     try:
-        return _read(request, limit)
+        with services().memory.clients.share() as received:
+            return _read(request, limit, received)
     except ApiProblem:
         _drain(request.stream)
         raise
@@ -34,7 +42,7 @@ def event_headers(request: Request) -> dict[str, str]:
     return {name: environ[key] for name, key in _WSGI_NAMES.items() if key in environ}
 
 
-def _read(request: Request, limit: int) -> bytes:
+def _read(request: Request, limit: int, received: Share) -> bytearray:
     encoding = request.environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise ApiProblem(
@@ -44,11 +52,25 @@ def _read(request: Request, limit: int) -> bytes:
         )
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
+    body = _received(request.stream, limit, received)
     if encoding in ("gzip", "x-gzip"):
-        return _unpacked(request.stream, limit)
-    body = request.stream.read(limit + 1)
-    if len(body) > limit:
-        raise _too_large(limit)
+        return _unpacked(body, limit)
+    if len(body) > SMALL:
+        cost = Cost()
+        cost.add(body)
+        work_share().resize(cost.bytes)
+    return body
+
+
+def _received(stream: IO[bytes], limit: int, received: Share) -> bytearray:
+    """Return what the client sends; the memory for it is counted as it comes, not as it is announced."""
+    body = bytearray()  # it grows without being copied
+    while part := stream.read(min(_CHUNK, limit + 1 - len(body))):
+        body += part
+        if len(body) > limit:
+            raise _too_large(limit)
+        if len(body) > SMALL:
+            received.resize(len(body))
     return body
 
 
@@ -68,27 +90,47 @@ def json_object(request: Request, limit: int = _SMALL) -> dict[str, Any]:
     return content
 
 
-def _unpacked(stream: IO[bytes], limit: int) -> bytes:
-    unpacked = bytearray()
-    packed = 0
+def _unpacked(packed: bytearray, limit: int) -> bytearray:
+    """Unpack what is small at once; what is not, only after it has been measured, and there is memory for it."""
+    body = bytearray()
+    for part in _parts(packed, limit):
+        body += part
+        if len(body) > SMALL:
+            body.clear()
+            break
+    else:
+        return body
+    with services().memory.unpacking.share() as turn:
+        turn.resize(1)
+        cost = Cost()
+        for part in _parts(packed, limit):
+            cost.add(part)
+    work_share().resize(cost.bytes)
+    for part in _parts(packed, limit):
+        body += part
+    return body
+
+
+def _parts(packed: bytearray, limit: int) -> Iterator[bytes]:
+    """Yield the unpacked body in parts."""
+    size = 0
     inflater = zlib.decompressobj(_GZIP)
-    while chunk := stream.read(_CHUNK):
-        packed += len(chunk)
-        if packed > limit:
-            raise _too_large(limit)
+    for start in range(0, len(packed), _CHUNK):
+        chunk = bytes(packed[start : start + _CHUNK])
         while chunk:
             if inflater.eof:
                 inflater = zlib.decompressobj(_GZIP)  # a gzip body may have several members
             try:
-                unpacked += inflater.decompress(chunk, limit + 1 - len(unpacked))
+                part = inflater.decompress(chunk, _PART)
             except zlib.error as error:
                 raise ApiProblem("bad-request", f"the body is not gzip: {error}") from None
-            if len(unpacked) > limit:
+            size += len(part)
+            if size > limit:
                 raise _too_large(limit)
+            yield part
             chunk = inflater.unconsumed_tail or inflater.unused_data
     if not inflater.eof:
         raise ApiProblem("bad-request", "the gzip body is truncated")
-    return bytes(unpacked)
 
 
 def _drain(stream: IO[bytes]) -> None:

@@ -4,7 +4,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flask import Flask, current_app
+from flask import Flask, current_app, g
 
 from app.config.errors import BadSettings, Problem
 from app.config.settings import Settings
@@ -15,6 +15,7 @@ from app.outbox.policies import SPOOL
 from app.outbox.registry import Registry, open_sealer
 
 if TYPE_CHECKING:
+    from app.api.memory import Memory, Share
     from app.config.secrets import Sealer
     from app.events.parsing import Limits
     from app.outbox.delivery.dead_letters import DeadLetters
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from app.wakeups import WakeUps
 
 _NAME = "bucketwire"
+_COPIES = 5  # of what is read from the database, until the answer is made
+_FEW_BYTES, _FEW_ROWS = 1 << 18, 100  # that are read without a share
+_ROW_BYTES = 40_000  # three copies of a small record, and of a history of attempts
 
 
 class Services:
@@ -46,6 +50,13 @@ class Services:
     def sealer(self) -> "Sealer":
         """What seals secrets and the console's cookies."""
         return open_sealer(self.settings)
+
+    @cached_property
+    def memory(self) -> "Memory":
+        """The account of what requests hold in memory."""
+        from app.api.memory import Memory  # noqa: PLC0415 - see the class
+
+        return Memory(self.settings.body_limit)
 
     @cached_property
     def registry(self) -> Registry:
@@ -153,6 +164,7 @@ def open_services(settings: Settings) -> Services:
     """
     opened = Services(settings, Database(settings.database_url, patience=settings.database_timeout), serves=True)
     for part in (
+        "memory",
         "feeder",
         "sealer",
         "registry",
@@ -175,8 +187,46 @@ def install(app: Flask, made: Services) -> None:
     """Make the services available to the app's routes."""
     app.extensions[_NAME] = made
 
+    @app.teardown_appcontext
+    def _finish_work(_error: BaseException | None) -> None:
+        share = g.pop("work", None)
+        if share is not None:
+            made.memory.finish(share)
+
 
 def services() -> Services:
     """Return the services of the app that handles this request."""
     found: Services = current_app.extensions[_NAME]
     return found
+
+
+def work_share() -> "Share":
+    """Return this request's share of the memory that the process works with; it ends when the answer is made."""
+    if "work" not in g:
+        g.work = services().memory.work.share()
+    share: Share = g.work
+    return share
+
+
+def has_work_share() -> bool:
+    """Return whether this request has a share, which a small one has not."""
+    return "work" in g
+
+
+def reserve(size: int) -> None:
+    """Have this request's share cover texts of so many bytes that are read from the database, beside what it has.
+
+    They come as the driver's bytes, as texts and as the answer, and may be wide. Raises `ApiProblem` if there is no
+    room.
+    """
+    if size > _FEW_BYTES:
+        share = work_share()
+        wanted = share.size + _COPIES * size
+        share.resize(0)  # those that wait hold nothing, or all would wait for each other
+        share.resize(wanted)
+
+
+def reserve_rows(number: int) -> None:
+    """Have this request's share cover so many rows of a list. Raises `ApiProblem` if there is no room."""
+    if number > _FEW_ROWS:
+        work_share().resize(number * _ROW_BYTES)

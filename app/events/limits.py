@@ -64,7 +64,7 @@ class Allowance:
         self._values = limits.values
         self._written = limits.written_bytes
 
-    def check_text(self, text: bytes) -> None:
+    def check_text(self, text: bytes | bytearray) -> None:
         """Count the values of a JSON text before it is parsed: after that, they are in memory already."""
         # A text has no more values than bytes, so most bodies need no scan.
         if len(text) > self._containers:

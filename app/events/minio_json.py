@@ -10,6 +10,8 @@ from urllib.parse import quote_plus
 
 import orjson
 
+Encoded = bytes | bytearray  # a large body is not copied to make bytes of it
+
 YEAR_10000 = 253_402_300_800_000  # ms since 1970: the first time that cannot be written
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -55,7 +57,7 @@ class BadKey(ValueError):
     """A key cannot be decoded; the message names the reason."""
 
 
-def load(data: bytes, *, long_numbers: bool | None = None) -> Any:
+def load(data: Encoded, *, long_numbers: bool | None = None) -> Any:
     """Parse JSON; integers of any length are kept, and a byte order mark of UTF-8 is skipped. Raises `BadJson`.
 
     For many texts of one body, call `holds_long_numbers` once for the body and pass the result.
@@ -72,7 +74,7 @@ def load(data: bytes, *, long_numbers: bool | None = None) -> Any:
     return value
 
 
-def holds_long_numbers(data: bytes) -> bool:
+def holds_long_numbers(data: Encoded) -> bool:
     """Return whether the JSON may contain a number of more than 64 bits, which orjson would silently make a float."""
     zeros = data.translate(_ZERO_FOR_DIGITS)
     position = zeros.find(_LONG_NUMBER)
@@ -85,13 +87,13 @@ def holds_long_numbers(data: bytes) -> bool:
     return False
 
 
-def _load_exactly(data: bytes, value: Any) -> Any:
+def _load_exactly(data: Encoded, value: Any) -> Any:
     if deeper_than(value, _SAFE_NESTING):
         raise BadJson(f"it is nested more than {_SAFE_NESTING} deep", 0)
     return json.loads(data)  # cannot fail: orjson has parsed it, and accepts no number that is too long for Python
 
 
-def _bad_json(data: bytes, problem: orjson.JSONDecodeError) -> BadJson:
+def _bad_json(data: Encoded, problem: orjson.JSONDecodeError) -> BadJson:
     """Return the problem with its offset in bytes; orjson counts characters.
 
     The text is decoded in parts: the whole takes four times its bytes if it has one character beyond U+FFFF.

@@ -65,7 +65,7 @@ class Parsed:
 
 
 def parse(
-    body: bytes,
+    body: minio_json.Encoded,
     headers: Mapping[str, str],
     *,
     now_ms: int,
@@ -179,7 +179,7 @@ def _describe_sender(item: Item) -> str:
     return f", of {excerpt(value['eventSource'])}" if is_unknown(sender) and value.get("eventSource") else ""
 
 
-def _items(body: bytes, headers: Mapping[str, str], context: Context) -> Iterator[tuple[int, Item]]:
+def _items(body: minio_json.Encoded, headers: Mapping[str, str], context: Context) -> Iterator[tuple[int, Item]]:
     """Yield the records of the body's JSON values, each with its line from 1; 0 in a body of one value."""
     begins = _NOT_BLANK.search(body)
     if begins is None:
@@ -202,7 +202,7 @@ def _items(body: bytes, headers: Mapping[str, str], context: Context) -> Iterato
     try:
         value = minio_json.load(body, long_numbers=long_numbers)
     except minio_json.BadJson as problem:
-        if filer_protobuf.is_filer_change(body):
+        if filer_protobuf.is_filer_change(bytes(body)):
             raise BadEvents(f"The body {FILER_WITHOUT_PATH}.", offset=problem.offset) from None
         raise BadEvents(f"The body is not JSON: at byte {problem.offset}, {problem}.", offset=problem.offset) from None
     for item in items(value, context):
@@ -216,7 +216,7 @@ def _content_type(headers: Mapping[str, str]) -> str:
     return ""
 
 
-def _looks_like_lines(body: bytes, begins: int) -> bool:
+def _looks_like_lines(body: minio_json.Encoded, begins: int) -> bool:
     """Return whether the first of several lines is a complete JSON value, and not the beginning of one."""
     ends = body.find(b"\n", begins)
     if ends < 0 or _NOT_BLANK.search(body, ends) is None:
@@ -228,7 +228,7 @@ def _looks_like_lines(body: bytes, begins: int) -> bool:
     return True
 
 
-def _lines(body: bytes, context: Context, long_numbers: bool) -> Iterator[tuple[int, Item]]:
+def _lines(body: minio_json.Encoded, context: Context, long_numbers: bool) -> Iterator[tuple[int, Item]]:
     """Parse line by line, so that only one line's objects exist at a time; skip runs of blank lines at once."""
     number, start = 1, 0
     while start < len(body):

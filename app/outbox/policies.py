@@ -39,9 +39,9 @@ class AppendPolicy(NamedTuple):
 
 
 class ReadPolicy(NamedTuple):
-    """How many bytes of records are read at a time: an event may have 100 MB."""
+    """How many bytes of records are read at a time: an event may have 20 MiB."""
 
-    batch_bytes: int = 32 * 2**20  # of the records in one batch, page or round
+    batch_bytes: int = 16 * 2**20  # of the records in one batch, page or round
     small_record_bytes: int = 8 * 2**10  # are read with their rows; the most common records have 1 to 2 KB
 
 

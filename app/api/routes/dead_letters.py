@@ -3,7 +3,7 @@
 from flask import Blueprint
 
 from app.api.description import answers
-from app.api.services import services
+from app.api.services import reserve, services
 from app.api.token_scopes import ADMIN, READ, needs, require_target
 from app.resources.dead_letter import (
     DeadLetterFilter,
@@ -29,7 +29,7 @@ def ls(query: DeadLetterQuery) -> DeadLetterPage:
     """
     require_target(query.target)
     region = services().settings.region
-    return services().dead_letters.page(query, limit=query.limit, after=query.after, region=region)
+    return services().dead_letters.page(query, limit=query.limit, after=query.after, region=region, reserve=reserve)
 
 
 @routes.get("/v1/dead-letters/reasons")

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from app.api.description import answers
 from app.api.errors import ApiProblem, database_unavailable
 from app.api.request_body import event_headers, read_body
-from app.api.services import services
+from app.api.services import has_work_share, services, work_share
 from app.api.token_scopes import INGEST, PUBLIC, may_see, needs, require_bucket
 from app.api.tracing import appending
 from app.config.arn import TargetId
@@ -40,6 +40,7 @@ _BODY = {
     "CloudEvents or SeaweedFS, a bare record, an array, or JSON lines; may be compressed with gzip",
     "content": {"application/json": {"schema": {}}, "application/x-ndjson": {"schema": {}}},
 }
+_COPIES, _BESIDE_RECORD = 4, 2000  # bytes for each character of a record, and for the other members of an event
 _TO_CONSOLE = ("a request that accepts HTML before JSON is led to the console", None)
 _ASSUMED_EVENT = 4_000_000  # bytes that every database accepts, also one whose limit is not known yet
 
@@ -59,6 +60,8 @@ def record() -> Receipt:
     arrives twice is recorded once. An SNS subscription confirmation is answered with 202 and logged for a person.
     """
     parsed = _parsed()
+    if has_work_share():
+        work_share().resize(min(work_share().size, _bytes_of(parsed.events)))
     for bucket in {event.bucket for event in parsed.events}:
         require_bucket(bucket)
     if parsed.confirmation is not None:
@@ -87,6 +90,11 @@ def root() -> Welcome | Response:
     if request.accept_mimetypes.best_match(["application/json", "text/html"]) == "text/html":
         return Response(status=303, headers={"Location": "console/", "Vary": "Accept"})
     return Welcome(name="bucketwire", events="/v1/events", description="/openapi.json")
+
+
+def _bytes_of(events: Sequence[Event]) -> int:
+    """Return what events take until they are recorded: their texts, and copies of them on their way to the database."""
+    return sum([_COPIES * len(event.record) + _BESIDE_RECORD for event in events])
 
 
 def _parsed() -> Parsed:

@@ -6,7 +6,7 @@ from msgspec import UNSET, UnsetType
 
 from app.api.description import answers
 from app.api.errors import ApiProblem
-from app.api.services import services
+from app.api.services import reserve, reserve_rows, services
 from app.api.token_scopes import PUBLIC, READ, authorize, is_limited, may_see, needs, require_bucket, require_target
 from app.events import origin as origins
 from app.events.trace import fields
@@ -31,7 +31,7 @@ def events() -> Events:
     """Return an object's last events, oldest first, or search the log, newest first.
 
     With `key`, the history of the object: only `bucket`, `limit`, `after` and `brief` go with it. A page of it has at
-    most 32 MiB of records, or one event; continue with `after` set to its `next` for the events before it. Otherwise a
+    most 16 MiB of records, or one event; continue with `after` set to its `next` for the events before it. Otherwise a
     search, whose filters are combined with AND. A search reads a bounded part of the log: a page may have few events,
     or none, and still have a `next`. Continue with `after` set to it until it is null. Without any parameter, the
     answer is 200 and needs no token, as senders that probe the address expect.
@@ -50,7 +50,7 @@ def events() -> Events:
 @answers(Event, "the event", path={"event_id": "the event's id"})
 def show(event_id: str) -> Event:
     """Return an event with its delivery state and the recorded attempts at each target."""
-    event = find_event(services().database, parse_text("event_id", event_id))
+    event = find_event(services().database, parse_text("event_id", event_id), reserve)
     if event is not None:
         require_bucket(event.bucket)
     if event is None:
@@ -65,13 +65,17 @@ def _history(query: EventsQuery) -> Events:
         if not value:
             raise BadMember(name, "is missing", "give the bucket and the key of an object")
     bucket, key, limit = query.bucket, query.key or "", query.limit or 1000
-    page = object_history(services().database, bucket, key, limit=limit, after=query.after, records=not query.brief)
+    reserve_rows(limit)
+    page = object_history(
+        services().database, bucket, key, limit=limit, after=query.after, records=not query.brief, reserve=reserve
+    )
     return Events(bucket=bucket, key=key, events=[_event(event) for event in page.events], next=page.next)
 
 
 def _search(query: EventsQuery) -> Events:
     if (limit := query.limit or 100) > MAX_PAGE:
         raise BadMember("limit", "is not in range", f"give a whole number from 1 to {MAX_PAGE}")
+    reserve_rows(limit)
     selection = Selection(query.since, query.before, query.bucket, query.prefix, tuple(query.events))
     if query.target or query.state:
         require_target(query.target)

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from app.api.description import answers
 from app.api.request_body import json_object
 from app.api.routes.events import queue_problem
-from app.api.services import services
+from app.api.services import reserve, services
 from app.api.token_scopes import ADMIN, READ, needs
 from app.config.sources.registry import SOURCE_TYPES, source_type
 from app.config.sources.source_id import SourceId
@@ -157,7 +157,7 @@ def rejected(type_name: str, name: str, query: RejectedQuery) -> RejectedPage:
 @answers(RejectedBody, "the message", path=_PATH)
 def rejected_body(type_name: str, name: str, number: int) -> RejectedBody:
     """Return a rejected message as it was pulled."""
-    message = services().rejected.message(_stored(type_name, name), number)
+    message = services().rejected.message(_stored(type_name, name), number, reserve)
     try:
         text = message.body.decode()
     except UnicodeDecodeError:
@@ -175,7 +175,7 @@ def retry_rejected(type_name: str, name: str, number: int, body: Nothing) -> Rej
     """
     stored = _stored(type_name, name)
     sender = S3_FRONTENDS.get(stored.values.get("frontend", ""))
-    receipt = services().rejected.retry(stored, number, services().limits, sender)
+    receipt = services().rejected.retry(stored, number, services().limits, sender, reserve)
     if isinstance(receipt, QueueFull):
         raise queue_problem(receipt)
     g.receipt = receipt  # for the wake-up after the request

@@ -14,7 +14,9 @@ from gunicorn.sock import ssl_wrap_socket
 
 _T = TypeVar("_T")
 _PATIENCE = 60.0  # seconds without a byte from or to the client, after which its connection counts as lost
-_MAX_HELD_BYTES = 1 << 28  # that unfinished requests may hold in memory while their clients are waited for
+# That requests which are not complete, and answers, may hold in memory while their clients are waited for. Less than
+# the pool that they share (`app.api.memory`), or clients that neither send nor read would keep all others from it.
+_MAX_HELD_BYTES = 160 * 2**20
 
 
 class Slots:
@@ -73,8 +75,8 @@ class Slots:
     def _make_room(self) -> None:
         if len(self._waiting) > self._max_waiting:
             self._cut(min(self._waiting, key=lambda waiting: waiting.began))
-        elif sum([waiting.received for waiting in self._waiting]) > _MAX_HELD_BYTES:
-            self._cut(max(self._waiting, key=lambda waiting: waiting.received))
+        elif sum([waiting.held for waiting in self._waiting]) > _MAX_HELD_BYTES:
+            self._cut(max(self._waiting, key=lambda waiting: waiting.held))
 
     def _cut(self, connection: "ClientSocket") -> None:
         del self._waiting[connection]
@@ -93,11 +95,17 @@ class ClientSocket:
         self.raw = raw
         self.began = 0.0  # of the request, by `time.monotonic()`
         self.received = 0  # bytes of the request
+        self.unsent = 0  # bytes of the answer
         self._slots = slots
         self._timeout: float | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.raw, name)
+
+    @property
+    def held(self) -> int:
+        """The bytes that the client's request or answer holds."""
+        return self.unsent or self.received
 
     def begin(self) -> None:
         """Count time and bytes for a new request."""
@@ -117,8 +125,10 @@ class ClientSocket:
     def sendall(self, content: bytes) -> None:
         """Send all of it."""
         rest = memoryview(content)
+        self.unsent = len(content)
         while rest:
             rest = rest[self._call(lambda rest=rest: self.raw.send(rest), select.POLLOUT) :]  # type: ignore[misc]
+        self.unsent = 0
 
     def send(self, content: bytes) -> int:
         """Send all of it, and return its length."""

@@ -8,6 +8,7 @@ from prometheus_client import Metric
 
 from app import logs, telemetry
 from app.api.application import create_app
+from app.api.memory import return_freed_blocks
 from app.api.routes.metrics import scrape
 from app.config.errors import BadSettings
 from app.config.settings import Settings
@@ -20,6 +21,7 @@ def _outbox_metrics() -> Sequence[Metric]:
         return list(scrape().collect())
 
 
+return_freed_blocks()
 try:
     settings = Settings.from_environ(os.environ)
     logs.configure(settings.log_format)

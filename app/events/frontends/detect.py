@@ -57,6 +57,7 @@ def _values(value: Any, context: Context, location: Location, levels_left: int) 
     if isinstance(value, list):
         context.allowance.check_records(len(value))
         for index, element in enumerate(value):
+            value[index] = None  # the event that is made of it takes as much memory
             yield from _element(element, context, (location, index), levels_left)
     elif not isinstance(value, dict):
         yield _refused(BadRecord("it", f"is {excerpt(value)}; it must be {_SHAPES}"), location)
@@ -101,6 +102,7 @@ def _records(records: Any, context: Context, location: Location, levels_left: in
         return
     context.allowance.check_records(len(records))
     for index, record in enumerate(records):
+        records[index] = None  # as above
         if not isinstance(record, dict):
             yield _refused(BadRecord("it", f"is {excerpt(record)}; it must be an object"), (location, index))
         elif "s3" in record:

@@ -61,8 +61,9 @@ def is_cloud_event(value: Mapping[str, Any]) -> bool:
 def cloud_event_data(value: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any]:
     """Return the member that holds a CloudEvent's data, and the data. Raises `BadRecord`."""
     if "data" in value:
-        data = value["data"]
-        return ("data", nested(data, "data", allowance)) if isinstance(data, str) else ("data", data)
+        if not isinstance(value["data"], str):
+            return "data", value["data"]
+        return "data", nested(_taken(value, "data"), "data", allowance)
     return "data_base64", _decoded(value, allowance, "data_base64")
 
 
@@ -112,16 +113,17 @@ def _content(value: Mapping[str, Any], allowance: Allowance, *path: str) -> Any:
     member = find(value, *path)
     if isinstance(member, dict | list):
         return member
-    return nested(text(value, *path), ".".join(path), allowance)
+    return nested(_taken(value, *path), ".".join(path), allowance)
 
 
 def _decoded(value: Mapping[str, Any], allowance: Allowance, *path: str) -> Any:
     """Return the value of the JSON text at the path that is encoded in base64."""
-    name, encoded = ".".join(path), text(value, *path)
+    name, encoded = ".".join(path), _taken(value, *path)
     try:
         decoded = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as problem:
         raise BadRecord(name, f"is not base64: {problem}") from None
+    del encoded
     return nested(decoded, name, allowance)
 
 
@@ -130,7 +132,7 @@ def sns_message(value: Mapping[str, Any], allowance: Allowance) -> Any:
     return _content(value, allowance, "Message")
 
 
-def form_message(body: bytes, allowance: Allowance) -> Any:
+def form_message(body: minio_json.Encoded, allowance: Allowance) -> Any:
     """Return the message of a call of SNS's action `Publish`, as StorageGRID sends it. Raises `BadRecord`."""
     try:
         members = dict(parse_qsl(body.decode("ascii"), max_num_fields=_MAX_FORM_FIELDS))
@@ -141,13 +143,21 @@ def form_message(body: bytes, allowance: Allowance) -> Any:
     return sns_message(members, allowance)
 
 
+def _taken(value: Any, *path: str) -> str:
+    """Return the text at the path, which is left out of the message from now on: what is read in it takes as much."""
+    member = text(value, *path)
+    find(value, *path[:-1])[path[-1]] = ""
+    return member
+
+
 def nested(inner: str | bytes, member: str, allowance: Allowance) -> Any:
     """Return the value of a member's JSON text. Raises `BadRecord`, and `BadEvents` beyond the allowance."""
     raw = inner.encode() if isinstance(inner, str) else inner
+    shown = excerpt(inner) if isinstance(inner, str) else "its content"
+    del inner
     allowance.check_text(raw)
     try:
         return minio_json.load(raw)
     except minio_json.BadJson as problem:
-        shown = excerpt(inner) if isinstance(inner, str) else "its content"
         said = f"is not JSON at its byte {problem.offset}: {problem}; it is {shown}"
         raise BadRecord(member, said, problem.offset) from None

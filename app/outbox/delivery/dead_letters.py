@@ -15,7 +15,7 @@ from app.outbox.delivery.policies import DEAD_LETTERS
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
-from app.outbox.log.records import small_record, within_budget
+from app.outbox.log.records import Reserve, reserve_nothing, small_record, within_budget
 from app.resources.dead_letter import (
     MAX_COUNTED,
     MAX_REASONS,
@@ -50,12 +50,21 @@ class DeadLetters:
                 letters, rows = letters + some, rows[count:]
         return letters
 
-    def page(self, which: DeadLetterFilter, *, limit: int = 100, after: int = 0, region: str = "") -> DeadLetterPage:
+    def page(
+        self,
+        which: DeadLetterFilter,
+        *,
+        limit: int = 100,
+        after: int = 0,
+        region: str = "",
+        reserve: Reserve = reserve_nothing,
+    ) -> DeadLetterPage:
         """Return dead letters as `list` does, but of a bounded part of them, and where to continue.
 
         `region` is that of their targets' ARNs.
 
-        There are fewer if their records exceed the budget of bytes, which has one dead letter at least.
+        There are fewer if their records exceed the budget of bytes, which has one dead letter at least. `reserve` is
+        told of these bytes before they are read.
         """
         d = tables.dead_letters.c
         read, matching, window, until = 0, list[Any](), limit, time.monotonic() + DEAD_LETTERS.max_seconds
@@ -64,17 +73,17 @@ class DeadLetters:
                 some = sa.select(d.id).where(d.id > after).order_by(d.id).limit(window).subquery()
                 last, count = connection.execute(sa.select(sa.func.max(some.c.id), sa.func.count())).one()
                 if not count:
-                    return _page(connection, matching, None, region)
+                    return _page(connection, matching, None, region, reserve)
                 here = _joined(which).where(d.id > after, d.id <= last).order_by(d.id).limit(limit - len(matching))
                 matching += connection.execute(here)
                 if len(matching) == limit:
-                    return _page(connection, matching, matching[-1].id, region)
+                    return _page(connection, matching, matching[-1].id, region, reserve)
                 if count < window:
-                    return _page(connection, matching, None, region)
+                    return _page(connection, matching, None, region, reserve)
                 read, after, window = read + count, last, min(DEAD_LETTERS.window_letters, 4 * window)
                 is_late = read >= DEAD_LETTERS.min_letters and time.monotonic() > until
                 if is_late or read >= DEAD_LETTERS.max_letters:
-                    return _page(connection, matching, after, region)
+                    return _page(connection, matching, after, region, reserve)
 
     def reasons(
         self, which: ReasonsQuery, *, newest: int = MAX_COUNTED, limit: int = MAX_REASONS, region: str = ""
@@ -174,14 +183,18 @@ def _joined(which: DeadLetterFilter, *columns: Any) -> sa.Select[Any]:
     return query
 
 
-def _page(connection: sa.Connection, rows: Sequence[Any], following: int | None, region: str) -> DeadLetterPage:
-    letters, count = _letters(connection, rows, region)
+def _page(
+    connection: sa.Connection, rows: Sequence[Any], following: int | None, region: str, reserve: Reserve
+) -> DeadLetterPage:
+    letters, count = _letters(connection, rows, region, reserve)
     return DeadLetterPage(dead_letters=letters, next=rows[count - 1].id if count < len(rows) else following)
 
 
-def _letters(connection: sa.Connection, rows: Sequence[Any], region: str = "") -> tuple[list[DeadLetter], int]:
+def _letters(
+    connection: sa.Connection, rows: Sequence[Any], region: str = "", reserve: Reserve = reserve_nothing
+) -> tuple[list[DeadLetter], int]:
     """Return the dead letters of the first rows, within the budget of bytes, and the number of these rows."""
-    records = within_budget(connection, ((row.partition, row.seq, row.record) for row in rows))
+    records = within_budget(connection, ((row.partition, row.seq, row.record) for row in rows), reserve)
     paired = zip(rows, records, strict=False)
     return [_letter(row, record, region) for row, record in paired if record is not None], len(records)
 

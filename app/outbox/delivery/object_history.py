@@ -11,7 +11,7 @@ from app.outbox.delivery.attempts import Timeline, timelines
 from app.outbox.delivery.event_states import RecordedEvent, recorded_events
 from app.outbox.engine.database import Database
 from app.outbox.log.batch import key_hash
-from app.outbox.log.records import readable, small_record, within_budget
+from app.outbox.log.records import Reserve, reserve_nothing, small_record, within_budget
 from app.outbox.markers import NEVER
 
 _COLUMNS = [column for column in tables.events.c if column.name != "record"]
@@ -25,12 +25,19 @@ class ObjectHistory(NamedTuple):
 
 
 def object_history(
-    database: Database, bucket: str, key: str, *, limit: int = 1000, after: int = 0, records: bool = True
+    database: Database,
+    bucket: str,
+    key: str,
+    *,
+    limit: int = 1000,
+    after: int = 0,
+    records: bool = True,
+    reserve: Reserve = reserve_nothing,
 ) -> ObjectHistory:
     """Return the object's last `limit` events, none if the log has none (any more); with `after`, those before it.
 
     `after` is the `next` of the previous page. There are fewer if their records exceed the budget of bytes, which has
-    one event at least. Without `records` they have none.
+    one event at least. Without `records` they have none. `reserve` is told of these bytes before they are read.
     """
     e = tables.events.c
     query = (
@@ -44,19 +51,24 @@ def object_history(
         kept = rows[:limit]
         events = recorded_events(connection, kept)
         if records:
-            read = within_budget(connection, ((row.partition, row.seq, row.record) for row in kept))
+            read = within_budget(connection, ((row.partition, row.seq, row.record) for row in kept), reserve)
             events = [replace(event, record=record or "") for event, record in zip(events, read, strict=False)]
     return ObjectHistory(events[::-1], events[-1].seq if len(events) < len(rows) else None)
 
 
-def find_event(database: Database, event_id: str) -> RecordedEvent | None:
-    """Return the event of this id with the attempts at it; None if the log does not have it (any more)."""
+def find_event(database: Database, event_id: str, reserve: Reserve = reserve_nothing) -> RecordedEvent | None:
+    """Return the event of this id with the attempts at it; None if the log does not have it (any more).
+
+    `reserve` is as in `object_history`.
+    """
+    columns = (*_COLUMNS, small_record)
     with database.snapshot() as connection:
-        columns = (*_COLUMNS, readable(tables.events.c.record))
         row = connection.execute(sa.select(*columns).where(tables.events.c.id == event_id)).one_or_none()
         if row is None:
             return None
         [event] = recorded_events(connection, [row])
+        [record] = within_budget(connection, [(row.partition, row.seq, row.record)], reserve)
+        event = replace(event, record=record or "")
         by_target = timelines(connection, row)
     states = []
     for state in event.delivery_states:

@@ -138,6 +138,7 @@ class GroupCommit:
             with committing.lock:
                 committing.thread_waits = False
                 self._commit_group(committing, self._take_group(first, committing.queue))
+            del first  # with its events, which may be many megabytes
 
     def _commit_group(self, committing: _Committing, group: Sequence[_Waiting]) -> None:
         """Record the requests of a group that were matched by the present rules; the others have to match again."""

@@ -7,7 +7,7 @@ A record longer than `MAX_EVENT_BYTES` is never read: it is `TOO_LONG` in what t
 did not have this limit may have recorded it; whoever reads it would need several times its memory.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -47,7 +47,17 @@ def readable(record: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     return sa.case((_Size(record) > MAX_EVENT_BYTES, TOO_LONG), else_=record).label("record")
 
 
-def within_budget(connection: sa.Connection, events: Iterable[tuple[int, int, str]]) -> list[str | None]:
+# Told how many bytes of records are read next; it may wait until there is memory for them, or raise.
+Reserve = Callable[[int], None]
+
+
+def reserve_nothing(_size: int) -> None:
+    """Read without asking anybody."""
+
+
+def within_budget(
+    connection: sa.Connection, events: Iterable[tuple[int, int, str]], reserve: Reserve = reserve_nothing
+) -> list[str | None]:
     """Return the records of the first of these events, as many as have `READ.batch_bytes` together, but at least one.
 
     An event is its partition, its seq, and its `small_record`. None stands for an event that has left the log since,
@@ -59,10 +69,11 @@ def within_budget(connection: sa.Connection, events: Iterable[tuple[int, int, st
     total, count = 0, 0
     for _, seq, record in read:
         size = len(record) or sizes.get(seq, 0)
-        total += size if size <= MAX_EVENT_BYTES else 0
-        if total > READ.batch_bytes and count:
+        size = size if size <= MAX_EVENT_BYTES else 0
+        if total + size > READ.batch_bytes and count:
             break
-        count += 1
+        total, count = total + size, count + 1
+    reserve(total)
     kept = read[:count]
     long = [(partition, seq) for partition, seq, record in kept if not record]
     records = dict(_of(connection, long, readable(_e.record))) if long else {}

@@ -16,6 +16,7 @@ from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
+from app.outbox.log.records import Reserve, reserve_nothing
 from app.outbox.sources.errors import StillRejected, UnknownMessage
 from app.outbox.sources.stored import StoredSource
 
@@ -58,9 +59,11 @@ class RejectedMessages:
         with self._database.reading() as connection:
             return read_kept(connection)
 
-    def message(self, stored: StoredSource, number: int) -> Message:
-        """Return a message as it was pulled. Raises `UnknownMessage`."""
+    def message(self, stored: StoredSource, number: int, reserve: Reserve = reserve_nothing) -> Message:
+        """Return a message as it was pulled; `reserve` is told of its bytes before. Raises `UnknownMessage`."""
+        size = sa.select(_R.size).where(_R.id == min(number, _LAST), _R.source_id == stored.row_id)
         with self._database.reading() as connection:
+            reserve(connection.execute(size).scalar() or 0)
             return _message(connection, stored, number)
 
     def delete(self, stored: StoredSource, numbers: Sequence[int] | None) -> int:
@@ -72,12 +75,19 @@ class RejectedMessages:
                 audit.record(connection, "source.delete_rejected", f"source:{stored.source}", {"messages": deleted})
         return deleted
 
-    def retry(self, stored: StoredSource, number: int, limits: Limits, sender: Frontend | None) -> Receipt | QueueFull:
-        """Record a message's events now and delete it, in one transaction.
+    def retry(
+        self,
+        stored: StoredSource,
+        number: int,
+        limits: Limits,
+        sender: Frontend | None,
+        reserve: Reserve = reserve_nothing,
+    ) -> Receipt | QueueFull:
+        """Record a message's events now and delete it, in one transaction; `reserve` is as in `message`.
 
         Raises `UnknownMessage`, `StillRejected`, and what `Log.append` raises.
         """
-        message = self.message(stored, number)
+        message = self.message(stored, number, reserve)
         if not message.body:
             place = message.position
             where = f"the queue may still have it at position {place}" if place else "the queue has it no more"

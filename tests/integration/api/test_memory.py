@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import gzip
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
+import httpx
 import orjson
+import pytest
 
 from app.events.limits import MAX_EVENT_BYTES
 from app.outbox.engine.database import Database
-from tests.integration.api.conftest import Start, keys, problem, url_of
-from tests.support.builders import event
+from app.outbox.log.append import Log
+from tests import services
+from tests.integration.api.conftest import Api, Start, keys, problem, url_of
+from tests.support.builders import event, long_event
 from tests.support.process_memory import growth
+
+LOW = "16MiB"  # limit of a body: a process then holds 256 MiB for requests
+
+
+def body(key: str) -> bytes:
+    """A body of one event."""
+    return event(key).record.encode()
 
 
 def growing(letter: str, size: int) -> bytes:
@@ -30,3 +47,95 @@ def test_a_small_body_that_grows_when_it_is_written_is_refused_for_little(log: D
     assert (refused["index"], refused["field"], refused["limit"]) == (1, "Records[1].pad", MAX_EVENT_BYTES)
     assert held.grown < 500
     assert keys(log) == ["beside", "long"]
+
+
+def test_bodies_that_unpack_at_the_same_time_share_a_bounded_memory(log: Database, start: Start) -> None:
+    api = start(url_of(log), processes=1, body_limit=LOW)
+    assert api.post(body("first")).status_code == 202
+    bomb = gzip.compress(growing("x", 15_000_000))
+
+    def send(_: int) -> httpx.Response:
+        return httpx.post(f"{api.url}/v1/events", content=bomb, headers={"content-encoding": "gzip"}, timeout=60)
+
+    with growth(api.pid) as held, ThreadPoolExecutor(40) as threads:
+        large = [threads.submit(send, number) for number in range(40)]
+        small = [api.post(body(f"small-{number}")).status_code for number in range(20)]
+        answers = [each.result() for each in large]
+    assert small == [202] * 20  # they never wait for memory
+    assert {answer.status_code for answer in answers} <= {202, 503}
+    for answer in answers:
+        if answer.status_code == 503:
+            assert problem(answer, 503, "overloaded")
+            assert int(answer.headers["retry-after"]) > 0
+    assert held.grown < 400
+    assert api.post(bomb, content_encoding="gzip").status_code == 202
+    # It is given back, too.
+    with growth(api.pid) as after:
+        pass
+    assert (after.before - held.before) >> 20 < 100
+
+
+@contextmanager
+def unread(api: Api, path: str, number: int) -> Iterator[list[socket.socket]]:
+    """Ask for something over so many connections, and read none of the answers."""
+    with ExitStack() as stack:
+        connections = []
+        for _ in range(number):
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(30)
+            connection.connect((services.LOOPBACK, api.port))
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {services.LOOPBACK}\r\n\r\n".encode())
+            connections.append(connection)
+        yield connections
+
+
+def begins(connection: socket.socket) -> bytes:
+    """The status of an answer, which stays unread."""
+    head = b""
+    while len(head) < 12:
+        head = connection.recv(12, socket.MSG_PEEK)
+    return head[9:12]
+
+
+def test_answers_that_nobody_reads_share_a_bounded_memory(log: Database, start: Start) -> None:
+    api = start(url_of(log), processes=1, body_limit=LOW)
+    Log(log).append([[long_event("k", 1_000_000) for _ in range(15)]])
+    history = "/v1/events?bucket=images&key=k"
+    assert api.post(body("first")).status_code == 202
+    with growth(api.pid) as held:
+        with unread(api, history, 40) as connections:
+            statuses = [begins(connection) for connection in connections]
+            assert set(statuses) == {b"200", b"503"}
+            assert api.post(body("beside")).status_code == 202
+        services.until(lambda: api.client.get(history).status_code == 200, 30)
+    assert held.grown < 400
+
+
+def test_the_kernel_holds_little_of_pipelined_answers_that_nobody_reads(plain: Api) -> None:
+    request = f"GET /openapi.json HTTP/1.1\r\nHost: {services.LOOPBACK}\r\n\r\n".encode()
+    with unread(plain, "/openapi.json", 1) as [connection]:
+        connection.sendall(request * 200)
+        port = connection.getsockname()[1]
+        services.until(lambda: _queued(plain.port, port) == _queued(plain.port, port) > 0)
+        assert _queued(plain.port, port) < 1 << 20
+
+
+def _queued(local: int, remote: int) -> int:
+    """How many bytes the kernel holds that were sent on a connection of this machine."""
+    ends = f":{local:04X} ", f":{remote:04X} "
+    for line in Path("/proc/net/tcp").read_text().splitlines():
+        if ends[0] in line and line.split()[1].endswith(ends[0].strip()) and line.split()[2].endswith(ends[1].strip()):
+            return int(line.split()[4].partition(":")[0], 16)
+    return 0
+
+
+@pytest.mark.parametrize("path", ["/v1/events?bucket=images&key=k&limit=1000", "/v1/dead-letters?limit=1000"])
+def test_many_small_lists_at_once_are_all_answered(plain: Api, plain_log: Database, path: str) -> None:
+    Log(plain_log).append([[event("k")]])
+
+    def ask(_: int) -> Any:
+        return httpx.get(f"{plain.url}{path}", timeout=60).status_code
+
+    with ThreadPoolExecutor(12) as threads:
+        assert set(threads.map(ask, range(60))) == {200}
