@@ -86,14 +86,14 @@ class ModelBucket:
     def _versioned(self, key: str, stack: list[Operation]) -> Operation:
         choice = self.rng.random()
         if not stack or choice < 0.5:
-            stack.append(self._operation("put", key, content=self._content(), version=f"v{self._number}"))
+            stack.append(self._operation("put", key, content=self._content(), version=f"{self._number:032x}"))
             return stack[-1]
         if stack[-1].kind != "marker" and choice < 0.7:
-            stack.append(self._operation("marker", key, version=f"m{self._number}"))
+            stack.append(self._operation("marker", key, version=f"{self._number:032x}"))
             return stack[-1]
         removable = [one for one in stack if one.kind != "marker" or self.removes_markers]
         if not removable:
-            stack.append(self._operation("put", key, content=self._content(), version=f"v{self._number}"))
+            stack.append(self._operation("put", key, content=self._content(), version=f"{self._number:032x}"))
             return stack[-1]
         gone = self.rng.choice(removable)
         stack.remove(gone)
@@ -129,7 +129,7 @@ def _record(bucket: str, operation: Operation, source: str, **members: Any) -> M
         "eventSource": source,
         "awsRegion": "",
         "eventTime": _text(operation.time, 3),
-        "eventName": _NAMES[operation.kind],
+        "eventName": _NAMES.get(operation.kind, ""),
         "responseElements": {"x-amz-request-id": str(operation.number)},
         "s3": {"s3SchemaVersion": "1.0", "configurationId": "n1", "bucket": {"name": bucket}, "object": thing},
     } | members
@@ -247,6 +247,58 @@ def seaweedfs(bucket: str, operation: Operation) -> list[Message]:
     return [{"event_type": kind, "key": f"{folder}/{name}", "message": message}]
 
 
+def seaweedfs_until_4_17(bucket: str, operation: Operation) -> list[Message]:
+    """The same, of seconds, with one label for all changes of an entry, and versions that get their id later."""
+    sent = seaweedfs(bucket, operation)
+    for message in sent:
+        entries = [entry for name in ("old_entry", "new_entry") if (entry := message["message"].get(name))]
+        for entry in entries:
+            del entry["commit_ts_ns"]
+        if len(entries) > 1:
+            message["event_type"] = "rename"
+    [last] = sent
+    if not operation.version or "new_entry" not in last["message"]:
+        return sent
+    named = last["message"]["new_entry"]
+    # The marker of a removal and the id of a version are there with the second message.
+    bare = named | {"extended": {}}
+    first = last | {"event_type": "create", "message": last["message"] | {"new_entry": bare}}
+    second = last | {"event_type": "rename", "message": last["message"] | {"old_entry": bare}}
+    return [first, second]
+
+
+def scality(bucket: str, operation: Operation) -> list[Message]:
+    """Raw keys, sizes as text, and no order."""
+    thing = {"size": "1", "sequencer": None, "versionId": operation.version or None}
+    name = f"s3:{_NAMES[operation.kind]}"
+    return [{"Records": [_record(bucket, operation, "scality:s3", thing=thing, eventName=name)]}]
+
+
+def storj(bucket: str, operation: Operation) -> list[Message]:
+    """Raw keys, and the time of the commit."""
+    return [{"Records": [_record(bucket, operation, "storj:s3", thing={"sequencer": f"{operation.time:016X}"})]}]
+
+
+def localstack(bucket: str, operation: Operation) -> list[Message]:
+    """One sequencer for all."""
+    thing = {"key": quote_plus(operation.key, safe="/"), "sequencer": "0055AED6DCD90281E5"}
+    record = _record(bucket, operation, "aws:s3", thing=thing)
+    record["s3"]["bucket"]["ownerIdentity"] = {"principalId": "A3NL1KOZZKExample"}
+    return [{"Records": [record]}]
+
+
+def ozone(bucket: str, operation: Operation) -> list[Message]:
+    """Raw keys with the volume and the bucket before them; a rename is one event."""
+    before = f"s3v/{bucket}/"
+    members: Message = {"eventTime": _text(operation.time, 9), "ozoneEventData": {"trxLogIndex": operation.number}}
+    thing: Message = {"key": before + operation.key}
+    if operation.kind == "rename":
+        thing = {"key": before + operation.new_key}
+        members["eventName"] = "ObjectRenamed:Rename"
+        members["ozoneEventData"]["renameFromKey"] = before + operation.key
+    return [{"Records": [_record(bucket, operation, "ozone:s3", thing=thing, **members)]}]
+
+
 @dataclass(frozen=True)
 class Sender:
     """How a frontend sends, and in which order its events may arrive."""
@@ -269,4 +321,12 @@ SENDERS = {
     "noobaa": Sender(noobaa, shuffles=False),
     "noobaa on files": Sender(noobaa_on_files, tick=10**6),
     "seaweedfs": Sender(seaweedfs, renames=True),
+}
+# Those whose records are read by the code of others, in another combination.
+RARE_SENDERS = {
+    "scality": Sender(scality, shuffles=False),
+    "storj": Sender(storj),
+    "localstack": Sender(localstack, shuffles=False),
+    "ozone": Sender(ozone, versioned=False, renames=True),
+    "seaweedfs until 4.17": Sender(seaweedfs_until_4_17, shuffles=False, renames=True),
 }
