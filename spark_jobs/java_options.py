@@ -9,6 +9,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 DEFAULT_OPTIONS = "spark.driver.defaultJavaOptions"  # before the operator's `spark.driver.extraJavaOptions`
+DEFAULTS = (DEFAULT_OPTIONS, "spark.executor.defaultJavaOptions")
+UTC = "-Duser.timezone=UTC"
 # Entries and rows up to which Java's quick compiler is at least as fast as its optimizing one (measured).
 MAX_QUICK_KEYS = 2_000_000
 _BYTES_PER_ENTRY = 64  # of a listing in Parquet; in the output of `mc ls` an entry has more

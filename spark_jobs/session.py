@@ -79,7 +79,7 @@ def launch(
         return lambda: None
     options, archive = _java(is_short=is_short, cache=cache)
     if options:
-        conf.set(java_options.DEFAULT_OPTIONS, " ".join(options))
+        conf.set(java_options.DEFAULT_OPTIONS, " ".join([java_options.UTC, *options]))
 
     def start() -> None:
         with contextlib.suppress(Exception):
@@ -91,8 +91,7 @@ def launch(
 
 def _java(*, is_short: bool, cache: Path | None) -> tuple[list[str], ClassArchive | None]:
     """Return the JVM's options and its archive of classes, and set those of Spark's launcher."""
-    home = Path(_find_spark_home())  # type: ignore[no-untyped-call]  # PySpark leaves it untyped
-    theirs = java_options.operators_options(os.environ, home)
+    home, theirs = _home(), _operators_options()
     if java_options.DEFAULT_OPTIONS in theirs:
         return [], None
     options = java_options.quick_options(theirs) if is_short else java_options.long_options(theirs)
@@ -106,6 +105,14 @@ def _java(*, is_short: bool, cache: Path | None) -> tuple[list[str], ClassArchiv
     leave = archive.written is not None
     of_archive = java_options.archive_options(theirs, archive.written or archive.path, leave=leave)
     return options + of_archive, archive if of_archive else None
+
+
+def _home() -> Path:
+    return Path(_find_spark_home())  # type: ignore[no-untyped-call]  # PySpark leaves it untyped
+
+
+def _operators_options() -> str:
+    return java_options.operators_options(os.environ, _home())
 
 
 def _settings(master: str, jars: str, memory: str, libraries: Sequence[str]) -> dict[str, str]:
@@ -122,6 +129,8 @@ def _settings(master: str, jars: str, memory: str, libraries: Sequence[str]) -> 
         # as its limit. Where that is too small, the reader waits for five minutes and fails.
         "spark.hadoop.parquet.hadoop.vectored.io.enabled": "false",
         "spark.executorEnv.PYTHONSAFEPATH": "1",
+        # S3 writes times to ORC files without their zone, UTC. Java reads them in its own, which may skip an hour.
+        **{name: java_options.UTC for name in java_options.DEFAULTS if name not in _operators_options()},
         **connectors.options(jars, libraries),
     }
     if _is_local(master):

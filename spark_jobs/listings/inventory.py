@@ -92,12 +92,10 @@ class Manifest:
             return _csv(spark, paths, self.schema)
         if self.format == "Parquet":
             return spark.read.parquet(*paths)
-        frame = spark.read.orc(list(paths))
-        # ORC's times have no zone; S3 writes UTC, and Spark reads them in the machine's zone.
-        zone = spark.sparkContext._jvm.java.util.TimeZone.getDefault().getID()  # type: ignore[union-attr]  # of a session
-        return frame.withColumns(
-            {name: F.from_utc_timestamp(name, zone) for name, kind in frame.dtypes if kind == "timestamp"}
-        )
+        # ORC's times have no zone; S3 writes UTC, and Java reads them in its own. Executors have UTC by the session.
+        zones = spark.sparkContext._jvm.java.util.TimeZone  # type: ignore[union-attr]  # of a session
+        zones.setDefault(zones.getTimeZone("UTC"))
+        return spark.read.orc(list(paths))
 
 
 def manifest(location: str, endpoint: str = "") -> Manifest:

@@ -203,15 +203,18 @@ def test_a_copy_is_found_by_the_ends_of_its_keys(spark: SparkSession, small: Rep
 def test_times_in_orc_do_not_depend_on_the_machines_zone(spark: SparkSession, tmp_path: Path) -> None:
     zones = spark.sparkContext._jvm.java.util.TimeZone  # type: ignore[union-attr]  # of a session
     own = zones.getDefault()
-    columns = "'b' bucket, 'k' key, 5L size, timestamp_millis(1794992800123) last_modified_date, 'e' e_tag"
+    times = (1_794_992_800_123, 1_774_751_400_000)  # the second in the hour that Berlin skipped
+    columns = "'b' bucket, '{0}' key, 5L size, timestamp_millis({0}) last_modified_date, 'e' e_tag"
     try:
         zones.setDefault(zones.getTimeZone("UTC"))  # where S3 writes
-        spark.sql(f"SELECT {columns}").write.orc(str(tmp_path / "o"))
+        selected = " UNION ALL ".join(f"SELECT {columns.format(time)}" for time in times)
+        spark.sql(selected).coalesce(1).write.orc(str(tmp_path / "o"))
         (file,) = (tmp_path / "o").glob("*.orc")
         written = report(tmp_path, "b", "ORC", [file.read_bytes()], versioned=False)
-        zones.setDefault(zones.getTimeZone("Asia/Tokyo"))
-        frame = manifest(str(written.manifest)).listing(spark, "b").frame
-        assert [row["modified"] for row in frame.collect()] == [1_794_992_800_123]
+        for zone in ("Asia/Tokyo", "Europe/Berlin"):
+            zones.setDefault(zones.getTimeZone(zone))
+            frame = manifest(str(written.manifest)).listing(spark, "b").frame
+            assert sorted(row["modified"] for row in frame.collect()) == sorted(times)
     finally:
         zones.setDefault(own)
 
