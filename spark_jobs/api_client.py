@@ -165,7 +165,7 @@ class EventSender:
                 if is_success(response):
                     receipt: Mapping[str, Any] = response.json()
                     return receipt
-                reason = f"{self._session.url} answered {response.status_code}: {response.text[:500]}"
+                reason = f"{self._session.shown_url} answered {response.status_code}: {response.text[:500]}"
                 if response.status_code in _REFUSED and records:
                     raise _Refused(reason)
                 if response.status_code < 500:

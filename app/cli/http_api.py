@@ -33,7 +33,7 @@ class HttpApi:
                 return dict(answer)
             raise Refused(response.status_code, {"type": answer["type"], "detail": answer["detail"], **answer})
         except (ValueError, KeyError, TypeError):
-            problem = f"{self._session.url} answered {response.status_code} and is not a Bucketwire API"
+            problem = f"{self._session.shown_url} answered {response.status_code} and is not a Bucketwire API"
             raise CommandError(problem) from None
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import requests
 from requests import PreparedRequest, Response
 from urllib3.exceptions import HTTPError
 
+from app.config.fields.addresses import redacted_url
 from app.http_sessions import read_strictly
 
 _WHERE = re.compile(r"^HTTPS?Connection(Pool)?\(.*?\): ")  # urllib3 begins its messages so; the URL says it already
@@ -43,8 +44,9 @@ class ApiSession:
         if not token.isascii() or any(not char.isprintable() or char == " " for char in token):
             raise InvalidToken("the token is invalid: it contains characters that are not allowed in a token")
         if not _is_http(url):
-            raise InvalidUrl(f"{url!r} is not a valid URL; write http://host:8730")
+            raise InvalidUrl(f"{redacted_url(url)!r} is not a valid URL; write http://host:8730")
         self.url = url.rstrip("/")
+        self.shown_url = redacted_url(self.url)  # a proxy in front of the API may have a login
         self._token, self._timeout = token, timeout
         self._session = requests.Session()
         read_strictly(self._session, max_answer_bytes)
@@ -62,7 +64,7 @@ class ApiSession:
                 method, self.url + path, timeout=self._timeout, verify=self._verify, allow_redirects=False, **options
             )
         except (requests.RequestException, HTTPError, UnicodeError) as error:
-            raise ApiUnavailable(f"{self.url} does not answer: {_reason(error)}") from None
+            raise ApiUnavailable(f"{self.shown_url} does not answer: {_reason(error)}") from None
 
     def close(self) -> None:
         """Close the connections."""

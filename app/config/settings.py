@@ -208,7 +208,10 @@ class BrokerUrl(FieldType[str]):
             raise BadValue(
                 "is not a supported broker URL", "write redis://, rediss://, redis+socket:///path or amqp://"
             )
-        check_login_end(split_url(text))
+        parts = split_url(text)
+        check_login_end(parts)
+        if re.search(r"(^|&)(password|userid|hostname|port|virtual_host)=", parts.query):
+            raise BadValue("has a part of the address in its ?query", "write scheme://user:password@host:port/place")
         return text
 
     def shown(self, text: str) -> str:

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
 from app.config.errors import BadValue
+from app.config.fields.addresses import redacted_url
 from app.config.settings import Settings
 from app.outbox.errors import AlreadyRunning
 from spark_jobs import connectors
@@ -69,7 +70,7 @@ class Warehouse:
     @property
     def place(self) -> str:
         """Where the tables are, for people."""
-        return f"{self.location} of {self.rest}".removeprefix(" of ") if self.rest else self.location
+        return f"{self.location} of {redacted_url(self.rest)}".removeprefix(" of ") if self.rest else self.location
 
     @property
     def _bucket(self) -> str:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -507,8 +508,10 @@ def test_a_client_certificate_is_shown(either: Namespace, certificates: services
     ("tls", "is_encrypted"), [("false", False), ("skip-verify", True), ("preferred", True), ("true", True)]
 )
 def test_tls_is_spoken_as_it_is_asked_for(
-    mysql: Namespace, certificates: services.Certificates, tls: str, is_encrypted: bool
-) -> None:
+    mysql: Namespace, certificates: services.Certificates, tls: str, is_encrypted: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("SSLKEYLOGFILE", str(tmp_path / "keys"))
     files = {"tls_ca": str(certificates.ca)} if tls == "true" else {}
     create_table(mysql, dsn_string=mysql.dsn(f"tls={tls}"), **files)
     mysql.ask(
@@ -522,6 +525,8 @@ def test_tls_is_spoken_as_it_is_asked_for(
     finally:
         mysql.ask("DROP TABLE seen")
     assert bool(cipher) is is_encrypted
+    lines = (tmp_path / "keys").read_text().splitlines() if is_encrypted else []
+    assert [line for line in lines if line and line[0] != "#"] == [], "secrets of TLS sessions"
 
 
 def test_a_variable_that_the_server_does_not_know_is_named(mysql: Namespace) -> None:

@@ -11,6 +11,7 @@ from app.cli.errors import describe_exception
 from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.layout import hang, text_width
 from app.cli_common.output import mending_command, printable, terminal_width
+from app.config.fields.addresses import hide_typed_secret
 from app.counts import count_noun
 from app.doctor.checks import CHECKS, Check, run_checks
 from app.doctor.finding import Finding
@@ -95,5 +96,5 @@ def _check_frontends(context: ServiceContext, urls: Sequence[str], token: str, w
 
 def _check_settings(context: ServiceContext) -> Iterator[Finding]:
     settings = context.settings
-    database = context.bare_database.url.render_as_string(hide_password=True)
+    database = hide_typed_secret(context.bare_database.url.render_as_string(hide_password=True))
     yield Finding("settings", "ok", f"listen on {settings.listen}, folder {settings.folder}, database {database}")

@@ -95,6 +95,17 @@ def test_ssl_cert_file_names_the_authorities_whatever_other_variable_is_set(
         session.close()
 
 
+def test_a_login_in_the_url_is_in_no_error() -> None:
+    session = ApiSession(f"http://me:s3cret@{services.LOOPBACK}:{services.free_port()}")
+    with pytest.raises(ApiUnavailable) as unavailable:
+        session.request("GET", "/v1/status")
+    session.close()
+    with pytest.raises(InvalidUrl) as invalid:
+        ApiSession("http://me:s3cret@host:port")
+    for error in (unavailable, invalid):
+        assert "s3cret" not in str(error.value)
+
+
 @pytest.mark.parametrize("url", ["", "localhost:8730", "ftp://localhost", "http://", "http://[::1", "http://host:port"])
 def test_an_invalid_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidUrl, match="write http://host:8730"):

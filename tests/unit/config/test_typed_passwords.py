@@ -146,7 +146,9 @@ SERVICE = {
         "postgresql://me:%s@h/d", "mysql://me:%s@h/d", "postgresql://h/d;password=%s", "mariadb://h/d?password=%s",
         "me:%s@h/d", "host=h password=%s",
     ],
-    "broker_url": ["redis://:%s@h/0", "amqp://me:%s@h/v", "redis://h?password=%s", "me:%s@h"],
+    "broker_url": [
+        "redis://:%s@h/0", "amqp://me:%s@h/v", "redis://h?password=%s", "amqp://h/v?userid=me&password=%s", "me:%s@h",
+    ],
     "tables_catalog_uri": ["http://me:%s@h/x"],
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ import math
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import pymysql
 from pymysql.connections import Connection
@@ -142,7 +142,7 @@ def _login(settings: MysqlSettings, dsn: Dsn) -> Connection:
             settings.tls_ca, skip_verify=skip, client_cert=settings.client_cert, client_key=settings.client_key
         )
     refused = {} if dsn.cleartext else dict.fromkeys(("mysql_clear_password", "dialog"), _NoPasswordAsItIs)
-    return Connection(
+    connection = Connection(
         user=dsn.user,
         password=dsn.password.encode(),  # the driver would encode a str as Latin-1
         host="localhost" if dsn.socket else dsn.host,
@@ -159,6 +159,10 @@ def _login(settings: MysqlSettings, dsn: Dsn) -> Connection:
         auth_plugin_map={**refused},
         defer_connect=True,
     )
+    if dsn.tls == "preferred":
+        context = cast(Any, connection).ctx  # the stubs do not know it
+        context.keylog_filename = None  # Python takes it from SSLKEYLOGFILE
+    return connection
 
 
 def _socket(dsn: Dsn, timeout: float) -> socket.socket:
