@@ -1,1 +1,1 @@
-"""Reports as HTML, CSV and JSON."""
+"""Reports as HTML, Parquet and JSON lines."""

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 import time
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,9 +23,10 @@ MAX_ROWS = 10_000  # of a file
 MAX_BYTES = 16 << 20  # of a file's rows as JSON, after which it ends: all of them are in this process' memory
 _PAGE = 250  # rows of a call
 _SECONDS = 20  # after which a file ends as it is: a search may find little in a long log
-# A spreadsheet takes a text that begins with one of these for a formula. Where its separator is a semicolon or a tab, a
-# text also begins after one; quotation marks do not prevent it, because the line's quoted parts are others then.
-_FORMULA = re.compile(r"""((?:^|[;\t\r\n])"?)(?=[=+@\t\r-])""")
+# Where a spreadsheet's separator is a semicolon or a tab, a text also begins after one; quotation marks do not prevent
+# it, because the line's quoted parts are others then.
+_SEPARATOR = re.compile(r"([;\t\r\n])")
+_FORMULA = "=+-@\u2212"  # a spreadsheet takes a text that begins with one of these for a formula
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,27 @@ def _cell(value: Any) -> Any:
     """Return what a cell has of a value: a list as a text, and no text that a spreadsheet would execute."""
     if isinstance(value, list):
         value = "; ".join(_brief(one) for one in value)
-    return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value
+    return _defused(value) if isinstance(value, str) else value
+
+
+def _defused(text: str) -> str:
+    """Return a text with `'` before each part that a spreadsheet may take for a formula, and before what is invisible.
+
+    Programs skip blanks, a byte order mark and other characters that nobody sees, and read full-width characters as
+    others.
+    """
+    written = "".join("".join(_with_mark(part)) for part in _SEPARATOR.split(text))
+    return f"'{written}" if unicodedata.category(written[:1] or "x") in ("Cc", "Cf") else written
+
+
+def _with_mark(part: str) -> tuple[str, str, str]:
+    begins = len(part) - len(part.lstrip('"'))
+    for letter in part[begins:]:
+        if unicodedata.category(letter)[0] in "CZ":
+            continue
+        is_formula = unicodedata.normalize("NFKC", letter)[0] in _FORMULA
+        return part[:begins], "'" if is_formula else "", part[begins:]
+    return part, "", ""
 
 
 def _brief(one: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import html
+import io
 import re
 import shlex
 import time
@@ -688,6 +689,25 @@ def test_what_a_page_lists_can_be_exported(busy: Browser, database: Database) ->
     assert busy.get("export/targets/webhook/audit.csv?since=1h").status == 200
     for path in ("events.xml", "tokens.csv", "targets/webhook/none.csv", "events.csv?since=soon"):
         assert busy.get(f"export/{path}").status in (400, 404), path
+
+
+HARMLESS = ["a=b", "a-b", "in/=b", "x;y", "\u65e5", "7", "a\ufeff=b"]
+FORMULAS = [
+    f"{before}{sign}1+1"
+    for sign in "=+-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b\u2212"
+    for before in ("", "\ufeff", " ", "\u200b\u00a0", '"', "\x01")
+] + ["\tx", "\rx", "\nx", "\ufeffx"]
+
+
+def test_no_text_of_a_csv_file_is_taken_for_a_formula(local: Browser, database: Database) -> None:
+    after = [f"a{separator}\ufeff\uff1d2" for separator in ";\t\r\n"]
+    Log(database).append([[event(key, bucket="images") for key in [*HARMLESS, *FORMULAS, *after]]])
+    text = local.get("export/events.csv").response.get_data(as_text=True)
+    cells = {row["key"] for row in csv.DictReader(io.StringIO(text, newline=""))}
+    assert cells >= set(HARMLESS)
+    for key in FORMULAS:
+        assert {f"'{key}", key.replace('"', "\"'", 1)} & (cells - {key}), ascii(key)
+    assert {f"{key[:2]}'{key[2:]}" for key in after} <= cells
 
 
 @pytest.mark.parametrize(("limit", "most", "rows"), [("MAX_ROWS", 3, 3), ("MAX_BYTES", 100, 2)])
