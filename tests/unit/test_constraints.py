@@ -104,3 +104,15 @@ def closure(wanted: list[str]) -> set[str]:
                 found.add(place)
                 waiting += [(Requirement(each), chosen) for each in requires(requirement.name) or ()]
     return {name for name, _ in found}
+
+
+def test_every_action_of_the_workflows_is_a_commit_and_no_tag_that_may_move() -> None:
+    used = [
+        line.partition("uses:")[2].strip()
+        for file in sorted((ROOT / ".github").rglob("*.y*ml"))
+        for line in file.read_text().splitlines()
+        if "uses:" in line
+    ]
+    assert used
+    for action in used:
+        assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}  # v[0-9.]+", action), action
