@@ -71,16 +71,17 @@ class Deliverer:
         except UnknownTarget:
             return "the target was removed"
         self._held.redeliveries.record(stored.row_id)  # before a process that may have written too late claims more
-        with processes.serving(stored.row_id, self._held.shares.of(stored)) as may_serve:
+        share = self._held.shares.of(stored)
+        with processes.serving(stored.row_id, share) as may_serve:
             if not may_serve:  # its partitions stay free, and the drain sends another wake-up
                 return "declined: the last free process is kept for other targets"
             try:
-                return self._serve(stored)
+                return self._serve(stored, is_limited=share.limited)
             finally:
                 if processes.has_postponed():
                     self._held.wakeups.request()
 
-    def _serve(self, stored: StoredTarget) -> str:
+    def _serve(self, stored: StoredTarget, *, is_limited: bool) -> str:
         target = stored.target
         claimed, now = elapsed(), self._held.clock.measure()
         # While the others are idle and the target is quick, one worker that waits for its next events costs least.
@@ -93,7 +94,7 @@ class Deliverer:
         try:
             term, work = self._held.settings.lease_ttl, self._held.settings.lease_max_work
             with LeaseGuard(self._held.leases, lease, claimed, term, self._held.clock, work) as guard:
-                summary = self._work_off(lease, guard, stored)
+                summary = self._work_off(lease, guard, stored, is_limited=is_limited)
         except (LeaseLost, LeaseExpired):
             arn = target.arn(self._held.settings.region)
             log.warning("%s lease lost: its current batch may be delivered again", arn, extra={"target": arn})
@@ -130,8 +131,9 @@ class Deliverer:
             if lease.probing or self._held.leases.has_work(lease):
                 self._held.wakeups.request()
 
-    def _work_off(self, lease: Lease, guard: LeaseGuard, stored: StoredTarget) -> LeaseSummary:
+    def _work_off(self, lease: Lease, guard: LeaseGuard, stored: StoredTarget, *, is_limited: bool) -> LeaseSummary:
         target = self._held.pool.target(stored)
+        target.is_limited = is_limited
         request = partial(self._held.redeliveries.add, lease, target.name)
         observers = (self._held.attempts,)
         partitions = PartitionWorker(self._store, target, lease, self._held.clock, guard, observers, request)

@@ -27,11 +27,12 @@ class Share(NamedTuple):
     """Whose share of a pool a target uses: that of a group of targets, or its own.
 
     `group` is the target's row id, or a negative number for several targets that one token may set. A `bounded` group
-    holds at most half of the processes, also while no other target has work.
+    holds at most half of the processes, also while no other target has work. `limited` says that it is a token's.
     """
 
     group: int
     bounded: bool = False
+    limited: bool = False
 
 
 class _Process(ctypes.Structure):

@@ -33,7 +33,7 @@ class PoolShares:
             self._read_again = time.monotonic() + _KNOWN_SECONDS
         owner = self._owners.get(stored.target)
         if owner is not None:
-            return Share(-1 - zlib.crc32(owner.encode()), bounded=True)
+            return Share(-1 - zlib.crc32(owner.encode()), bounded=True, limited=True)
         return Share(stored.row_id, bounded=self._is_patient(stored))
 
     def _is_patient(self, stored: StoredTarget) -> bool:

@@ -17,7 +17,7 @@ from app.outbox.registry import Registry
 from app.outbox.targets import OPENED, StoredTarget
 from workers.idle_processes import processes
 from workers.pool_shares import PoolShares
-from workers.targets import create
+from workers.targets import create, link_local
 from workers.targets.base import TargetUnavailable
 from workers.telemetry.redaction import RedactingTarget
 
@@ -61,20 +61,21 @@ class TargetOpener:
         newest = (stored.revision, stored.opening_due_at) == (opening.revision, opening.next_at)
         if not newest or stored.opening == OPENED or stored.state not in _OPENABLE:
             return "nothing to open"
-        with processes.serving(stored.row_id, self._shares.of(stored)) as may_serve:
+        share = self._shares.of(stored)
+        with processes.serving(stored.row_id, share) as may_serve:
             if not may_serve or not processes.take_turn():
                 postpone_opening(self._database, stored.row_id, opening, self._clock())
                 return "postponed: no process is free"
-            return self._open(stored)
+            return self._open(stored, is_limited=share.limited)
 
-    def _open(self, stored: StoredTarget) -> str:
+    def _open(self, stored: StoredTarget, *, is_limited: bool) -> str:
         began = time.monotonic()
         try:
             settings = self._registry.settings(stored).served(allow_private=self._settings.allow_private)
         except BadSettings as error:
             problem = str(error)
         else:
-            problem = problem_of_opening(stored.target.type, settings)
+            problem = problem_of_opening(stored.target.type, settings, is_limited=is_limited)
         finally:
             processes.end_turn(time.monotonic() - began)
         if not record_opening(self._database, stored.row_id, stored.revision, self._clock(), problem):
@@ -96,15 +97,17 @@ class TargetOpener:
             log.warning("%s cannot be opened: %s", arn, reason, extra={"target": arn, "reason": reason})
 
 
-def problem_of_opening(type_name: str, settings: TargetSettings) -> str:
+def problem_of_opening(type_name: str, settings: TargetSettings, *, is_limited: bool = False) -> str:
     """Open the target and close it; return why it could not be opened, without secrets, or an empty text.
+
+    One that a limited token may set is not opened at a link-local address.
 
     It takes as long as the adapter's own timeouts allow.
     """
     target = None
     try:
         target = RedactingTarget(create(type_name, settings), settings)
-        with processes.calling():
+        with processes.calling(), link_local.refusing(when=is_limited):
             target.open()
     except TargetUnavailable as error:
         return error.reason or "unavailable"

@@ -1,7 +1,8 @@
 """`python -m workers.target_test TYPE:NAME [--json] [--settings]`: send a target a marked test event, report each step.
 
 `bucketwire target test` executes this program, and so does the API, with `--settings`: then settings that are not
-stored are read from standard input, as JSON, `{"settings": {…}, "allow_private": false}`. It uses neither the event log
+stored are read from standard input, as JSON, `{"settings": {…}, "allow_private": false, "limited": false}`; `limited`
+says that a limited token has asked, for which no link-local address is reached. It uses neither the event log
 nor rules: it opens the adapter as a worker does, and passes it the test events (`app.events.test_events`). The exit
 code is 0 if the target confirmed them, else 1.
 """
@@ -14,8 +15,9 @@ import ssl
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import orjson
 
@@ -30,7 +32,7 @@ from app.outbox.engine.database import Database, DatabaseUnavailable, describe_e
 from app.outbox.registry import open_registry
 from app.outbox.targets import UnknownTarget
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
-from workers.targets import create
+from workers.targets import create, link_local
 from workers.targets.base import Adapter, Target, TargetUnavailable
 from workers.targets.endpoint import Endpoint, tls_handshake
 from workers.targets.http_connection import PrivateAddressError
@@ -197,9 +199,8 @@ def read_settings(target: TargetId) -> TargetSettings:
         return registry.settings(registry.target(target)).served(allow_private=service.allow_private)
 
 
-def given_settings(target: TargetId, text: bytes) -> TargetSettings:
+def given_settings(target: TargetId, given: Mapping[str, Any]) -> TargetSettings:
     """Return the settings that the API passes. Raises `BadSettings`."""
-    given = orjson.loads(text)
     return load(target.type, given["settings"]).served(allow_private=given["allow_private"])
 
 
@@ -209,10 +210,13 @@ def main(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     target = parse_target(names[0])
     steps = []
+    is_limited = False
     try:
         if "--settings" in arguments:
             signal.alarm(_MAX_SECONDS)  # the API may be gone that would end this process
-            settings = given_settings(target, sys.stdin.buffer.read())
+            given = orjson.loads(sys.stdin.buffer.read())
+            is_limited = bool(given.get("limited"))
+            settings = given_settings(target, given)
         else:
             settings = read_settings(target)
     except (BadSettings, UnknownTarget) as error:
@@ -220,10 +224,11 @@ def main(arguments: Sequence[str]) -> int:
     except DatabaseUnavailable as error:
         steps.append(Step("settings", False, 0.0, f"the outbox database cannot be used: {describe_error(error)}"))
     else:
-        for step in run_target_test(settings, target.type):
-            steps.append(step)
-            if not as_json:
-                _print(step)
+        with link_local.refusing(when=is_limited):
+            for step in run_target_test(settings, target.type):
+                steps.append(step)
+                if not as_json:
+                    _print(step)
     ok = bool(steps) and all(step.ok for step in steps)
     if as_json:
         result = {"target": str(target), "ok": ok, "steps": [asdict(step) for step in steps]}

@@ -16,15 +16,18 @@ _PROGRAM = "workers.target_test"  # only a name here, as in `app.cli.commands.pr
 _running = threading.BoundedSemaphore(2)  # tests in this process, each of which takes some 60 MB and a second
 
 
-def run_settings_test(target: TargetId, settings: Mapping[str, str], *, allow_private: bool) -> list[dict[str, Any]]:
+def run_settings_test(
+    target: TargetId, settings: Mapping[str, str], *, allow_private: bool, limited: bool = False
+) -> list[dict[str, Any]]:
     """Return the steps of a test: `step`, `ok`, `seconds`, `message`. Raises `ApiProblem` if others are running.
 
-    The settings, which have secrets, are passed by standard input.
+    The settings, which have secrets, are passed by standard input. A `limited` test reaches no link-local address.
     """
     if not _running.acquire(blocking=False):
         raise ApiProblem("too-many-tests", "two tests of settings are running; try again in some seconds")
     try:
-        return _run(target, orjson.dumps({"settings": dict(settings), "allow_private": allow_private}))
+        given = {"settings": dict(settings), "allow_private": allow_private, "limited": limited}
+        return _run(target, orjson.dumps(given))
     finally:
         _running.release()
 

@@ -6,8 +6,11 @@ address that the registry calls global is one that only a network's own machines
 """
 
 import ipaddress
+import re
 from collections.abc import Iterable
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from socket import inet_aton
 
 
 def _ipv4(*networks: str) -> tuple[IPv4Network, ...]:
@@ -58,6 +61,17 @@ _WRAPPING = (
     (IPv6Network("64:ff9b::/96"), 0),  # NAT64, the well-known prefix
     (IPv6Network("2002::/16"), 80),  # 6to4
 )
+# For what must not be reached at all, also networks whose addresses are never public.
+_LOCAL_NAT64, _TEREDO = IPv6Network("64:ff9b:1::/48"), IPv6Network("2001::/32")
+_WRAPPING_ANY = (
+    *_WRAPPING,
+    (IPv6Network("::/96"), 0),  # IPv4-compatible
+    (IPv6Network("::ffff:0:0:0/96"), 0),  # translated
+    (_LOCAL_NAT64, 0),  # with a longer prefix
+)
+_LINK_LOCAL_IPV4 = _ipv4("169.254.0.0/16", "100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32")
+_LINK_LOCAL_IPV6 = _ipv6("fe80::/10", "fd00:ec2::254/128", "fd20:ce::254/128")  # the latter of Amazon and of Google
+_ADDRESS = re.compile(r"[0-9A-Fa-f:][0-9A-Fa-fXx:.]+")
 _ISATAP = (0x00005EFE, 0x02005EFE)  # the upper half of an interface identifier whose lower half is an IPv4 address
 
 
@@ -77,6 +91,37 @@ def is_public(address: str) -> bool:
         return False
     identifier = int(ip) & 0xFFFF_FFFF_FFFF_FFFF
     return identifier >> 32 not in _ISATAP or not _within(_lowest_ipv4(identifier), _NOT_PUBLIC_IPV4)
+
+
+def is_link_local(address: str) -> bool:
+    """Return whether an address is only of this link, or of a cloud's metadata service, also if IPv6 wraps it.
+
+    Raises `ValueError` for a text that is not an address.
+    """
+    ip = ipaddress.ip_address(address)
+    if isinstance(ip, IPv4Address):
+        return _within(ip, _LINK_LOCAL_IPV4)
+    if _within(ip, _LINK_LOCAL_IPV6):
+        return True
+    bits = int(ip)
+    wrapped = [(bits >> shift) & 0xFFFF_FFFF for network, shift in _WRAPPING_ANY if ip in network]
+    wrapped += [bits ^ 0xFFFF_FFFF] if ip in _TEREDO else []
+    # By RFC 6052 a prefix of 48 bits is followed by half of the IPv4 address, eight bits, and the other half.
+    wrapped += [(bits >> 64 & 0xFFFF) << 16 | bits >> 40 & 0xFFFF] if ip in _LOCAL_NAT64 else []
+    wrapped += [bits] if bits >> 32 & 0xFFFF_FFFF in _ISATAP else []
+    return any(_within(_lowest_ipv4(one), _LINK_LOCAL_IPV4) for one in wrapped)
+
+
+def link_local_addresses(text: str) -> set[str]:
+    """Return the link-local addresses, as `is_link_local` knows them, that a text has in any of their notations."""
+    found = set[str]()
+    for written in _ADDRESS.findall(text):
+        for candidate in {written, written.rpartition(":")[0], written.strip(".:")}:
+            with suppress(ValueError, OSError):
+                address = candidate if ":" in candidate else str(IPv4Address(inet_aton(candidate)))
+                if is_link_local(address):
+                    found.add(address)
+    return found
 
 
 def is_loopback(host: str) -> bool:

@@ -17,6 +17,7 @@ from app.outbox.delivery.openings import Opening, offer_openings
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.targets import OPENED, OPENING_DUE, OPENING_FAILED, StoredTarget
+from app.outbox.tokens import Tokens
 from tests import services
 from tests.services import until
 from tests.support.builders import add_target, event, migrated, registry
@@ -201,3 +202,13 @@ def test_an_opening_leaves_a_process_for_deliveries(
     [second] = offer_openings(database, now + 3_600_000)
     pool.end_turn(0.0)
     assert "refused" in whole.context.deliverer.open_target(second)
+
+
+def test_a_target_that_a_limited_token_may_set_is_not_sought_on_the_link(whole: Delivery, database: Database) -> None:
+    target = add_target(database, "x", type_name="redis", values={"address": "169.254.1.1:9", "key": "k"}, timeout="1s")
+    Tokens(database).create("tenant", ["admin"], targets=[target])
+    [opening] = offer_openings(database, whole.context.clock())
+    assert "is link-local" in whole.context.deliverer.open_target(opening)
+    Log(database).append([[event("a")]])
+    whole.until(lambda: stored(database, target).state == "unavailable")
+    assert "is link-local" in stored(database, target).reason

@@ -15,6 +15,7 @@ from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
 from workers.idle_processes import processes
+from workers.targets import link_local
 from workers.targets.base import LeaseCheck, LeaseExpired, Target, TargetUnavailable
 
 log = logging.getLogger("bucketwire.partitions")
@@ -34,6 +35,7 @@ class PooledTarget:
     sizer: BatchSizer
     rate: int = 0  # most events per second; 0: no limit
     observers: Sequence[Observer] = ()
+    is_limited: bool = False  # whether a limited token may set it
     is_connected: bool = False
     is_quick: bool = False  # whether it took little time for the last batch of the log
     failing_replays: FailingReplays = field(default_factory=FailingReplays)
@@ -56,7 +58,7 @@ class PooledTarget:
         call = TargetCall(events)
         began = time.monotonic()
         try:
-            with processes.calling():
+            with processes.calling(), link_local.refusing(when=self.is_limited):
                 if not self.is_connected:
                     self.adapter.open()
                     self.is_connected = True

@@ -18,6 +18,7 @@ from app.config.api_settings import SyncEvents, is_sync, sync_events
 from app.config.arn import TargetId
 from app.config.errors import BadSettings, BadValue
 from app.config.fields.fields import fields_of, references
+from app.config.networks import link_local_addresses
 from app.config.target_settings import changed_lines, load, texts, with_kept_secrets
 from app.config.targets.base import (
     MAX_LIMITED_BATCH,
@@ -112,7 +113,7 @@ def test_settings(type_name: str, name: str) -> SettingsTest:
     with services().database.writing() as connection:
         audit.record(connection, "target.test", f"target:{target}", {"events": "sent directly", "not_stored": tried})
     allow_private = services().settings.allow_private
-    steps = run_settings_test(target, wanted, allow_private=allow_private)
+    steps = run_settings_test(target, wanted, allow_private=allow_private, limited=is_limited())
     return SettingsTest(
         target=target.arn(services().settings.region),
         ok=all(step["ok"] for step in steps),
@@ -220,6 +221,7 @@ def _wanted_settings(target: TargetId) -> tuple[Mapping[str, object], Mapping[st
     if is_limited():
         _check_host_files(target.type, before or {}, texts(target.type, settings), wanted)
         _check_load(target.type, before or {}, wanted)
+        _check_addresses(before or {}, texts(target.type, settings))
     return settings, before
 
 
@@ -287,6 +289,16 @@ def _check_load(type_name: str, before: Mapping[str, str], wanted: TargetSetting
     for name, most in (("max_in_flight", MAX_LIMITED_IN_FLIGHT), ("batch_size", MAX_LIMITED_BATCH)):
         if (value := getattr(wanted, name)) > max(most, getattr(stored, name, 0)):
             raise _beyond_target(f"{name} is {value}, and {most} is the most")
+
+
+def _check_addresses(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Refuse link-local addresses unless they are stored so. Raises `ApiProblem`.
+
+    What names resolve to is checked by the workers, at each connection.
+    """
+    for name, text in after.items():
+        for address in link_local_addresses(text) - link_local_addresses(before.get(name, "")):
+            raise _beyond_target(f"{name} has {address}, which is link-local")
 
 
 def _parsed(cls: type[TargetSettings], texts: Mapping[str, str], name: str) -> object:

@@ -328,6 +328,51 @@ def test_a_limited_token_has_no_worker_wait_for_long(log: Database, limited: Cal
     assert changed.status_code == 200, f"what is stored may stay: {changed.text}"
 
 
+# Link-local addresses in each notation, and where a type of target has its address.
+LINK_LOCAL = [
+    "169.254.169.254", "2852039166", "0xa9fea9fe", "0251.0376.0251.0376", "[fe80::1]", "[::ffff:169.254.1.1]",
+    "[64:ff9b::a9fe:a9fe]", "[2002:a9fe:a9fe::1]", "[::ffff:a9fe:101]",
+]  # fmt: skip
+PLACES: dict[str, dict[str, str]] = {
+    "webhook": {"endpoint": "http://{}:9/"},
+    "kafka": {"brokers": "127.0.0.1:9,{}:9", "topic": "t"},
+    "redis": {"address": "{}:9", "key": "k"},
+    "elasticsearch": {"url": "http://{}:9", "index": "i"},
+}
+
+
+def test_a_limited_token_sets_no_link_local_address(log: Database, limited: Callable[..., httpx.Client]) -> None:
+    client = limited(targets=[TargetId(kind, "own") for kind in PLACES])
+    admin = token(log, "admin")
+    until(lambda: client.get("/v1/tokens", headers=admin).status_code == 200, 60)
+    for kind, settings in PLACES.items():
+        path = f"/v1/targets/{kind}/own"
+        for address in LINK_LOCAL:
+            beyond = {name: text.format(address) for name, text in settings.items()}
+            for method, place in (("PUT", path), ("POST", f"{path}/test-settings")):
+                answer = client.request(method, place, json=beyond)
+                if address.startswith(("169.", "[")):  # a number is no host for most types
+                    assert "link-local" in problem(answer, 403, "forbidden")["detail"]
+                assert answer.status_code in (400, 403), (kind, address, answer.text)
+    path, stored = "/v1/targets/webhook/own", {"endpoint": "http://169.254.1.1:9/"}
+    assert client.put(path, json=stored, headers=admin).status_code in (200, 201), "an operator may"
+    assert client.put(path, json=stored | {"comment": "mine"}).status_code == 200, "what is stored may stay"
+
+
+def test_a_test_of_a_limited_token_reaches_no_link_local_address(
+    log: Database, limited: Callable[..., httpx.Client]
+) -> None:
+    client, path = limited(targets=[TargetId("redis", "own")]), "/v1/targets/redis/own"
+    admin = token(log, "admin")
+    until(lambda: client.get("/v1/tokens", headers=admin).status_code == 200, 60)
+    settings = {"address": "169.254.1.1:9", "key": "k", "timeout": "1s"}
+    assert client.put(path, json=settings, headers=admin).status_code == 201
+    for headers, refused in (({}, True), (admin, False)):
+        tried = client.post(f"{path}/test-settings", json=settings, headers=headers).json()
+        assert not tried["ok"]
+        assert ("is link-local" in tried["steps"][-1]["message"]) == refused, tried
+
+
 def test_a_limited_token_schedules_nothing_that_it_may_not_request(
     log: Database, limited: Callable[..., httpx.Client]
 ) -> None:

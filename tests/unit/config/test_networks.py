@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from app.config.networks import is_loopback, is_public
+from app.config.networks import is_link_local, is_loopback, is_public, link_local_addresses
 
 # IANA's registries as of 2026: what is not globally reachable, and what is reachable within a network only.
 NOT_PUBLIC = [
@@ -71,3 +71,44 @@ def test_an_address_with_a_zone_is_judged_without_it() -> None:
 )  # fmt: skip
 def test_only_this_machine_is_loopback(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
+
+
+LINK_LOCAL = [
+    "169.254.0.0", "169.254.169.254", "169.254.255.255", "fe80::1", "fe80::1%eth0", "febf:ffff::1",
+    "::ffff:169.254.1.1", "::ffff:a9fe:101", "64:ff9b::169.254.1.1", "64:ff9b:1::a9fe:101", "64:ff9b:1:a9fe:1:100::",
+    "2002:a9fe:a9fe::", "2002:a9fe:101:1::2", "::169.254.1.1", "::ffff:0:169.254.1.1", "2001:db8::5efe:169.254.1.1",
+    "2001::5601:fefe", "fd00:ec2::254", "100.100.100.200", "::ffff:100.100.100.200",
+]  # fmt: skip
+ELSEWHERE = [
+    "169.253.255.255", "169.255.0.0", "127.0.0.1", "10.0.0.1", "::1", "fe7f::1", "fec0::1", "fd00::1", "8.8.8.8",
+    "2606:4700::1111", "::ffff:10.0.0.1", "64:ff9b::8.8.8.8", "2002:808:808::1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", LINK_LOCAL)
+def test_a_link_local_address_is_known_in_whatever_it_is_wrapped(address: str) -> None:
+    assert is_link_local(address)
+
+
+@pytest.mark.parametrize("address", ELSEWHERE)
+def test_its_neighbours_and_private_addresses_are_not_link_local(address: str) -> None:
+    assert not is_link_local(address)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("http://169.254.169.254/x", {"169.254.169.254"}),
+        ("http://2852039166/", {"169.254.169.254"}),
+        ("http://0xa9fea9fe:80", {"169.254.169.254"}),
+        ("http://0251.0376.0251.0376/", {"169.254.169.254"}),
+        ("http://[fe80::1]:9/", {"fe80::1"}),
+        ("host=169.254.1.1,10.0.0.1 dbname=d", {"169.254.1.1"}),
+        ("u:p@tcp(169.254.1.1:3306)/d", {"169.254.1.1"}),
+        ("10.0.0.1:9092,169.254.1.1:9092", {"169.254.1.1"}),
+        ("http://10.0.0.1:9092/a1b2", set()),
+        ("nothing here", set()),
+    ],
+)
+def test_link_local_addresses_are_found_in_settings(text: str, found: set[str]) -> None:
+    assert link_local_addresses(text) == found

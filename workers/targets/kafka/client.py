@@ -23,7 +23,7 @@ from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport
 from kafka.record import default_records, legacy_records
 
-from workers.targets import tcp
+from workers.targets import link_local, tcp
 
 # Every failure is reported once, in an outcome; the library would log a line for each of its own retries.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
@@ -160,7 +160,11 @@ class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python ships no ty
         if timeout_at is not None and left > 1:
             timeout_at = time.monotonic() + tcp.share(timeout_at, left)
         try:
+            if link_local.is_refusing():  # the library shows no error's text but its own
+                link_local.checked(addrinfo[4][0])
             return await super().connect(net, addrinfo, socket_options, timeout_at=timeout_at)
+        except link_local.LinkLocalAddress as error:
+            raise KafkaConnectionError(str(error)) from error
         except KafkaTimeoutError as error:
             if left <= 1:
                 raise

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import socket
 
 import psycopg2
 from psycopg2 import extensions
@@ -10,7 +11,7 @@ from app.config.fields.addresses import HostPort
 from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.postgresql_dsn import explicit
 from app.config.targets.postgresql_dsn import parameters as libpq_parameters
-from workers.targets import socket_deadline
+from workers.targets import link_local, socket_deadline
 from workers.targets.base import TargetUnavailable
 
 _PORT = "5432"
@@ -45,11 +46,34 @@ def addresses(settings: PostgresSettings) -> list[HostPort]:
 def connect(settings: PostgresSettings) -> extensions.connection:
     """Connect without implicit transactions: explicit statements begin and end them."""
     try:
-        connection = psycopg2.connect(extensions.make_dsn(**parameters(settings)))
+        connection = psycopg2.connect(extensions.make_dsn(**_checked(parameters(settings))))
     except psycopg2.Error as error:
         raise TargetUnavailable(f"PostgreSQL: {reason(error)}") from error
     connection.autocommit = True
     return connection
+
+
+def _checked(values: dict[str, str]) -> dict[str, str]:
+    """Return libpq's parameters with the addresses of its hosts, while link-local ones are refused: it would ask again.
+
+    Raises `TargetUnavailable`.
+    """
+    if not link_local.is_refusing():
+        return values
+    names = (values.get("host") or values.get("hostaddr") or "").split(",")
+    hosts = (values.get("hostaddr") or values.get("host") or "").split(",")
+    ports = (values.get("port") or _PORT).split(",")
+    ports = ports if len(ports) == len(hosts) else ports * len(hosts)
+    chosen: list[tuple[str, str, str]] = []
+    try:
+        for name, host, port in zip(names, hosts, ports, strict=True):
+            infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            found = dict.fromkeys(str(entry[4][0]) for entry in infos)
+            chosen += [(name, link_local.checked(address), port) for address in found]
+    except OSError as error:
+        raise TargetUnavailable(f"PostgreSQL: {error}") from error
+    lists = zip(("host", "hostaddr", "port"), zip(*chosen, strict=True), strict=True)
+    return values | {name: ",".join(texts) for name, texts in lists}
 
 
 def reason(error: psycopg2.Error) -> str:
