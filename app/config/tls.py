@@ -7,15 +7,26 @@ class BadFile(Exception):
     """A certificate or key file is unusable; the message names the setting and the file."""
 
 
-def context(ca: str = "", *, skip_verify: bool = False, client_cert: str = "", client_key: str = "") -> ssl.SSLContext:
+NAMES = ("tls_ca", "client_cert", "client_key")  # what most types of targets call the files
+
+
+def context(
+    ca: str = "",
+    *,
+    skip_verify: bool = False,
+    client_cert: str = "",
+    client_key: str = "",
+    names: tuple[str, str, str] = NAMES,
+) -> ssl.SSLContext:
     """Build a client's TLS context: TLS 1.2 or later, with a host name check.
 
-    With `ca` (a PEM file) only its certificates are trusted, else the system's. Raises `BadFile`.
+    With `ca` (a PEM file) only its certificates are trusted, else the system's. Raises `BadFile`, which calls the files
+    by their `names` in the settings.
     """
     try:
         tls_context = ssl.create_default_context(cafile=ca or None)
     except (OSError, ssl.SSLError) as error:
-        raise BadFile(f"tls_ca: {ca} cannot be used as PEM certificates: {_describe_error(error)}") from error
+        raise BadFile(f"{names[0]}: {ca} cannot be used as PEM certificates: {_describe_error(error)}") from error
     # Python takes it from SSLKEYLOGFILE, and would write the keys of every session there.
     tls_context.keylog_filename = None  # type: ignore[assignment]  # the stubs do not know that it can be unset
     tls_context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -32,7 +43,7 @@ def context(ca: str = "", *, skip_verify: bool = False, client_cert: str = "", c
             tls_context.load_cert_chain(client_cert, client_key or None, password="")
         except (OSError, ssl.SSLError) as error:
             raise BadFile(
-                f"client_cert {client_cert} and client_key {client_key} cannot be used as an unencrypted PEM pair: "
+                f"{names[1]} {client_cert} and {names[2]} {client_key} cannot be used as an unencrypted PEM pair: "
                 f"{_describe_error(error)}"
             ) from error
     return tls_context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import random
 import struct
@@ -22,6 +23,7 @@ from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.kafka import PARTITIONS, Log
 from tests.support import cloud_events, sample_events
 from workers.delivery.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Rejected, Unavailable
+from workers.sources.base import SourceUnavailable
 from workers.sources.kafka import KafkaSource
 from workers.targets.base import TargetUnavailable
 from workers.targets.kafka import client
@@ -219,6 +221,33 @@ def test_each_sasl_mechanism_logs_in(
         brokers = f"{services.LOOPBACK}:{kafka.server.sasl_tls_port}"
         values |= {"tls": "on", "tls_ca": str(certificates.ca), "brokers": brokers}
     assert kafka.delivered([sample_events.put("a")], 1, values) == [DELIVERED]
+
+
+@pytest.mark.parametrize("as_source", [False, True])
+def test_a_broker_that_the_cluster_advertises_by_a_wrong_address_is_named(
+    kafka: Log, monkeypatch: pytest.MonkeyPatch, as_source: bool
+) -> None:
+    """The bootstrap broker, which the settings name, answers; what it names does not, as with advertised.listeners."""
+    advertised, usual = kafka.server.port, client.inet.KafkaNetSocket.connect_ex
+
+    def connect(self: Any, wire: Any, address: Any) -> int:
+        return errno.ECONNREFUSED if address[1] == advertised else int(usual(self, wire, address))
+
+    monkeypatch.setattr(client.inet.KafkaNetSocket, "connect_ex", connect)
+    with services.proxy(advertised) as proxy:
+        values = kafka.at_port(proxy.port) | {"timeout": "1s"}
+        if as_source:
+            chosen = load(KafkaSourceSettings, {name: values[name] for name in ("brokers", "topic", "timeout")})
+            with closing(KafkaSource(chosen)) as source, pytest.raises(SourceUnavailable) as caught:
+                source.open({})
+            reason = str(caught.value)
+        else:
+            with closing(kafka.target(values)) as target:
+                (outcome,) = attempt(target, [sample_events.put("a")], 1)
+            assert isinstance(outcome, Unavailable)
+            reason = outcome.reason
+    assert f"at {services.LOOPBACK}:{advertised}, the address that the cluster advertises" in reason
+    assert "advertised.listeners" in reason
 
 
 @pytest.mark.parametrize("mechanism", ["sha256", "sha512"])

@@ -20,6 +20,7 @@ import psutil
 import pytest
 from paho.mqtt import client as paho
 
+from app.config import target_settings
 from tests import services
 from tests.contract.probes import fixtures
 from tests.contract.probes.base import LIMIT, assert_no_socket_is_left, attempt
@@ -27,7 +28,7 @@ from tests.contract.probes.mqtt import TOPIC, Qos1, Subscriber, Watched
 from tests.support import cloud_events, sample_events
 from tests.support.doc_consumers import consumers
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Rejected, Unavailable
-from workers.targets import payloads
+from workers.targets import create, payloads
 from workers.targets.base import TargetUnavailable
 from workers.targets.mqtt.answers import outcome_of_code
 
@@ -291,6 +292,26 @@ def test_a_large_event_arrives_whole(version: str, qos: str, window: int) -> Non
             == [DELIVERED] * 2
         )
         assert broker.held()[0] == (large.path, payloads.log(large))
+
+
+@pytest.mark.parametrize("answer", [b"", b"\x20\x02\x00\x01", b"\x20\x03\x00\x84\x00"])
+def test_a_broker_without_version_5_is_suspected(answer: bytes) -> None:
+    """It closes the connection, or answers with the code of 3.1.1 or of 5 for an unknown version."""
+
+    def serve() -> None:
+        wire, _ = listening.accept()
+        with wire:
+            wire.recv(1000)
+            wire.sendall(answer)
+
+    with socket.create_server((services.LOOPBACK, 0)) as listening:
+        thread = Thread(target=serve)
+        thread.start()
+        settings = {"broker": f"tcp://{services.LOOPBACK}:{listening.getsockname()[1]}", "topic": "t", "version": "5"}
+        target = create("mqtt", target_settings.load("mqtt", settings))
+        with pytest.raises(TargetUnavailable, match=r"does the broker speak MQTT 5\? if not, set version=3\.1\.1"):
+            target.open()
+        thread.join()
 
 
 # --- what is said no to

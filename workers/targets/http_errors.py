@@ -1,5 +1,6 @@
 """Read what targets need of urllib3's errors and answers, and write down a request or an answer."""
 
+import re
 from collections.abc import Mapping
 
 from urllib3.exceptions import HTTPError, InvalidHeader
@@ -7,6 +8,8 @@ from urllib3.util import Retry
 
 from workers.delivery.outcomes import HttpMessage
 
+# A connection as urllib3 writes it at the beginning of some messages.
+_OBJECT = re.compile(r"\A(<[^>]*>|\w+\(host=[^()]*\)): (TLS: )?")
 # Of a body and of all headers. What is kept is far less; until a batch ends, each of its failed events has this.
 _MAX_TEXT_BYTES = 8 * 1024
 
@@ -14,7 +17,8 @@ _MAX_TEXT_BYTES = 8 * 1024
 def describe_http_error(error: HTTPError) -> str:
     """Return the error as text, without urllib3's object names."""
     text = str(error.args[-1] if error.args else error) or type(error).__name__
-    return text.rpartition(": Failed to establish a new connection: ")[2] or text
+    text = text.rpartition(": Failed to establish a new connection: ")[2] or text
+    return _OBJECT.sub("", text)
 
 
 def http_message(line: str, headers: Mapping[str, str], body: bytes) -> HttpMessage:

@@ -10,24 +10,33 @@ from app.config.targets.base import TlsFiles
 from workers.targets.base import TargetUnavailable
 
 
-def context(ca: str = "", *, skip_verify: bool = False, client_cert: str = "", client_key: str = "") -> ssl.SSLContext:
+def context(
+    ca: str = "",
+    *,
+    skip_verify: bool = False,
+    client_cert: str = "",
+    client_key: str = "",
+    names: tuple[str, str, str] = tls.NAMES,
+) -> ssl.SSLContext:
     """Return `app.config.tls.context`, but raise `TargetUnavailable` for an unusable file.
 
     Such a file can be repaired without a restart.
     """
     try:
-        return tls.context(ca, skip_verify=skip_verify, client_cert=client_cert, client_key=client_key)
+        return tls.context(ca, skip_verify=skip_verify, client_cert=client_cert, client_key=client_key, names=names)
     except tls.BadFile as bad:
         raise TargetUnavailable(str(bad)) from bad
 
 
 def context_of(settings: TlsFiles) -> ssl.SSLContext:
     """Return the context that a target's settings define. Raises `TargetUnavailable` for an unusable file."""
+    ca, cert, key = tls.NAMES
     return context(
-        settings.tls_file("tls_ca"),
+        settings.tls_file(ca),
         skip_verify=settings.tls_skip_verify,
-        client_cert=settings.tls_file("client_cert"),
-        client_key=settings.tls_file("client_key"),
+        client_cert=settings.tls_file(cert),
+        client_key=settings.tls_file(key),
+        names=(settings.tls_file_name(ca), settings.tls_file_name(cert), settings.tls_file_name(key)),
     )
 
 
@@ -38,7 +47,7 @@ def context_maker(settings: TlsFiles) -> Callable[[], ssl.SSLContext] | None:
 
 def stamp_of(settings: TlsFiles) -> object:
     """Return the `stamp` of a target's certificate files."""
-    return stamp(*map(settings.tls_file, ("tls_ca", "client_cert", "client_key")))
+    return stamp(*map(settings.tls_file, tls.NAMES))
 
 
 def stamp(*files: str) -> tuple[tuple[int, int] | None, ...]:

@@ -54,6 +54,8 @@ class Host(FieldType[HostPort]):
             raise BadValue("has a login, which no address has here", "write host:port; the login has its own settings")
         if "://" in text or "/" in text:
             raise BadValue("is a URL, not a host", "write host:port")
+        if re.search("[,;|]", text):
+            raise BadValue("is more than one host", "write one host:port")
         host, port = _split(text)
         check_host(host)
         return HostPort(host, self._port(port))
@@ -95,13 +97,21 @@ class Hosts(FieldType[tuple[HostPort, ...]]):
         self.label = f"comma-separated {self._host.label}"
 
     def parse(self, text: str) -> tuple[HostPort, ...]:
-        return tuple(dict.fromkeys(self._host.parse(part.strip()) for part in text.split(",")))
+        return tuple(dict.fromkeys(map(self._host.parse, split_list(text))))
 
     def shown(self, text: str) -> str:
         return shown_address(text)
 
     def secrets_in(self, value: tuple[HostPort, ...]) -> Iterator[str]:
         return secrets_in_address(str(value))
+
+
+def split_list(text: str) -> list[str]:
+    """Split comma-separated hosts. Raises `BadValue` for hosts with something else between them."""
+    parts = [part.strip() for part in text.split(",")]
+    if any(re.search(r"[;|]|\S\s+\S+:[0-9]", part) for part in parts):
+        raise BadValue("has something else than commas between its hosts", "write them as a:1234,b:1234")
+    return parts
 
 
 class SchemedHost(NamedTuple):

@@ -113,6 +113,9 @@ class AmqpConnection(TlsFiles):
         """Return the PEM file of `tls_ca`, `client_cert` or `client_key`: the setting, else the URL's parameter."""
         return super().tls_file(name) or _parameters(urlsplit(self.url).query).get(_AMQP_FILES[name], "")
 
+    def tls_file_name(self, name: str) -> str:
+        return name if super().tls_file(name) else f"{_AMQP_FILES[name]} in url"
+
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         if self.password and urlsplit(self.url).password is not None:

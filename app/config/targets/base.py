@@ -146,6 +146,10 @@ class TlsFiles(Declared):
         """Return the PEM file of `tls_ca`, `client_cert` or `client_key`, or an empty text."""
         return str(getattr(self, name))
 
+    def tls_file_name(self, name: str) -> str:
+        """Return what people call the setting that has this file."""
+        return name
+
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from check_certificate_pair(self.tls_file("client_cert"), self.tls_file("client_key"))
@@ -277,3 +281,8 @@ def without_effect(values: Mapping[str, str]) -> Iterator[str]:
     limit = values.get("queue_limit", "").strip(" +0") or values.get("queue_dir", "").strip()
     if values.get("queue_full", "").strip() == "reject" and not limit:
         yield "queue_full=reject has no effect without queue_limit or queue_dir: the target has no limit"
+    if (words := len(values.get("auth_token", "").split())) > 2:  # as MinIO, without a word
+        yield (
+            f"auth_token has {words} words and is not sent: write the token alone, which becomes Bearer, "
+            "or a scheme and the token, such as Splunk abc; or set headers"
+        )

@@ -54,6 +54,10 @@ class NodeUrls(HttpUrl):
 
     def parse(self, text: str) -> str:
         """Return the URLs without trailing slashes."""
+        if re.search(r"[\s;|]\s*https?://", text.replace(", ", ","), re.IGNORECASE):
+            raise BadValue(
+                "has something else than commas between its URLs", "write them as http://a:9200,http://b:9200"
+            )
         urls = [super(NodeUrls, self).parse(url).rstrip("/") for url in split_urls(text)]
         for url in urls:
             check_login_end(urlsplit(url))

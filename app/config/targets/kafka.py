@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from app.config.errors import BadValue, Problem
-from app.config.fields.addresses import Host, HostPort, secrets_in_address, shown_address
+from app.config.fields.addresses import Host, HostPort, secrets_in_address, shown_address, split_list
 from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Switch, Text, Toggle
 from app.config.fields.fields import Declared, declared, setting
 from app.config.fields.templates import Place, Templated, underscored
@@ -27,7 +27,7 @@ class Brokers(FieldType[str]):
     def parse(self, text: str) -> str:
         """Return the hosts with their ports, without surrounding spaces (MinIO keeps those, §4.7)."""
         host = Host(KAFKA_PORT)
-        return ",".join(str(host.parse(part.strip())) for part in text.split(","))
+        return ",".join(str(host.parse(part)) for part in split_list(text))
 
     def shown(self, text: str) -> str:
         return shown_address(text)

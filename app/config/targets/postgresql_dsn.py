@@ -14,6 +14,7 @@ from app.config.fields.field_types import FieldType, Text
 
 _NAME = re.compile(r"[^\W\d][\w$]*")
 _QUOTED = re.compile(r'"((?:[^"]|"")+)"')
+_WITH_SCHEMA = re.compile(r'("(?:[^"]|"")+"|[^\W\d][\w$]*)\.("(?:[^"]|"")+"|[^\W\d][\w$]*)')
 _MAX_NAME_CHARACTERS = 63
 # Only to find the end of a connection string without quotes in a line of `key=value`: what they mean is libpq's.
 _LIBPQ = """
@@ -95,6 +96,13 @@ class PostgresTable(FieldType[str]):
 
     def parse(self, text: str) -> str:
         Text().parse(text)
+        if (parts := _WITH_SCHEMA.fullmatch(text)) and not _QUOTED.fullmatch(text):
+            schema, name = parts.groups()
+            raise BadValue(
+                "is not a table name alone: it has a schema",
+                f"write {name}, and name the schema in the search_path: options=-csearch_path={schema} in "
+                f"connection_string or, as PgBouncer refuses options, ALTER ROLE … SET search_path = {schema}",
+            )
         if not _QUOTED.fullmatch(text) and not _NAME.fullmatch(text):
             raise BadValue(
                 "is not a table name",

@@ -47,6 +47,8 @@ def describe_error(error: BaseException, last_error: BaseException | None, *, sa
     hint = next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), "")
     if text.endswith("socket disconnected"):
         hint = "brokers close the connection after a wrong login" if sasl else "does it need tls=on or sasl=on?"
+    if place := getattr(error, "advertised", ""):
+        hint = f"at {place}, the address that the cluster advertises; is advertised.listeners right for this machine?"
     return text + (f" ({hint})" if hint else "")
 
 

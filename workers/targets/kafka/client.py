@@ -96,9 +96,17 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-pytho
         connection = super().get_connection(node_id, *positional, **options)
         if self._known.get(node_id) is not connection:
             self._known[node_id] = connection
-            connection.init_future.add_errback(self._note)
+            # A broker that the settings do not name is reached by the address that the cluster advertises.
+            node = None if self.cluster.is_bootstrap(node_id) else self.cluster.broker_metadata(node_id)
+
+            def note(error: Any) -> None:
+                if node is not None and isinstance(error, KafkaConnectionError):
+                    error.advertised = f"{node.host}:{node.port}"
+                self._note(error)
+
+            connection.init_future.add_errback(note)
             connection.init_future.add_errback(lambda _: self._failed.add(node_id))
-            connection.close_future.add_errback(self._note)
+            connection.close_future.add_errback(note)
         return connection
 
     def send(self, request: Any, *positional: Any, **options: Any) -> Any:

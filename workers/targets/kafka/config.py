@@ -64,4 +64,5 @@ def tls_context(chosen: KafkaConnection) -> ssl.SSLContext:
         skip_verify=chosen.tls_skip_verify,
         client_cert=chosen.client_tls_cert,
         client_key=chosen.client_tls_key,
+        names=("tls_ca", "client_tls_cert", "client_tls_key"),
     )

@@ -64,8 +64,11 @@ class MqttLink:
             deadline = time.monotonic() + settings.timeout
             while not self._connected:
                 self._turn(_left(deadline))
-        except BaseException:
+        except BaseException as error:
             self._client.hang_up()
+            # A broker without MQTT 5 closes the connection, or answers with a code of 3.1.1.
+            if version == "5" and isinstance(error, Lost) and (error.dropped or "protocol" in str(error).lower()):
+                raise Lost(f"{error} (does the broker speak MQTT 5? if not, set version=3.1.1)") from error
             raise
         self._client.on_log = None
         self._used = time.monotonic()

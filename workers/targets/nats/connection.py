@@ -224,7 +224,7 @@ class Connection:
         if isinstance(error, OSError):
             # asyncio replaces the system's messages by its own.
             numbers = {int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))}
-            return ", ".join(map(os.strerror, sorted(numbers))) or str(error)
+            return ", ".join(map(os.strerror, sorted(numbers))) or str(error) or "the server closed the connection"
         return str(error).removeprefix("nats: ").strip("'") or type(error).__name__
 
 
@@ -235,4 +235,5 @@ def tls_context(chosen: NatsSettings | JetstreamSourceSettings) -> ssl.SSLContex
         skip_verify=chosen.tls_skip_verify and chosen.uses_tls,
         client_cert=chosen.client_cert,
         client_key=chosen.client_key,
+        names=("cert_authority", "client_cert", "client_key"),
     )

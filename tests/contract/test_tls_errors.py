@@ -1,0 +1,92 @@
+"""What a handshake failed for is said in words: no object of a library, no tuple, and never nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from app.config import target_settings
+from tests import services
+from tests.contract.probes.base import attempt, unavailable
+from tests.support import sample_events
+from workers.targets import create
+
+SETTINGS: dict[str, Callable[[str], dict[str, str]]] = {
+    "webhook": lambda place: {"endpoint": f"https://{place}/", "allow_private": "on"},
+    "elasticsearch": lambda place: {"url": f"https://{place}/", "index": "i"},
+    "sqs": lambda place: {
+        "queue_url": f"https://{place}/0/q", "region": "eu-1", "access_key": "a", "secret_key": "b",
+    },
+    "kafka": lambda place: {"brokers": place, "topic": "t", "tls": "on"},
+    "redis": lambda place: {"address": f"rediss://{place}", "key": "k"},
+    "mqtt": lambda place: {"broker": f"tls://{place}", "topic": "t"},
+    "nats": lambda place: {"address": place, "subject": "s", "tls": "on", "tls_handshake_first": "on"},
+    "amqp": lambda place: {"url": f"amqps://{place}", "routing_key": "q", "mandatory": "on"},
+}  # fmt: skip
+AUTHORITY = {"nats": "cert_authority"}
+NO_WORDS = re.compile(r"\w\(host=|<\w+[. ]|0x[0-9a-f]{6}|object at|\(\d+, ['\"]|None")
+
+
+@contextlib.contextmanager
+def failing(fault: str, certificates: services.Certificates) -> Iterator[str]:
+    """The address of a server with which no TLS comes to pass."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if fault == "unknown authority":
+        context.load_cert_chain(certificates.other_cert, certificates.other_key)
+    else:
+        context.load_cert_chain(certificates.cert, certificates.key)
+    if fault == "asks for a certificate":
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(certificates.ca)
+
+    def answer(wire: socket.socket) -> None:
+        wire.settimeout(5)
+        if fault in ("unknown authority", "asks for a certificate"):
+            context.wrap_socket(wire, server_side=True).close()
+            return
+        wire.recv(1000)
+        if fault == "no TLS":
+            wire.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        if fault == "reset":
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                wire, _ = listening.accept()
+                with wire, contextlib.suppress(OSError):
+                    answer(wire)
+
+    with socket.create_server((services.LOOPBACK, 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"{services.LOOPBACK}:{listening.getsockname()[1]}"
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize("fault", ["no TLS", "close", "reset", "unknown authority", "asks for a certificate"])
+@pytest.mark.parametrize("type_name", SETTINGS)
+def test_a_handshake_that_fails_is_told_in_words(
+    certificates: services.Certificates, type_name: str, fault: str
+) -> None:
+    with failing(fault, certificates) as place:
+        values = SETTINGS[type_name](place) | {
+            "timeout": "2s",
+            AUTHORITY.get(type_name, "tls_ca"): str(certificates.ca),
+        }
+        with closing(create(type_name, target_settings.load(type_name, values))) as target:
+            (outcome,) = attempt(target, [sample_events.put("a")], 1)
+    reason = unavailable(outcome)
+    assert not NO_WORDS.search(reason)
+    assert re.search(r"[a-z]{3}", reason.rpartition(place)[2]), reason
