@@ -23,6 +23,7 @@ from tests.contract.probes.kafka import PARTITIONS
 from tests.contract.source_probes.kafka import Topic
 from tests.services import until
 from tests.support.pulled_events import Sources, check_minio, messages, numbered, recorded, running, wait_for
+from tests.support.reported_senders import RIGHT, logged_facts, reports
 from workers.source_test import run_source_test
 from workers.sources.kafka import KafkaSource
 
@@ -94,6 +95,21 @@ def test_what_a_seaweedfs_has_written_is_recorded_by_the_path_in_the_key(topic: 
     assert "no message of a SeaweedFS filer" in rejected.reason
     with pytest.raises(StillRejected, match="no message of a SeaweedFS filer"):
         sources.rejected.retry(sources.stored(source), rejected.number, Limits(), None)
+
+
+def test_what_is_reported_of_senders_is_recorded_and_what_is_refused_says_why(topic: Topic, database: Database) -> None:
+    known = [number for number in RIGHT if not reports()[number]["query"]]  # a source has one frontend for all
+    topic.send([json.dumps(reports()[number]["body"]).encode() for number in known])
+    sources = Sources(database)
+    source = sources.put("kafka", topic.values())
+    refused = [right for number in known if isinstance(right := RIGHT[number], str)]
+    expected = [fact for number in known if not isinstance(right := RIGHT[number], str) for fact in right]
+    with running(database):
+        until(lambda: sources.stored(source).messages == len(known), what="every message")
+    assert sorted(logged_facts(database)) == sorted(expected)
+    kept = sources.rejected.page(sources.stored(source), limit=100)
+    assert len(kept) == len(refused)
+    assert all(words in one.reason for words, one in zip(refused, kept, strict=True))
 
 
 def test_what_a_real_minio_writes_is_recorded(topic: Topic, database: Database) -> None:

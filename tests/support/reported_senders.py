@@ -7,7 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import sqlalchemy as sa
+
 from app.events.model import Event
+from app.outbox import tables
+from app.outbox.engine.database import Database
 
 _REPORTS = Path(__file__).parents[1] / "fixtures" / "frontends" / "reports" / "2026-11.jsonl"
 
@@ -58,3 +62,14 @@ def facts(events: Iterable[Event]) -> list[Fact]:
         Fact(event.name, event.path, event.version, json.loads(event.record)["s3"]["object"].get("size"))
         for event in events
     ]
+
+
+def logged_facts(database: Database) -> list[Fact]:
+    """Return what the events in the log are about, in their order."""
+    e = tables.events.c
+    query = sa.select(e.name, e.bucket, e.key, e.version, e.record).order_by(e.seq)
+    with database.reading() as connection:
+        return [
+            Fact(row.name, f"{row.bucket}/{row.key}", row.version, json.loads(row.record)["s3"]["object"].get("size"))
+            for row in connection.execute(query)
+        ]

@@ -1,8 +1,9 @@
 """NooBaa (OpenShift Data Foundation's Multicloud Object Gateway), with its database or on a file system.
 
-Its source is `noobaa:s3` or its host's name and `:s3`, so it is recognised by a version of records that no other sender
-of an unknown source has. Keys are raw. With the database a sequencer is an integer that does not order the events of a
-key; on a file system, and for a lifecycle, it is the event's time in milliseconds, in lower-case hexadecimal.
+Its source is `noobaa:s3` or its host's name and `:s3`, so of an unknown source it is recognised by the version of its
+records and the form of its sequencers. Keys are raw. With the database a sequencer is an integer that does not order
+the events of a key; on a file system, and for a lifecycle, it is the event's time in milliseconds, in lower-case
+hexadecimal.
 """
 
 import re
@@ -19,8 +20,10 @@ _MILLISECONDS = re.compile("[0-9a-f]{11}")  # from 2004 to 2527
 
 def matches(record: Mapping[str, Any]) -> bool:
     """Return whether a record comes from NooBaa, if its source is that of no other sender."""
-    source = record.get("eventSource")
-    return isinstance(source, str) and source.endswith(":s3") and record.get("eventVersion") == _VERSION
+    source, sequencer = record.get("eventSource"), object_of(record).get("sequencer")
+    if not isinstance(source, str) or not source.endswith(":s3") or record.get("eventVersion") != _VERSION:
+        return False
+    return not isinstance(sequencer, str) or _MILLISECONDS.fullmatch(sequencer) is not None
 
 
 def order(record: Mapping[str, Any]) -> str:

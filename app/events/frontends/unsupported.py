@@ -52,7 +52,11 @@ def service(value: Mapping[str, Any]) -> Unsupported | None:
     for lists in ("events", "messages"):
         inner = value.get(lists)
         if isinstance(inner, list) and inner and isinstance(inner[0], dict):
-            return service(inner[0])
+            return _service(inner[0])
+    return _service(value)
+
+
+def _service(value: Mapping[str, Any]) -> Unsupported | None:
     for kind in (value.get("eventType"), value.get("type"), find(value, "event_metadata", "event_type")):
         for beginning, sender in _EVENT_TYPES.items():
             if isinstance(kind, str) and kind.startswith(beginning):

@@ -159,6 +159,13 @@ def test_the_key_of_a_known_sender_or_in_an_envelope_of_minio_is_no_guess() -> N
     assert (event.key, origin_of(event.origin).frontend) == ("a+b", "unknown")
 
 
+def test_a_sender_with_the_version_of_noobaa_and_sequencers_of_its_own_is_unknown() -> None:
+    for sequencer, frontend in ((1034, "noobaa"), ("19a4ba5dc8d", "noobaa"), ("18F0A1B2C3D4E5F6", "unknown-encoding")):
+        sent = record("cloud:s3", "a+b", sequencer=sequencer) | {"eventVersion": "2.3"}
+        [event] = taken(sent, origin="t").events
+        assert origin_of(event.origin).frontend == frontend, sequencer
+
+
 def test_a_refusal_names_an_unknown_sender() -> None:
     with pytest.raises(BadEvents, match=r'Record 0, at Records\[0\], of "cloud:s3": s3.object.key is ""'):
         taken(record("cloud:s3", ""))
