@@ -169,6 +169,8 @@ def whole(answer: BaseHTTPResponse, limit: int, *, is_read: bool = True) -> HTTP
     answer.release_conn()
     headers = answer.headers.copy()
     content = _unpack(bytes(body), headers.pop("Content-Encoding", ""), limit)
+    if len(content) != len(body):
+        headers["Content-Length"] = str(len(content))
     return HTTPResponse(
         io.BytesIO(content), headers, answer.status, version=answer.version, version_string=answer.version_string,
         reason=answer.reason, decode_content=False, preload_content=is_read,

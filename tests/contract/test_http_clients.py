@@ -78,6 +78,17 @@ def test_an_interim_answer_is_read_past(client: Callable[[int], None]) -> None:
     assert len(server.asked) == 1
 
 
+@pytest.mark.parametrize("client", READERS.values(), ids=READERS.keys())
+def test_a_packed_answer_is_read(client: Callable[[int], None]) -> None:
+    def packed(asked: Asked) -> Pieces:
+        head, _, body = answer(asked).partition(b"\r\n\r\n")
+        sent = written(200, gzip.compress(body), "Content-Encoding: gzip")
+        return [sent.replace(b"application/json", b"text/plain") if b"text/plain" in head else sent]
+
+    with RawServer(packed) as server:
+        client(server.port)
+
+
 def unpacking(_: Asked) -> Pieces:
     return [written(200, gzip.compress(b" " * (1 << 28), 1), "Content-Encoding: gzip")]
 
