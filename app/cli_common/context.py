@@ -28,19 +28,16 @@ class ServiceContext(Output):
 
     @cached_property
     def database(self) -> "Database":
-        """The outbox, at the schema of this code. Raises `CommandError` if it is missing or at another revision."""
-        from app.outbox.engine.schema_version import current, head, is_later  # noqa: PLC0415 - slow: only if needed
+        """The outbox. Raises `CommandError` if it has to be migrated first, `SchemaRefused` if this code is too old."""
+        from app.outbox.engine import schema_version  # noqa: PLC0415 - slow: only if needed
 
         path = self.bare_database.url.database
         if self.bare_database.dialect == "sqlite" and not (path and os.path.exists(path)):  # noqa: PTH110 - a text
             raise CommandError(f"there is no outbox yet at {path}; create it: `bucketwire up` or `bucketwire migrate`")
-        revision, needed = current(self.bare_database), head()
-        if revision != needed:
-            if revision is not None and is_later(revision):
-                problem = f"the outbox database is at revision {revision}, which is newer than this version's {needed}"
-                raise CommandError(f"{problem}; use the version that migrated it")
-            state = f"is at revision {revision}" if revision else "has no tables yet"
-            raise CommandError(f"the outbox database {state}, this version needs {needed}; run `bucketwire migrate`")
+        self.schema = schema_version.check(self.bare_database)
+        if self.schema.problem:
+            error = schema_version.SchemaRefused if self.schema.is_refused else CommandError
+            raise error(f"the outbox database {self.schema}")
         return self.bare_database
 
     @cached_property

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from app.cli_common.errors import CommandError
 from app.config.errors import BadSettings, BadValue
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
+from app.outbox.engine.schema_version import SchemaRefused
 from app.outbox.errors import AlreadyRunning, NothingToRepair, TokenExists, UnknownRun, UnknownToken
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from app.outbox.targets import UnknownTarget
@@ -16,7 +17,7 @@ from app.outbox.targets import UnknownTarget
 # The messages of these say what is wrong and what to do.
 _SELF_DESCRIBING = (
     CommandError, AlreadyRunning, NothingToRepair, ReadOnlyTarget, TargetInUse, TokenExists, UnknownRun, UnknownTarget,
-    UnknownToken,
+    UnknownToken, SchemaRefused,
 )  # fmt: skip
 
 

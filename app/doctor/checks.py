@@ -19,10 +19,10 @@ from app.doctor.old_snapshots import check_old_snapshots
 from app.outbox.delivery import heartbeats, worker_heartbeats
 from app.outbox.delivery.counters import TargetCounters, TargetStatus, audit, read_status
 from app.outbox.delivery.policies import HEARTBEATS
+from app.outbox.engine import schema_version
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.engine.encoding import encoding_problem
-from app.outbox.engine.schema_version import current, head, is_later
 from app.outbox.newest_events import NEWEST, guessed_keys, unknown_names
 from app.outbox.reconcile.runs import RUNNING, SCAN, Reconciliations
 from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
@@ -82,7 +82,7 @@ _OF_DATABASE = (
 )
 _FOLLOWS: Mapping[str, Collection[str]] = MappingProxyType(
     {
-        "settings": ("database", "broker", *_OF_DATABASE),
+        "settings": ("database", "broker", "eviction", *_OF_DATABASE),
         "database": _OF_DATABASE,
         "broker": ("eviction", "drain", "queues", "schedule", "delays"),
         "drain": ("queues", "schedule", "delays"),
@@ -123,13 +123,13 @@ def _without_contradictions(findings: Sequence[Finding]) -> Iterator[Finding]:
 
 
 def _check_database(service: Service) -> Iterator[Finding]:
-    revision = current(service.database)
-    if revision is None or (revision != head() and not is_later(revision)):
-        state = f"is at revision {revision}" if revision else "has no tables yet"
-        problem = f"{state}, this version needs {head()}; run `bucketwire migrate`"
-        yield Finding("database", "problem", problem, ("migrate",))
-    else:
-        yield Finding("database", "ok", f"{service.database.dialect}, at revision {revision}")
+    state = schema_version.check(service.database)
+    if state.problem:
+        yield Finding("database", "problem", str(state), ("migrate",) if "migrate" in state.hint else ())
+        return
+    yield Finding("database", "ok", f"{service.database.dialect}, at revision {state.revision}")
+    if state.note:
+        yield Finding("schema", "note", f"the database {state.note}")
 
 
 def _check_encoding(service: Service) -> Iterator[Finding]:

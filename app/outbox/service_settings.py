@@ -5,13 +5,15 @@ from collections.abc import Mapping
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
+from app.outbox.engine.schema_version import OLDEST_CODE
 
 _S = tables.service_settings.c
 
 
 def read_api_settings(connection: sa.Connection) -> dict[str, str]:
     """Return the stored texts of the section `api`; none for a key that is not set."""
-    return {row.name: row.value for row in connection.execute(sa.select(_S.name, _S.value))}
+    query = sa.select(_S.name, _S.value).where(_S.name != OLDEST_CODE)
+    return {row.name: row.value for row in connection.execute(query)}
 
 
 def write_api_settings(connection: sa.Connection, texts: Mapping[str, str]) -> None:

@@ -14,6 +14,7 @@ from app.outbox.engine import schema_version
 from app.outbox.engine.cached_probe import CachedProbe, NoAnswer
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.engine.schema_version import SchemaState
 from app.resources.service import Alive, Check, Readiness
 
 routes = Blueprint("health", __name__)
@@ -72,27 +73,22 @@ def make_checks(state: Mapping[str, Any] | None, error: Exception | None, head: 
         unknown = Check(ok=False, reason="the database is unavailable")
         return {"database": Check(ok=False, reason=reason), "schema": unknown, "drain": unknown}
     # During a rolling upgrade, processes of the previous version work with the new schema and must stay in service.
-    fits = state["revision"] == head or state["later"]
-    schema_reason = UNSET if fits else "run `bucketwire migrate`"
+    schema: SchemaState = state["schema"]
     age, runs = heartbeats.drain_age(state["drained"], now), not heartbeats.drain_stopped(state["drained"], now)
     drain_reason = UNSET if runs else "nothing is delivered: do the broker, a beat and a worker that drains run?"
     return {
         "database": Check(ok=True),
-        "schema": Check(ok=fits, revision=state["revision"], needed=head, reason=schema_reason),
+        "schema": Check(ok=not schema.problem, revision=schema.revision, needed=head, reason=schema.hint or UNSET),
         "drain": Check(ok=runs, age=None if age is None else age / 1000, reason=drain_reason),
     }
 
 
 def _read(database: Database) -> Mapping[str, Any]:
-    revision = schema_version.current(database)
+    schema = schema_version.check(database)
     drained = None
-    if revision is not None:
+    if schema.revision is not None:
         with database.reading() as connection:
             drained = heartbeats.last_drain(connection)
             if drained is not None:  # recorded by the database's clock
                 drained += now_ms() - database_now(connection)
-    return {
-        "revision": revision,
-        "later": revision is not None and schema_version.is_later(revision),
-        "drained": drained,
-    }
+    return {"schema": schema, "drained": drained}

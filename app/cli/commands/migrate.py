@@ -19,8 +19,9 @@ def migrate(context: ServiceContext, down: str | None) -> None:
         migration.downgrade(context.bare_database, down)
     else:
         migration.migrate(context.bare_database, partitions=context.settings.partitions)
-    revision = schema_version.current(context.bare_database)
-    context.done(f"the outbox is at revision {revision}" if revision else "the outbox is empty", revision=revision)
+    state = schema_version.check(context.bare_database)
+    text = state.note.removeprefix("is ") or f"at revision {state.revision}"
+    context.done(f"the outbox is {text}" if state.revision else "the outbox is empty", revision=state.revision)
 
 
 @click.command()

@@ -9,6 +9,7 @@ import runpy
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from importlib.util import find_spec
 
 import click
@@ -50,6 +51,7 @@ def api(workers: int | None, threads: int | None) -> None:
     context = ServiceContext()
     form = context.settings.log_format
     try:
+        check_schema(context)
         for problem in sync_environment(context.registry, os.environ):
             say(form, f"environment: {problem}", "WARNING")
         say(form, arns_line(context))
@@ -94,6 +96,8 @@ def worker(targets: str | None, only: str | None, concurrency: int | None, name:
         raise click.UsageError(f"--only {only} delivers nothing, so --targets and --concurrency have no effect")
     if only == "spark":
         check_spark()
+    with suppress(CommandError, *DatabaseUnavailable), closing(ServiceContext()) as context:  # it waits for these
+        check_schema(context)
     environment = {
         "BUCKETWIRE_WORKER_TARGETS": "" if not delivers else parse_served_targets(targets) if targets else "*"
     }
@@ -161,6 +165,15 @@ def flower(listen: str) -> None:
             "or listen on 127.0.0.1"
         )
     exec_process([program, *arguments, "flower", f"--address={host.strip('[]')}", f"--port={port}"], environment)
+
+
+def check_schema(context: ServiceContext) -> None:
+    """Say that the outbox is of a later version, with which this one works.
+
+    Raises `SchemaRefused` if it does not, and what opening the outbox raises.
+    """
+    if context.database and context.schema.note:
+        say(context.settings.log_format, f"the outbox database {context.schema.note}")
 
 
 def arns_line(context: ServiceContext) -> str:

@@ -15,7 +15,7 @@ import click
 
 from app import logs, metrics_folder
 from app.cli import main
-from app.cli.commands.processes import PRELOADED, check_spark, say
+from app.cli.commands.processes import PRELOADED, check_schema, check_spark, say
 from app.cli_common.context import ServiceContext
 from app.cli_common.errors import CommandError
 from app.config.settings import Settings
@@ -140,6 +140,7 @@ class _Service:
     def _prepare(self) -> None:
         context = ServiceContext()
         migrate(context.bare_database, partitions=self._settings.partitions)
+        check_schema(context)
         check_listen(self._settings, context.database)
         for problem in start.sync_environment(context.registry, os.environ):
             self._say(f"environment: {problem}")

@@ -10,18 +10,26 @@ import sqlalchemy as sa
 
 import migrations
 from app.outbox import log_head, tables
+from app.outbox.engine import schema_version
 from app.outbox.engine.database import Database
 from app.outbox.engine.encoding import check_encoding
+from app.outbox.engine.schema_version import SchemaRefused
 
 
 def migrate(database: Database, revision: str = "head", *, partitions: int = 16) -> None:
     """Upgrade to `revision`. A new log gets `partitions` partitions, and this number never changes afterwards.
 
-    Raises `BadSettings` if the database's encoding is not UTF-8. On PostgreSQL and MySQL it is safe to call from
-    several machines at once: one migrates, the others wait.
+    A later version's schema with which this code works stays as it is. Raises `BadSettings` if the database's encoding
+    is not UTF-8, and `SchemaRefused` for a later schema that this code cannot use. On PostgreSQL and MySQL it is safe
+    to call from several machines at once: one migrates, the others wait.
     """
     with database.engine.connect() as connection, _locked(connection):
         check_encoding(connection)
+        state = schema_version.check_over(connection)
+        if state.is_refused:
+            raise SchemaRefused(f"the outbox database {state}")
+        if state.note:
+            return
         alembic.command.upgrade(_config(connection), revision)
         connection.commit()
         if sa.inspect(connection).has_table(tables.log_head.name):
@@ -30,7 +38,11 @@ def migrate(database: Database, revision: str = "head", *, partitions: int = 16)
 
 
 def downgrade(database: Database, revision: str) -> None:
-    """Downgrade to `revision` (`base`: an empty database)."""
+    """Downgrade to `revision` (`base`: an empty database). Raises `SchemaRefused` if this code does not know how."""
+    present = schema_version.current(database)
+    if present is not None and schema_version.is_later(present):
+        text = f"the outbox database is at revision {present}, which this version does not know"
+        raise SchemaRefused(f"{text}; downgrade it with the version that migrated it")
     with database.engine.connect() as connection:
         alembic.command.downgrade(_config(connection), revision)
         connection.commit()

@@ -2,22 +2,82 @@
 
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 import migrations
+from app.outbox import tables
 from app.outbox.engine.database import Database
 
 _VERSION = sa.table("alembic_version", sa.column("version_num"))
+# The service setting in which a migration that does more than add stores the oldest revision whose code may go on.
+OLDEST_CODE = "schema.oldest_code"
+_MIGRATE = "run `bucketwire migrate`"
+
+
+class SchemaRefused(Exception):
+    """This code cannot use the database's schema; the message says why and what to do."""
+
+
+class SchemaState(NamedTuple):
+    """The revision of a database (None: it was never migrated), and of what use it is to this code.
+
+    `note` says that it is a later one with which this code works, `problem` why this code cannot work with it, and
+    `hint` what to do.
+    """
+
+    revision: str | None
+    note: str = ""
+    problem: str = ""
+    hint: str = ""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it is a later schema that this code cannot use."""
+        return bool(self.problem) and self.hint != _MIGRATE
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.hint}" if self.problem else self.note
+
+
+def check(database: Database) -> SchemaState:
+    """Compare the database with this code."""
+    with database.reading() as connection:
+        return check_over(connection)
+
+
+def check_over(connection: sa.Connection) -> SchemaState:
+    """Compare the database with this code. A later schema is usable, unless a later migration said otherwise.
+
+    A migration only adds, and removes what the version before it had already stopped using.
+    """
+    revision, needed = _current(connection), head()
+    if revision is None:
+        return SchemaState(None, problem=f"has no tables yet, this version needs {needed}", hint=_MIGRATE)
+    if not is_later(revision):
+        problem = f"is at revision {revision}, this version needs {needed}" if revision != needed else ""
+        return SchemaState(revision, problem=problem, hint=_MIGRATE if problem else "")
+    later = f"is at revision {revision}, which is newer than this version's {needed}"
+    setting = tables.service_settings.c
+    oldest = connection.execute(sa.select(setting.value).where(setting.name == OLDEST_CODE)).scalar_one_or_none()
+    if oldest is not None and is_later(oldest):
+        problem = f"{later} and needs code of revision {oldest} or newer"
+        return SchemaState(revision, problem=problem, hint="use the version that migrated it, or a newer one")
+    return SchemaState(revision, note=f"{later}; this version works with it")
 
 
 def current(database: Database) -> str | None:
     """Return the database's revision; None if it was never migrated."""
     with database.reading() as connection:
-        if not sa.inspect(connection).has_table(_VERSION.name):
-            return None
-        revision: str | None = connection.execute(sa.select(_VERSION.c.version_num)).scalar_one_or_none()
-        return revision
+        return _current(connection)
+
+
+def _current(connection: sa.Connection) -> str | None:
+    if not sa.inspect(connection).has_table(_VERSION.name):
+        return None
+    revision: str | None = connection.execute(sa.select(_VERSION.c.version_num)).scalar_one_or_none()
+    return revision
 
 
 def head() -> str:
@@ -26,10 +86,7 @@ def head() -> str:
 
 
 def is_later(revision: str) -> bool:
-    """Return whether a revision belongs to a later version than this code; this code can work with it.
-
-    A migration removes only what the version before it had already stopped using.
-    """
+    """Return whether a revision belongs to a later version than this code."""
     return revision not in revisions()
 
 

@@ -27,6 +27,7 @@ from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.delivery.worker_heartbeats import Worker
 from app.outbox.engine import migration
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.engine.schema_version import SchemaState
 from app.outbox.log.append import Log
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
@@ -129,7 +130,7 @@ def test_the_doctor_says_what_does_not_run_and_is_content_when_all_does(
         well = cli("doctor")
         assert (well.code, well.out.splitlines()[-1]) == (code, "1 problem" if code else "all is well"), age
         with database.reading() as connection:
-            look = {"revision": "r", "later": False, "drained": heartbeats.last_drain(connection)}
+            look = {"schema": SchemaState("r"), "drained": heartbeats.last_drain(connection)}
         ready = health.make_checks(look, None, "r", now_ms())["drain"].ok
         assert ready is not bool(code), "the doctor and /readyz agree"
     with database.writing() as connection:
