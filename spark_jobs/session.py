@@ -20,7 +20,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
-from spark_jobs import connectors, java_options
+from spark_jobs import connectors, java_options, jvm
 from spark_jobs.class_archive import ClassArchive
 
 _LOOPBACK = "127.0.0.1"
@@ -39,14 +39,13 @@ def session(
 ) -> Iterator[SparkSession]:  # fmt: skip
     """Open a session and stop it at the end. `jars` is a folder with the `libraries`; empty: Spark downloads them.
 
-    `more` are Spark's own settings and take precedence. Raises `FileNotFoundError` if a library is missing.
+    `more` are Spark's own settings and take precedence. Raises `FileNotFoundError` if a library is missing, and
+    `JavaNotStarted`.
     """
-    settings = _settings(master, jars, memory, libraries) | dict(more or {})
-    builder = SparkSession.builder.appName(name).master(master)
-    for key, value in settings.items():
-        builder = builder.config(key, value)
+    conf = _conf(name, master, _settings(master, jars, memory, libraries) | dict(more or {}))
     interrupted = signal.getsignal(signal.SIGINT)  # Spark's own handler fails when its session has ended
-    spark = builder.getOrCreate()
+    jvm.start(conf)
+    spark = SparkSession.builder.config(conf=conf).getOrCreate()
     with TemporaryDirectory(prefix="bucketwire-") as folder:
         try:
             spark.sparkContext.setLogLevel("ERROR")
@@ -72,9 +71,7 @@ def launch(
 
     Raises `FileNotFoundError` as `session` does; any other error is left to `session`.
     """
-    conf = SparkConf(loadDefaults=False)
-    conf.setAll([("spark.app.name", name), ("spark.master", master)])
-    conf.setAll(list(_settings(master, jars, memory, libraries).items()))
+    conf = _conf(name, master, _settings(master, jars, memory, libraries))
     if SparkContext._gateway is not None:
         return lambda: None
     options, archive = _java(is_short=is_short, cache=cache)
@@ -83,10 +80,15 @@ def launch(
 
     def start() -> None:
         with contextlib.suppress(Exception):
-            SparkContext._ensure_initialized(conf=conf)
+            jvm.start(conf)
 
     threading.Thread(target=start, name="jvm").start()
     return archive.keep if archive else lambda: None
+
+
+def _conf(name: str, master: str, settings: Mapping[str, str]) -> SparkConf:
+    conf = SparkConf(loadDefaults=False)
+    return conf.setAll([("spark.app.name", name), ("spark.master", master), *settings.items()])
 
 
 def _java(*, is_short: bool, cache: Path | None) -> tuple[list[str], ClassArchive | None]:

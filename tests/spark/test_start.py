@@ -117,3 +117,29 @@ def test_what_is_few(tmp_path: Path) -> None:
     with (tmp_path / "part" / "1").open("wb") as file:
         file.truncate(9 << 20)
     assert not small_plans.are_small_files(tmp_path)
+
+
+@pytest.mark.parametrize("debug", ["", pytest.param("1", marks=pytest.mark.tier3)])
+def test_what_java_writes_is_shown_only_where_it_is_asked_for_or_does_not_start(debug: str) -> None:
+    services.need("spark_jars")
+    program = (
+        "from spark_jobs.session import session\n"
+        "with session('noise', master='local[1]', jars=__import__('sys').argv[1], memory='512m') as spark:\n"
+        "    spark.range(1).count()\n"
+    )
+    environment = {
+        **os.environ,
+        "BUCKETWIRE_DEBUG": debug,
+        "SPARK_LAUNCHER_OPTS": "",
+        "PYSPARK_SUBMIT_ARGS": "pyspark-shell",
+    }
+
+    def run(**more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", program, str(provision.SPARK_JARS)]
+        return subprocess.run(command, cwd=ROOT, env=environment | more, capture_output=True, text=True, check=False)
+
+    done = run()
+    assert (done.returncode, bool(done.stderr)) == (0, bool(debug)), done.stderr
+    failed = run(JAVA_TOOL_OPTIONS="-XX:NoSuchOption")
+    assert failed.returncode == 1
+    assert "Unrecognized VM option 'NoSuchOption'" in failed.stderr

@@ -55,7 +55,8 @@ PRIVATE = {
         "spark_jobs/iceberg/table.py": {"_jsparkSession", "_jvm"},
         "spark_jobs/listings/inventory.py": {"_jvm"},
         "spark_jobs/progress.py": {"_jsc"},
-        "spark_jobs/session.py": {"_ensure_initialized", "_find_spark_home", "_gateway"},
+        "spark_jobs/jvm.py": {"_ensure_initialized", "_gateway", "_lock"},
+        "spark_jobs/session.py": {"_find_spark_home", "_gateway"},
     },
     "redis": {"workers/targets/redis/connection.py": {"_connect", "_sock"}},
     "urllib3": {
