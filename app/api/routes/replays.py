@@ -70,6 +70,7 @@ def _one(operation: Callable[[int], replays.Replay], number: int) -> Replay:
         require_target(services().replays.get(min(number, _LAST)).target)
         return _resource(operation(min(number, _LAST)))
     except UnknownReplay:
+        require_target(None)  # a limited token does not learn which numbers there are
         raise ApiProblem("not-found", f"there is no replay {number}; GET /v1/replays shows those there are") from None
 
 

@@ -196,6 +196,51 @@ def test_its_targets_are_read_and_managed_and_no_others(log: Database, limited: 
     problem(client.post("/v1/tokens", json={"name": "more", "scopes": ["admin"]}), 403, "forbidden")
 
 
+def test_what_is_beyond_the_limits_of_a_token_is_answered_as_what_is_not_there(
+    log: Database, limited: Callable[..., httpx.Client]
+) -> None:
+    """Of each route the answers for a number or a name that is another's, and for one that nobody has."""
+    client = limited(targets=[MINE], buckets=["images"])
+    secret = event("secret", bucket="salaries")
+    Log(log).append([[secret]])
+    replay = Replays(log).begin(OTHER, Selection(bucket="images")).replay_id
+    made = Tokens(log)
+    made.create("another", ["read"])
+    values = {
+        "event_id": (secret.id, "0" * 32), "number": (replay, 10**9), "type_name": ("webhook", "webhook"),
+        "name": ("other", "none"), "run": ("a", "b"),
+    }  # fmt: skip
+    routes = client.get("/openapi.json").json()["paths"]
+    tried = set()
+    for path, methods in routes.items():
+        if "{" not in path:
+            continue
+        for method in methods:
+            answers = []
+            for which in (0, 1):
+                chosen = {name: several[which] for name, several in values.items()}
+                name = "another" if which == 0 and path.startswith("/v1/tokens") else chosen["name"]
+                answer = client.request(
+                    method, path.format(**chosen | {"name": name}), json={} if method != "get" else None
+                )
+                answers.append((answer.status_code, answer.text.replace(str(chosen["number"]), "")))
+            assert answers[0] == answers[1], (method, path)
+            assert answers[0][0] in (400, 403), (method, path)
+            tried.add(path)
+    assert {"/v1/events/{event_id}", "/v1/replays/{number}", "/v1/targets/{type_name}/{name}"} <= tried
+    for path, params in (
+        ("/v1/dead-letters", {"target": "webhook:{}"}), ("/v1/retries", {"target": "webhook:{}"}),
+        ("/v1/series", {"target": "webhook:{}"}), ("/v1/events", {"bucket": "images", "target": "webhook:{}"}),
+        ("/v1/events/stream", {"bucket": "images", "target": "webhook:{}"}), ("/v1/events", {"bucket": "{}"}),
+    ):  # fmt: skip
+        both = [
+            client.get(path, params={name: text.format(who) for name, text in params.items()})
+            for who in ("other", "none")
+        ]
+        assert [one.status_code for one in both] == [403, 403], path
+        assert both[0].text == both[1].text, path
+
+
 # What a target can name of the workers' host, and the same target without it.
 HOSTS_OWN: dict[str, list[tuple[dict[str, str], dict[str, str]]]] = {
     "webhook": [({"endpoint": "https://127.0.0.1:9/", "client_cert": "/etc/other.pem", "client_key": "/etc/other.key"},
