@@ -17,6 +17,9 @@ class Unsupported(NamedTuple):
         return f"looks like {self.name}, which is not accepted" + (f": {self.remedy}" if self.remedy else "")
 
 
+_PUB_SUB = Unsupported("a Google Pub/Sub push subscription")
+_EVENTARC = Unsupported("Google Eventarc")
+_R2 = Unsupported("Cloudflare R2")
 _OBS = Unsupported("Huawei Cloud OBS")
 _COS = Unsupported("Tencent Cloud COS")
 _OSS = Unsupported("Alibaba Cloud OSS")
@@ -35,7 +38,7 @@ FILER_WITHOUT_PATH = Unsupported(
 )
 _EVENT_TYPES = {  # how their values of `eventType` or, in a CloudEvent, of `type` begin
     "Microsoft.": Unsupported("Azure Event Grid"),
-    "google.cloud.": Unsupported("Google Eventarc"),
+    "google.cloud.": _EVENTARC,
     "com.oraclecloud.": Unsupported("Oracle Cloud Infrastructure Events"),
     "b2:": Unsupported("Backblaze B2"),
     "OBS:": _OBS,
@@ -73,14 +76,16 @@ def _service(value: Mapping[str, Any]) -> Unsupported | None:
 
 
 def _by_members(value: Mapping[str, Any]) -> Unsupported | None:
-    if isinstance(value.get("message"), dict) and isinstance(value.get("subscription"), str):
-        return Unsupported("a Google Pub/Sub push subscription")
-    if value.get("kind") == "storage#object":
-        return Unsupported("Google Eventarc")
-    if isinstance(value.get("object"), dict) and {"account", "action", "bucket"} <= value.keys():
-        return Unsupported("Cloudflare R2")
-    if isinstance(value.get("notification"), dict) and optional_text(value, "operation").startswith("Object:"):
-        return _IBM
-    if optional_text(value, "key").startswith("/") and "message" in value and "event_type" not in value:
-        return _SEAWEEDFS_394
-    return None
+    of_filer = optional_text(value, "key").startswith("/") and "event_type" not in value
+    has_object, has_message = isinstance(value.get("object"), dict), isinstance(value.get("message"), dict)
+    forms = (
+        (has_message and isinstance(value.get("subscription"), str), _PUB_SUB),
+        (value.get("kind") == "storage#object", _EVENTARC),
+        (has_object and {"account", "action", "bucket"} <= value.keys(), _R2),
+        (isinstance(value.get("notification"), dict) and optional_text(value, "operation").startswith("Object:"), _IBM),
+        ("topic_urn" in value, _OBS),
+        ({"TopicOwner", "TopicName"} <= value.keys(), _OSS),
+        (optional_text(value, "eventName").startswith("OBJECT_"), _TIGRIS),
+        (of_filer and any(name.startswith("message") for name in value), _SEAWEEDFS_394),
+    )
+    return next((sender for is_its_form, sender in forms if is_its_form), None)
