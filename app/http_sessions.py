@@ -7,7 +7,9 @@ from requests import PreparedRequest, Response
 from requests.adapters import HTTPAdapter
 from urllib3 import PoolManager
 from urllib3.exceptions import HTTPError
+from urllib3.util.ssl_ import create_urllib3_context
 
+from app.config.tls import verify_alike
 from app.http_pools import pool_classes, whole
 
 
@@ -20,11 +22,12 @@ class StrictAdapter(HTTPAdapter):
 
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
         """Make the connections of requests without a proxy."""
-        super().init_poolmanager(*arguments, **options)
+        super().init_poolmanager(*arguments, **options, ssl_context=verify_alike(create_urllib3_context()))
         self.poolmanager.pool_classes_by_scheme = pool_classes(self._max_answer_bytes)
 
     def proxy_manager_for(self, proxy: str, **options: Any) -> PoolManager:
         """Return the connections of requests through this proxy."""
+        options["ssl_context"] = verify_alike(create_urllib3_context())
         connections: PoolManager = super().proxy_manager_for(proxy, **options)
         connections.pool_classes_by_scheme = pool_classes(self._max_answer_bytes)
         return connections

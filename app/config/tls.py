@@ -30,10 +30,7 @@ def context(
     # Python takes it from SSLKEYLOGFILE, and would write the keys of every session there.
     tls_context.keylog_filename = None  # type: ignore[assignment]  # the stubs do not know that it can be unset
     tls_context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # As in Go, alike on every version of Python: from 3.13 on the strict check would refuse private authorities whose
-    # certificate lacks an extension, and an intermediate authority in `ca` is enough.
-    tls_context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    tls_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    verify_alike(tls_context)
     if skip_verify:
         tls_context.check_hostname = False
         tls_context.verify_mode = ssl.CERT_NONE
@@ -46,6 +43,17 @@ def context(
                 f"{names[1]} {client_cert} and {names[2]} {client_key} cannot be used as an unencrypted PEM pair: "
                 f"{_describe_error(error)}"
             ) from error
+    return tls_context
+
+
+def verify_alike(tls_context: ssl.SSLContext) -> ssl.SSLContext:
+    """Return the context, which then verifies certificates as Go does, alike on every version of Python.
+
+    From 3.13 on its strict check refuses private authorities whose certificate lacks an extension; before, an
+    intermediate authority alone was not enough.
+    """
+    tls_context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    tls_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return tls_context
 
 

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import trustme
 
 from app.cli_common.api_session import ApiSession, ApiUnavailable, InvalidUrl
 from tests import services
@@ -93,6 +94,20 @@ def test_ssl_cert_file_names_the_authorities_whatever_other_variable_is_set(
             with pytest.raises(ApiUnavailable, match=r"certificate verify failed.*set SSL_CERT_FILE to"):
                 session.request("GET", "/v1/status")
         session.close()
+
+
+def test_an_intermediate_authority_is_enough_on_every_version_of_python(
+    server: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intermediate = trustme.CA().create_child_ca()
+    intermediate.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    intermediate.issue_cert("localhost").configure_cert(context)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    session = ApiSession(server.url.replace("http:", "https:"))
+    assert session.request("GET", "/v1/status").status_code == 200
+    session.close()
 
 
 def test_a_login_in_the_url_is_in_no_error() -> None:
