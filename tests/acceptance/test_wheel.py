@@ -260,6 +260,6 @@ def test_a_reconciliation_runs_on_spark(apart: Apart, tmp_path: Path) -> None:
     done = apart(
         "reconcile", "run", "plain", "--target", "redis:mirror", "--check", "--json", *listing, **jars, **QUICKLY
     )
-    assert done.returncode == 2, done.stdout + done.stderr[-3000:]
+    assert done.returncode == 3, done.stdout + done.stderr[-3000:]
     counts = orjson.loads(done.stdout)
     assert (counts["objects"], counts["target_rows"], counts["missing"]) == (2, 1, 1)
