@@ -80,6 +80,45 @@ def test_flower_shows_targets_partitions_and_outcomes_and_nothing_of_the_events(
     assert {worker.partition("@")[0] for worker in workers} == {"drain", "targets"}
 
 
+def test_a_web_page_can_neither_read_flower_nor_change_anything_by_it(whole: System) -> None:
+    settings = {**whole.settings, "FLOWER_READ_ONLY": "false", "BUCKETWIRE_FLOWER_URL": "https://flower.example.com"}
+    with Flower(settings=settings).start() as flower, httpx.Client(timeout=30, trust_env=False) as client:
+        [worker, *_] = flower.ask("/api/workers")
+        shutdown, own = f"/api/worker/shutdown/{worker}", {"Origin": flower.url, "Sec-Fetch-Site": "same-origin"}
+
+        def status(method: str, path: str, **headers: str) -> int:
+            answer = client.request(method, f"{flower.url}{path}", headers=headers)
+            assert not [name for name in answer.headers if name.startswith("access-control")], (method, path, headers)
+            return answer.status_code
+
+        elsewhere = [
+            {"Origin": origin, **site}
+            for origin in (
+                "http://evil.example",
+                f"http://{services.LOOPBACK}:1",
+                "http://localhost",
+                "null",
+                "http://[",
+            )
+            for site in ({}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"})
+        ]
+        for headers in elsewhere:
+            for path in ("/api/workers", "/api/queues/length", "/metrics", "/"):
+                assert status("GET", path, **headers) == 403, (path, headers)
+            for method, path in (("POST", shutdown), ("OPTIONS", shutdown), ("POST", "/api/task/async-apply/purge")):
+                assert status(method, path, **headers) == 403, (method, path, headers)
+            assert status("GET", "/", Upgrade="websocket", Connection="Upgrade", **headers) == 403
+        for site in ("cross-site", "same-site"):
+            assert status("POST", shutdown, **{"Sec-Fetch-Site": site, "Content-Type": "text/plain"}) == 403
+            assert status("GET", "/workers", **{"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"}) == 200, "a link"
+        assert status("POST", shutdown, Host="evil.example", Origin="http://evil.example") == 421
+        assert client.get(flower.url).headers["x-frame-options"] == "DENY"
+        assert all(role.running for role in whole.roles)
+        # Its own pages, a program, and its pages through a proxy that has another name.
+        for headers in (own, {}, {"Origin": settings["BUCKETWIRE_FLOWER_URL"]}):
+            assert status("POST", "/api/worker/shutdown/nobody@nowhere", **headers) == 404, headers
+
+
 def test_flower_elsewhere_asks_who_it_is_and_changes_nothing_even_then(whole: System) -> None:
     with Elsewhere(settings=whole.settings).start() as flower:
         for path in ("/", "/workers", "/api/workers", "/api/tasks"):

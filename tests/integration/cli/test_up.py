@@ -184,7 +184,7 @@ def test_flower_answers_only_for_names_of_this_machine(running: Role) -> None:
 def test_in_json_every_line_is_an_object_also_those_of_the_parts(in_json: Role) -> None:
     redis = next(one for one in in_json.children() if "-server" in one.name())
     redis.kill()
-    until(lambda: "onnection to broker lost" in in_json.said(), 60, what="a worker's warning that its broker is away")
+    until(lambda: "the broker cannot be used" in in_json.said(), 60, what="a worker's warning that its broker is away")
     until(lambda: "redis ended (SIGKILL)" in in_json.said(), 60, what="the news")
     said = in_json.said()
     found = [orjson.loads(line) for line in said[: said.rfind("\n") + 1].splitlines()]
