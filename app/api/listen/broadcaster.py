@@ -24,7 +24,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from app.api.listen.query import StreamQuery
-from app.api.listen.stream import LEGACY_PING, MAX_BUFFERED_BYTES, Stream
+from app.api.listen.stream import LEGACY_PING, MAX_BUFFERED_BYTES, LargeEvents, Stream
 from app.api.listen.tls_bridge import decrypt
 from app.api.listen.wire_format import Line, event_line
 from app.outbox.engine.database import Database, describe_error
@@ -64,6 +64,7 @@ class Broadcaster:
         self._read_from = 0  # up to which seq nothing is known of them
         self._turn = 0
         self._check_at = 0.0
+        self._large = LargeEvents()
         self._loop = asyncio.new_event_loop()
         for name, run in (("listen-loop", self._loop.run_forever), ("listen-log", self._follow)):
             threading.Thread(target=run, name=name, daemon=True).start()
@@ -74,7 +75,13 @@ class Broadcaster:
     def stream(self, query: StreamQuery, position: int, *, chunked: bool, number: str) -> Stream:
         """Create a stream of the events after seq `position`; `admit` gives it its connection."""
         return Stream(
-            query, position, number=number, chunked=chunked, opened=self._stream_opened, closed=self._stream_closed
+            query,
+            position,
+            number=number,
+            chunked=chunked,
+            large=self._large,
+            opened=self._stream_opened,
+            closed=self._stream_closed,
         )
 
     def admit(self, connection: socket.socket, stream: Stream) -> None:
@@ -107,6 +114,7 @@ class Broadcaster:
         now = self._loop.time()
         for stream in self._streams:
             stream.keep_alive(now)
+        self._large.check(now)
         self._ticking = bool(self._streams)
         if self._ticking:
             self._loop.call_at(now + LEGACY_PING, self._tick)
@@ -223,6 +231,8 @@ class Broadcaster:
         for stream in _rotate(lagging, self._turn):
             if stream.position >= self._position:
                 stream.live, stream.resumed = True, False
+            elif stream.needs is not None and not self._large.has_room(*stream.needs):
+                continue
             elif stream.waiting <= MAX_BUFFERED_BYTES // 4 and served < _CATCH_UP_STREAMS:
                 self._catch_up(stream, head)
                 served += 1

@@ -1,4 +1,8 @@
-"""One listener's connection in the event loop: it sends lines and pings, and bounds its write buffer."""
+"""One listener's connection in the event loop: it sends lines and pings, and bounds what waits for a slow reader.
+
+A small event goes into the connection's write buffer. A large one stays where it is and goes there in pieces: all
+streams that send it share its bytes, and all large events that are being sent have a limit together.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,6 +13,9 @@ from app.api.listen.wire_format import LAST_CHUNK, Line, frame, head
 from app.rules.matching import Matcher, compile_rules
 
 MAX_BUFFERED_BYTES = 256 * 1024  # bytes buffered for a slow reader, in addition to the kernel's buffer
+MAX_LARGE_BYTES = 64 * 2**20  # bytes of larger events that the streams of a process send at the same time
+_PIECE = 64 * 1024  # bytes of such an event that are given to the connection at a time
+_STALL = 10.0  # seconds in which a reader of one has to read some of it, while others wait for one
 LEGACY_PING = 0.5  # seconds
 _EARLY = 0.05  # seconds by which a tick may be early
 _LINGER = 10.0  # seconds that a reader has for the end of a stream
@@ -29,10 +36,14 @@ class Stream(asyncio.Protocol):
         "_ends",
         "_format",
         "_head",
+        "_large",
         "_opened",
+        "_rest",
+        "_rest_size",
         "_transport",
         "live",
         "matcher",
+        "needs",
         "position",
         "query",
         "resumed",
@@ -45,6 +56,7 @@ class Stream(asyncio.Protocol):
         *,
         number: str,
         chunked: bool,
+        large: "LargeEvents",
         opened: "Callable[[Stream], None]",
         closed: "Callable[[Stream], None]",
     ) -> None:
@@ -57,6 +69,10 @@ class Stream(asyncio.Protocol):
         self._ends: float | None = None
         self._chunked = chunked
         self._head = head(chunked=chunked, number=number)
+        self._large = large
+        self._rest: list[memoryview] = []  # a few parts; a deque would take ten times as much for each idle stream
+        self._rest_size = 0
+        self.needs: tuple[Line, int] | None = None  # the large event that it has to send next, and its size
         self._opened = opened
         self._closed = closed
         self._transport: Any = None
@@ -78,14 +94,25 @@ class Stream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Report that the listener has disconnected."""
         self._transport = None
+        self._rest.clear()
+        self._large.release(self)
         self._closed(self)
 
     def send(self, lines: Sequence[Line]) -> int:
-        """Send events until the write buffer is full, and return how many."""
+        """Send events until so much waits for the reader, or for all readers together, and return how many."""
+        self.needs = None
         for sent, line in enumerate(lines):
             if self.waiting > MAX_BUFFERED_BYTES:
                 return sent
-            self._write(self._format.event(line))
+            content = line.content
+            if len(content) > MAX_BUFFERED_BYTES:
+                shared = self._large.hold(self, line)
+                if shared is None:
+                    self.needs = line._replace(content=b""), len(content)
+                    return sent
+                content = shared
+            before, after = self._format.around(line)
+            self._write(before, content, after)
             self._after, self._after_sealed = line.event_id, False
         return len(lines)
 
@@ -95,7 +122,7 @@ class Stream(asyncio.Protocol):
 
     def keep_alive(self, now: float) -> None:
         """Send a ping, or MinIO's space, if it is due; end a stream that has lasted as long as its format allows."""
-        if self._ends is not None and now >= self._ends:
+        if self._ends is not None and now >= self._ends + (_LINGER if self._rest else 0):
             self.end()
             return
         if now < self._due - _EARLY:
@@ -117,20 +144,97 @@ class Stream(asyncio.Protocol):
         return self.query.target_id is None or f",{self.query.target_id}," in row.targets
 
     def end(self) -> None:
-        """End the stream after what is buffered."""
-        if self._transport:
+        """End the stream after what is buffered; in the middle of a large event at once."""
+        if self._rest:
+            self.abort()
+        elif self._transport:
             if self._chunked:
                 self._transport.write(LAST_CHUNK)
             self._transport.close()  # after what is buffered
             asyncio.get_running_loop().call_later(_LINGER, self._transport.abort)  # unless nobody reads it
             self._transport = None
 
+    def abort(self) -> None:
+        """Close the connection at once; the reader may resume after the last event that it has got whole."""
+        if self._transport:
+            self._transport.abort()
+
     @property
     def waiting(self) -> int:
-        """The bytes in the write buffer; any thread may read it."""
+        """The bytes that wait for the reader; any thread may read it."""
         transport = self._transport
-        return transport.get_write_buffer_size() if transport else 0
+        return transport.get_write_buffer_size() + self._rest_size if transport else 0
 
-    def _write(self, content: bytes) -> None:
-        if self._transport:
-            self._transport.write(frame(content, chunked=self._chunked))
+    def resume_writing(self) -> None:
+        """Give the connection what waits, as much as it may buffer; called whenever its buffer is nearly empty."""
+        while self._rest and self._transport and self._transport.get_write_buffer_size() <= MAX_BUFFERED_BYTES:
+            part = self._rest.pop(0)
+            if len(part) > _PIECE:
+                self._rest.insert(0, part[_PIECE:])
+            self._rest_size -= min(len(part), _PIECE)
+            self._transport.write(part[:_PIECE])
+        if not self._rest:
+            self._large.release(self)
+
+    def _write(self, *parts: bytes) -> None:
+        if not self._transport:
+            return
+        framed = frame(parts, chunked=self._chunked)
+        if self._rest or sum(map(len, framed)) > MAX_BUFFERED_BYTES:
+            self._rest.extend(memoryview(part) for part in framed if part)
+            self._rest_size += sum(map(len, framed))
+            self.resume_writing()
+        else:
+            self._transport.write(b"".join(framed))
+
+
+class LargeEvents:
+    """The larger events that are being sent, each once for all streams, up to a limit.
+
+    A stream whose event has no room gets it from the log later; it holds up no other. A reader that reads nothing of
+    its event gives way to those that wait.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, str], tuple[bytes, set[Stream]]] = {}  # by seq and id
+        self._is_wanted = False
+        self._seen: dict[Stream, tuple[int, float]] = {}  # what waited for a reader, since when
+
+    def has_room(self, line: Line, size: int) -> bool:
+        """Return whether an event of this size can be sent; any thread may ask."""
+        held = list(self._held.values())
+        if not held or (line.seq, line.event_id) in self._held:
+            return True
+        has_room = sum([len(content) for content, _ in held]) + size <= MAX_LARGE_BYTES
+        self._is_wanted |= not has_room
+        return has_room
+
+    def hold(self, stream: Stream, line: Line) -> bytes | None:
+        """Return the content of an event, which is held until the stream has sent it; None if there is no room."""
+        if not self.has_room(line, len(line.content)):
+            return None
+        content, streams = self._held.setdefault((line.seq, line.event_id), (line.content, set()))
+        streams.add(stream)
+        return content
+
+    def release(self, stream: Stream) -> None:
+        """Forget a stream that has sent its events."""
+        self._seen.pop(stream, None)
+        for place in [place for place, (_, streams) in self._held.items() if stream in streams]:
+            streams = self._held[place][1]
+            streams.discard(stream)
+            if not streams:
+                del self._held[place]
+
+    def check(self, now: float) -> None:
+        """Close the streams whose readers have read nothing for some time, if others wait."""
+        if not self._is_wanted:
+            self._seen.clear()
+            return
+        self._is_wanted = False
+        for stream in {stream for _, streams in self._held.values() for stream in streams}:
+            before, since = self._seen.setdefault(stream, (stream.waiting, now))
+            if stream.waiting <= before - _PIECE:
+                self._seen[stream] = stream.waiting, now
+            elif now - since >= _STALL:
+                stream.abort()

@@ -3,6 +3,7 @@
 There are two formats: MinIO's lines of JSON, and server-sent events, which browsers understand (`EventSource`).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import orjson
@@ -43,9 +44,9 @@ class JsonLines:
     greeting = b""
     longest: float | None = None  # seconds that a stream lasts
 
-    def event(self, line: Line) -> bytes:
-        """Write an event."""
-        return line.content
+    def around(self, line: Line) -> tuple[bytes, bytes]:  # noqa: ARG002 - for the other format
+        """Return what is written before and after an event's line."""
+        return b"", b""
 
     def gap(self, missed: int, after: str) -> bytes:
         """Write the marker of a gap."""
@@ -65,9 +66,9 @@ class ServerSentEvents(JsonLines):
     greeting = b"retry: 1000\n\n"
     longest = 300.0
 
-    def event(self, line: Line) -> bytes:
-        """Write an event."""
-        return b"id: %b\ndata: %b\n" % (line.event_id.encode(), line.content)
+    def around(self, line: Line) -> tuple[bytes, bytes]:
+        """Return the event's id, and the blank line that ends it."""
+        return b"id: %b\ndata: " % line.event_id.encode(), b"\n"
 
     def gap(self, missed: int, after: str) -> bytes:
         """Write the marker of a gap as an event of its own type."""
@@ -102,6 +103,6 @@ def head(*, chunked: bool, number: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-def frame(content: bytes, *, chunked: bool) -> bytes:
-    """Write the content as an HTTP chunk if `chunked`, else unchanged."""
-    return b"%x\r\n%b\r\n" % (len(content), content) if chunked else content
+def frame(parts: Sequence[bytes], *, chunked: bool) -> Sequence[bytes]:
+    """Return the parts as an HTTP chunk if `chunked`, else unchanged; none of them is copied."""
+    return (b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n") if chunked else parts

@@ -112,6 +112,19 @@ def test_answers_that_nobody_reads_share_a_bounded_memory(log: Database, start: 
     assert held.grown < 400
 
 
+def test_streams_that_nobody_reads_share_a_bounded_memory_for_large_events(log: Database, start: Start) -> None:
+    api = start(url_of(log), processes=1)
+    assert api.post(body("first")).status_code == 202
+    with growth(api.pid) as held, unread(api, "/v1/events/stream", 25) as connections:
+        assert {begins(connection) for connection in connections} == {b"200"}
+        with api.client.stream("GET", "/v1/events/stream") as reader:
+            Log(log).append([[long_event("large", 18_000_000)]])
+            Log(log).append([[event("after")]])
+            lines = reader.iter_lines()
+            assert '"key":"after"' in next(line for line in lines if '"key":"after"' in line)
+    assert held.grown < 350
+
+
 def test_the_kernel_holds_little_of_pipelined_answers_that_nobody_reads(plain: Api) -> None:
     request = f"GET /openapi.json HTTP/1.1\r\nHost: {services.LOOPBACK}\r\n\r\n".encode()
     with unread(plain, "/openapi.json", 1) as [connection]:
