@@ -21,6 +21,7 @@ class DatabasePolicy(NamedTuple):
     # process that works takes between two statements, and short enough to end before requests have waited in vain.
     idle_transaction_seconds: int = 10
     silence_seconds: int = 20  # after which a server that acknowledges nothing is lost
+    max_deadlocks: int = 3  # of a transaction, each of which is followed by another try
     clock_seconds: float = 1.0  # for which a reading of the database's clock is used
 
 

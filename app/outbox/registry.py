@@ -26,6 +26,7 @@ from app.outbox.delivery.policies import REMOVAL
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database, OpenTransaction, inserted_id, now_ms
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.markers import NO_LIMIT
 from app.outbox.rules import StoredRule, audit_facts, read_rules, rule_to_row
@@ -107,6 +108,7 @@ class Registry(SealedSettings[TargetSettings]):
         with self._database.reading() as connection:
             return set(connection.execute(sa.select(t.id).where(t.id.in_(row_ids))).scalars())
 
+    @repeated_after_deadlock
     def put(self, target: TargetId, values: Mapping[str, object], *, origin: str = "stored", problem: str = "") -> None:
         """Create a target or replace its settings. Raises `BadSettings` or `ReadOnlyTarget`; then nothing has changed.
 
@@ -184,6 +186,7 @@ class Registry(SealedSettings[TargetSettings]):
             if entry.is_read_only and target not in found:
                 self._update(target, "disable", enabled=False, reason=NOT_NAMED)
 
+    @repeated_after_deadlock
     def remove(self, target: TargetId, *, force: bool = False) -> list[str]:
         """Delete a target with its cursors, parked events and dead letters, and return what was lost, as phrases.
 
@@ -257,6 +260,7 @@ class Registry(SealedSettings[TargetSettings]):
         else:
             try_all_now(self._database, row_id)
 
+    @repeated_after_deadlock
     def _update(self, target: TargetId, action: str, **values: Any) -> int:
         with self._database.writing() as connection:
             log_head.change_routing(connection)
@@ -273,6 +277,7 @@ class Registry(SealedSettings[TargetSettings]):
         with self._database.reading() as connection:
             return read_api_settings(connection)
 
+    @repeated_after_deadlock
     def put_api_settings(self, texts: Mapping[str, str]) -> None:
         """Set keys of the section `api`, as `api_texts` returns them."""
         with self._database.writing() as connection:
@@ -286,6 +291,7 @@ class Registry(SealedSettings[TargetSettings]):
         with self._database.reading() as connection:
             return read_rules(connection, bucket)
 
+    @repeated_after_deadlock
     def add_rule(self, rule: Rule) -> int:
         """Store a rule unless it exists, and return its number. Raises `BadRules`, `UnknownTarget`."""
         check([rule])
@@ -305,6 +311,7 @@ class Registry(SealedSettings[TargetSettings]):
             _record_rules(connection, "rule.add", [rule])
             return number
 
+    @repeated_after_deadlock
     def add_rules(self, rules: Sequence[Rule]) -> None:
         """Store rules that do not exist yet. Raises `BadRules`, `UnknownTarget`; then nothing has changed."""
         check(rules)
@@ -317,6 +324,7 @@ class Registry(SealedSettings[TargetSettings]):
             for bucket in {rule.bucket for rule in rules if rule.filters.regex}:
                 check_expressions(stored.rule for stored in read_rules(connection, bucket))
 
+    @repeated_after_deadlock
     def remove_rules(self, row_ids: Collection[int]) -> list[int]:
         """Remove rules by number, all in one transaction, and return the numbers of those that existed."""
         with self._database.writing() as connection:
@@ -327,6 +335,7 @@ class Registry(SealedSettings[TargetSettings]):
             connection.execute(tables.rules.delete().where(tables.rules.c.id.in_([stored.row_id for stored in gone])))
             return [stored.row_id for stored in gone]
 
+    @repeated_after_deadlock
     def replace_rules(self, bucket: str, rules: Sequence[Rule]) -> None:
         """Replace a bucket's rules in one transaction; a rule that it has already keeps its number.
 

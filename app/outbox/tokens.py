@@ -30,6 +30,7 @@ from app.events.frontends import S3_FRONTENDS
 from app.outbox import audit, sessions, tables
 from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.database import Database, describe_error, now_ms
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.errors import TokenExists, TokensUnknown, UnknownToken
 from app.outbox.policies import TOKENS
 from app.resources.declaration import BadMember
@@ -75,6 +76,7 @@ class Tokens:
             self._record, age=60.0, patience=0.0
         )  # in a thread of its own: the request never waits for it
 
+    @repeated_after_deadlock
     def create(
         self,
         name: str,
@@ -150,6 +152,7 @@ class Tokens:
             for row in rows
         ]
 
+    @repeated_after_deadlock
     def revoke(self, name: str) -> None:
         """Revoke a token; effective within 1 s, and its sessions end at once. Without any, the API still requires one.
 

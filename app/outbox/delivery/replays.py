@@ -17,6 +17,7 @@ from app.outbox import audit, tables
 from app.outbox.delivery.policies import REPLAYS
 from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database, inserted_id, now_ms
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.engine.locks import lock_cursors, lock_tail
 from app.outbox.errors import BadSelection, UnknownReplay
 from app.outbox.markers import NEVER, WHOLE_LOG
@@ -101,6 +102,7 @@ class Replays:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    @repeated_after_deadlock
     def begin(self, target: TargetId, selection: Selection) -> Replay:
         """Start to deliver again the selected events before the target's cursors; pending ones are delivered anyway.
 
@@ -144,6 +146,7 @@ class Replays:
         length = sum(until - after for after, until in ranges.values())
         return Replay(replay_id, target, selection, now, 0, 0, length)
 
+    @repeated_after_deadlock
     def cancel(self, replay_id: int) -> Replay:
         """Cancel a replay at its current position; events already delivered or parked are kept. Idempotent.
 

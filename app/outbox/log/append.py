@@ -22,10 +22,11 @@ from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.copy_insert import insert
 from app.outbox.engine.database import Database
 from app.outbox.engine.db_errors import Unstorable
+from app.outbox.engine.deadlocks import is_deadlock
 from app.outbox.log import pg_append
 from app.outbox.log.batch import Batch, QueueFull, Receipt
 from app.outbox.log.routing import Matches, Routing, load_routing
-from app.outbox.policies import APPEND
+from app.outbox.policies import APPEND, DATABASE
 
 # Built once: building a statement takes about as long as running it in the database.
 _SELECT_RECORDED = sa.select(tables.targets.c.id, tables.targets.c.recorded)
@@ -105,15 +106,20 @@ class Log:
         if not any(requests):
             return [Receipt() for _ in requests]
         self._check_sizes(requests)
-        options = _Options(promised, routed, only_target, guard, action)
+        options, deadlocks = _Options(promised, routed, only_target, guard, action), 0
         while True:
             # Match before locking the head, because the lock blocks all other appends.
             current = self._match(requests, options) if matches is None else self._current(matches)
             expected = self._expected(requests, current)
-            if expected is not None and guard is None and not action and self._in_one_trip(expected, promised=promised):
-                return expected.answers
+            is_plain = expected is not None and guard is None and not action
             try:
+                if expected is not None and is_plain and self._in_one_trip(expected, promised=promised):
+                    return expected.answers
                 return self._under_lock(requests, current, expected, options)
+            except sa.exc.DBAPIError as error:
+                deadlocks += 1
+                if deadlocks > DATABASE.max_deadlocks or not is_deadlock(error):
+                    raise
             except RoutingChanged:
                 self._read_routing()
                 self._changes += 1
@@ -127,11 +133,18 @@ class Log:
         Raises what `append` and `beside` raise, and then nothing was recorded.
         """
         self._check_sizes([events])
-        options = _Options(promised=False, routed=True, only_target=None, guard=None, action="", beside=beside)
+        options, deadlocks = (
+            _Options(promised=False, routed=True, only_target=None, guard=None, action="", beside=beside),
+            0,
+        )
         while True:
             matches = self._match([events], options)
             try:
                 [answer] = self._under_lock([events], matches, self._expected([events], matches), options)
+            except sa.exc.DBAPIError as error:
+                deadlocks += 1
+                if deadlocks > DATABASE.max_deadlocks or not is_deadlock(error):
+                    raise
             except RoutingChanged:
                 self._read_routing()
                 self._changes += 1

@@ -13,6 +13,7 @@ from app.outbox import log_head, tables
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.errors import AlreadyRunning, UnknownRun
 from app.outbox.reconcile.progress import Progress
 from app.resources.drift import drift_of
@@ -59,6 +60,7 @@ class Reconciliations:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    @repeated_after_deadlock
     def begin(self, target: TargetId, bucket: str, *, lease: int, state: str = RUNNING, run: str = "") -> str:
         """Start a run and return its name; it is dead `lease` ms after its last `renew`. Raises `AlreadyRunning`.
 
@@ -103,6 +105,7 @@ class Reconciliations:
             )  # fmt: skip
         return run
 
+    @repeated_after_deadlock
     def renew(self, run: str, *, lease: int, progress: Progress | None = None) -> bool:
         """Renew the run's lease and record its progress; return False if it was declared dead."""
         r, text = tables.reconciliations.c, progress.to_text() if progress else None
@@ -122,6 +125,7 @@ class Reconciliations:
         counts = counts_of(row) if row is not None else {}
         return counts.get("objects", 0) + counts.get("target_rows", 0)
 
+    @repeated_after_deadlock
     def end(self, run: str, state: str, counts: Mapping[str, int], *, report: str = "", problem: str = "") -> None:
         """Record the result of a run, unless it was cancelled."""
         r, numbers = tables.reconciliations.c, json.dumps({name: counts.get(name, 0) for name in COUNTS})

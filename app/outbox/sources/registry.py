@@ -16,6 +16,7 @@ from app.outbox import audit, log_head, tables
 from app.outbox.declared_rows import NOT_NAMED, SealedSettings, read_row
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database, OpenTransaction, now_ms
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.sources.errors import ReadOnlySource, SourceInUse
 from app.outbox.sources.stored import (
     INVALID_SETTINGS,
@@ -53,6 +54,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
         with self._database.reading() as connection:
             return read_positions(connection, stored.row_id)
 
+    @repeated_after_deadlock
     def put(
         self,
         source: SourceId,
@@ -122,6 +124,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
             if entry.is_read_only and source not in found:
                 self._update(source, "disable", enabled=False, reason=NOT_NAMED)
 
+    @repeated_after_deadlock
     def remove(self, source: SourceId, *, force: bool = False) -> int:
         """Delete a source with its positions and rejected messages, and return how many of these there were.
 
@@ -154,6 +157,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
         """End a pause, forget what was lost, and try again at once. Raises `UnknownSource`."""
         self._update(source, "resume", paused=False, reason="", **_AS_NEW, **_NO_NOTICE)
 
+    @repeated_after_deadlock
     def _update(self, source: SourceId, action: str, **values: Any) -> None:
         s = tables.sources.c
         with self._database.writing() as connection:

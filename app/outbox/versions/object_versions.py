@@ -19,6 +19,7 @@ from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.event_names import is_named
 from app.outbox.log.records import readable
 from app.outbox.markers import WHOLE_LOG
@@ -129,6 +130,7 @@ class ObjectVersions:
             place = {"of_target": self._lease.target_id, "of_partition": partition, "ids": some}
             yield from self._connection.execute(query, place)
 
+    @repeated_after_deadlock
     def _write(self, partition: int, folds: Mapping[ObjectKey, Fold]) -> None:
         rows = [row for key, fold in folds.items() for row in rows_of(self._lease.target_id, key, fold)]
         if not rows:

@@ -26,6 +26,7 @@ from app.outbox.delivery.transitions.heads import restore_heads
 from app.outbox.delivery.transitions.settlement import NewDeadLetter, ParkedRow, Progress, Settlement
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import VALUE_ERRORS, Database, describe_error, refuses_value
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.versions.object_versions import ObjectVersions
 
@@ -72,6 +73,7 @@ class SettlementStore:
             replay.position = position
             lease.replays = [other for other in lease.replays if other.position < other.until]
 
+    @repeated_after_deadlock
     def _write(self, lease: Lease, settlement: Settlement, now: int, write_rows: "_WriteRows") -> None:
         # A statement of several cursors is in a transaction, because one of them may have another token.
         alone = settlement.only_advances and len(settlement.progress) == 1

@@ -1,0 +1,116 @@
+"""A deadlock, of which the database ends one side, is nobody's error: that side is tried again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Event as Flag
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import log_head, tables
+from app.outbox import registry as registry_module
+from app.outbox.delivery.transitions import settlement_store
+from app.outbox.engine.database import Database
+from app.outbox.log import append
+from app.outbox.log.append import Log
+from app.outbox.log.batch import Receipt
+from tests.support.builders import add_target, event, registry
+from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
+from workers.delivery.outcomes import Failed
+
+pytestmark = [
+    pytest.mark.promise,
+    pytest.mark.parametrize("outbox_url", ["postgresql", "mysql", "mariadb"], indirect=True),
+]
+
+
+def lose(
+    database: Database,
+    work: Callable[[], Any],
+    reached: Flag,
+    first: Callable[[sa.Connection], object],
+    then: Callable[[sa.Connection], object],
+) -> Any:
+    """Have `work` lose a deadlock: it is about to want what is locked `first` when it has `reached` the flag."""
+    with ThreadPoolExecutor(1) as pool:
+        with database.writing() as connection:
+            # The larger transaction wins, or that which began to wait last.
+            rows = [{"name": f"bucket-{number}", "created_at": 0} for number in range(500)]
+            connection.execute(tables.buckets.insert(), rows)
+            first(connection)
+            working = pool.submit(work)
+            assert reached.wait(30)
+            time.sleep(0.3)  # PostgreSQL looks for a deadlock a second after it has begun to wait
+            then(connection)
+        return working.result(60)
+
+
+def flagged(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> Flag:
+    """A flag that is set when this function is called."""
+    flag, function = Flag(), getattr(module, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        flag.set()
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, call)
+    return flag
+
+
+def lock_target(database: Database, target: TargetId) -> Callable[[sa.Connection], object]:
+    row_id = registry(database).target(target).row_id
+    lock = sa.select(tables.targets.c.id).where(tables.targets.c.id == row_id).with_for_update(key_share=True)
+    return lambda connection: connection.execute(lock).all()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_an_append_that_loses_a_deadlock_records_its_events(
+    database: Database, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    target = add_target(database)
+    reached, log, one = flagged(monkeypatch, append, "_count"), Log(database), event()
+
+    def work() -> object:
+        return log.append_beside([one], lambda *_: None) if beside else log.append([[one]])[0]
+
+    answer = lose(database, work, reached, lock_target(database, target), log_head.lock)
+    assert isinstance(answer, Receipt)
+    assert (answer.recorded, answer.repeated) == (1, 0)
+    [again] = log.append([[one]])
+    assert isinstance(again, Receipt)
+    assert again.repeated == 1
+    assert_counters_balance(database)
+
+
+def test_a_settlement_that_loses_a_deadlock_is_written(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = add_target(database)
+    Log(database).append([[event("k")]])
+    courier = Courier(database, target, ScriptedTarget(lambda _: Failed("no")))
+    reached = flagged(monkeypatch, settlement_store, "_count_in_row")
+    cursors = sa.select(tables.cursors.c.target_id).with_for_update()
+    lose(
+        database,
+        partial(courier.run, turns=1),
+        reached,
+        lock_target(database, target),
+        lambda one: one.execute(cursors).all(),
+    )
+    with database.reading() as connection:
+        assert connection.execute(sa.select(tables.parked.c.attempts)).scalars().all() == [1]
+    assert_counters_balance(database)
+
+
+def test_a_change_of_a_target_that_loses_a_deadlock_is_made(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = add_target(database)
+    lock = lock_target(database, target)
+    reached = flagged(monkeypatch, registry_module, "find_target")
+    lose(database, lambda: registry(database).pause(target, "why"), reached, lock, log_head.lock)
+    assert registry(database).target(target).paused
