@@ -7,6 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from app.config.arn import TargetId
 from app.events.frontends import S3_FRONTENDS
+from app.events.frontends.unknown import GUESSED
 from app.resources.dead_letter import FailedAttempt
 from app.resources.declaration import (
     FLAG,
@@ -34,6 +35,7 @@ _NAMES = list_of(TEXT, "write s3:ObjectCreated:*")("event names, with wildcards 
 _LIMIT = number(1, MAX_HISTORY)(
     "the most events to return; 1,000 of a history unless given, 100 of a search (at most 1,000)"
 )
+_GUESS = "sender unknown, whose key can be read in two ways and was decoded: name the sender"
 
 
 class Attempt(Resource):
@@ -99,7 +101,9 @@ class Origin(Resource):
     """By what an event came. A token that is limited to buckets sees only `kind` and `frontend`."""
 
     kind: Annotated[str, about("a request that posted it, or a source that pulled it", enum=["request", "source"])]
-    frontend: Annotated[str, about("the kind of sender, as it was recognised or named")]
+    frontend: Annotated[
+        str, about("the kind of sender, as it was recognised or named; `unknown-encoding`: its key is a guess")
+    ]
     token: Annotated[str | UnsetType, about("the name of the request's token, if it had one")] = UNSET
     source: Annotated[str | UnsetType, about("the source, as TYPE:NAME")] = UNSET
     share: Annotated[str | UnsetType, about("of the source's queue, such as a partition of Kafka")] = UNSET
@@ -112,7 +116,8 @@ def describe_origin(origin: Mapping[str, str]) -> str:
     with_token = f"token {origin['token']}" if "token" in origin else ""
     place = f"position {origin['position']}" if "position" in origin else ""
     share = f"of share {origin['share']}" if "share" in origin else ""
-    return ", ".join(filter(None, (by, with_token, f"{place} {share}".strip(), f"sender {origin['frontend']}")))
+    sender = _GUESS if origin["frontend"] == GUESSED else f"sender {origin['frontend']}"
+    return ", ".join(filter(None, (by, with_token, f"{place} {share}".strip(), sender)))
 
 
 class Event(Resource):

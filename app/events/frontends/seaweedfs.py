@@ -36,7 +36,7 @@ _SECOND = 10**9  # ns
 _LATEST = 253_402_300_800  # seconds: the year 10000
 
 _VERSIONS, _VERSION_FILE = ".versions", "v_"
-_UNFINISHED = re.compile("v_[0-9a-f]{16,64}")
+_UNFINISHED = re.compile("v_[0-9a-f]{8,64}")
 _VERSION_ID, _IS_MARKER = "Seaweed-X-Amz-Version-Id", "Seaweed-X-Amz-Delete-Marker"
 _SUPERSEDED = "Seaweed-X-Amz-Noncurrent-Since-Ns"  # added to a version when a newer one has been written
 _ETAG, _GRANTS = "Seaweed-X-Amz-ETag", "Seaweed-X-Amz-Acl"

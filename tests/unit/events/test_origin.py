@@ -9,6 +9,7 @@ from app.events.limits import Limits
 from app.events.messages import Message, read_message
 from app.events.origin import UNKNOWN, Origin, by_request, by_source, origin_of
 from app.events.parsing import parse
+from app.resources.event import describe_origin
 from tests.support import sample_events
 
 RECORD = sample_events.put("a").record.encode()
@@ -56,3 +57,9 @@ def test_each_event_of_a_body_has_the_sender_that_it_was_recognised_as() -> None
 def test_a_pulled_event_has_the_position_of_its_message() -> None:
     read = read_message(Message(BODY, "3", "1235"), Limits(), None, "kafka:minio")
     assert [origin_of(event.origin) for event in read.events] == [Origin("source", "kafka:minio", "minio", "3", "1235")]
+
+
+def test_an_origin_says_in_words_that_a_key_is_a_guess() -> None:
+    assert describe_origin({"kind": "request", "token": "t", "frontend": "minio"}) == "request, token t, sender minio"
+    guess = describe_origin({"kind": "request", "frontend": "unknown-encoding"})
+    assert guess == "request, sender unknown, whose key can be read in two ways and was decoded: name the sender"
