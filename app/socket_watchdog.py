@@ -15,12 +15,12 @@ from typing import Protocol
 
 
 class Limited(Protocol):
-    """What may last until `ends` (`time.monotonic()`); `cut` is called once if it lasts longer, and must be short."""
+    """What may last until `ends` (`time.monotonic()`); `cut` is called if it lasts longer, and must be short."""
 
     ends: float
 
     def cut(self) -> None:
-        """Cut the connections."""
+        """Cut the connections, or let it last until a later `ends`."""
 
 
 def add(limited: Limited) -> None:
@@ -70,6 +70,8 @@ class _Watchdog:
                 for limited in [each for each in self._watched if each.ends <= now]:
                     self._watched.discard(limited)
                     limited.cut()
+                    if limited.ends > now:
+                        self._watched.add(limited)
                 self._wakes = min((each.ends for each in self._watched), default=math.inf)
                 self._changed.wait(None if self._wakes == math.inf else max(0.0, self._wakes - now))
 

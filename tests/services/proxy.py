@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tests.services.server_process import LOOPBACK
@@ -56,6 +56,8 @@ class Proxy:
         self._unanswered, self._at_once = b"", 0
         self.lost = threading.Event()  # whether an answer was lost by `lose_answer_to()`
         self._delay = self._drip = 0.0
+        self._flood: Iterable[bytes] | None = None
+        self.flooded = 0
         self._refusing = False
         self._swallowing, self._muting = threading.Event(), threading.Event()
         self._holding, self._released = threading.Event(), threading.Event()
@@ -77,6 +79,12 @@ class Proxy:
         """What the server says passes byte by byte, each after so many seconds; so many bytes pass at once before."""
         self.heal()
         self._at_once, self._drip = after, seconds
+
+    def flood(self, answer: Iterable[bytes]) -> None:
+        """What comes in place of the server's next answer, until the client hangs up; `flooded` counts its bytes."""
+        self.heal()
+        self.flooded = 0
+        self._flood = answer
 
     def cut(self) -> None:
         """Every connection is reset, and each new one as soon as it is made."""
@@ -109,7 +117,7 @@ class Proxy:
 
     def heal(self) -> None:
         """Pass on again whatever new connections bring."""
-        self._delay, self._refusing, self._drip = 0.0, False, 0.0
+        self._delay, self._refusing, self._drip, self._flood = 0.0, False, 0.0, None
         for fault in (self._swallowing, self._muting):
             if fault.is_set():
                 for wire in self._wires:
@@ -184,6 +192,12 @@ class Proxy:
             received = received[1:]
         return received
 
+    def _pour(self, sink: socket.socket) -> None:
+        """Send the flood, if there is one, until the client hangs up."""
+        for piece in self._flood or ():
+            sink.sendall(piece)
+            self.flooded += len(piece)
+
     def _hold(self, wire: _Wire, said: bytes) -> None:
         if self._holding.is_set() and self._to_hold in said:
             self._holding.clear()
@@ -214,6 +228,7 @@ class Proxy:
                 if self._swallowing.is_set() or (answers and self._muting.is_set()):
                     wire.silent.set()
                 if answers:
+                    self._pour(sink)
                     received = self._dripped(sink, self._change(received))
                 if not wire.silent.is_set() or (not answers and self._muting.is_set()):
                     sink.sendall(received)

@@ -28,7 +28,7 @@ PRIVATE = {
     },
     "amqp": {
         "workers/sources/amqp/source.py": {"_callbacks"},
-        "workers/targets/amqp/connection.py": {"_connect", "_setup_transport", "_transport", "_wrap_socket"},
+        "workers/targets/amqp/connection.py": {"_connect", "_read", "_setup_transport", "_transport", "_wrap_socket"},
     },
     "billiard": {"workers/celery.py": {"_parent_pid"}},
     "boto3": {"spark_jobs/listings/s3_listing.py": {"_session"}},
@@ -48,7 +48,10 @@ PRIVATE = {
              "_in_packet", "_out_messages", "_sock_close", "_ssl_context", "_ssl_wrap_socket"},
     },
     "prometheus-client": {"workers/telemetry/metrics.py": {"_upper_bounds"}},
-    "pymysql": {"app/outbox/engine/mysql_connection.py": {"_create_ssl_ctx"}},
+    "pymysql": {
+        "app/outbox/engine/mysql_connection.py": {"_create_ssl_ctx"},
+        "workers/targets/mysql/connection.py": {"_force_close", "_read_bytes", "_write_bytes"},
+    },
     "pyspark": {
         "spark_jobs/class_archive.py": {"_gateway", "_jvm"},
         "spark_jobs/iceberg/catalog.py": {"_jvm"},

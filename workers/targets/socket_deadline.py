@@ -7,6 +7,8 @@ would hold a worker for ever, so a whole request has a `Deadline` too.
 import math
 import os
 import select
+import socket
+import sys
 import threading
 import time
 from types import TracebackType
@@ -16,6 +18,8 @@ from app import socket_watchdog
 
 # Seconds beyond a driver's or server's own time limit before we cut the connection: their errors name the reason.
 _GRACE_SECONDS = 2.0
+_LOOK_SECONDS = 0.05
+_INFO_BYTES = 136  # of Linux' tcp_info, up to tcpi_bytes_received
 
 
 def has_spoken(descriptor: int) -> bool:
@@ -72,6 +76,54 @@ class Deadline:
         self.expired = True
         for descriptor in self._wires:
             socket_watchdog.shut_down(descriptor)
+
+
+class BoundedDeadline(Deadline):
+    """Cut the connection of `descriptor` also once it has received more than `limit` bytes in the block.
+
+    For drivers in whose reading nobody has a say. The system is asked how many it were, some times a second.
+    """
+
+    __slots__ = ("_before", "_last", "_limit", "is_flooded")
+
+    def __init__(self, seconds: float, descriptor: int, limit: int) -> None:
+        super().__init__(seconds, descriptor)
+        self._limit = limit
+        self._before = _received(descriptor)
+        self._last = math.inf
+        self.is_flooded = False
+
+    def restart(self) -> None:
+        """Let the time begin again."""
+        super().restart()
+        self._last = self.ends
+        self._look_again()
+
+    def cut(self) -> None:
+        """Cut the connection if the time is over, or too much has come."""
+        self.is_flooded = _received(self._wires[0]) - self._before > self._limit
+        if self.is_flooded or time.monotonic() >= self._last:
+            super().cut()
+        else:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        self.ends = min(self._last, time.monotonic() + _LOOK_SECONDS)
+
+
+def _received(descriptor: int) -> int:
+    """Return how many bytes a TCP socket has received; 0 for another one."""
+    try:
+        wire = socket.socket(fileno=descriptor)
+    except OSError:
+        return 0
+    try:
+        info = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        return int.from_bytes(info[_INFO_BYTES - 8 :], sys.byteorder)
+    except OSError:
+        return 0
+    finally:
+        wire.detach()
 
 
 def watch(descriptor: int) -> None:

@@ -9,7 +9,7 @@ from app.events.messages import Message
 from workers.sources.base import Opened
 
 _PULLED_BYTES = 1 << 22  # that are asked for at once: Redis does nothing else while it reads them
-_FIRST_COUNT, _MAX_COUNT = 100, 10_000
+_FIRST_COUNT, _MAX_COUNT = 3, 10_000  # the first so small that the largest events fit into one answer
 
 
 class Reader(Protocol):

@@ -3,23 +3,50 @@
 import functools
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from amqp import Connection
-from amqp.exceptions import AMQPError
+from amqp.exceptions import AMQPError, UnexpectedFrame
+from amqp.method_framing import frame_handler
 from amqp.transport import SSLTransport, TCPTransport
 
 from app.config.sources.amqp import AmqpSourceSettings
 from app.config.targets.amqp import AmqpAddress, AmqpSettings
 from workers.targets import socket_deadline, tcp, tls
+from workers.targets.answer_limit import MAX_MESSAGE_BYTES, AnswerTooLong
 from workers.targets.socket_deadline import Deadline
 
 CLIENT_NAME = "Bucketwire"
+_MAX_FRAME_BYTES = 1 << 20  # servers agree to 128 KiB
 
 
-class _Transport(TCPTransport):
+class _Bounded:
+    """A transport that refuses a frame of more bytes than have been agreed on."""
+
+    def _read(self, n: int, *options: Any, **more: Any) -> bytes:
+        if n > _MAX_FRAME_BYTES:
+            raise UnexpectedFrame(str(AnswerTooLong(_MAX_FRAME_BYTES, n)))
+        return super()._read(n, *options, **more)  # type: ignore[misc,no-any-return]  # the transport's
+
+
+def _whole_messages(connection: Any, callback: Any, **options: Any) -> Callable[[Any], bool]:
+    """Return py-amqp's function for frames, with a limit for a message of many."""
+    take, pending = frame_handler(connection, callback, **options), 0
+
+    def limited(frame: Any) -> bool:
+        nonlocal pending
+        is_whole = bool(take(frame))
+        pending = 0 if is_whole else pending + len(frame[2])
+        if pending > MAX_MESSAGE_BYTES:
+            raise UnexpectedFrame(str(AnswerTooLong(MAX_MESSAGE_BYTES)))
+        return is_whole
+
+    return limited
+
+
+class _Transport(_Bounded, TCPTransport):
     """A transport that a `Deadline` cuts."""
 
     sock: Any
@@ -32,7 +59,7 @@ class _Transport(TCPTransport):
         super()._setup_transport()  # type: ignore[misc]  # the stubs lack it
 
 
-class _TLSTransport(SSLTransport):
+class _TLSTransport(_Bounded, SSLTransport):
     """A transport with the TLS context that all targets share; py-amqp would create its own."""
 
     def __init__(self, host: str, context: ssl.SSLContext, server_name: str, **options: Any) -> None:
@@ -69,6 +96,7 @@ def make_connection(settings: AmqpSettings | AmqpSourceSettings, place: AmqpAddr
         write_timeout=settings.timeout,
         heartbeat=place.heartbeat,
         socket_settings=options,
+        frame_handler=_whole_messages,
     )
     kind: Any = _Transport
     if place.tls:

@@ -14,6 +14,7 @@ from paho.mqtt.properties import Properties
 
 from app.config.targets.mqtt import MqttAddress, MqttSettings
 from workers.targets import socket_deadline, tcp, tls
+from workers.targets.answer_limit import MAX_ANSWER_BYTES, LimitedSocket
 
 
 class MqttClient(Client):
@@ -34,6 +35,10 @@ class MqttClient(Client):
         if self._wire is not None:
             self._wire.close()
 
+    def problem(self) -> str:
+        """Return what is wrong with what the broker has sent; empty if nothing is."""
+        return str((self._wire and self._wire.problem) or "")
+
     def unread(self) -> bool:
         """Return whether TLS has buffered bytes, which polling the socket does not show."""
         return bool(getattr(self.socket(), "pending", int)())
@@ -43,13 +48,14 @@ class MqttClient(Client):
 
     def _create_socket_connection(self) -> Any:
         # Without TCP_NODELAY the system delays a small packet behind an unacknowledged one for 40 ms.
-        self._wire = tcp.connect(self._host, self._port, self._connect_timeout, tcp.OPTIONS)
+        made = tcp.connect(self._host, self._port, self._connect_timeout, tcp.OPTIONS)
+        self._wire = LimitedSocket(made, MAX_ANSWER_BYTES)
         socket_deadline.watch(self._wire.fileno())
         return self._wire
 
     def _ssl_wrap_socket(self, tcp_sock: Any) -> Any:
         context: Any = self._ssl_context
-        self._wire = context.wrap_socket(tcp_sock, server_hostname=self._host)
+        self._wire = LimitedSocket(context.wrap_socket(tcp_sock.socket, server_hostname=self._host), MAX_ANSWER_BYTES)
         return self._wire
 
     def _handle_pubackcomp(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> MQTTErrorCode:

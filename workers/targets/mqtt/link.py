@@ -154,7 +154,7 @@ class MqttLink:
         client = self._client
         wire = client.socket()
         if wire is None:
-            raise Lost(self._lost_because, dropped=self._dropped)
+            raise self._lost()
         self._poll.register(wire, select.POLLIN | (select.POLLOUT if client.want_write() else 0))
         unread = client.unread()
         if client.keepalive:
@@ -168,7 +168,13 @@ class MqttLink:
             result = result or client.loop_write()
         result = result or client.loop_misc()
         if result or client.socket() is None:
-            raise Lost(self._lost_because, dropped=self._dropped)
+            raise self._lost()
+
+    def _lost(self) -> Lost:
+        """Return the error for a connection that has ended."""
+        if problem := self._client.problem():
+            return Lost(problem, dropped=False)
+        return Lost(self._lost_because, dropped=self._dropped)
 
     def _settle(self, mid: int, code: int, words: str) -> None:
         index = self._unconfirmed.pop(mid, None)

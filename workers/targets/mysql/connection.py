@@ -13,6 +13,7 @@ from pymysql.connections import Connection
 from app.config.targets.mysql import MysqlSettings
 from app.config.targets.mysql_dsn import Dsn
 from workers.targets import socket_deadline, tcp, tls
+from workers.targets.answer_limit import MAX_ANSWER_BYTES, AnswerTooLong
 from workers.targets.base import TargetUnavailable
 from workers.targets.sql_target import IDLE_SECONDS
 
@@ -134,6 +135,23 @@ def reason(error: pymysql.MySQLError) -> str:
     return f"{text} (error {code})" if code else text
 
 
+class _LimitedConnection(Connection):
+    """A connection whose answers have a limit."""
+
+    _left = MAX_ANSWER_BYTES
+
+    def _write_bytes(self, data: bytes) -> None:
+        self._left = MAX_ANSWER_BYTES
+        super()._write_bytes(data)  # type: ignore[misc]  # the stubs lack it, and what follows
+
+    def _read_bytes(self, num_bytes: int) -> bytes:
+        self._left -= num_bytes
+        if self._left < 0:
+            self._force_close()  # type: ignore[attr-defined]  # as above
+            raise pymysql.OperationalError(0, str(AnswerTooLong(MAX_ANSWER_BYTES)))
+        return bytes(super()._read_bytes(num_bytes))  # type: ignore[misc]  # as above
+
+
 def _login(settings: MysqlSettings, dsn: Dsn) -> Connection:
     context = None
     if dsn.tls in ("true", "skip-verify"):
@@ -142,7 +160,7 @@ def _login(settings: MysqlSettings, dsn: Dsn) -> Connection:
             settings.tls_ca, skip_verify=skip, client_cert=settings.client_cert, client_key=settings.client_key
         )
     refused = {} if dsn.cleartext else dict.fromkeys(("mysql_clear_password", "dialog"), _NoPasswordAsItIs)
-    connection = Connection(
+    connection = _LimitedConnection(
         user=dsn.user,
         password=dsn.password.encode(),  # the driver would encode a str as Latin-1
         host="localhost" if dsn.socket else dsn.host,

@@ -28,6 +28,7 @@ from app.config.fields.addresses import HostPort
 from app.config.sources.jetstream import JetstreamSourceSettings
 from app.config.targets.nats import NatsSettings
 from workers.targets import tls
+from workers.targets.answer_limit import MAX_MESSAGE_BYTES, AnswerTooLong
 from workers.targets.base import TargetUnavailable
 from workers.targets.nats.login import login_options
 
@@ -38,6 +39,7 @@ CLIENT_NAME = "Bucketwire"
 # More than the largest message (64 MB): `publish` never waits for buffer space, as this package limits pending bytes.
 _MAX_PENDING_BYTES = 128 * 1024 * 1024
 _PING_SECONDS = 120
+_MAX_LINE_BYTES = 1 << 20  # servers take 4 KiB, and their description of themselves has some more
 
 
 # As the server reads such lines itself; with those of nats-py a word ends at any space.
@@ -45,8 +47,23 @@ parser.MSG_RE = re.compile(rb"\AMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r
 parser.HMSG_RE = re.compile(rb"\AHMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)[ \t]+(\d+)\r\n")
 
 
+class _Parser(parser.Parser):
+    """Reads messages and lines up to a limit."""
+
+    async def parse(self, data: bytes = b"") -> None:
+        await super().parse(data)
+        if self.needed > MAX_MESSAGE_BYTES and self.state == parser.AWAITING_MSG_PAYLOAD:
+            raise AnswerTooLong(MAX_MESSAGE_BYTES, self.needed)
+        if len(self.buf) > _MAX_LINE_BYTES and self.state == parser.AWAITING_CONTROL_LINE:
+            raise AnswerTooLong(_MAX_LINE_BYTES)
+
+
 class _Client(Client):
     """A client that reads whatever a server passes on: a subject is any bytes, and so are headers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ps = _Parser(self)
 
     def _build_message(self, sid: int, subject: bytes, *rest: Any) -> Any:
         return super()._build_message(sid, subject.decode(errors="replace").encode(), *rest)

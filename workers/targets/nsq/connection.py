@@ -12,11 +12,13 @@ from collections.abc import Sequence
 
 from app.config.targets.nsq import NsqSettings
 from workers.targets import tcp, tls
+from workers.targets.answer_limit import AnswerTooLong
 from workers.targets.base import TargetUnavailable
 from workers.targets.socket_deadline import Deadline
 
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
 
+_MAX_FRAME_BYTES = 1 << 20  # of an answer: OK, an error, or what nsqd says of itself
 _ERROR = 1  # type of a frame; 0 is an answer
 
 
@@ -127,6 +129,8 @@ class NsqConnection:
 
     def _answer(self) -> bytes:
         size, kind = struct.unpack(">ll", self._exactly(8))
+        if not 4 <= size <= _MAX_FRAME_BYTES:
+            raise TargetUnavailable(f"{self._where}: {AnswerTooLong(_MAX_FRAME_BYTES, size)}")
         content = self._exactly(size - 4)
         if kind == _ERROR:
             words = content.decode(errors="replace")

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import socket
+from collections.abc import Iterator
 
 import psycopg2
 from psycopg2 import extensions
@@ -12,6 +13,7 @@ from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.postgresql_dsn import explicit
 from app.config.targets.postgresql_dsn import parameters as libpq_parameters
 from workers.targets import link_local, socket_deadline
+from workers.targets.answer_limit import MAX_ANSWER_BYTES, AnswerTooLong
 from workers.targets.base import TargetUnavailable
 
 _PORT = "5432"
@@ -49,6 +51,8 @@ def connect(settings: PostgresSettings) -> extensions.connection:
         connection = psycopg2.connect(extensions.make_dsn(**_checked(parameters(settings))))
     except psycopg2.Error as error:
         raise TargetUnavailable(f"PostgreSQL: {reason(error)}") from error
+    except UnicodeDecodeError as error:  # of libpq's words, with what the server has sent
+        raise TargetUnavailable("PostgreSQL: the server is not PostgreSQL") from error
     connection.autocommit = True
     return connection
 
@@ -90,9 +94,17 @@ def is_stale(connection: extensions.connection) -> bool:
     return bool(connection.closed) or socket_deadline.has_spoken(connection.fileno())
 
 
-def deadline(connection: extensions.connection, timeout: float) -> contextlib.AbstractContextManager[object]:
-    """End the block with an `OperationalError` if the server does not even keep its own time limit.
+@contextlib.contextmanager
+def deadline(connection: extensions.connection, timeout: float) -> Iterator[None]:
+    """End the block with an `OperationalError` if the server does not even keep its own time limit, or floods us.
 
-    libpq waits forever for a server that is frozen or vanished silently; cutting the socket below it ends the wait.
+    libpq waits forever for a server that is frozen or vanished silently, and reads an answer to its end; cutting the
+    socket below it ends both.
     """
-    return socket_deadline.Deadline(timeout, connection.fileno())
+    with socket_deadline.BoundedDeadline(timeout, connection.fileno(), MAX_ANSWER_BYTES) as limit:
+        try:
+            yield
+        except psycopg2.Error as error:
+            if limit.is_flooded:
+                raise psycopg2.OperationalError(str(AnswerTooLong(MAX_ANSWER_BYTES))) from error
+            raise

@@ -5,7 +5,6 @@ command is sent once, to a server that was asked for right before the connection
 any more refuses it (READONLY, MOVED), and the next connection finds its successor.
 """
 
-import socket
 import ssl
 from typing import Any
 
@@ -21,6 +20,7 @@ from app.config.fields.addresses import HostPort
 from app.config.sources.redis import RedisSourceSettings
 from app.config.targets.redis import RedisSettings
 from workers.targets import socket_deadline, tcp, tls
+from workers.targets.answer_limit import MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES, LimitedSocket
 from workers.targets.node_rotation import NodeRotation
 
 CLIENT_NAME = "Bucketwire"
@@ -99,6 +99,7 @@ class RedisServers:
             socket_timeout=chosen.timeout,
             socket_connect_timeout=chosen.timeout,
             retry=Retry(NoBackoff(), 0),
+            limit=MAX_ANSWER_BYTES if isinstance(chosen, RedisSettings) else MAX_MESSAGE_BYTES,
             protocol=2,  # HELLO does not exist before Redis 6
             **options,
         )
@@ -116,8 +117,8 @@ def describe_servers(settings: RedisSettings | RedisSourceSettings) -> str:
 class _Limited:
     """A connection that a `Deadline` cuts: redis-py's own time limit is that of one read."""
 
-    def _connect(self) -> socket.socket:
-        made: socket.socket = super()._connect()  # type: ignore[misc]  # the connection's, which it is mixed into
+    def _connect(self) -> Any:
+        made = super()._connect()  # type: ignore[misc]  # the connection's, which it is mixed into
         socket_deadline.watch(made.fileno())
         return made
 
@@ -129,34 +130,53 @@ class _Limited:
 
 
 class _TcpConnection(Connection):
-    def _connect(self) -> socket.socket:
+    def _connect(self) -> Any:
         made = tcp.connect(self.host, int(self.port), self.socket_connect_timeout, tcp.OPTIONS)
         made.settimeout(self.socket_timeout)
         return made
 
 
-class _PlainConnection(_Limited, _TcpConnection):
+class _Bounded:
+    """A connection whose answers have at most `limit` bytes."""
+
+    def __init__(self, *, limit: int, **options: Any) -> None:
+        super().__init__(**options)
+        self._limit = limit
+
+    def _connect(self) -> Any:
+        return LimitedSocket(super()._connect(), self._limit)  # type: ignore[misc]  # as above
+
+
+class _LimitedTcpConnection(_Limited, _TcpConnection):
     """A TCP connection."""
 
 
-class _UnixConnection(_Limited, UnixDomainSocketConnection):
+class _PlainConnection(_Bounded, _LimitedTcpConnection):
+    """A TCP connection whose answers have a limit."""
+
+
+class _UnixConnection(_Bounded, _Limited, UnixDomainSocketConnection):
     """A connection through a socket file."""
 
 
-class _TLSConnection(_PlainConnection):
+class _SharedContextConnection(_LimitedTcpConnection):
     """A connection with the TLS context that all targets share; redis-py would create its own."""
 
     def __init__(self, *, context: ssl.SSLContext, **options: Any) -> None:
         super().__init__(**options)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
         self._context = context
 
-    def _connect(self) -> ssl.SSLSocket:
+    def _connect(self) -> Any:
         plain = super()._connect()
         try:
             return self._context.wrap_socket(plain, server_hostname=self.host)
         except OSError:
             plain.close()
             raise
+
+
+class _TLSConnection(_Bounded, _SharedContextConnection):
+    """A TLS connection whose answers have a limit."""
 
 
 def _text(value: bytes | str) -> str:
