@@ -7,6 +7,7 @@ import botocore.config
 import botocore.exceptions
 import botocore.session
 
+import app.boto_connections  # noqa: F401 - reads answers strictly
 from app.config.arn import parse_arn
 from app.config.errors import BadValue
 from app.rules.model import PREFIX_AND_SUFFIX, Rule

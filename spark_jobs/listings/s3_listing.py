@@ -17,6 +17,7 @@ from botocore.exceptions import ClientError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
+import app.boto_connections  # noqa: F401 - reads answers strictly
 from spark_jobs.listings.listing import Listing
 from spark_jobs.listings.pages import PAGE_KEYS, is_bound, pages
 from spark_jobs.schemas import ENTRIES, LISTING

@@ -16,7 +16,9 @@ from app.config.fields.addresses import HostPort
 from app.config.settings import Settings
 from app.config.target_settings import load
 from app.console.openid_provider import Provider, ProviderProblem
+from app.minio_import.live import bucket_rules
 from app.supervisor.start import api_answers
+from spark_jobs.listings.s3_listing import Bucket
 from spark_jobs.stores.base import CannotRead
 from spark_jobs.stores.elasticsearch import Cluster
 from tests.services import LOOPBACK
@@ -55,14 +57,27 @@ def spark(port: int) -> None:
         assert cluster.request("GET", "/").body == TARGETS
 
 
-CLIENTS = {client.__name__: client for client in (command_line, frontend, openid, health, completion, spark)}
-READERS = {name: client for name, client in CLIENTS.items() if client not in (health, completion)}
+def minio(port: int) -> None:
+    assert list(bucket_rules(f"http://{LOOPBACK}:{port}", "a", "b")) == []
+
+
+def listing(port: int) -> None:
+    client = Bucket("images", f"http://{LOOPBACK}:{port}", login=("a", "b", None)).client()
+    assert [entry["Key"] for entry in client.list_objects_v2(Bucket="images")["Contents"]] == ["a"]
+    client.close()
+
+
+READERS = {client.__name__: client for client in (command_line, frontend, openid, spark)}
+CLIENTS = READERS | {client.__name__: client for client in (health, completion, minio, listing)}
+S3 = b"<Answer><Buckets></Buckets><Contents><Key>a</Key></Contents></Answer>"
 
 
 def answer(asked: Asked) -> bytes:
     """What each of them expects."""
     if b"metrics" in asked.head:
         return written(200, METRICS).replace(b"application/json", b"text/plain")
+    if b"AWS4-HMAC" in asked.head:
+        return written(200, S3).replace(b"application/json", b"application/xml")
     if b"openid-configuration" in asked.head:
         issuer = re.findall(rb"(?i)host: (\S+)", asked.head)[0].decode()
         names = ("issuer", "authorization_endpoint", "token_endpoint", "jwks_uri")
@@ -108,3 +123,18 @@ def test_an_answer_has_a_limit(client: Callable[[int], None], hostile: Callable[
     with RawServer(hostile) as server, pytest.raises(errors) as raised:
         client(server.port)
     assert re.search("more than [0-9,]+", str(raised.value)), raised.value
+
+
+def test_a_listing_is_not_the_one_before() -> None:
+    page = b"<ListBucketResult><Contents><Key>%d</Key></Contents></ListBucketResult>"
+
+    def twice(asked: Asked) -> Pieces:
+        pages = [written(200, page % number).replace(b"json", b"xml") for number in (len(server.asked), 0)]
+        return [b"".join(pages)]
+
+    with RawServer(twice) as server:
+        client = Bucket("images", f"http://{LOOPBACK}:{server.port}", login=("a", "b", None)).client()
+        keys = [client.list_objects_v2(Bucket="images")["Contents"][0]["Key"] for _ in range(3)]
+        client.close()
+    assert keys == ["1", "2", "3"]
+    assert len({asked.connection for asked in server.asked}) == 3

@@ -16,6 +16,7 @@ from botocore.session import get_session
 from urllib3 import Timeout
 from urllib3.exceptions import HTTPError
 
+import app.boto_connections  # noqa: F401 - reads answers strictly
 from app.config.sources.sqs import SqsSourceSettings
 from app.config.targets.sqs import SqsSettings
 from app.http_pools import AnswerTooLong
