@@ -12,7 +12,6 @@ import pytest
 
 from tests import services
 from tests.contract.probes.base import Probe, attempt
-from tests.contract.test_hanging_server import port
 from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NotAttempted, Unavailable
 
@@ -91,7 +90,7 @@ def unencrypted(probe: Probe, at: int) -> dict[str, str]:
 
 def test_opening_takes_no_more_than_a_limit(probe: Probe, floods: dict[str, Flood]) -> None:
     for name, flood in floods.items():
-        with services.proxy(port(probe)) as proxy, closing(probe.target(unencrypted(probe, proxy.port))) as target:
+        with services.proxy(probe.port) as proxy, closing(probe.target(unencrypted(probe, proxy.port))) as target:
             proxy.flood(flood())
             (outcome,) = attempt(target, [sample_events.put("a")], 1)
             assert isinstance(outcome, Unavailable), (name, outcome)
@@ -103,7 +102,7 @@ def test_a_delivery_takes_no_more_than_a_limit_and_says_so(probe: Probe, floods:
         pytest.skip("its brokers name their own addresses")
     reasons = {}
     for name, flood in floods.items():
-        with services.proxy(port(probe)) as proxy, closing(probe.target(unencrypted(probe, proxy.port))) as target:
+        with services.proxy(probe.port) as proxy, closing(probe.target(unencrypted(probe, proxy.port))) as target:
             assert list(target.deliver([sample_events.put("before")], 1)) == [DELIVERED]
             proxy.flood(flood())
             outcomes = attempt(target, [sample_events.put("a"), sample_events.put("b")], 1)

@@ -21,6 +21,7 @@ _KEY = "bucketwire/seconds"  # in pytest's cache
 _SHOWN = 20  # of the longest groups, at the end of a run
 _CASES = "tests/acceptance/test_beat.py", "tests/acceptance/test_faults.py"
 _PROBES = {  # they share their servers
+    "tests/contract/test_flooding_server.py",
     "tests/contract/test_hanging_server.py",
     "tests/contract/test_target_contract.py",
     "tests/contract/test_target_test.py",

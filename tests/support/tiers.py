@@ -46,6 +46,7 @@ COMBINED_WAYS = {"mqtt-5-qos2", "redis-access-guide"}
 OF_THE_CONNECTION = (
     "test_a_child_makes_a_connection_of_its_own",
     "test_a_closed_port",
+    "test_a_delivery_takes_no_more",
     "test_a_closed_target_opens_itself",
     "test_a_frozen_server_cannot_hang_an_opening",
     "test_a_server_that_answers_late",
@@ -55,6 +56,7 @@ OF_THE_CONNECTION = (
     "test_closing_is_harmless",
     "test_no_thread_socket_or_file",
     "test_opening_ends_in_time",
+    "test_opening_takes_no_more",
     "test_the_right_certificate",
 )
 OF_THE_MESSAGE = (
@@ -410,6 +412,7 @@ RULES: Mapping[str, Rule] = {
         _with("test_an_index_of_a_template", window=[ONE_AT_A_TIME]),
     ),
     "tests/contract/test_elasticsearch_cluster.py": _with("test_", members=["two nodes"]),
+    "tests/contract/test_flooding_server.py": _ways,
     "tests/contract/test_hanging_server.py": _hanging,
     "tests/contract/test_kafka.py": _either(
         _with("test_a_new_broker_is_spoken_to", version=["1.0.0", "4.3.0"]),
