@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
+from app.events.model import Event
 from app.outbox import log_head, tables
 from app.outbox import registry as registry_module
 from app.outbox.delivery.transitions import settlement_store
@@ -22,7 +23,7 @@ from app.outbox.log.append import Log
 from app.outbox.log.batch import Receipt
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
-from workers.delivery.outcomes import Failed
+from workers.delivery.outcomes import Failed, Outcome
 
 pytestmark = [
     pytest.mark.promise,
@@ -91,18 +92,18 @@ def test_an_append_that_loses_a_deadlock_records_its_events(
 def test_a_settlement_that_loses_a_deadlock_is_written(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     target = add_target(database)
     Log(database).append([[event("k")]])
-    courier = Courier(database, target, ScriptedTarget(lambda _: Failed("no")))
+    tried: list[str] = []
+
+    def fail(one: Event) -> Outcome:
+        tried.append(one.id)
+        return Failed("no")
+
+    courier = Courier(database, target, ScriptedTarget(fail))
     reached = flagged(monkeypatch, settlement_store, "_count_in_row")
-    cursors = sa.select(tables.cursors.c.target_id).with_for_update()
-    lose(
-        database,
-        partial(courier.run, turns=1),
-        reached,
-        lock_target(database, target),
-        lambda one: one.execute(cursors).all(),
-    )
+    locked, cursors = lock_target(database, target), sa.select(tables.cursors.c.target_id).with_for_update()
+    lose(database, partial(courier.run, turns=1), reached, locked, lambda one: one.execute(cursors).all())
     with database.reading() as connection:
-        assert connection.execute(sa.select(tables.parked.c.attempts)).scalars().all() == [1]
+        assert connection.execute(sa.select(tables.parked.c.attempts)).scalars().all() == [len(tried)]
     assert_counters_balance(database)
 
 
