@@ -188,3 +188,17 @@ def test_no_password_of_the_host_is_sent_to_a_targets_server(
         assert (len(server.startups), server.sent) == (1, [])
     finally:
         server.close()
+
+
+@pytest.mark.parametrize(
+    "tls", ["sslmode=require", "sslmode=verify-full sslrootcert={ca} sslcert={client_cert} sslkey={client_key}"]
+)
+def test_tls_is_by_jdbc_what_the_settings_say(
+    spark: SparkSession, postgres_server: services.Postgres, certificates: services.Certificates, tls: str
+) -> None:
+    deliver(PostgresTarget(PostgresSettings(connection_string=postgres_server.dsn(), table="by_tls")))
+    with postgres_server.connection() as connection, connection.cursor() as cursor:
+        cursor.execute("GRANT SELECT ON by_tls TO PUBLIC")
+    place = f"host={services.LOOPBACK} port={postgres_server.port} user=client dbname=postgres"  # a certificate logs in
+    dsn = f"{place} {tls.format(**vars(certificates))}" if "sslcert" in tls else f"{postgres_server.dsn()} {tls}"
+    assert rows(spark, PostgresSettings(connection_string=dsn, table="by_tls"), "b", tasks=1).count() == 1
