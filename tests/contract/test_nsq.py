@@ -43,6 +43,25 @@ def at(server: services.Nsqd) -> Log:
     return probe
 
 
+# --- a kept-alive connection
+
+
+@WINDOWS
+def test_a_connection_that_ends_while_it_is_idle_costs_no_attempt(nsq: Log, window: int) -> None:
+    with services.proxy(nsq.server.port) as proxy, closing(nsq.target(nsq.at_port(proxy.port))) as target:
+        assert list(target.deliver([sample_events.put("before")], window)) == [DELIVERED]
+        proxy.lose_answer_to(b"MPUB")
+        assert list(target.deliver([sample_events.put("a")], window)) == [DELIVERED]
+        assert proxy.lost.is_set()
+
+
+def test_a_connection_that_ends_at_its_first_command_is_that_events_fault(nsq: Log) -> None:
+    with services.proxy(nsq.server.port) as proxy, closing(nsq.target(nsq.at_port(proxy.port))) as target:
+        proxy.lose_answer_to(b"MPUB")
+        (outcome,) = target.deliver([sample_events.put("a")], 1)
+    assert isinstance(outcome, Failed)
+
+
 # --- one command for a batch
 
 

@@ -13,7 +13,8 @@ docs/decisions/0010-socket-for-nsq.md explains the reasons and the cost.
 | E_BAD_MESSAGE, E_BAD_BODY to one event              | Rejected                                                     |
 | the same to several                                 | each half is sent by itself, until the event is found        |
 | any other error, no answer in time, no connection   | Unavailable                                                  |
-| connection lost, but nsqd accepts a new one         | as E_BAD_BODY, but one event alone is Failed                 |
+| connection lost, but nsqd accepts a new one         | as E_BAD_BODY, but one event alone is Failed; a connection   |
+|                                                     | of an earlier call: sent once more by a new one              |
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,6 +44,7 @@ class NsqTarget:
         self._write = message_format(settings).body
         self._wire: NsqConnection | None = None
         self._losses = 0  # of connections, in the current call
+        self._is_idle = False  # whether the connection is of an earlier call, and nothing was answered in this one
 
     def endpoints(self) -> Sequence[Endpoint]:
         """Return nsqd."""
@@ -59,7 +61,8 @@ class NsqTarget:
         lease: LeaseCheck = NO_LEASE,
     ) -> Sequence[Outcome]:
         """Send one command for up to 1 MB of events; after an `Unavailable` nothing more is sent."""
-        if self._wire is None or self._wire.is_stale:
+        self._is_idle = self._wire is not None and not self._wire.is_stale
+        if not self._is_idle:
             self._connect()
         batch = Batch(events, lease)
         bodies = [self._write(event).encode() for event in events]
@@ -91,6 +94,7 @@ class NsqTarget:
         wire = self._wire or self._connect()
         try:
             wire.publish([bodies[index] for index in part])
+            self._is_idle = False
         except RefusedError as refused:
             self.close()
             if refused.code not in _ABOUT_MESSAGES:
@@ -98,6 +102,10 @@ class NsqTarget:
             alone: Outcome = Rejected(refused.reason)
         except LostError as lost:
             self._connect()
+            if self._is_idle:  # nsqd may have closed it meanwhile, which is no event's fault
+                self._is_idle = False
+                self._publish(batch, part, bodies)
+                return
             self._losses += 1
             if self._losses > MAX_LOSSES:
                 raise TargetUnavailable(lost.reason) from lost
