@@ -422,6 +422,15 @@ def test_a_connection_idle_for_longer_than_its_keep_alive_costs_nothing(broker: 
     assert [path for path, _ in broker.held()] == ["images/a", "images/b"]
 
 
+def test_a_connection_that_ends_just_when_something_is_sent_after_a_pause_costs_no_attempt(broker: Qos1) -> None:
+    with services.proxy(broker.server.port) as proxy, closing(broker.target(broker.at_port(proxy.port))) as target:
+        assert list(target.deliver([sample_events.put("before")], 1)) == [DELIVERED]
+        proxy.lose_answer_to(b"images/a")
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
+        assert isinstance(outcome, Unavailable)
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
+
+
 def test_a_connection_that_the_broker_closed_meanwhile_costs_nothing(broker: Qos1) -> None:
     with closing(broker.target(keep_alive_interval="10m")) as target:
         assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]

@@ -38,6 +38,8 @@ class MqttLink:
 
     def __init__(self, settings: MqttSettings, place: MqttAddress, version: str) -> None:
         self._batch = Batch(())
+        self._is_used = False
+        self.was_idle = False  # whether it served an earlier call, and nothing has been confirmed in this one
         self._settings = settings
         self._topic = settings.topic
         self._format = message_format(settings, cloudevents.MQTT)
@@ -75,6 +77,7 @@ class MqttLink:
 
     def begin(self, batch: Batch) -> None:
         """Begin a new call; every message of the previous one is confirmed, else the link would be gone."""
+        self.was_idle, self._is_used = self._is_used, True
         self._batch = batch
 
     def send(self, index: int, window: int) -> None:
@@ -180,6 +183,7 @@ class MqttLink:
         index = self._unconfirmed.pop(mid, None)
         if index is None:
             return
+        self.was_idle = False
         self._batch.settle(index, outcome_of_code(code, words, of_template=self._topic.fixed is None))
 
     def _on_connect(self, _c: object, _u: object, _f: object, reason: ReasonCode, properties: Any) -> None:

@@ -11,7 +11,8 @@ report what it did with it.
 | not authorised, quota exceeded, topic name invalid              | Unavailable; Failed for the topic of a template |
 | any other code from 128 on                                      | Failed                                         |
 | connection closed by a broker that accepts a new one at once    | Failed for the oldest unconfirmed event, which |
-|                                                                 | may be to blame; Unavailable for the others    |
+|                                                                 | may be to blame; Unavailable for the others,   |
+|                                                                 | and for all after a connection that was idle   |
 | connection lost, no confirmation in time                        | Unavailable for sent, unconfirmed events       |
 
 A paho client is never reused after a failure: it keeps unconfirmed messages and sends them again after reconnecting,
@@ -63,7 +64,7 @@ class MqttTarget(LinkTarget[MqttLink]):
 
     def _lost(self, link: MqttLink, error: Exception, reason: str) -> Unavailable:
         self._drop(link)
-        if isinstance(error, Lost) and error.dropped:
+        if isinstance(error, Lost) and error.dropped and not link.was_idle:
             try:
                 self._connect()
             except TargetUnavailable as second:
