@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
-from amqp.exceptions import MessageNacked, NotFound
+from amqp.exceptions import AccessRefused, MessageNacked, NotFound
 from kombu import Connection, Producer, Queue
 from kombu.common import maybe_declare
 from kombu.exceptions import OperationalError
@@ -99,7 +99,7 @@ class BrokerState:
 
 
 def _describe(broker: str, error: BaseException) -> str:
-    return f"{broker} cannot be used: {error}"
+    return f"{broker} cannot be used: {str(error) or f'no answer in time ({type(error).__name__})'}"
 
 
 def check_broker(broker_url: str) -> str:
@@ -232,8 +232,9 @@ class QueueDeclarations:
         """Leave a queue out for a while, because the broker has answered so to its declaration or to a message."""
         if name not in self._refused:
             log.error(
-                "the broker refuses the queue %s, so its target gets no events; other targets are served. Delete the"
-                " queue, and it is created again: %s", name, error,
+                "the broker refuses the queue %s, so its target gets no events; other targets are served. %s: %s",
+                name, "Let the broker's user use it" if isinstance(error, AccessRefused)
+                else "Delete the queue, and it is created again", error,
             )  # fmt: skip
         self._refused[name] = time.monotonic() + POLICY.refused_seconds, str(error)
 

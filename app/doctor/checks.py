@@ -199,7 +199,9 @@ def _check_queues(service: Service) -> Iterator[Finding]:
     for queue in queues:
         if (reason := refused.get(queue.target)) is not None:
             problem = f"no worker can serve its queue, which the broker refuses: {reason}"
-            yield Finding(str(queue.target), "problem", f"{problem}; delete the queue, and it is created again")
+            is_forbidden = "ACCESS_REFUSED" in reason
+            mend = "let the broker's user use it" if is_forbidden else "delete the queue, and it is created again"
+            yield Finding(str(queue.target), "problem", f"{problem}; {mend}")
     queues = [queue for queue in queues if queue.target not in refused]
     silent = [queue for queue in queues if queue.heartbeat_age(now) > HEARTBEATS.unserved_ms]
     if len(silent) > 1 and len(silent) == len(queues):

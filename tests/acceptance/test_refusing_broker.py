@@ -15,12 +15,13 @@ import redis
 from tests import services
 from tests.services import until
 from tests.support.builders import body, some
+from tests.support.rabbitmq import evaluated
 from tests.support.service_processes import Role, System, source_worker, start_all, stop_all, system
 
 PATIENCE = 90
 SECONDS = 6  # for which a process that says something once a second would be heard several times
 FAILS, WORKS = "cannot be used", "the broker works again"
-USUAL = {"full", "demoted"}
+USUAL = {"full", "demoted"}  # of Redis
 tier3 = pytest.mark.tier3
 
 
@@ -31,6 +32,14 @@ class Refusal(NamedTuple):
     end: Callable[[services.Redis, redis.Redis], object]
     says: str
     extra: tuple[str, ...] = ()
+
+
+class AmqpRefusal(NamedTuple):
+    """The same of a RabbitMQ, in Erlang's words."""
+
+    begin: tuple[str, ...]
+    end: str
+    says: str
 
 
 def demote(server: services.Redis, client: redis.Redis) -> None:
@@ -81,20 +90,50 @@ REFUSALS: Mapping[str, Refusal] = {
     ),
 }  # fmt: skip
 
+USER = "rabbit_auth_backend_internal:change_password"
+OVER_RABBITMQ: Mapping[str, AmqpRefusal] = {
+    "rabbitmq full": AmqpRefusal(
+        ("vm_memory_monitor:set_vm_memory_high_watermark(0.00001)",),
+        "vm_memory_monitor:set_vm_memory_high_watermark(0.8)", "no answer in time",
+    ),
+    "rabbitmq with another password": AmqpRefusal(
+        (f'{USER}(<<"alice">>, <<"other">>, <<"test">>)', 'rabbit_networking:close_all_connections("moved")'),
+        f'{USER}(<<"alice">>, <<"{services.PASSWORD}">>, <<"test">>)', "ACCESS_REFUSED",
+    ),
+}  # fmt: skip
+KINDS = {**REFUSALS, **OVER_RABBITMQ}
+
 
 @contextmanager
 def refused(kind: str, **options: Any) -> Iterator[Stage]:
-    refusal = REFUSALS[kind]
     with ExitStack() as stack:
-        broker = stack.enter_context(services.redis(extra=refusal.extra))
-        client = stack.enter_context(broker.client())
-        client.ping()  # so that it has its connection before anything is refused
-        url = f"sqlite:///{services.new_folder('outbox')}/outbox.db"
-        whole = stack.enter_context(system(url, broker.url, concurrency=1, **options))
+        begin, end, url = stack.enter_context(over_rabbitmq(kind) if kind in OVER_RABBITMQ else over_redis(kind))
+        outbox = f"sqlite:///{services.new_folder('outbox')}/outbox.db"
+        whole = stack.enter_context(system(outbox, url, concurrency=1, **options))
         sources = source_worker(whole.settings)
         stack.callback(stop_all, [sources])
-        yield Stage(
-            whole, [*whole.roles, sources], lambda: refusal.begin(broker, client), lambda: refusal.end(broker, client)
+        yield Stage(whole, [*whole.roles, sources], begin, end)
+
+
+Broker = tuple[Callable[[], object], Callable[[], object], str]  # how it begins and ends to refuse, and its URL
+
+
+@contextmanager
+def over_redis(kind: str) -> Iterator[Broker]:
+    refusal = REFUSALS[kind]
+    with services.redis(extra=refusal.extra) as server, server.client() as client:
+        client.ping()  # so that it has its connection before anything is refused
+        yield lambda: refusal.begin(server, client), lambda: refusal.end(server, client), server.url
+
+
+@contextmanager
+def over_rabbitmq(kind: str) -> Iterator[Broker]:
+    refusal = OVER_RABBITMQ[kind]
+    with services.rabbitmq() as server:
+        yield (
+            lambda: [evaluated(server, each) for each in refusal.begin],
+            lambda: evaluated(server, refusal.end),
+            server.url,
         )
 
 
@@ -131,7 +170,7 @@ class Stage:
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize("kind", [kind if kind in USUAL else pytest.param(kind, marks=tier3) for kind in REFUSALS])
+@pytest.mark.parametrize("kind", [kind if kind in USUAL else pytest.param(kind, marks=tier3) for kind in KINDS])
 def test_a_broker_that_refuses_ends_no_process_and_all_is_delivered_when_it_does_not(
     kind: str, receiver: services.Receiver
 ) -> None:
@@ -144,7 +183,7 @@ def test_a_broker_that_refuses_ends_no_process_and_all_is_delivered_when_it_does
         began = time.monotonic()
         until(lambda: stage.post() or time.monotonic() - began > SECONDS, PATIENCE, what="several attempts")
         until(lambda: sum(stage.lines(FAILS).values()), PATIENCE, what="what is wrong")
-        assert REFUSALS[kind].says in "".join(role.said() for role in stage.roles)
+        assert KINDS[kind].says in "".join(role.said() for role in stage.roles)
         stage.end()
         until(stage.works_again, PATIENCE, what="that it works again")
         until(stage.delivered, PATIENCE, what="everything delivered")

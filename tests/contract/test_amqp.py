@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,6 +18,7 @@ from tests.contract.probes.amqp import QUEUE, Queue
 from tests.contract.probes.base import LIMIT, assert_no_socket_is_left, attempt
 from tests.support import cloud_events, sample_events
 from tests.support.doc_consumers import consumers, output
+from tests.support.rabbitmq import evaluated
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
@@ -38,18 +37,6 @@ def rabbit(running: Queue) -> Queue:
     with running.channel() as channel:
         channel.exchange_delete("minio")
     return running
-
-
-def evaluated(server: services.RabbitMQ, expression: str) -> str:
-    """What an Erlang expression yields within the server; rabbitmqctl would start an Erlang of its own for it."""
-    cookie = (server.folder / ".erlang.cookie").read_text()
-    argv = ["erl_call", "-n", server.env()["RABBITMQ_NODENAME"], "-c", cookie, "-e"]
-    env = {"PATH": os.environ["PATH"], "ERL_EPMD_PORT": str(server.epmd_port)}
-    done = subprocess.run(
-        argv, input=f"{expression}.\n", env=env, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.startswith("{ok, "), done.stdout
-    return done.stdout.removeprefix("{ok, ").removesuffix("}")
 
 
 def call(server: services.RabbitMQ, function: str, *words: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from amqp.exceptions import AccessRefused, PreconditionFailed
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
@@ -561,6 +562,15 @@ def test_a_queue_that_the_broker_refuses_concerns_no_other_and_is_tried_again(
         until(lambda: broker.publish(refused, "deliver", ("the:arn",), declare=True), 30, what="the queue, made anew")
         for name in (refused, other):
             queue(name)(connection.channel()).delete()
+
+
+def test_a_queue_that_the_user_may_not_use_need_not_be_deleted(caplog: pytest.LogCaptureFixture) -> None:
+    declarations = broker_module.QueueDeclarations()
+    declarations.refuse("one", AccessRefused("ACCESS_REFUSED"))
+    declarations.refuse("other", PreconditionFailed("PRECONDITION_FAILED"))
+    forbidden, different = caplog.messages
+    assert "Let the broker's user use it: ACCESS_REFUSED" in forbidden.replace("(0, 0): (403) ", "")
+    assert "Delete the queue, and it is created again" in different
 
 
 @pytest.mark.parametrize("does", ["ack", "reject", "requeue"])

@@ -189,8 +189,8 @@ def test_in_json_every_line_is_an_object_also_those_of_the_parts(in_json: Role) 
     said = in_json.said()
     found = [orjson.loads(line) for line in said[: said.rfind("\n") + 1].splitlines()]
     assert all({"time", "level", "message"} <= line.keys() for line in found)
-    [warning, *_] = [line for line in found if "onnection to broker lost" in line["message"]]
-    assert warning["part"] in ("drain", "targets", "spark")
+    [warning, *_] = [line for line in found if "cannot be used" in line["message"]]
+    assert warning["part"] in ("api", "beat", "drain", "targets", "spark")
     assert {line["level"] for line in found if "part" in line} <= {"WARNING", "ERROR", "CRITICAL"}
     for part in ("api", "drain", "targets", "beat", "spark"):
         text = (Path(in_json.settings["BUCKETWIRE_DATA_DIR"]) / "log" / f"{part}.log").read_text()
