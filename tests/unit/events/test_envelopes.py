@@ -170,6 +170,7 @@ def test_a_message_is_decompressed_whatever_its_headers_are() -> None:
         (gzip.compress(b" " * 5000, mtime=0), "more than 1000 bytes when it is decompressed"),
         (gzip.compress(b"{}", mtime=0) + b"rest", "but is not"),
     ],
+    ids=["cut off", "no gzip", "too large", "with a rest"],  # gzip writes the time
 )
 def test_a_message_that_cannot_be_decompressed_is_rejected_with_the_reason(body: bytes, words: str) -> None:
     read = read_message(Message(body), Limits(written_bytes=1000), None)
