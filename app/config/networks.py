@@ -71,7 +71,7 @@ _WRAPPING_ANY = (
 )
 _LINK_LOCAL_IPV4 = _ipv4("169.254.0.0/16", "100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32")
 _LINK_LOCAL_IPV6 = _ipv6("fe80::/10", "fd00:ec2::254/128", "fd20:ce::254/128")  # the latter of Amazon and of Google
-_ADDRESS = re.compile(r"[0-9A-Fa-f:][0-9A-Fa-fXx:.]+")
+_WRITTEN_ADDRESS = re.compile(r"[0-9A-Fa-f:][0-9A-Fa-fXx:.]+")
 _ISATAP = (0x00005EFE, 0x02005EFE)  # the upper half of an interface identifier whose lower half is an IPv4 address
 
 
@@ -115,7 +115,7 @@ def is_link_local(address: str) -> bool:
 def link_local_addresses(text: str) -> set[str]:
     """Return the link-local addresses, as `is_link_local` knows them, that a text has in any of their notations."""
     found = set[str]()
-    for written in _ADDRESS.findall(text):
+    for written in _WRITTEN_ADDRESS.findall(text):
         for candidate in {written, written.rpartition(":")[0], written.strip(".:")}:
             with suppress(ValueError, OSError):
                 address = candidate if ":" in candidate else str(IPv4Address(inet_aton(candidate)))
