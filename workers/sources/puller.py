@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -195,17 +196,26 @@ class _Reading:
         self._settings = settings
         self._limits = limits
         self._sender = S3_FRONTENDS.get(settings.frontend)
+        self._pulled: deque[Message] = deque()  # and not read yet
         self._measured_at = 0.0
         self.lag: int | None = None
 
     def next(self, done: Sequence[Message]) -> list[ReadMessage]:
-        """Commit the messages that are recorded, pull the next, and read them."""
+        """Commit the messages that are recorded, pull the next unless some are left, and read those of one commit.
+
+        The others are read later: what is read in a message may take a thousand times as much as it does.
+        """
         self._source.commit(done)
-        messages = self._source.pull(self._settings.batch_size, policy.PULL_SECONDS)
+        if not self._pulled:
+            self._pulled.extend(self._source.pull(self._settings.batch_size, policy.PULL_SECONDS))
         if time.monotonic() >= self._measured_at + policy.REPORT_SECONDS:
             self._measured_at = time.monotonic()
             self.lag = self._source.lag()
-        return [read_message(message, self._limits, self._sender, self._name) for message in messages]
+        read, size = list[ReadMessage](), 0
+        while self._pulled and size < policy.COMMIT_BYTES:
+            read.append(read_message(self._pulled.popleft(), self._limits, self._sender, self._name))
+            size += _size(read[-1])
+        return read
 
 
 def _finish(source: Source, recorded: Sequence[Message]) -> None:
@@ -227,11 +237,16 @@ def _appending(messages: Sequence[ReadMessage]) -> Iterator[Sequence[ReadMessage
         yield [replace(read, events=tuple(in_span(span, read.events))) for read in messages]
 
 
+def _size(read: ReadMessage) -> int:
+    """Return the size of what is stored of a message."""
+    return len(read.message.body) if read.problem else sum(len(event.record) for event in read.events)
+
+
 def _commits(messages: Sequence[ReadMessage]) -> Iterator[Sequence[ReadMessage]]:
     """Split messages into those of one commit each, by the size of their records."""
     start = size = 0
     for index, read in enumerate(messages):
-        own = len(read.message.body) if read.problem else sum(len(event.record) for event in read.events)
+        own = _size(read)
         if index > start and size + own > policy.COMMIT_BYTES:
             yield messages[start:index]
             start, size = index, 0
