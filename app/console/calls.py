@@ -14,6 +14,7 @@ from flask import Response, current_app, request
 from app.api import in_process
 from app.api.auth import SESSION, ConsoleSession
 from app.api.refused import Refused
+from app.api.services import reserve
 
 _SERVER = (
     "SERVER_NAME", "SERVER_PORT", "SERVER_PROTOCOL", "REMOTE_ADDR", "REMOTE_PORT", "wsgi.version", "wsgi.url_scheme",
@@ -76,4 +77,6 @@ def _respond(method: str, path: str, query: str, body: bytes | None) -> Response
 
 
 def _call(method: str, path: str, query: str, body: bytes | None) -> dict[str, Any]:
-    return in_process.read(_respond(method, path, query, body))
+    response = _respond(method, path, query, body)
+    reserve(response.content_length or 0)  # it is read, and a page made of it
+    return in_process.read(response)

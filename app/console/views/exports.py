@@ -14,6 +14,7 @@ import orjson
 from flask import Response
 
 from app.api.refused import Refused
+from app.api.services import reserve
 from app.console import calls
 from app.console.formats import short_target
 from app.console.pages import form_values, page, within_limits
@@ -68,6 +69,7 @@ def export(what: str, form: str) -> Response:
     if which is None or form not in ("csv", "json"):
         raise Refused(404, {"detail": "events and dead-letters can be exported, as csv and json"})
     given = within_limits(form_values(*which.filters), which.limited)
+    reserve(MAX_BYTES)
     rows, following, size = list[dict[str, Any]](), "", 0
     for found in _pages(which, given):
         some = [{name: one[name] for name in which.columns if name in one} for one in found[which.member]]

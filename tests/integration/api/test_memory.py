@@ -14,12 +14,15 @@ import httpx
 import orjson
 import pytest
 
+from app.api.application import create_app
+from app.api.memory import Pool
+from app.console.views.exports import MAX_BYTES
 from app.events.limits import MAX_EVENT_BYTES
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from tests import services
-from tests.integration.api.conftest import Api, Start, keys, problem, url_of
-from tests.support.builders import event, long_event
+from tests.integration.api.conftest import Api, Start, keys, problem, settings, url_of
+from tests.support.builders import event, long_event, migrated
 from tests.support.process_memory import growth
 
 LOW = "16MiB"  # limit of a body: a process then holds 256 MiB for requests
@@ -152,3 +155,31 @@ def test_many_small_lists_at_once_are_all_answered(plain: Api, plain_log: Databa
 
     with ThreadPoolExecutor(12) as threads:
         assert set(threads.map(ask, range(60))) == {200}
+
+
+def test_pages_and_exports_of_the_console_have_a_share_of_the_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    database = f"sqlite:///{tmp_path}/outbox.db"
+    log = migrated(database)
+    Log(log).append([[long_event("k", 1_000_000)]])
+    app = create_app(settings(database))
+    taken = list[int]()
+    monkeypatch.setattr(Pool, "take", lambda _pool, size: taken.append(size))
+    monkeypatch.setattr(Pool, "give", lambda _pool, size: taken.append(-size))
+    client = app.test_client()
+    with client.get("/v1/events?bucket=images&key=k") as history:
+        [recorded] = history.get_json()["events"]
+    assert sum(taken) == 0
+    assert max(taken) >= 5_000_000, "what is read from the database, and the answer"
+    for path, least in (
+        (f"/console/events/{recorded['id']}", 5_000_000),
+        ("/console/export/events.csv", 5 * MAX_BYTES),
+        ("/v1/events?limit=1000", 10_000_000),
+        ("/v1/audit?limit=1000", 10_000_000),
+    ):
+        taken.clear()
+        with client.get(path) as answer:
+            assert answer.status_code == 200, answer.text[:200]
+        assert (sum(taken), max(taken) >= least) == (0, True), path
+    log.close()
