@@ -12,10 +12,9 @@ class BadListing(Exception):
 
 
 _MAX_CAUSES = 20  # a chain may be a circle
-_SECRETS = (
-    (re.compile(r"//[^/@\s]+@"), f"//{REDACTED}@"),
-    (re.compile(r"(?i)\b(\w*(?:password|passwd|pwd|secret|token|accesskey)\w*)=[^\s&;,)]+"), rf"\1={REDACTED}"),
-)
+_LOGIN = re.compile(r"//[^/@\s]+@")
+_ASSIGNMENT = re.compile(r"\b(\w+)=[^\s&;,)]+")
+_OF_A_SECRET = re.compile(r"(?i)password|passwd|pwd|secret|token|accesskey")
 # Spark passes on the traceback of a Python task as text; its last line is the error.
 _TASK_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+[\w.]+: (.+)")
 
@@ -29,9 +28,11 @@ def root_cause(error: BaseException) -> str:
         sentence = _describe_java(exception)
     else:
         sentence = (text.splitlines() or [type(error).__name__])[0]
-    for secret, shown in _SECRETS:
-        sentence = secret.sub(shown, sentence)
-    return sentence
+    return _ASSIGNMENT.sub(_redacted, _LOGIN.sub(f"//{REDACTED}@", sentence))
+
+
+def _redacted(assignment: re.Match[str]) -> str:
+    return f"{assignment[1]}={REDACTED}" if _OF_A_SECRET.search(assignment[1]) else assignment[0]
 
 
 def _java_exception(error: BaseException) -> Any:
