@@ -15,12 +15,13 @@ import psutil
 
 from app.broker import queue_name
 from app.config.arn import TargetId
-from tests.chaos.plan import DELAY, DRIP, HANG, KILL, NETWORK, PULLER, QUEUE, STANDBY, Fault
-from tests.services import RabbitMQ, Server, reaper, until
+from tests.chaos.plan import DELAY, DRIP, HANG, KILL, MEMORY, NETWORK, PULLER, QUEUE, STANDBY, Fault
+from tests.services import RabbitMQ, Redis, Server, reaper, until
 from tests.services.proxy_process import FarProxy
 from tests.services.sql import Postgres
 from tests.support.fault_injection import Failover, Servers
 from tests.support.pulled_traffic import pullers
+from tests.support.rabbitmq import evaluated
 from tests.support.service_processes import Role, System
 
 MEANWHILE = 10
@@ -59,9 +60,8 @@ def _effect(fault: Fault, worker: Role, whole: System, servers: Servers) -> Effe
     kill = fault.action == KILL
     if fault.action in NETWORK:
         return _network(fault.action, servers.proxies[fault.part])
-    if fault.part == QUEUE:
-        assert isinstance(servers.broker, RabbitMQ)
-        return _refused(servers.broker, queue_name(TargetId("redis", "list")))
+    if fault.part in (QUEUE, MEMORY):
+        return _refusing(fault.part, servers.broker)
     if fault.part == STANDBY:
         return _failed_over(servers)
     if fault.part.endswith("child"):
@@ -80,6 +80,13 @@ def _network(action: str, wire: FarProxy) -> Effect:
     return Effect(begins[action], _once(wire.release if action == DELAY else wire.heal))
 
 
+def _refusing(part: str, broker: Redis | RabbitMQ) -> Effect:
+    if part == MEMORY:
+        return _full(broker)
+    assert isinstance(broker, RabbitMQ)
+    return _refused(broker, queue_name(TargetId("redis", "list")))
+
+
 def _refused(broker: RabbitMQ, queue: str) -> Effect:
     """Replace a queue by one of the same name that the service may not declare as its own."""
 
@@ -93,6 +100,19 @@ def _refused(broker: RabbitMQ, queue: str) -> Effect:
             connection.channel().queue_delete(queue)
 
     return Effect(replace, _once(remove))
+
+
+def _full(broker: Redis | RabbitMQ) -> Effect:
+    """Have the broker reach its memory limit, at which Redis refuses what it would have to store."""
+
+    def limit(share: float, size: int) -> None:
+        if isinstance(broker, RabbitMQ):
+            evaluated(broker, f"vm_memory_monitor:set_vm_memory_high_watermark({share})")
+        else:
+            with broker.client() as client:
+                client.config_set("maxmemory", size)
+
+    return Effect(lambda: limit(0.00001, 1), _once(lambda: limit(0.4, 0)))
 
 
 def _failed_over(servers: Servers) -> Effect:

@@ -18,12 +18,13 @@ KILL, STOP = "kill", "stop"
 # says next, while all others pass, and passes it on at the end.
 HANG, DRIP, DELAY = "hang", "drip", "delay"
 NETWORK = (HANG, DRIP, DELAY)
-REFUSE, FAIL_OVER = "refuse", "fail over to"
+REFUSE, FAIL_OVER, FILL = "refuse", "fail over to", "fill"
 PULLER = "source's worker"  # where events also come by sources, besides the queues
 QUEUE = "target's queue"  # which RabbitMQ has with other properties than the service declares
 STANDBY = "a lagging standby"  # of the outbox's PostgreSQL
 FORGETFUL = frozenset(queue.part for queue in QUEUES.values() if not queue.keeps)  # stopped, and never killed
-SINGLE = {STANDBY: FAIL_OVER, QUEUE: REFUSE}  # what happens to no process, and never beside another fault
+MEMORY = "broker's memory"  # which is at its limit: it takes no message, and answers
+SINGLE = {STANDBY: FAIL_OVER, QUEUE: REFUSE, MEMORY: FILL}  # what happens to no process, and never beside another fault
 WORKER = ("worker", "worker's parent", "worker's child")
 API = ("API", "API's child")
 PARTS = (
@@ -106,7 +107,7 @@ def parts_of(outbox: str, broker: str, sources: Sequence[str] = ()) -> tuple[str
     parts = [part for part in PARTS if not (outbox == "sqlite" and part == "database")]
     parts += [PULLER, *(QUEUES[source].part for source in sources)] if sources else []
     parts += [STANDBY] if outbox == "postgresql" and all(QUEUES[source].repeats for source in sources) else []
-    return (*parts, QUEUE) if broker == "rabbitmq" else tuple(parts)
+    return (*parts, MEMORY, QUEUE) if broker == "rabbitmq" else (*parts, MEMORY)
 
 
 def _cycled(rng: Random, items: Sequence[T]) -> Iterator[T]:
