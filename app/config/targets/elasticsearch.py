@@ -54,7 +54,7 @@ class NodeUrls(HttpUrl):
 
     def parse(self, text: str) -> str:
         """Return the URLs without trailing slashes."""
-        if re.search(r"[\s;|]https?://", text.replace(", ", ","), re.IGNORECASE):
+        if any(re.search(r"[\s;|]https?://", url, re.IGNORECASE) for url in split_urls(text)):
             raise BadValue(
                 "has something else than commas between its URLs", "write them as http://a:9200,http://b:9200"
             )
