@@ -448,8 +448,19 @@ def test_the_time_column_holds_what_minio_would_write(
     assert journal.ask("SELECT CAST(event_time AS CHAR) FROM bucketevents") == [(text,)]
 
 
-@pytest.mark.parametrize("mode", ["", "ANSI", "NO_BACKSLASH_ESCAPES", "TRADITIONAL,PAD_CHAR_TO_FULL_LENGTH"])
-def test_the_servers_sql_mode_changes_nothing(mysql: Namespace, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("server", "mode"),
+    [
+        ("mysql", ""),
+        ("mysql", "ANSI"),
+        ("mysql", "NO_BACKSLASH_ESCAPES"),
+        ("mysql", "TRADITIONAL,PAD_CHAR_TO_FULL_LENGTH"),
+        ("mariadb", "ORACLE,EMPTY_STRING_IS_NULL"),
+    ],
+)
+def test_the_servers_sql_mode_changes_nothing(request: pytest.FixtureRequest, server: str, mode: str) -> None:
+    mysql = Namespace(request.getfixturevalue(f"{server}_server"))
+    mysql.renew()
     batch = [sample_events.put(key) for key in sample_events.ODD_KEYS]
     dsn = mysql.dsn(f"sql_mode=%27{mode}%27")
     assert set(mysql.delivered(batch, dsn_string=dsn)) == {DELIVERED}
@@ -460,9 +471,22 @@ def test_the_servers_sql_mode_changes_nothing(mysql: Namespace, mode: str) -> No
     assert mysql.held() == []
 
 
+@pytest.mark.parametrize("setting", ["autocommit = 0", "completion_type = 'RELEASE'", "sql_safe_updates = 1"])
+def test_what_the_server_sets_for_new_sessions_changes_nothing(mysql: Namespace, setting: str) -> None:
+    name = setting.partition(" ")[0]
+    ((before,),) = mysql.ask(f"SELECT @@GLOBAL.{name}")
+    mysql.ask(f"SET GLOBAL {setting}")
+    try:
+        assert mysql.delivered([sample_events.put("a"), sample_events.put("b")]) == [DELIVERED] * 2
+        assert mysql.delivered([sample_events.delete("a")]) == [DELIVERED]
+    finally:
+        mysql.ask(f"SET GLOBAL {name} = '{before}'" if isinstance(before, str) else f"SET GLOBAL {name} = {before}")
+    assert [path for path, _ in mysql.held()] == [sample_events.put("b").path]
+
+
 def test_a_proxy_that_hides_the_servers_sql_mode_is_found_out_before_a_text_is_written(mysql: Namespace) -> None:
     def hides(answer: bytes) -> bytes:  # the flag NO_BACKSLASH_ESCAPES beside that of autocommit
-        return answer.replace(b"\0\0\0\2\2\0\0", b"\0\0\0\2\0\0\0")
+        return answer.replace(b"\0\0\0\2\2", b"\0\0\0\2\0")
 
     with services.proxy(mysql.server.port, hides) as proxy:
         (outcome,) = attempt(mysql.target(dsn_string=mysql.dsn(port=proxy.port)), [sample_events.put("a")], 1)

@@ -32,13 +32,14 @@ _SESSION = {
     "sql_auto_is_null": 0,
     "sql_safe_updates": 0,
     "sql_big_selects": 1,
-    "sql_select_limit": "DEFAULT",
+    "sql_select_limit": 2**64 - 1,
 }
 
 
 def open_engine(url: sa.URL, pool_size: int, patience: float | None, isolation: str, lock_seconds: int) -> sa.Engine:
     """Return an engine whose statements take `patience` seconds at most, and wait `lock_seconds` for a lock."""
-    settings = _SESSION | {"innodb_lock_wait_timeout": lock_seconds}
+    # MySQL's greeting says that it commits by itself also where it does not, so the driver would not set it.
+    settings = _SESSION | {"innodb_lock_wait_timeout": lock_seconds, "autocommit": int(isolation == "AUTOCOMMIT")}
     engine = sa.create_engine(
         url.update_query_dict({"charset": "utf8mb4"}),
         pool_size=pool_size,

@@ -20,8 +20,11 @@ from workers.targets.sql_target import IDLE_SECONDS
 Row = tuple[Any, ...]
 
 # Strict, because a text that is cut or replaced silently would name another object. Without backslash escapes, the
-# quote is the only character of JSON to escape, which the driver does at the speed of `str.replace`.
-_MODE = "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES,NO_BACKSLASH_ESCAPES')"
+# quote is the only character of JSON to escape, which the driver does at the speed of `str.replace`. No other mode:
+# EMPTY_STRING_IS_NULL and ORACLE, for instance, change what the same statement means.
+_MODE = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_BACKSLASH_ESCAPES,NO_ENGINE_SUBSTITUTION'"
+# The greeting says that the server commits by itself also where it does not, so the driver would not set it.
+_USUAL = "SET SESSION autocommit = 1, completion_type = 'NO_CHAIN', sql_safe_updates = 0"
 # Without gap locks, workers that write different keys do not wait for each other. A statement-based binary log
 # needs gap locks; the server then refuses to write without them.
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
@@ -198,6 +201,7 @@ def _socket(dsn: Dsn, timeout: float) -> socket.socket:
 
 def _session(timeout: float, *, by_statement: bool, is_mariadb: bool) -> Iterator[str]:
     """Yield the statements that set up the session; the variables of the DSN are set later, and so override them."""
+    yield _USUAL
     seconds = max(1, math.floor(timeout) - _LATE_SECONDS)
     yield f"SET SESSION innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
     # MySQL has a limit for every idle connection only; one that it has ended is replaced before the next delivery.
