@@ -107,7 +107,7 @@ def _full(broker: Redis | RabbitMQ) -> Effect:
 
     def limit(share: float, size: int) -> None:
         if isinstance(broker, RabbitMQ):
-            evaluated(broker, f"vm_memory_monitor:set_vm_memory_high_watermark({share})")
+            evaluated(broker, f"vm_memory_monitor:set_vm_memory_high_watermark({share:.5f})")
         else:
             with broker.client() as client:
                 client.config_set("maxmemory", size)
