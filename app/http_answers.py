@@ -86,11 +86,14 @@ class Answer(HTTPResponse):
     def __init__(
         self, sock: socket.socket, *arguments: Any, connection: Connection | None = None, **options: Any
     ) -> None:
-        super().__init__(sock, *arguments, **options)
-        self.fp.close()  # releases the socket only
         self._wire = _Wire(sock.makefile("rb", buffering=0), connection)
-        self._reader = self.fp = _Reader(self._wire)
+        self._reader = _Reader(self._wire)
         self._connection = connection
+        super().__init__(self, *arguments, **options)  # type: ignore[arg-type]  # it asks a socket only for its file
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """Return the file of the socket."""
+        return self._reader
 
     def begin(self) -> None:
         """Read the head. Raises `HTTPException`, also for one that leaves open where the body ends."""
