@@ -11,6 +11,8 @@ from flask import Request
 from app.api.errors import ApiProblem
 from app.api.memory import SMALL, Cost, Share
 from app.api.services import services, work_share
+from app.events.errors import BadEvents
+from app.events.limits import Allowance
 from app.events.parsing import HEADERS
 
 _SMALL = 1 << 20  # bytes of a request without events
@@ -82,7 +84,11 @@ def json_object(request: Request, limit: int = _SMALL) -> dict[str, Any]:
     if not request.is_json:
         raise ApiProblem("not-json", "send a JSON object with Content-Type: application/json")
     try:
-        content = orjson.loads(read_body(request, limit))
+        body = read_body(request, limit)
+        Allowance(services().limits).check_text(body)
+        content = orjson.loads(body)
+    except BadEvents as error:
+        raise ApiProblem("too-large", error.problem) from None
     except orjson.JSONDecodeError as error:
         raise ApiProblem("bad-request", f"the body is not JSON: {error.msg}", {"offset": error.pos}) from None
     if not isinstance(content, dict):

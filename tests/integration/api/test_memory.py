@@ -78,6 +78,15 @@ def test_bodies_that_unpack_at_the_same_time_share_a_bounded_memory(log: Databas
     assert (after.before - held.before) >> 20 < 100
 
 
+def test_a_declaration_of_very_many_values_is_refused_for_little(plain: Api) -> None:
+    """Each list takes 60 bytes once it is parsed."""
+    body = b'{"targets":[' + b"[]," * 5_000_000 + b"[]]}"
+    with growth(plain.pid) as held:
+        refused = plain.client.post("/v1/declaration", content=body, headers={"content-type": "application/json"})
+    assert "640000 JSON objects and arrays" in problem(refused, 413, "too-large")["detail"]
+    assert held.grown < 150
+
+
 @contextmanager
 def unread(api: Api, path: str, number: int) -> Iterator[list[socket.socket]]:
     """Ask for something over so many connections, and read none of the answers."""
