@@ -12,6 +12,7 @@ import orjson
 
 Encoded = bytes | bytearray  # a large body is not copied to make bytes of it
 
+MAX_KEY_BYTES = 4096  # the limit of the outbox's column; above S3's own
 YEAR_10000 = 253_402_300_800_000  # ms since 1970: the first time that cannot be written
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -29,6 +30,7 @@ _PART = 1 << 16  # bytes of a text that are decoded at a time
 _SAFE_NESTING = 200  # the standard library recurses, orjson does not
 _BEFORE_NUMBER = b":[, \t\r\n"
 _ESCAPES = [(letter, f"\\u{ord(letter):04x}") for letter in "<>&\u2028\u2029"]
+_MAX_ENCODED_KEY = 3 * MAX_KEY_BYTES  # characters: `%xx` for each byte
 _MAX_GROWTH = 6  # bytes that escaping makes of one
 
 
@@ -167,12 +169,17 @@ def _dumps(value: Any, option: int) -> bytes:
 
 
 def encode_key(key: str) -> str:
-    """Encode a key as in a record: form encoding, also of `/` (as MinIO: §1.6)."""
-    return quote_plus(key, safe="")
+    """Encode a key as in a record: form encoding, also of `/` (as MinIO: §1.6).
+
+    One that is far too long stays as it is, because encoding takes much memory; `decode_key` refuses it.
+    """
+    return quote_plus(key, safe="") if len(key) <= _MAX_ENCODED_KEY else key
 
 
 def decode_key(encoded: str) -> str:
-    """Decode a key of a record. Raises `BadKey` where MinIO would fail the delivery (§1.6)."""
+    """Decode a key of a record. Raises `BadKey` where MinIO would fail the delivery (§1.6), and for a too long one."""
+    if len(encoded) > _MAX_ENCODED_KEY:  # whose parts take a hundred times its memory
+        raise BadKey(f"has {len(encoded)} characters; a key has at most {MAX_KEY_BYTES} bytes")
     plain = encoded.replace("%2F", "/")  # enough for nearly every key
     if "%" not in plain and "+" not in plain:
         return plain

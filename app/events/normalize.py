@@ -15,7 +15,7 @@ from app.events.order import sequencer_of
 _MAX_NAME = 255
 _MAX_BUCKET = 255
 _MAX_VERSION = 1024
-MAX_KEY_BYTES = 4096
+MAX_KEY_BYTES = minio_json.MAX_KEY_BYTES
 _MAX_DIGITS = 18  # of a size; more may not fit into 64 bits
 
 _MAX_PATH, _MAX_STEP = 8, 100  # members and characters of each that lead to what is too long

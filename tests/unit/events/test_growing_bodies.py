@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from app.events.errors import BadEvents
 from app.events.frontends import S3_FRONTENDS
+from app.events.frontends.frontend import Frontend
 from app.events.limits import MAX_EVENT_BYTES, Limits
 from app.events.messages import Message, read_message
 from app.events.parsing import Parsed, parse
@@ -96,6 +98,28 @@ def test_the_limit_holds_in_every_envelope_and_for_every_frontend() -> None:
     assert refusal(lines.encode()).index == 1
     for frontend in S3_FRONTENDS.values():
         assert refusal(json.dumps(one).encode(), sender=frontend).status == 413
+
+
+@pytest.mark.parametrize("frontend", S3_FRONTENDS.values(), ids=lambda one: one.name)
+@pytest.mark.parametrize("part", ["<", "%3C"])
+def test_a_key_that_is_far_too_long_is_refused_before_it_is_decoded_or_encoded(frontend: Frontend, part: str) -> None:
+    """The parts between 20 million `%` took 3 GB, and most of a minute."""
+    body = json.dumps(holding("", key=part * 300_000)).encode()
+    tracemalloc.start()
+    try:
+        refused = refusal(body, sender=frontend)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert refused.field is not None
+    assert refused.field.endswith("s3.object.key")
+    assert "4096" in refused.problem
+    assert peak < 20 * len(body)
+
+
+def test_a_key_of_which_each_byte_is_encoded_may_be_as_long_as_any() -> None:
+    [event] = parse(json.dumps(holding("", key="%3C" * 4096)).encode(), {}, now_ms=1).events
+    assert event.key == "<" * 4096
 
 
 def test_all_events_of_a_body_have_a_limit_together() -> None:
