@@ -31,7 +31,7 @@ def repeated_after_deadlock(method: _Method) -> _Method:
 
     @wraps(method)
     def repeat(self: Any, *args: Any, **kwargs: Any) -> Any:
-        left = 0 if isinstance(getattr(self, "_database", None), OpenTransaction) else DATABASE.max_deadlocks
+        left = 0 if isinstance(self._database, OpenTransaction) else DATABASE.max_deadlocks
         while True:
             try:
                 return method(self, *args, **kwargs)
