@@ -21,6 +21,7 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.reconcile.runs import SCAN, STOPPED_EARLY
 from app.outbox.reconcile.schedule import Schedule, WaitingRun, describe_unscheduled
+from app.outbox.reconcile.tables_runs import fail_tables
 
 log = logging.getLogger("bucketwire.worker")
 
@@ -51,9 +52,7 @@ class RunWakeUps:
         """Register due runs and publish wake-ups; return their number, 0 while the database is unavailable."""
         schedule, now = Schedule(database), time.monotonic()
         try:
-            with database.reading() as connection:
-                database_time = database_now(connection)
-            if schedule.register(database_time):
+            if schedule.register(_time_of(database)):
                 for target, number in schedule.unscheduled_buckets().items():
                     log.warning("%s: %s", target, describe_unscheduled(number), extra={"target": str(target)})
             waiting = schedule.waiting()
@@ -139,17 +138,28 @@ def job_arguments(run: WaitingRun) -> list[str]:
     return ["reconcile", "run", "--target", str(run.target), "--scheduled", run.run, "--", run.bucket]
 
 
-def update_tables() -> str:
-    """Run `bucketwire tables`; return its result in one line."""
-    started = time.monotonic()
+def update_tables(database: Database | None = None) -> str:
+    """Run `bucketwire tables`; return its result in one line. A failure is recorded, if a database is given."""
+    started, since = time.monotonic(), 0
+    if database:
+        with contextlib.suppress(*DatabaseUnavailable):
+            since = _time_of(database)
     result = jobs.run([*_JOB, "tables", "--scheduled"], "tables")
     if result.code == _ALREADY_RUNNING:
         log.info("tables: %s", result.message)
     elif result.code:
         log.error("tables: %s", result.message)
+        if database:
+            with contextlib.suppress(*DatabaseUnavailable):  # no table to record it in
+                fail_tables(database, result.message, since)
     else:
         log.info("tables: %s in %.0f s", result.message, time.monotonic() - started)
     return result.message
+
+
+def _time_of(database: Database) -> int:
+    with database.reading() as connection:
+        return database_now(connection)
 
 
 def reconcile(database: Database, target: TargetId, bucket: str, arn: str) -> str:

@@ -66,7 +66,7 @@ def reconcile(arn: str, bucket: str) -> str:
 @app.task(name="update_tables", acks_late=False)  # the tables themselves have their state
 def update_tables() -> str:
     """Add the log's new events to the Iceberg tables."""
-    return reconcile_jobs.update_tables()
+    return reconcile_jobs.update_tables(runtime.current().database)
 
 
 @app.task(name="purge")

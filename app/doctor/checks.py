@@ -16,6 +16,7 @@ from app.config.targets.base import TargetSettings
 from app.counts import count_noun
 from app.doctor.finding import Finding
 from app.doctor.old_snapshots import check_old_snapshots
+from app.doctor.runs import check_runs, check_schedule, check_unscheduled
 from app.outbox.delivery import heartbeats, worker_heartbeats
 from app.outbox.delivery.counters import TargetCounters, TargetStatus, audit, read_status
 from app.outbox.delivery.policies import HEARTBEATS
@@ -24,8 +25,6 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.engine.encoding import encoding_problem
 from app.outbox.newest_events import NEWEST, guessed_keys, unknown_names
-from app.outbox.reconcile.runs import RUNNING, SCAN, Reconciliations
-from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
 from app.outbox.registry import Registry
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import INVALID_SETTINGS, read_sources
@@ -33,7 +32,6 @@ from app.outbox.targets import OPENING_FAILED
 from app.outbox.tokens import Tokens, check_listen
 from app.release import VERSION
 
-_MAX_WAIT = 600_000  # ms that a scheduled run may wait while no other run is active
 _MAX_DELAY = 300_000  # ms that the oldest undelivered event of a running target may wait
 _GETS_EVENTS = "gets events"
 _EXPIRY_NOTICE = 7 * 86_400_000  # ms before its expiry that a token is about to expire, and after a use is in use
@@ -73,6 +71,7 @@ _OF_DATABASE = (
     "versions",
     "schedule",
     "unscheduled",
+    "runs",
     "targets",
     "sources",
     "delays",
@@ -84,8 +83,8 @@ _FOLLOWS: Mapping[str, Collection[str]] = MappingProxyType(
     {
         "settings": ("database", "broker", "eviction", *_OF_DATABASE),
         "database": _OF_DATABASE,
-        "broker": ("eviction", "drain", "queues", "schedule", "delays"),
-        "drain": ("queues", "schedule", "delays"),
+        "broker": ("eviction", "drain", "queues", "delays"),
+        "drain": ("queues", "delays"),
     }
 )
 _STOPS = frozenset({"broker", "drain", "workers"})  # subjects whose problem stops the deliveries to every target
@@ -242,24 +241,6 @@ def _refused_queues(service: Service, queues: Iterable[heartbeats.Queue]) -> dic
     with closing(Broker(service.settings.broker_url)) as broker, suppress(BrokerUnavailable):
         return {targets[name]: reason for name, reason in broker.refused(targets, create=False).items()}
     return {}
-
-
-def _check_schedule(service: Service) -> Iterator[Finding]:
-    now, waiting = now_ms(), Schedule(service.database).waiting()
-    with service.database.reading() as connection:
-        has_worker = worker_heartbeats.has_spark_worker(connection, database_now(connection))
-    running = any(run.state == RUNNING for run in Reconciliations(service.database).list())
-    for run in waiting:
-        if now - run.registered_at > (_MAX_WAIT if has_worker else HEARTBEATS.worker_silence_ms) and not running:
-            job = "scan of" if run.job == SCAN else "reconciliation with"
-            problem = f"has waited for its {job} {run.bucket} for {format_age(run.registered_at, now)}"
-            text = f"{problem}; is a `bucketwire worker --only spark` running?"
-            yield Finding(str(run.target), "problem", text, ("reconcile", "ls"))
-
-
-def _check_unscheduled(service: Service) -> Iterator[Finding]:
-    for target, number in Schedule(service.database).unscheduled_buckets().items():
-        yield Finding(str(target), "note", describe_unscheduled(number))
 
 
 def _check_targets(service: Service) -> Iterator[Finding]:
@@ -457,8 +438,9 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "drain": _check_drain,
         "queues": _check_queues,
         "versions": _check_versions,
-        "schedule": _check_schedule,
-        "unscheduled": _check_unscheduled,
+        "schedule": check_schedule,
+        "unscheduled": check_unscheduled,
+        "runs": check_runs,
         "targets": _check_targets,
         "sources": _check_sources,
         "delays": _check_delays,

@@ -87,6 +87,7 @@ class ReconcilePolicy(NamedTuple):
     max_buckets: int = 1_000  # of one target: each has its own run, and posted events can name any number of buckets
     bucket_rows: int = 10  # that are read for each of them: most names are valid
     max_delay_ms: int = 3_600_000  # within which a run that became due while the service was down is registered
+    max_wait_ms: int = 600_000  # for which a due run may not have begun, where a Spark worker is there
     max_findings: int = MAX_FINDINGS  # of a run; the report has all of them
 
 

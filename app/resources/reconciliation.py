@@ -16,6 +16,7 @@ from app.resources.declaration import (
     Next,
     Query,
     Resource,
+    Row,
     Time,
     about,
     choice,
@@ -25,7 +26,7 @@ from app.resources.declaration import (
 from app.resources.drift import DRIFT_KINDS, DriftKind
 
 MAX_FINDINGS = 10_000  # of a run that are stored; the report has all of them
-JOBS = ("reconcile", "scan")
+JOBS = ("reconcile", "scan", "backfill")
 STATES = (
     "waiting", "running", "clean", "drift", "repaired", "failed", "cancelled", "backfilling", "backfilled",
     "unfinished",
@@ -97,10 +98,22 @@ class NewReconciliation(Query):
     repair: Annotated[bool, FLAG("repair the drift that is found")] = False
 
 
+def _describe_differences(finding: Row) -> str:
+    """Return what differs, and of a size the object's and the row's."""
+    names = (finding.get("differs") or "").split(",")
+    return ", ".join(f"size {_bytes(finding, 'size')}, row {_bytes(finding, 'row_size')}" if name == "size" else name
+                     for name in names)  # fmt: skip
+
+
+def _bytes(finding: Row, name: str) -> str:
+    size = finding.get(name)
+    return "unknown" if size is None else f"{size:,} B"
+
+
 class Finding(Resource):
     """A difference between an object and its row: the object's properties, and the row's."""
 
-    columns: ClassVar[Columns] = {"number": "number", "kind": "kind", "key": "key", "differs": "differs"}
+    columns: ClassVar[Columns] = {"number": "number", "kind": "kind", "key": "key", "differs": _describe_differences}
 
     number: int
     kind: Annotated[str, about("; ".join(f"{kind}: {kind.about}" for kind in DriftKind), enum=list(DRIFT_KINDS))]

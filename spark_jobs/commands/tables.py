@@ -28,16 +28,18 @@ def tables(context: ServiceContext, maintain: bool | None, scheduled: bool) -> N
         from spark_jobs.iceberg.catalog import Warehouse  # noqa: PLC0415 - --help needs no Spark
         from spark_jobs.jobs import tables as job  # noqa: PLC0415 - as above
         from spark_jobs.jobs import tables_maintenance  # noqa: PLC0415 - as above
+        from spark_jobs.recorded_run import recorded_tables  # noqa: PLC0415 - as above
     if scheduled:
         shutdown.on_end_of_input()
     settings, warehouse = context.settings, Warehouse.of(context.settings)
     database = context.database  # fail before Spark starts if there is none
-    with warehouse.locked():
+    with warehouse.locked(), recorded_tables(database) as report:
         end_java = options.launch_spark(context, _SESSION, warehouse.libraries)
         with options.spark_session(context, _SESSION, warehouse.libraries) as spark:
             warehouse.open(spark)
             opened = job.Tables(spark)
             result = job.update(opened, database, int(settings.retention * 1000))
+            report(job.describe_gaps(result.gaps) if result.gaps else "")
             if maintain or (maintain is None and tables_maintenance.is_due(opened, now_ms())):
                 tables_maintenance.maintain(opened, int(settings.tables_history * 1000))
     sentence = f"{count_noun(result.events, 'event')} added, {count_noun(result.keys, 'key')} changed"

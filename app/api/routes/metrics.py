@@ -28,7 +28,8 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.old_snapshots import OldSnapshots, read_old_snapshots
 from app.outbox.newest_events import NEWEST, unknown_names
-from app.outbox.reconcile.runs import latest_results
+from app.outbox.reconcile.run_states import RunState, read_run_states
+from app.outbox.reconcile.runs import TABLES, latest_results
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import StoredSource, read_sources
 from app.resources.source import SOURCE_STATES
@@ -111,6 +112,9 @@ class Scrape:
                 now = database_now(connection)
                 leased = leased_partitions(connection, now)
                 drifts = latest_results(connection)
+                settings = self._services.settings
+                oldest = now - int(settings.report_retention * 1000)
+                runs = read_run_states(connection, now, tables_schedule=settings.tables_schedule, oldest=oldest)
                 sources, kept = read_sources(connection), read_kept(connection)
                 posted = log_head.read_posted(connection)
                 snapshots = read_old_snapshots(connection)
@@ -127,6 +131,7 @@ class Scrape:
             yield _single("drain_age_seconds", "Seconds since the last drain, +Inf for never.", seconds)
             yield from _leased({one.stored.target: leased.get(one.stored.row_id, 0) for one in statuses})
             yield from _drift(drifts)
+            yield from _runs(runs, now)
             yield _difference(self._audits)
             yield _posted(posted)
             yield from _snapshots(snapshots)
@@ -292,15 +297,39 @@ def _heartbeat_ages(queues: Sequence[heartbeats.Queue], now: int) -> Metric:
 def _drift(results: Sequence[tuple[TargetId, str, int, int]]) -> Iterator[Metric]:
     labels = ["type", "name", "bucket"]
     drift = GaugeMetricFamily(
-        "bucketwire_reconcile_drift", "Entries that the last reconciliation left missing or wrong.", labels=labels
+        "bucketwire_reconcile_drift",
+        "Entries that the last reconciliation that did not fail left missing or wrong.",
+        labels=labels,
     )
     ended = GaugeMetricFamily(
-        "bucketwire_reconcile_finished_timestamp_seconds", "End of the last run, seconds since 1970.", labels=labels
+        "bucketwire_reconcile_finished_timestamp_seconds",
+        "End of the last reconciliation that did not fail, seconds since 1970.",
+        labels=labels,
     )
     for target, bucket, finished, entries in results:
         drift.add_metric([*_labels(target), bucket], entries)
         ended.add_metric([*_labels(target), bucket], finished / 1000)
     yield from (drift, ended)
+
+
+def _runs(states: Sequence[RunState], now: int) -> Iterator[Metric]:
+    labels = ["kind", "type", "name", "bucket"]  # "job" is a label of Prometheus's own
+    failed = GaugeMetricFamily(
+        "bucketwire_run_failed",
+        "1 if the newest reconciliation, scan, backfill or update of the tables failed, else 0.",
+        labels=labels,
+    )
+    overdue = GaugeMetricFamily(
+        "bucketwire_run_overdue_seconds",
+        "Seconds since a scheduled run was due that has not begun; 0 if none is overdue.",
+        labels=labels,
+    )
+    for state in states:
+        target = ("", "") if state.kind == TABLES else _labels(state.target)
+        values = [state.kind, *target, state.bucket]
+        failed.add_metric(values, int(bool(state.failed_at)))
+        overdue.add_metric(values, (now - state.due_at) / 1000 if state.due_at else 0)
+    yield from (failed, overdue)
 
 
 def _difference(audits: Sequence[Audit]) -> Metric:

@@ -36,3 +36,9 @@ def last_moment(expression: str, now: int) -> int:
     # The times before the next whole second are those up to now.
     after = datetime.fromtimestamp(now // 1000, UTC) + timedelta(seconds=1)
     return int(next(CronSim(expression, after, reverse=True)).timestamp()) * 1000
+
+
+def next_moment(expression: str, after: int) -> int | None:
+    """Return the first time after `after` that an expression matches, None for none; ms since 1970."""
+    moment = next(CronSim(expression, datetime.fromtimestamp(after // 1000, UTC)), None)
+    return None if moment is None else int(moment.timestamp()) * 1000

@@ -17,17 +17,22 @@ _TILES = ("objects", "target_rows", *DRIFT_KINDS, "in_flight", "repaired")
 _SIZES = (50, 200, 1000)  # runs on the page
 _TREND = 200  # of the newest runs show how the drift has changed
 _COMPARED = ("clean", "drift", "repaired")  # states of a comparison that has ended
+_NAMES = {"reconcile": "Reconciliation", "scan": "Scan", "backfill": "Backfill"}  # by job
 _PAGE = 100  # findings on a page
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """The drift that the last comparisons of a mirror with a bucket have left, the oldest first."""
+    """The drift that the last comparisons of a mirror with a bucket have left, the oldest first.
+
+    `failed` is the newest run of the two if it failed: then the comparisons are older, and say nothing about now.
+    """
 
     bucket: str
     target: str
     drifts: Sequence[int]
     last: Mapping[str, Any]
+    failed: Mapping[str, Any] | None = None
 
 
 @page("/reconciliations", "GET", "POST")
@@ -67,16 +72,23 @@ def reconciliations() -> Response:
 
 
 def trends(runs: Sequence[Mapping[str, Any]]) -> list[Trend]:
-    """Return how the drift of each mirror and bucket has changed, the largest drift first; `runs` are newest first."""
+    """Return how the drift of each mirror and bucket has changed, those that failed and the largest drift first.
+
+    `runs` are newest first.
+    """
     pairs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    failed: dict[tuple[str, str], Mapping[str, Any]] = {}
     for each in runs:
+        pair = each["bucket"], each["target"]
         if each["job"] == "reconcile" and each["state"] in _COMPARED:
-            pairs.setdefault((each["bucket"], each["target"]), []).insert(0, each)
+            pairs.setdefault(pair, []).insert(0, each)
+        elif each["job"] == "reconcile" and each["state"] == "failed" and pair not in pairs:
+            failed.setdefault(pair, each)
     found = [
-        Trend(bucket, target, [remaining_drift(each) for each in ended], ended[-1])
-        for (bucket, target), ended in pairs.items()
+        Trend(*pair, [remaining_drift(each) for each in ended], ended[-1], failed.get(pair))
+        for pair, ended in pairs.items()
     ]
-    return sorted(found, key=lambda trend: (-trend.drifts[-1], trend.bucket, trend.target))
+    return sorted(found, key=lambda trend: (not trend.failed, -trend.drifts[-1], trend.bucket, trend.target))
 
 
 def remaining_drift(run: Mapping[str, Any]) -> int:
@@ -97,6 +109,7 @@ def run(run: str) -> Response:
         "reconciliation.html",
         here="reconciliations",
         run=shown,
+        name=_NAMES[shown["job"]],
         compared=shown["state"] in _COMPARED,
         findings=findings,
         kinds=DRIFT_KINDS,

@@ -20,16 +20,21 @@ from app.resources.drift import drift_of
 from app.resources.reconciliation import COUNTS
 
 RUNNING, CLEAN, DRIFT, REPAIRED, FAILED = "running", "clean", "drift", "repaired", "failed"
-RECONCILE, SCAN = "reconcile", "scan"  # the jobs
+RECONCILE, SCAN, TABLES = "reconcile", "scan", "tables"  # the jobs
+BACKFILL = "backfill"  # the kind of a run whose state is a backfill's; its job is stored as `RECONCILE`
+TABLES_TARGET = TargetId("tables", "_")  # stands for the target of the tables' runs, which have none
 WAITING = "waiting"  # registered by the schedule or on request, not started yet
 CANCELLED = "cancelled"
 # Backfills are runs too, with states of their own; the next run continues an unfinished one.
 BACKFILLING, BACKFILLED, UNFINISHED = "backfilling", "backfilled", "unfinished"
+_OF_BACKFILLS = (BACKFILLING, BACKFILLED, UNFINISHED)
+_SUCCESSFUL = (CLEAN, DRIFT, REPAIRED, BACKFILLED)
 
 _DEAD_STATE = {RUNNING: FAILED, BACKFILLING: UNFINISHED}  # the state of a run after its process died
 _ACTIVITY = {RUNNING: "reconciled with", BACKFILLING: "backfilled from"}
 
 STOPPED_EARLY = "the run was stopped before it finished"
+PROCESS_DIED = "the process of the run died"
 LEASE_LOST = "Another run has taken over, because this run's lease expired."
 
 
@@ -37,6 +42,7 @@ LEASE_LOST = "Another run has taken over, because this run's lease expired."
 class Reconciliation:
     """One run. `counts` has every member of `COUNTS`; times are milliseconds since 1970, 0 for unset.
 
+    `job` says what it does: `RECONCILE`, `SCAN`, `BACKFILL` or `TABLES`.
     `repair` says whether the one who requested it wants repairs; None if the target's settings decide, or an option.
     """
 
@@ -52,6 +58,21 @@ class Reconciliation:
     problem: str
     repair: bool | None = None
     progress: Progress | None = None  # of a run that is running, after its first renewal
+    alive_until: int = 0  # a run that is not renewed before is dead; 0: it was cancelled
+
+    def is_dead(self, now: int) -> bool:
+        """Return whether its process died, which no later run has recorded yet."""
+        return self.state in _DEAD_STATE and self.alive_until <= now
+
+    @property
+    def remaining_drift(self) -> int:
+        """How many differences it has found and not repaired."""
+        return max(0, drift_of(self.counts) - self.counts["repaired"])
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has recorded that it failed; a backfill up to its limit, or a cancelled one, has not."""
+        return self.state == FAILED or (self.state == UNFINISHED and bool(self.problem) and self.alive_until > 0)
 
 
 class Reconciliations:
@@ -83,9 +104,7 @@ class Reconciliations:
                     )
             dead = sa.case(_DEAD_STATE, value=r.state)
             connection.execute(
-                tables.reconciliations.update()
-                .where(*same)
-                .values(state=dead, finished_at=now, problem="the process of the run died")
+                tables.reconciliations.update().where(*same).values(state=dead, finished_at=now, problem=PROCESS_DIED)
             )
             if run:
                 waiting = tables.reconciliations.update().where(r.run == run, r.state == WAITING)
@@ -161,8 +180,9 @@ class Reconciliations:
         return {row.run: row.report for row in rows}
 
     def list(self, *, limit: int = 100) -> Sequence[Reconciliation]:
-        """Return the last runs, newest first."""
-        query = sa.select(tables.reconciliations).order_by(tables.reconciliations.c.id.desc()).limit(limit)
+        """Return the last runs with a target and a bucket, newest first."""
+        r = tables.reconciliations.c
+        query = sa.select(tables.reconciliations).where(r.job != TABLES).order_by(r.id.desc()).limit(limit)
         with self._database.reading() as connection:
             return [_reconciliation(row) for row in connection.execute(query)]
 
@@ -178,10 +198,12 @@ class Reconciliations:
 
 def _reconciliation(row: Any) -> Reconciliation:
     return Reconciliation(
-        row.run, TargetId(row.type, row.name), row.bucket, row.job, row.state, row.started_at, row.finished_at,
+        row.run, TargetId(row.type, row.name), row.bucket, BACKFILL if row.state in _OF_BACKFILLS else row.job,
+        row.state, row.started_at, row.finished_at,
         counts_of(row), row.report, row.problem,
         {"yes": True, "no": False}.get(row.repair),
         Progress.from_text(row.progress) if row.state in _DEAD_STATE else None,
+        row.alive_until,
     )  # fmt: skip
 
 
@@ -198,6 +220,25 @@ def latest_results(connection: sa.Connection) -> Sequence[tuple[TargetId, str, i
     last = sa.select(sa.func.max(r.id)).where(finished).group_by(r.type, r.name, r.bucket)
     query = sa.select(tables.reconciliations).where(r.id.in_(last)).order_by(r.type, r.name, r.bucket)
     runs = [_reconciliation(row) for row in connection.execute(query)]
-    return [
-        (run.target, run.bucket, run.finished_at, max(0, drift_of(run.counts) - run.counts["repaired"])) for run in runs
+    return [(run.target, run.bucket, run.finished_at, run.remaining_drift) for run in runs]
+
+
+def newest_runs(
+    connection: sa.Connection, *, successful: bool = False
+) -> Mapping[tuple[str, TargetId, str], Reconciliation]:
+    """Return the run of each kind, target and bucket that began last; of those that succeeded, if it says so.
+
+    A run that waits has not begun.
+    """
+    r = tables.reconciliations.c
+    states = r.state.in_(_SUCCESSFUL) if successful else r.state != WAITING
+    kind = sa.case((r.state.in_(_OF_BACKFILLS), BACKFILL), else_=r.job)
+    # By the time of the start: a run that waited may have begun after one with a later row.
+    order = sa.func.row_number().over(partition_by=(kind, r.type, r.name, r.bucket),
+                                      order_by=(r.started_at.desc(), r.id.desc()))  # fmt: skip
+    numbered = sa.select(r.id, order.label("place")).where(states).subquery()
+    newest = sa.select(numbered.c.id).where(numbered.c.place == 1)
+    runs = [
+        _reconciliation(row) for row in connection.execute(sa.select(tables.reconciliations).where(r.id.in_(newest)))
     ]
+    return {(run.job, run.target, run.bucket): run for run in runs}

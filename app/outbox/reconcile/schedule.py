@@ -136,6 +136,12 @@ class Schedule:
             return bool(connection.execute(unfinished.values(**values)).rowcount)
 
 
+def scheduled_pairs(connection: sa.Connection) -> list[tuple[str, TargetId, str, str]]:
+    """Return each job that a target schedules, with each of its buckets and its schedule."""
+    expressions = _expressions(connection)
+    return _pairs(connection, expressions)[0] if expressions else []
+
+
 def _pairs(
     connection: sa.Connection, expressions: Mapping[tuple[str, TargetId], str]
 ) -> tuple[list[tuple[str, TargetId, str, str]], dict[TargetId, int]]:

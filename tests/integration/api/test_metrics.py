@@ -146,6 +146,23 @@ def test_the_guides_backlog_query_counts_what_is_not_settled(log: Database) -> N
         assert connection.exec_driver_sql(query).scalar_one() == 0
 
 
+def test_a_failed_and_an_overdue_run_are_figures_of_their_kind(log: Database, start: Start) -> None:
+    target = add_target(log)
+    api = start(url_of(log), tables_schedule="0 * * * *")
+    reconciled(log)
+    runs, images = Reconciliations(log), (("bucket", "images"), ("kind", "reconcile"), *X)
+    found = figures(api)
+    assert (found["bucketwire_run_failed", images], found["bucketwire_run_overdue_seconds", images]) == (0, 0)
+    runs.end(runs.begin(target, "images", lease=60_000), "failed", {}, problem="no Java")
+    with log.writing() as connection:
+        connection.execute(tables.targets.update().values(created_at=now_ms() - 7_200_000))
+    found = figures(api)
+    of_tables = (("bucket", ""), ("kind", "tables"), ("name", ""), ("type", ""))
+    assert (found["bucketwire_run_failed", images], found["bucketwire_run_failed", of_tables]) == (1, 0)
+    assert 3600 <= found["bucketwire_run_overdue_seconds", of_tables] < 7260
+    assert found["bucketwire_reconcile_drift", (("bucket", "images"), *X)] == 0, "of the last one that compared"
+
+
 def test_every_alert_has_its_runbook() -> None:
     headings = re.findall(r"^## (\w+)$", RUNBOOKS.read_text(), re.MULTILINE)
     assert headings == [rule["alert"] for rule in ALERTS]

@@ -36,7 +36,7 @@ from app.outbox.delivery.worker_heartbeats import Worker
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.progress import Progress
-from app.outbox.reconcile.runs import Reconciliations
+from app.outbox.reconcile.runs import BACKFILLING, Reconciliations
 from app.outbox.tokens import Tokens
 from app.release import VERSION
 from app.rules.filters import Filters, Pairs
@@ -968,6 +968,19 @@ def test_a_reconciliation_is_started_shown_repaired_and_cancelled(local: Browser
     for kind in ("missing", "stale", "orphaned", "malformed", "nonsense"):
         assert local.get(f"{path}?kind={kind}").status == 200
     assert local.get("reconciliations/none").status == 404
+
+
+def test_clean_never_stands_beside_a_failed_run(local: Browser, database: Database) -> None:
+    _with_mirror(local, database)
+    mirror, runs = TargetId("redis", "mirror"), Reconciliations(database)
+    runs.end(runs.begin(mirror, "images", lease=60_000), "clean", {})
+    assert re.search(r"images → redis:mirror \S*clean", local.get("reconciliations").text)
+    runs.end(runs.begin(mirror, "images", lease=60_000), "failed", {}, problem="MySQL is away")
+    text = local.get("reconciliations").text
+    assert re.search(r"images → redis:mirror \S*failed [^→]*the comparisons are older", text), text
+    assert "MySQL is away" in local.get("").text, "a line of the overview"
+    run = runs.begin(mirror, "images", lease=60_000, state=BACKFILLING)
+    assert "Backfill of images" in local.get(f"reconciliations/{run}").text
 
 
 def test_the_drift_of_a_mirror_over_time_and_its_commands(local: Browser, database: Database) -> None:

@@ -10,6 +10,7 @@ from app.outbox import log_head
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.log_reader import log_state
+from app.outbox.reconcile.run_states import RunState, read_run_states
 from app.outbox.tables import events as events_table
 from app.outbox.tables import log_head as head_table
 from spark_jobs.iceberg.table import LostPosition, Mark
@@ -67,9 +68,17 @@ def test_the_command_fails_at_a_gap_after_it_has_added_what_there_is(
     assert out.startswith("1 event added")
     assert "may have left the log before the tables read them" in error
     assert "bucketwire backfill" in error
+    assert ("may have left the log" in _recorded(outbox).problem, _recorded(outbox).failed_at > 0) == (True, True)
     Log(outbox).append([[made("k", number=3)]])
     code, out, error = job(settings, "tables", "--no-maintain")
     assert (code, out[:13]) == (0, "1 event added"), error
+    assert (_recorded(outbox).problem, _recorded(outbox).good is not None) == ("", True)
+
+
+def _recorded(outbox: Database) -> RunState:
+    with outbox.reading() as connection:
+        [state] = read_run_states(connection, now_ms(), tables_schedule="", oldest=0)
+    return state
 
 
 @pytest.mark.parametrize(

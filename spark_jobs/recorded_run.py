@@ -1,4 +1,4 @@
-"""Record a scheduled scan as a run, so that one process runs it and its result is kept."""
+"""Record scheduled scans and updates of the tables as runs, so that their results are kept."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,6 +7,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import AlreadyRunning
 from app.outbox.reconcile import runs as r
 from app.outbox.reconcile.schedule import Schedule
+from app.outbox.reconcile.tables_runs import begin_tables, end_tables
 from spark_jobs.errors import root_cause
 from spark_jobs.run_lease import LEASE_MS, renewed
 
@@ -36,3 +37,21 @@ def recorded(database: Database, run: str, retention: int) -> Iterator[Callable[
         raise
     runs.end(run, r.CLEAN, {}, problem=" ".join(filter(None, problems)))
     runs.delete_old(waiting.target, waiting.bucket, now_ms() - retention, job=r.SCAN)
+
+
+@contextmanager
+def recorded_tables(database: Database) -> Iterator[Callable[[str], None]]:
+    """Record an update of the tables and how the block ends; the block may report what is wrong all the same."""
+    run, problems = begin_tables(database, lease=LEASE_MS), list[str]()
+    try:
+        with renewed(r.Reconciliations(database), run):
+            yield problems.append
+    except KeyboardInterrupt:
+        end_tables(database, run, problem=r.STOPPED_EARLY)
+        raise
+    except BaseException as error:
+        # One that comes too late for the other's commit has not failed: the tables are up to date.
+        lost = isinstance(error, AlreadyRunning)
+        end_tables(database, run, problem="" if lost else f"{type(error).__name__}: {root_cause(error)}")
+        raise
+    end_tables(database, run, problem=" ".join(filter(None, problems)))
