@@ -8,11 +8,11 @@ from importlib.metadata import version
 from typing import Any
 
 import msgspec
+import orjson
 from flask import Blueprint, Flask, Response, current_app
 
 from app.api.description import Description, answers, description_of
 from app.api.errors import PROBLEM_TYPES
-from app.api.serialization import json_response
 from app.api.token_scopes import PUBLIC, VISITOR, needs, scope_of
 from app.config.fields.fields import Declared, fields_of
 from app.config.settings import SCOPES
@@ -50,7 +50,13 @@ _PROBLEM = {
 @answers(None, "the OpenAPI 3.1 document", media_type="application/json")
 def openapi() -> Response:
     """Return this description."""
-    return json_response(described(current_app._get_current_object()))  # type: ignore[attr-defined] # the app behind the proxy
+    return Response(_document(current_app._get_current_object()), mimetype="application/json")  # type: ignore[attr-defined] # the app behind the proxy
+
+
+@cache
+def _document(app: Flask) -> bytes:
+    """Return the description as JSON: anybody may ask for it, so that costs nothing."""
+    return orjson.dumps(described(app), option=orjson.OPT_NON_STR_KEYS)
 
 
 @cache

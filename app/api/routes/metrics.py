@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flask import Blueprint, Response, current_app
+from flask import Blueprint, Flask, Response, current_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -23,7 +23,7 @@ from app.outbox import log_head
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import Audit, TargetCounters, TargetStatus, audit, read_status
 from app.outbox.delivery.leases import leased_partitions
-from app.outbox.engine.cached_probe import CachedProbe
+from app.outbox.engine.cached_probe import CachedProbe, ProbeResult
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.old_snapshots import OldSnapshots, read_old_snapshots
@@ -40,6 +40,8 @@ _PREFIXES = ("minio_notify", "minio_notification")  # MinIO's metrics v2 and v3
 _AUDITS = "bucketwire_audits"
 _WORKERS = "PROMETHEUS_MULTIPROC_DIR"  # the folder of the workers' metrics, if API and workers share one, as in `up`
 _AUDIT_AGE = 300  # seconds; an audit reads the whole backlog
+_SCRAPES = "bucketwire_scrapes"
+_SCRAPE_PATIENCE = 60.0  # seconds; the database has less time for an answer
 _COUNTERS = {
     "recorded": "Events recorded for the target, including replayed ones.",
     "delivered": "Events that the target confirmed.",
@@ -62,8 +64,12 @@ _GAUGES = {
 
 
 def install(app: Any, database_url: str) -> None:
-    """Add the audit of the counters to the app; a thread makes it at the first scrape, then every five minutes."""
+    """Add the audit of the counters to the app; a thread makes it at the first scrape, then every five minutes.
+
+    One scrape is made at a time, for all who ask meanwhile: it takes long enough to keep requests from their threads.
+    """
     app.extensions[_AUDITS] = CachedProbe(lambda: _audited(database_url), age=_AUDIT_AGE, patience=0.2)
+    app.extensions[_SCRAPES] = CachedProbe(lambda: _exposition(app), age=0.0, patience=_SCRAPE_PATIENCE)
 
 
 def _audited(database_url: str) -> list[Audit]:
@@ -82,12 +88,21 @@ def metrics() -> Response:
 
     While the database is unavailable, only `bucketwire_database_up` and the spool folder's metrics.
     """
+    scraped: ProbeResult[bytes] = current_app.extensions[_SCRAPES].get()
+    if scraped.error is not None:
+        raise scraped.error
+    return Response(scraped.value, content_type=CONTENT_TYPE_LATEST)
+
+
+def _exposition(app: Flask) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(scrape())
     folder = os.environ.get(_WORKERS)
-    if folder and Path(folder).is_dir():
-        MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]  # the library has no types here
-    return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
+    with app.app_context():
+        registry.register(scrape())
+        if folder and Path(folder).is_dir():
+            MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]  # the library has no types
+        exposition: bytes = generate_latest(registry)
+    return exposition
 
 
 def scrape() -> "Scrape":
