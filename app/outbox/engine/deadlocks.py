@@ -31,7 +31,8 @@ def repeated_after_deadlock(method: _Method) -> _Method:
 
     @wraps(method)
     def repeat(self: Any, *args: Any, **kwargs: Any) -> Any:
-        left = 0 if isinstance(self._database, OpenTransaction) else DATABASE.max_deadlocks
+        database = self.database if hasattr(self, "database") else self._database
+        left = 0 if isinstance(database, OpenTransaction) else DATABASE.max_deadlocks
         while True:
             try:
                 return method(self, *args, **kwargs)
