@@ -6,14 +6,18 @@ connection is closed once it is not certain where its next answer begins.
 """
 
 import io
+import re
 import socket
-from http.client import HTTPException, HTTPResponse, parse_headers
+from http.client import HTTPException, HTTPResponse, RemoteDisconnected, parse_headers
 from typing import Any, Protocol
 
 MAX_HEAD_BYTES = 256 * 1024  # of an answer's status line and headers, with those of the interim answers before it
 _BUFFER_BYTES = 8192
 _MAX_LENGTH_DIGITS = 18
+_MAX_STATUS_LINE_BYTES = 65536
+_SHOWN_CHARACTERS = 100
 _SWITCHING_PROTOCOLS = 101
+_STATUS_LINE = re.compile(r"(HTTP/[0-9][^ \t\r\n]*)[ \t]+([1-9][0-9]{2})(?:[ \t]+([^\n]*))?\r?\n", re.ASCII)
 
 
 class InvalidAnswer(HTTPException):
@@ -109,13 +113,25 @@ class Answer(HTTPResponse):
         if self._connection is not None and self._connection.is_partly_sent:
             self.will_close = True
 
+    def _read_status_line(self) -> tuple[str, int, str]:
+        """Read one line; `http.client` would take `+200` and `2_00` for 200, as Python does."""
+        line = self.fp.readline(_MAX_STATUS_LINE_BYTES).decode("latin-1")
+        if not line:
+            raise RemoteDisconnected("the server closed the connection without an answer")
+        found = _STATUS_LINE.fullmatch(line)
+        if found is None:
+            self._close_conn()  # type: ignore[attr-defined]  # typeshed leaves it out
+            raise InvalidAnswer(f"the server sent no status line of HTTP, but {line[:_SHOWN_CHARACTERS]!r}")
+        version, status, reason = found.groups(default="")
+        return version, int(status), reason.strip()
+
     def _values(self, name: str) -> list[str]:
         return self.headers.get_all(name, [])
 
     def _read_status(self) -> tuple[str, int, str]:
         """Return the status line of the next final answer; also called for a proxy's answer to CONNECT."""
         while True:
-            version, status, reason = super()._read_status()  # type: ignore[misc]  # typeshed leaves it out
+            version, status, reason = self._read_status_line()
             if status == _SWITCHING_PROTOCOLS:
                 raise InvalidAnswer("the server switches to another protocol (101), which nobody asked for")
             if not 100 <= status <= 199:

@@ -107,6 +107,59 @@ def test_another_protocol_that_nobody_asked_for_is_no_answer(type_name: str) -> 
     assert "another protocol" in outcome.reason
 
 
+@TYPES
+@pytest.mark.parametrize(
+    "line",
+    [
+        "HTTP/1.1 +200 OK",
+        "HTTP/1.1 2_00 OK",
+        "HTTP/1.1 0200 OK",
+        "HTTP/1.1 20 OK",
+        "HTTP/1.1 099 OK",
+        "200 OK",
+        "",
+        "\r",
+    ],
+)
+def test_what_has_no_status_of_three_digits_is_no_answer(type_name: str, line: str) -> None:
+    def change(_: Asked, right: bytes) -> Pieces:
+        return [line.encode() + right[right.index(b"\r\n") :]]
+
+    server = answering(type_name, change)
+    with server, opened(type_name, server) as target:
+        (outcome,) = deliver(target, ["good"])
+    assert isinstance(outcome, Failed | Unavailable)
+    assert "status line" in outcome.reason
+
+
+@pytest.mark.parametrize("window", [1, 16])
+def test_an_answer_that_names_another_requests_messages_confirms_none(window: int) -> None:
+    first: list[bytes] = []
+
+    def replayed(_: Asked, right: bytes) -> Pieces:
+        first.append(right)
+        return first[:1]
+
+    server = answering("sqs", replayed)
+    with server, opened("sqs", server) as target:
+        (before,) = target.deliver([sample_events.put("good-1")], window)
+        (after,) = target.deliver([sample_events.put("good-2")], window)
+    assert before == DELIVERED
+    assert isinstance(after, Unavailable)
+    assert "names none of the messages" in after.reason
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b'{"Successful": []}', b'{"Successful": [{"Id": "x"}]}', b'{"Failed": 3}', b"[]"]
+)
+def test_a_server_that_names_no_message_is_no_fault_of_the_events(body: bytes) -> None:
+    server = answering("sqs", lambda *_: [written(200, body)])
+    with server, opened("sqs", server) as target:
+        outcomes = target.deliver([sample_events.put(key) for key in KEYS], 16)
+    assert isinstance(outcomes[0], Unavailable), outcomes
+    assert not any(isinstance(outcome, Failed) for outcome in outcomes)
+
+
 # --- what a server sends beside the answer
 
 

@@ -11,7 +11,8 @@ deduplication, so that it keeps the order and drops what is sent again within fi
 | named in Successful                                                    | Delivered                             |
 | named in Failed: contents, size, attributes                            | Rejected                              |
 | named in Failed: throttled, no permission, the queue or its KMS key    | Unavailable                           |
-| named in Failed: anything else; not named                              | Failed                                |
+| named in Failed: anything else; not named, while others are            | Failed                                |
+| none of the messages named                                             | Unavailable                           |
 | to the request: contents or size                                       | each alone; Rejected for a single one |
 | to the request: anything else, no answer                               | Unavailable; nothing more is sent     |
 """
@@ -115,8 +116,10 @@ class SqsTarget:
                 self._send(batch, [entry])
             return
         outcomes = self._outcomes(answer)
+        lost: Outcome = Failed(f"{self._where}: the answer does not name the message")
+        if not outcomes.keys() & {entry.members["Id"] for entry in entries}:
+            lost = Unavailable(f"{self._where}: the answer names none of the messages of the request")
         for entry in entries:
-            lost = Failed(f"{self._where}: the answer does not name the message")
             batch.settle(entry.place, outcomes.get(entry.members["Id"], lost))
 
     def _outcomes(self, answer: Any) -> dict[str, Outcome]:
@@ -132,14 +135,14 @@ class SqsTarget:
         return outcomes
 
     def _entry(self, index: int, event: Event) -> Entry:
-        """Return an event's message."""
+        """Return an event's message; its name in the request is the event's, so that no other request's answer fits."""
         body = _NOT_IN_XML.sub(lambda match: f"\\u{ord(match[0]):04x}", self._format.body(event))
         named = {"bucket": event.bucket, "event": event.name, "id": event.id}
         if event.trace:
             named |= self._format.all_headers(event)
         named = {name: _NOT_IN_ATTRIBUTES.sub("\ufffd", value) for name, value in named.items() if value}
         attributes = {name: {"DataType": "String", "StringValue": value} for name, value in named.items()}
-        members: dict[str, Any] = {"Id": str(index), "MessageBody": body, "MessageAttributes": attributes}
+        members: dict[str, Any] = {"Id": event.id, "MessageBody": body, "MessageAttributes": attributes}
         if self._settings.is_fifo:
             members["MessageGroupId"] = hashlib.sha256(event.path.encode(errors="replace")).hexdigest()
             members["MessageDeduplicationId"] = event.id
