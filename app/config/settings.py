@@ -325,6 +325,9 @@ class Settings(Declared):
     spark_jars: str = setting(
         Path(), default="", about="folder with libraries for Spark; empty: Spark downloads them once"
     )
+    spark_connections: int = setting(
+        Number(1, 256), default="8", about="most connections at once that a Spark job opens to a database"
+    )
     spark_memory: str = setting(Text(), default="1g", about="memory of the Spark driver process, in Java's notation")
     tables_warehouse: str = setting(
         Text(),

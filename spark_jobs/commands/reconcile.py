@@ -65,6 +65,7 @@ def run(
         repair=repair,
         limits=limits,
         retention=int(settings.report_retention * 1000),
+        connections=settings.spark_connections,
         size=size,
     )
     if scheduled:

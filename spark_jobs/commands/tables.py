@@ -37,7 +37,7 @@ def tables(context: ServiceContext, maintain: bool | None, scheduled: bool) -> N
         end_java = options.launch_spark(context, _SESSION, warehouse.libraries)
         with options.spark_session(context, _SESSION, warehouse.libraries) as spark:
             warehouse.open(spark)
-            opened = job.Tables(spark)
+            opened = job.Tables(spark, connections=settings.spark_connections)
             result = job.update(opened, database, int(settings.retention * 1000))
             report(job.describe_gaps(result.gaps) if result.gaps else "")
             if maintain or (maintain is None and tables_maintenance.is_due(opened, now_ms())):

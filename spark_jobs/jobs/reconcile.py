@@ -9,9 +9,10 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from pyspark import StorageLevel
@@ -58,6 +59,7 @@ class ReconcileConfig(ListingSource):
     limits: RepairLimits = field(default_factory=RepairLimits)
     run: str = ""  # the name of a run that the schedule has registered
     retention: int = 90 * 86_400_000  # ms for which earlier runs of the same pair and their reports are kept
+    connections: int = 8  # at once to the target, at most
     size: int = 0  # about how many entries and rows there are; 0 if that is not known
 
 
@@ -132,8 +134,9 @@ def _run(
     listed_at, mark = config.listed_at or now_ms(), log_queries.log_mark(database, config.target, config.bucket)
     rules = [stored.rule for stored in registry.rules() if stored.rule.target == config.target]
     cores = spark.sparkContext.defaultParallelism
-    # One task for each core, because a table is scanned as a whole by each task that reads it.
-    rows, sample = stores.rows(spark, settings, config.bucket, tasks=cores), list[str]()
+    # Each task has a connection of its own.
+    readers = min(cores, config.connections)
+    rows, sample = stores.rows(spark, settings, config.bucket, tasks=readers), list[str]()
     if not config.is_written:
         rows = rows.persist(StorageLevel.DISK_ONLY)
         sample = _sample_keys(rows)
@@ -154,7 +157,7 @@ def _run(
         changed = log_queries.keys_recorded_since(
             database, config.bucket, seq=mark.seq, received_at=listed_at - config.grace if config.listed_at else None
         )
-        in_flight = frame_of_keys(spark, mark.in_flight | changed, scratch / "in-flight.jsonl")
+        in_flight = frame_of_keys(spark, chain(mark.in_flight, changed), scratch / "in-flight.jsonl")
         is_small = are_small_files(scratch)
         with small_plans(spark, is_small=is_small):
             findings = write_findings(mark_in_flight(differences, in_flight, young=listed_at - config.grace), folder)
@@ -192,16 +195,16 @@ def _scratch(folder: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def frame_of_keys(spark: SparkSession, keys: Collection[str], path: Path) -> DataFrame | None:
-    """Return the keys as the column `key`, by way of a file; None for no keys.
+def frame_of_keys(spark: SparkSession, keys: Iterable[str], path: Path) -> DataFrame | None:
+    """Return the keys as the column `key`, by way of a file; None for no keys. Memory holds one at a time.
 
     A frame made of Python's objects would need Python workers, and has no size by which Spark could plan a join.
     """
-    if not keys:
-        return None
     # Not by orjson, which refuses half of a surrogate pair: that is the key of no object, and must not end a run.
     with path.open("w") as lines:
         lines.writelines(json.dumps({"key": key}) + "\n" for key in keys)
+    if not path.stat().st_size:
+        return None
     return spark.read.schema("key string").json(str(path))
 
 

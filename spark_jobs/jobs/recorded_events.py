@@ -18,26 +18,40 @@ _BATCH_SIZE = 5000  # events that a task has in memory at a time
 _Rows = Callable[[Database, int, int, int], Sequence[tuple[Any, ...]]]
 
 
-def recorded_between(spark: SparkSession, database: Database, partitions: int, after: int, last: int) -> DataFrame:
+def recorded_between(
+    spark: SparkSession, database: Database, partitions: int, after: int, last: int, *, connections: int = 8
+) -> DataFrame:
     """Return RECORDED: the events that the log has after the position `after`, up to `last`.
 
     Its partitions have ranges of positions that do not overlap.
     """
-    return _between(spark, database, partitions, (after, last), _recorded, RECORDED)
+    return _between(spark, database, partitions, (after, last), _recorded, RECORDED, connections)
 
 
-def ids_recorded_between(spark: SparkSession, database: Database, partitions: int, after: int, last: int) -> DataFrame:
+def ids_recorded_between(
+    spark: SparkSession, database: Database, partitions: int, after: int, last: int, *, connections: int = 8
+) -> DataFrame:
     """Return the positions and ids of the same events, as the journal calls these columns."""
-    return _between(spark, database, partitions, (after, last), ids_between, "log_position bigint, event_id string")
+    return _between(
+        spark, database, partitions, (after, last), ids_between, "log_position bigint, event_id string", connections
+    )
 
 
 def _between(
-    spark: SparkSession, database: Database, partitions: int, window: tuple[int, int], rows: _Rows, schema: str
+    spark: SparkSession,
+    database: Database,
+    partitions: int,
+    window: tuple[int, int],
+    rows: _Rows,
+    schema: str,
+    connections: int,
 ) -> DataFrame:
     after, last = window
     url = database.url.render_as_string(hide_password=False)
     windows = [(start, min(start + _BATCH_SIZE, last)) for start in range(after, last, _BATCH_SIZE)]
-    slices = max(1, min(len(windows), 4 * spark.sparkContext.defaultParallelism))
+    cores = spark.sparkContext.defaultParallelism
+    # Each task has a connection of its own, and as many tasks run at once as there are cores.
+    slices = max(1, min(len(windows), 4 * cores if cores <= connections else connections))
     events = spark.sparkContext.parallelize(windows, slices).mapPartitions(
         lambda windows: _read(url, partitions, windows, rows)
     )

@@ -46,8 +46,9 @@ class LogMovedBack(Exception):
 class Tables:
     """The three tables of a catalog, which are created if they do not exist."""
 
-    def __init__(self, spark: SparkSession) -> None:
-        self.spark = spark
+    def __init__(self, spark: SparkSession, *, connections: int = 8) -> None:
+        """`connections` are the most that are opened to the log's database at once."""
+        self.spark, self.connections = spark, connections
         self.journal = IcebergTable(spark, "journal", JOURNAL, partitioned_by=PARTITIONED_BY, position="log_position")
         self.versions = IcebergTable(spark, "versions", VERSIONS)
         self.inventory = IcebergTable(spark, "inventory", INVENTORY)
@@ -146,7 +147,9 @@ def _check_newest_events(tables: Tables, database: Database, mark: Mark, kept_si
     first = max(_least_position(tables.journal.frame()) or 1, mark.position - 2 * _MAX_POSITIONS + 1)
     rows = tables.journal.frame().where(F.col("log_position").between(first, mark.position))
     read = rows.select("log_position", "event_id", F.unix_millis("recorded_at").alias("received_at"))
-    in_log = ids_recorded_between(tables.spark, database, log_end(database).partitions, first - 1, mark.position)
+    in_log = ids_recorded_between(
+        tables.spark, database, log_end(database).partitions, first - 1, mark.position, connections=tables.connections
+    )
     both = read.join(in_log.withColumn("in_log", F.lit(True)), ["log_position", "event_id"], "full_outer")
     differs = F.col("received_at").isNull() | (F.col("in_log").isNull() & (F.col("received_at") >= kept_since))
     different = _least_position(both.where(differs))
@@ -173,7 +176,7 @@ def _read_log(tables: Tables, database: Database, mark: Mark, snapshot: int | No
     # The log of a service that has run for long begins far from 1.
     after = max(mark.position, first_seq(database, partitions) - 1) if mark == BEGINNING else mark.position
     until = min(after + _MAX_POSITIONS, end.position)
-    recorded = recorded_between(tables.spark, database, partitions, after, until)
+    recorded = recorded_between(tables.spark, database, partitions, after, until, connections=tables.connections)
     tables.journal.add(journal(recorded), mark.position, snapshot, Mark(until, end.read_at, end.epoch))
     return tables.journal.added_rows()
 

@@ -1,14 +1,15 @@
 """Write the report of a reconciliation: every finding in Parquet and JSON lines, and a self-contained HTML page."""
 
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, Observation
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Observation, Row
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.resources.drift import DRIFT_KINDS
@@ -139,16 +140,25 @@ def by_folder_and_age(drift: DataFrame, listed_at: int) -> tuple[Bars, Bars]:
     age_name = F.when(age.isNull(), "unknown")
     for name, limit in _AGES:
         age_name = age_name.when(age < limit, name)
+    kinds = [F.sum(F.when(F.col("kind") == kind, F.col("count")).otherwise(0)).alias(kind) for kind in DRIFT_KINDS]
     grouped = drift.groupBy(folder.alias("folder"), age_name.otherwise(_OLDER).alias("age"), "kind").count()
-    by_folder, by_age = defaultdict[str, Counter[str]](Counter), defaultdict[str, Counter[str]](Counter)
-    for row in grouped.collect():
-        by_folder[row["folder"]][row["kind"]] += row["count"]
-        by_age[row["age"]][row["kind"]] += row["count"]
-    return _largest(by_folder), [(name, by_age[name]) for name in (*(name for name, _ in _AGES), _OLDER, "unknown")]
+    grouped = grouped.persist(StorageLevel.DISK_ONLY)
+    try:
+        ages = {row["age"]: _counter(row) for row in grouped.groupBy("age").agg(*kinds).collect()}
+        # Of a million folders Python gets the largest.
+        of_folders = grouped.groupBy("folder").agg(F.sum("count").alias("total"), *kinds)
+        largest = of_folders.orderBy(F.desc("total"), "folder").limit(_MAX_FOLDERS).collect()
+    finally:
+        grouped.unpersist()
+    folders = [(row["folder"], _counter(row)) for row in largest]
+    rest = sum(ages.values(), Counter[str]())
+    for _, counts in folders:
+        rest -= counts
+    others = [("all others", rest)] if rest else []
+    names = (*(name for name, _ in _AGES), _OLDER, "unknown")
+    return [*folders, *others], [(name, ages.get(name, Counter[str]())) for name in names]
 
 
-def _largest(folders: Mapping[str, Counter[str]]) -> Bars:
-    ordered = sorted(folders, key=lambda folder: -folders[folder].total())
-    shown = [(folder, folders[folder]) for folder in ordered[:_MAX_FOLDERS]]
-    rest = sum((folders[folder] for folder in ordered[_MAX_FOLDERS:]), Counter[str]())
-    return [*shown, ("all others", rest)] if rest else shown
+def _counter(row: Row) -> Counter[str]:
+    """Return the numbers of a row by kind, without those that are 0."""
+    return +Counter({kind: row[kind] for kind in DRIFT_KINDS})

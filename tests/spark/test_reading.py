@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from pathlib import Path
@@ -12,6 +13,7 @@ from uuid import uuid4
 
 import orjson
 import pytest
+from psycopg2 import sql
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # ships no types
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
@@ -23,13 +25,15 @@ from app.events.minio_json import encode_key
 from app.events.model import Effect, Event
 from spark_jobs.errors import BadListing, root_cause
 from spark_jobs.jobs.comparison import namespace_by_key
+from spark_jobs.jobs.recorded_events import recorded_between
 from spark_jobs.key_groups import KEY_HASH
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.listing import from_mc, from_parquet
 from spark_jobs.listings.listing_source import ListingSource
-from spark_jobs.stores import CannotRead, elasticsearch, rows
+from spark_jobs.stores import CannotRead, elasticsearch, mysql, postgresql, rows
 from tests import services
 from tests.support import minio_life
+from tests.support.builders import migrated
 from tests.support.hostile_names import BUCKETS
 from tests.support.listings import ODD, fill, objects_of, unpack
 from tests.support.properties import times
@@ -42,6 +46,7 @@ from workers.targets.postgresql.target import PostgresTarget
 from workers.targets.redis.target import RedisTarget
 
 PUT = "s3:ObjectCreated:Put"
+HOSTILE_PATHS = ("b", "b0", "B", "b%", "b_", "b_x", "bx", "b\\", "b\\%", "it's", "é", "a", "ab", "-", "b/", '"')
 
 
 @pytest.fixture(scope="module")
@@ -333,6 +338,61 @@ def test_who_may_read_an_index_and_who_may_not(elasticsearch_server: services.El
         with pytest.raises(CannotRead, match=words) as error:
             read(**changes)
         assert "hush" not in str(error.value)
+
+
+@pytest.mark.parametrize("order", ["C", "C.UTF-8 of the database", "en-x-icu"])
+def test_the_index_finds_the_rows_of_a_bucket_in_postgresql(postgres_server: services.Postgres, order: str) -> None:
+    """Whatever the bucket's name; where the collation is no order of bytes, an index for LIKE is enough."""
+    name = f"test_{uuid4().hex[:8]}"
+    postgres_server.create_database(name)
+    collation = "" if "database" in order else f'COLLATE "{order}"'
+    with postgres_server.connection(name) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE TABLE mirror (key varchar {collation} PRIMARY KEY, value jsonb)")
+        cursor.execute("CREATE INDEX by_pattern ON mirror (key text_pattern_ops)")
+        paths = [f"{bucket}/{key}" for bucket in HOSTILE_PATHS for key in ("k", "é", "\U0010ffff", "0")]
+        cursor.executemany("INSERT INTO mirror (key) VALUES (%s)", [(path,) for path in paths])
+        cursor.execute("SET enable_seqscan = off")
+        cursor.execute("SET enable_bitmapscan = off")
+        cursor.execute(postgresql._COLLATION, ("mirror",))
+        is_ordered = postgresql._orders_by_bytes(cursor.fetchone())
+        assert is_ordered == (order != "en-x-icu")
+        table = sql.Identifier("mirror")
+        for bucket in HOSTILE_PATHS:
+            query = postgresql._query(table, bucket, 2, is_json=True, is_ordered=is_ordered)
+            cursor.execute(query)
+            expected = {path.removeprefix(f"{bucket}/") for path in paths if path.startswith(f"{bucket}/")}
+            assert {row[0] for row in cursor.fetchall()} == expected, bucket
+            cursor.execute(sql.SQL("EXPLAIN ") + query)
+            plan = "\n".join(line for (line,) in cursor.fetchall())
+            assert re.search(r"Index Cond: .*key.* ~?>=~? ", plan), plan
+
+
+@pytest.mark.parametrize("server", ["mysql_server", "mariadb_server"])
+@pytest.mark.parametrize("tasks", [1, 3, 8, 300])
+def test_all_tasks_together_read_a_mysql_table_once(request: pytest.FixtureRequest, server: str, tasks: int) -> None:
+    running: services.MySQL = request.getfixturevalue(server)
+    name = f"test_{uuid4().hex[:8]}"
+    running.create_database(name)
+    settings = load("mysql", {"dsn_string": MysqlContents(running, name).dsn, "table": "rows"})
+    deliver(MysqlTarget(settings), "b")  # type: ignore[arg-type]  # load returns what it was asked for
+    selected, plans, read = f"({mysql._query('`rows`', 'b', 'key_hash')}) AS selected", set[str](), list[str]()
+    with running.connection(name) as connection, connection.cursor() as cursor:
+        for part in mysql._ranges(tasks):
+            cursor.execute(f"SELECT `key` FROM {selected} WHERE {part}")
+            read += [str(row[0]) for row in cursor.fetchall()]
+            cursor.execute(f"EXPLAIN SELECT `key` FROM {selected} WHERE {part}")
+            (row,) = cursor.fetchall()
+            plans.add(str(row))
+    assert sorted(read) == sorted(ODD)
+    assert tasks == 1 or all("PRIMARY" in plan for plan in plans), plans
+
+
+def test_a_job_opens_no_more_connections_than_it_may(spark: SparkSession, tmp_path: Path) -> None:
+    database = migrated(f"sqlite:///{tmp_path}/log.db")
+    for connections in (1, 2):
+        found = recorded_between(spark, database, 1, 0, 100_000, connections=connections)
+        assert found.rdd.getNumPartitions() == (1 if connections < spark.sparkContext.defaultParallelism else 8)
+    database.close()
 
 
 @pytest.mark.parametrize("server", ["mysql_server", "mariadb_server"])

@@ -1,6 +1,6 @@
 """Read the log for a reconciliation or a backfill: what is in flight, what has changed, and the newest sequencers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -24,6 +24,7 @@ from app.outbox.versions.rows import ObjectKey, key_state
 _CONTENT = selectors(
     ContentChange.CREATED, ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED
 )
+_STREAMED_ROWS = 5000  # that are in memory at a time
 _OWN_EVENTS = '%"eventSource":"bucketwire:%'  # repairs and backfills, which do not change the bucket
 
 
@@ -69,18 +70,21 @@ def log_mark(database: Database, target: TargetId, bucket: str, *, event_names: 
     return LogMark(seq, frozenset(keys))
 
 
-def keys_recorded_since(database: Database, bucket: str, *, seq: int, received_at: int | None = None) -> set[str]:
-    """Return the keys of the bucket's events after `seq`; with `received_at` (ms) also of those received since."""
+def keys_recorded_since(database: Database, bucket: str, *, seq: int, received_at: int | None = None) -> Iterator[str]:
+    """Yield the keys of the bucket's events after `seq`; with `received_at` (ms) also of those received since.
+
+    A key may come again. Some of them are in memory at a time, however many there are.
+    """
     e = tables.events.c
-    with database.reading() as connection:
+    with database.snapshot() as connection:  # PostgreSQL streams within a transaction only
         partitions = log_head.read(connection).partitions
         # By partition, because the primary key begins with it: this reads only the new part of the log.
         later = sa.select(e.key).where(e.partition.in_(range(partitions)), e.seq > seq, e.bucket == bucket).distinct()
-        keys = set(connection.execute(later).scalars())
+        streamed = connection.execution_options(yield_per=_STREAMED_ROWS)
+        yield from streamed.execute(later).scalars()
         if received_at is not None:
             earlier = sa.select(e.key).where(e.received_at >= received_at, e.bucket == bucket).distinct()
-            keys.update(connection.execute(earlier).scalars())
-    return keys
+            yield from streamed.execute(earlier).scalars()
 
 
 def last_seq_before(database: Database, received_at: int) -> int:
