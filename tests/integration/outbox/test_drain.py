@@ -110,7 +110,7 @@ def test_a_worker_that_leaves_work_to_others_wakes_the_drain_before_it_delivers(
     record(database, events)
     asked: list[float] = []
 
-    def deliver(*_: object) -> LeaseSummary:
+    def deliver(*_: object, **__: object) -> LeaseSummary:
         assert len(asked) == (wake_ups > 1)
         return LeaseSummary()
 
