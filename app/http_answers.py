@@ -35,13 +35,14 @@ class Connection(Protocol):
 
 
 class _Wire(io.RawIOBase):
-    """What a socket receives: at most `left` bytes, and nothing more once it is `dry`."""
+    """What a socket receives: at most `left` bytes, and nothing more once it is `dry`; `ended` by the other side."""
 
     def __init__(self, received: io.RawIOBase, connection: Connection | None) -> None:
         self._received = received
         self._connection = connection
         self.left: float = MAX_HEAD_BYTES
         self.dry = False
+        self.ended = False
 
     def readable(self) -> bool:
         """Return true."""
@@ -52,6 +53,7 @@ class _Wire(io.RawIOBase):
         if self.dry:
             return None
         count = self._received.readinto(buffer)
+        self.ended = count == 0
         if count:
             if self._connection is not None:
                 self._connection.heard = True
@@ -102,6 +104,8 @@ class Answer(HTTPResponse):
     def begin(self) -> None:
         """Read the head. Raises `HTTPException`, also for one that leaves open where the body ends."""
         super().begin()
+        if self._wire.ended:
+            raise InvalidAnswer("the connection was closed within the head of the answer")
         self._wire.left = float("inf")
         self._reader.connection = self._connection
         lengths = {each.strip() for value in self._values("content-length") for each in value.split(",")}
@@ -124,6 +128,13 @@ class Answer(HTTPResponse):
             raise InvalidAnswer(f"the server sent no status line of HTTP, but {line[:_SHOWN_CHARACTERS]!r}")
         version, status, reason = found.groups(default="")
         return version, int(status), reason.strip()
+
+    def _read_next_chunk_size(self) -> int:
+        """Return the size of the next chunk, of which no negative one is read. Raises `InvalidAnswer`."""
+        size: int = super()._read_next_chunk_size()  # type: ignore[misc]  # typeshed leaves it out
+        if size < 0:
+            raise InvalidAnswer(f"a chunk of the answer has {size} bytes")
+        return size
 
     def _values(self, name: str) -> list[str]:
         return self.headers.get_all(name, [])

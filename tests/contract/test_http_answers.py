@@ -262,6 +262,81 @@ def test_the_same_length_twice_is_a_length(type_name: str) -> None:
     assert len({asked.connection for asked in server.deliveries()}) == 1
 
 
+CUTS = (
+    b"HTTP/1.1 200",
+    b"HTTP/1.1 200 Any\r\n",
+    b"HTTP/1.1 200 Any\r\nRetry-After: 1",
+    b"HTTP/1.1 200 Any\r\nA: b\r\n",
+)
+
+
+@TYPES
+@pytest.mark.parametrize("cut", CUTS)
+def test_an_answer_whose_head_has_no_end_is_none(type_name: str, cut: bytes) -> None:
+    server = answering(type_name, lambda *_: [cut])
+    server.closes = lambda asked: asked.is_delivery
+    with server, opened(type_name, server) as target:
+        (outcome,) = deliver(target, ["good"])
+    assert isinstance(outcome, Failed | Unavailable)
+    assert "within the head" in outcome.reason or "no status line" in outcome.reason
+
+
+@pytest.mark.parametrize("type_name", ["sqs", "elasticsearch"])
+@pytest.mark.parametrize("size", ["-5", "-1", "five", ""])
+def test_a_chunk_of_an_impossible_size_is_no_answer(type_name: str, size: str) -> None:
+    def impossible(_: Asked, right: bytes) -> Pieces:
+        return [
+            chunk(right, "Transfer-Encoding: chunked").replace(
+                b"\r\n%x\r\n" % length(right), f"\r\n{size}\r\n".encode()
+            )
+        ]
+
+    server = answering(type_name, impossible)
+    with server, opened(type_name, server) as target:
+        (outcome,) = deliver(target, ["good"])
+    assert isinstance(outcome, Unavailable)
+
+
+@pytest.mark.parametrize("status", [600, 999])
+def test_a_status_that_means_nothing_is_the_clusters_fault(status: int) -> None:
+    server = answering("elasticsearch", lambda _, right: [right.replace(b" 200 Any", b" %d Any" % status)])
+    with server, opened("elasticsearch", server) as target:
+        (outcome,) = deliver(target, ["good"])
+    assert isinstance(outcome, Unavailable)
+    assert f"answered {status}" in outcome.reason
+
+
+NOBODYS = {
+    "elasticsearch": (
+        *("[]", "5", '""', "{}", '{"items": 5}', '{"items": null}', '{"items": [5]}', '{"items": [{}]}'),
+        *('{"items": [{"index": 5}]}', '{"items": [{"index": {"status": "x"}}]}', '{"items": {"index": 5}}'),
+        '{"items": [{"index": {"status": null}}]}',
+    ),
+    "sqs": (
+        *("[]", "5", "{}", '{"Successful": 5}', '{"Successful": [5]}', '{"Successful": [{"Id": ["0"]}]}'),
+        *('{"Successful": {"Id": "0"}}', '{"Failed": [{"Code": "any"}]}'),
+    ),
+}
+
+
+@pytest.mark.parametrize(("type_name", "body"), [(name, body) for name in NOBODYS for body in NOBODYS[name]])
+def test_an_answer_of_another_server_blames_no_event(type_name: str, body: str) -> None:
+    server = answering(type_name, lambda *_: [written(200, body.encode())])
+    with server, opened(type_name, server) as target:
+        (outcome,) = deliver(target, ["good"])
+    assert isinstance(outcome, Unavailable)
+
+
+@pytest.mark.parametrize(
+    "docs", ["5", "[5]", "[]", "[{}, {}]", '[{"_source": {"Records": [{"s3": {"object": {"key": 1}}}]}}]']
+)
+def test_a_document_that_no_cluster_has_blames_no_event(docs: str) -> None:
+    server = answering("elasticsearch", lambda *_: [written(200, b'{"docs": %s}' % docs.encode())])
+    with server, opened("elasticsearch", server, format="namespace") as target:
+        (outcome,) = target.deliver([sample_events.delete_version("a", "null")], 1)
+    assert isinstance(outcome, Unavailable)
+
+
 # --- a kept-alive connection that the server has closed
 
 

@@ -33,7 +33,7 @@ def problem_of_answer(status: int, body: Any) -> str:
     """Return why an answer, whatever was asked, is none of a cluster that accepts the login; empty if it is one."""
     if status == 401:
         return f"answered 401: {error_of_answer(status, body)} (check the login)"
-    if 300 <= status <= 399 or (is_good(status) and body is None):
+    if 300 <= status <= 399 or (is_good(status) and not isinstance(body, dict)):
         return f"answered {status}: the server is not Elasticsearch"
     return ""
 

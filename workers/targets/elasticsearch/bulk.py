@@ -1,7 +1,7 @@
 """Send documents by `_bulk` requests: divide them, and blame the right one if a request is refused as a whole."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
@@ -67,15 +67,8 @@ class Bulk:
         answer = cluster.bulk(body)
         status = answer.meta.status
         if is_good(status):
-            items = answer.body.get("items", ())
-            if len(items) != len(operations):
-                raise TargetUnavailable(f"{cluster.where} answered for {len(items)} of {len(operations)} documents")
-            if not answer.body.get("errors", True):
-                return [DELIVERED] * len(operations)
-            return [
-                outcome_of_item(self._where, item, conditional=operation.conditional, of_template=self._of_template)
-                for operation, item in zip(operations, items, strict=True)
-            ]
+            with cluster.reading(answer) as body_of_answer:
+                return self._outcomes(cluster, body_of_answer, operations)
         if status not in (400, 413):
             raise cluster.unavailable(answer)
         if len(operations) == 1:
@@ -85,6 +78,18 @@ class Bulk:
             self._most_bytes = max(1, len(body) // 2)  # permanently: the server, or a proxy, accepts no larger requests
         middle = len(operations) // 2
         return self._send(cluster, operations[:middle], batch) + self._send(cluster, operations[middle:], batch)
+
+    def _outcomes(self, cluster: Cluster, answer: Any, operations: Sequence[Operation]) -> list[Outcome | Doubt]:
+        """Return the outcomes that an answer has. Raises any error for an answer that is none of a cluster."""
+        items = answer.get("items", ())
+        if len(items) != len(operations):
+            raise TargetUnavailable(f"{cluster.where} answered for {len(items)} of {len(operations)} documents")
+        if not answer.get("errors", True):
+            return [DELIVERED] * len(operations)
+        return [
+            outcome_of_item(self._where, item, conditional=operation.conditional, of_template=self._of_template)
+            for operation, item in zip(operations, items, strict=True)
+        ]
 
 
 def _portions(operations: Sequence[Operation], most_bytes: int, at_once: int) -> Iterator[Sequence[Operation]]:

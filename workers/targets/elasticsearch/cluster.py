@@ -5,7 +5,8 @@ The published client makes them: it chooses the node, and leaves out for a while
 
 import importlib.metadata
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from elastic_transport import ApiResponse, NodeConfig, TransportError
@@ -24,7 +25,7 @@ USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
 
 Response = ApiResponse[Any]
 
-_ANY_STATUS = range(100, 600)  # what a status means is decided here
+_ANY_STATUS = range(100, 1000)  # what a status means is decided here
 # Seconds for which a node that did not answer is left out, at first and at most: one that hangs costs a call its whole
 # timeout at each attempt. If none is left, all are tried at once.
 _MIN_LEFT_OUT_SECONDS, _MAX_LEFT_OUT_SECONDS = 10, 300
@@ -174,6 +175,15 @@ class Cluster:
         if problem := answers.problem_of_answer(answer.meta.status, answer.body):
             raise TargetUnavailable(f"{self.where} {problem}")
         return answer
+
+    @contextmanager
+    def reading(self, answer: Response) -> Iterator[Any]:
+        """Yield what an answer says. Raises `TargetUnavailable` where the block finds that no cluster says that."""
+        try:
+            yield answer.body
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            reason = f"{self.where} answered {answer.meta.status}: the server is not Elasticsearch"
+            raise TargetUnavailable(reason) from error
 
     def unavailable(self, answer: Response, hint: str = "") -> TargetUnavailable:
         """Return the error for an answer that refuses a request; `hint` is for one that names a missing privilege."""

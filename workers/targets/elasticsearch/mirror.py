@@ -110,16 +110,20 @@ class Mirror:
                 answer = cluster.versions([orjson.loads(ids[path]) for path in part])
                 if not is_good(answer.meta.status):
                     raise cluster.unavailable(answer, "the privilege read of the index is needed")
+                with cluster.reading(answer) as said:
+                    for path, document in zip(part, said["docs"], strict=True):
+                        problem = describe_error(document.get("error"))
+                        if problem and "index_not_found" not in problem:
+                            return Unavailable(f"{self._where}: {problem}")
+                        if _version(document) in versions[path]:
+                            state = document["_seq_no"], document["_primary_term"]
+                            action = b'{"delete":{"_id":%s,"if_seq_no":%d,"if_primary_term":%d}}\n' % (
+                                ids[path],
+                                *state,
+                            )
+                            operations.append(Operation(path, indexes[path], action, conditional=True))
             except TargetUnavailable as error:
                 return Unavailable(error.reason, error.retry_after)
-            for path, document in zip(part, answer.body["docs"], strict=True):
-                problem = describe_error(document.get("error"))
-                if problem and "index_not_found" not in problem:
-                    return Unavailable(f"{self._where}: {problem}")
-                if _version(document) in versions[path]:
-                    state = b'"if_seq_no":%d,"if_primary_term":%d' % (document["_seq_no"], document["_primary_term"])
-                    action = b'{"delete":{"_id":%s,%s}}\n' % (ids[path], state)
-                    operations.append(Operation(path, indexes[path], action, conditional=True))
         return operations
 
 
