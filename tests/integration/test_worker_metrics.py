@@ -7,11 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,7 +22,7 @@ from app.config.fields.addresses import HostPort
 from app.metrics_folder import VARIABLE, fresh_folder, own_folder, remove
 from tests import services
 from tests.services import until
-from workers.telemetry import metrics
+from workers.telemetry import metrics, metrics_http
 from workers.telemetry.metrics import Server
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +35,7 @@ from app.outbox.delivery.logged_events import LoggedEvent
 from workers.delivery.batch_record import TargetCall
 from workers.delivery.outcomes import DELIVERED
 from workers.delivery.retry import RetrySchedule
-from workers.telemetry import metrics
+from workers.telemetry import metrics, metrics_http
 metrics.begin(int(sys.argv[1]))
 of = metrics.of("redis:a")
 of.call_ended(TargetCall((), [DELIVERED] * 10, 0.01))
@@ -113,6 +115,54 @@ def test_an_address_that_is_taken_is_served_as_soon_as_it_is_free(
         until(lambda: _serves(port), 60, what="the figures where another listened before")
     finally:
         serving.stop()
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[int]:
+    """The port of the metrics of a worker without any."""
+    port = services.free_port()
+    server = Server(HostPort(services.LOOPBACK, port), str(fresh_folder(tmp_path, "up")))
+    server.start()
+    try:
+        until(lambda: _serves(port), 60, what="the figures")
+        yield port
+    finally:
+        server.stop()
+
+
+def test_silent_clients_keep_neither_connections_nor_threads_nor_others_from_the_metrics(serving: int) -> None:
+    """Each had a thread and a socket of the worker for good, which then could start no process."""
+    threads, sockets = threading.active_count(), psutil.Process().num_fds()
+    with ExitStack() as stack:
+        ends = [
+            stack.enter_context(socket.create_connection((services.LOOPBACK, serving), timeout=20)) for _ in range(100)
+        ]
+        assert _serves(serving)
+        assert threading.active_count() - threads < 30
+        assert psutil.Process().num_fds() - sockets - len(ends) < 30
+        assert ends[0].recv(1) == b"", "the oldest are closed"
+        ends[-1].send(b"GET ")
+        assert _serves(serving)
+    until(lambda: threading.active_count() <= threads + 1, what="the threads to end")
+
+
+def test_a_client_that_sends_nothing_more_is_closed(serving: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_http._Handler, "timeout", 0.1)
+    with socket.create_connection((services.LOOPBACK, serving), timeout=20) as silent:
+        silent.send(b"GET /metr")
+        assert silent.recv(1) == b""
+
+
+@pytest.mark.parametrize("host", ["page.example", "127.0.0.1.page.example", "["])
+def test_a_web_page_reads_no_metrics_by_a_name_of_its_own(serving: int, host: str) -> None:
+    """Its DNS server may resolve it to this machine."""
+    headers = {"Host": host}
+    assert httpx.get(f"http://{services.LOOPBACK}:{serving}/metrics", headers=headers).status_code == 421
+    for own in (f"localhost:{serving}", "127.0.0.1", "[::1]:1"):
+        answer = httpx.get(f"http://{services.LOOPBACK}:{serving}/metrics", headers={"Host": own})
+        assert answer.status_code == 200
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
 
 
 def _serves(port: int) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server, values
+from prometheus_client import CollectorRegistry, Counter, Histogram, values
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from app.config.arn import TargetId, parse_target
@@ -24,6 +24,7 @@ from app.metrics_folder import VARIABLE
 from workers.delivery.batch_record import BatchRecord, Observer, TargetCall
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Rejected, Unavailable
 from workers.targets.base import LeaseExpired
+from workers.telemetry import metrics_http
 
 log = logging.getLogger("bucketwire.worker")
 
@@ -202,7 +203,7 @@ class Server:
         refused = False
         while not self._over.is_set():
             try:
-                self._server, _ = start_http_server(port, host, self._registry)
+                self._server = metrics_http.serve(port, host, self._registry)
             except OSError as error:
                 if not refused:
                     log.warning("the metrics wait: nothing can listen on %s: %s", self._listen, error.strerror)
