@@ -36,6 +36,17 @@ COPY requirements-spark.lock ./
 RUN pip --python /opt/bucketwire/bin/python install --no-build-isolation --require-hashes -r requirements-spark.lock \
     && pip --python /opt/bucketwire/bin/python uninstall --yes setuptools
 
+# The libraries of the Spark jobs, for a pod without a network and with a home that it cannot write to. A file that is not
+# what `connectors` has the hash of stops the build.
+FROM python:3.11-slim-bookworm AS jars
+RUN apt-get update && apt-get install --yes --no-install-recommends maven
+WORKDIR /jars
+COPY spark_jobs/connectors.py /src/connectors.py
+ENV PYTHONPATH=/src
+RUN python -c 'import connectors; print(*connectors.SHA256, sep="\n")' \
+    | xargs -I{} mvn -q -B org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy -Dartifact={} -DoutputDirectory=/jars \
+    && python -c 'import connectors; connectors.check("/jars")'
+
 FROM python:3.11-slim-bookworm AS base
 # As process 1 a program without a handler never gets SIGTERM, and in its first second none of the parts has one: tini is
 # process 1, and passes signals on.
@@ -57,6 +68,8 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
 COPY --from=build-spark /opt/bucketwire /opt/bucketwire
+COPY --from=jars /jars /opt/bucketwire/jars
+ENV BUCKETWIRE_SPARK_JARS=/opt/bucketwire/jars
 # By number, so that Kubernetes can see that it is not root.
 USER 10001:10001
 CMD ["worker", "--only", "spark"]

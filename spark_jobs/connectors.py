@@ -4,6 +4,7 @@ MySQL's driver reads both MySQL and MariaDB: with MariaDB's driver and a `jdbc:m
 that the server reads them as string literals, and every row comes back wrong without an error.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,6 +26,14 @@ def jar_name(coordinates: str) -> str:
     """Return the file name under which a library is published."""
     _, artifact, version = coordinates.split(":")
     return f"{artifact}-{version}.jar"
+
+
+def check(folder: str | Path, libraries: Sequence[str] = tuple(SHA256)) -> None:
+    """Raise `ValueError` unless the files of the libraries in a folder are what they were; `FileNotFoundError` too."""
+    for coordinates in libraries:
+        with (Path(folder) / jar_name(coordinates)).open("rb") as jar:
+            if hashlib.file_digest(jar, "sha256").hexdigest() != SHA256[coordinates]:
+                raise ValueError(f"the file of {coordinates} has another SHA-256 than it had")
 
 
 def options(folder: str, libraries: Sequence[str] = DRIVERS) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs import small_plans
+from spark_jobs import connectors, small_plans
 from spark_jobs.class_archive import ClassArchive
 from tests import provision, services
 from tests.services import spark_classes
@@ -143,3 +143,37 @@ def test_what_java_writes_is_shown_only_where_it_is_asked_for_or_does_not_start(
     failed = run(JAVA_TOOL_OPTIONS="-XX:NoSuchOption")
     assert failed.returncode == 1
     assert "Unrecognized VM option 'NoSuchOption'" in failed.stderr
+
+
+def test_a_pod_without_a_writable_home_reads_by_the_drivers_of_the_jars_folder(tmp_path: Path) -> None:
+    """As in the image, which has them: without the folder, Ivy would make another one in the home."""
+    services.need("spark_jars")
+    program = (
+        "import sys\n"
+        "from spark_jobs.session import session\n"
+        "with session('home', master='local[1]', jars=sys.argv[1], memory='512m') as spark:\n"
+        "    for url, driver in (('postgresql', 'org.postgresql.Driver'), ('mysql', 'com.mysql.cj.jdbc.Driver')):\n"
+        "        try:\n"
+        "            options = {'driver': driver, 'dbtable': 't', 'url': f'jdbc:{url}://127.0.0.1:1/x'}\n"
+        "            spark.read.format('jdbc').options(**options).load()\n"
+        "        except Exception as error:\n"
+        "            print('ClassNotFound' in str(error), 'onnect' in str(error) or 'ommunications' in str(error))\n"
+    )
+    nowhere = {"HOME": "/proc/none", "JAVA_TOOL_OPTIONS": "-Duser.home=/proc/none", "SPARK_LOCAL_DIRS": str(tmp_path)}
+    command = [sys.executable, "-c", program, str(provision.SPARK_JARS)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | nowhere, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["False True"] * 2), done.stderr
+
+
+def test_the_image_has_the_libraries_by_their_hashes(tmp_path: Path) -> None:
+    services.need("spark_jars")
+    connectors.check(provision.SPARK_JARS)
+    for coordinates in connectors.SHA256:
+        (tmp_path / connectors.jar_name(coordinates)).write_bytes(b"another file")
+    with pytest.raises(ValueError, match=r"org\.postgresql:postgresql.* has another SHA-256"):
+        connectors.check(tmp_path)
+    image = (ROOT / "Dockerfile").read_text()
+    stage = image[image.index("FROM base AS spark") :]
+    assert "COPY --from=jars /jars /opt/bucketwire/jars" in stage
+    assert "BUCKETWIRE_SPARK_JARS=/opt/bucketwire/jars" in stage
+    assert """connectors.check("/jars")""" in image
