@@ -67,6 +67,27 @@ OF_POSTGRESQL = {
             "ALTER TABLE bucketevents ADD owner int DEFAULT 7 REFERENCES allowed"
         ),
     ),
+    "a sequence that is behind": (
+        "access",
+        (
+            f"CREATE TABLE bucketevents ({TIMES}, event_data jsonb, id serial PRIMARY KEY); "
+            "INSERT INTO bucketevents SELECT now(), '{}', number FROM generate_series(1, 500) number"
+        ),
+    ),
+    "a default that is taken": (
+        "access",
+        (
+            f"CREATE TABLE bucketevents ({TIMES}, event_data jsonb, owner int DEFAULT 7 UNIQUE); "
+            "INSERT INTO bucketevents VALUES (now(), '{}')"
+        ),
+    ),
+    "a default that is taken in a mirror": (
+        "namespace",
+        (
+            "CREATE TABLE bucketevents (key varchar PRIMARY KEY, value jsonb, owner int DEFAULT 7 UNIQUE); "
+            "INSERT INTO bucketevents VALUES ('other', '{}')"
+        ),
+    ),
     "view": (
         "access",
         (
@@ -97,6 +118,11 @@ OF_MYSQL = {
     ),
     "trigger": ("access", "CREATE TABLE bucketevents (event_time DATETIME NOT NULL, event_data JSON)", SIGNALLING),
     "trigger of a mirror": ("namespace", f"CREATE TABLE bucketevents ({KEYS}, value JSON)", SIGNALLING),
+    "a default that is taken": (
+        "access",
+        "CREATE TABLE bucketevents (event_time DATETIME NOT NULL, event_data JSON, owner INT DEFAULT 7 UNIQUE)",
+        "INSERT INTO bucketevents (event_time, event_data) VALUES (NOW(), '{}')",
+    ),
     "foreign key": (
         "access",
         "CREATE TABLE IF NOT EXISTS allowed (id INT PRIMARY KEY)",

@@ -39,6 +39,7 @@ class Table:
     name: str
     key: str
     value: str
+    defaulted: frozenset[str] = frozenset()  # the unique indexes that have none of the two columns
     # Only for a namespace:
     index: str = ""  # the unique index on key_hash
     compared: str = ""  # how `given.k` is compared with key_hash, so that the index is used
@@ -106,7 +107,7 @@ def _checked(catalogue: _Catalogue, written: str, format: str) -> Table:  # noqa
             f"MySQL: table {written} requires a value for {', '.join(required)}, which events lack; give it a default"
         )
     if format == "access":
-        return Table(written, key, value)
+        return Table(written, key, value, _unique_but_of(catalogue, key, value))
     if not columns[key].charset.startswith("utf8"):
         raise TargetUnavailable(
             f"MySQL: table {written} keeps {key} in {columns[key].charset}, which cannot hold every key; "
@@ -115,15 +116,12 @@ def _checked(catalogue: _Catalogue, written: str, format: str) -> Table:  # noqa
     index = _index(catalogue, written, columns)
     hashed = columns[_HASH]
     compared = f"CONVERT(given.k USING {hashed.charset}) COLLATE {hashed.collation}"
-    return Table(written, key, value, index, compared, fills_hash=not hashed.is_generated)
+    return Table(written, key, value, index=index, compared=compared, fills_hash=not hashed.is_generated)
 
 
 def _index(catalogue: _Catalogue, written: str, columns: dict[str, _Column]) -> str:
     """Return the unique index by which rows are replaced; by any other unique index, other objects' rows would be."""
-    unique: dict[str, list[tuple[str, str | None]]] = {}
-    for name, non_unique, column, part in catalogue.rows(_INDEXES):
-        if not int(non_unique or 0):
-            unique.setdefault(str(name), []).append((str(column), part))
+    unique = _unique(catalogue)
     index = next((name for name, parts in unique.items() if parts == [(_HASH, None)]), None)
     if _HASH not in columns or index is None:
         steps = [] if _HASH in columns else [f"ADD {_HASH} {_hash_column(catalogue.server)}"]
@@ -140,6 +138,23 @@ def _index(catalogue: _Catalogue, written: str, columns: dict[str, _Column]) -> 
                 f"another's; ALTER TABLE … DROP INDEX {identifier(name)}"
             )
     return index
+
+
+def _unique(catalogue: _Catalogue) -> dict[str, list[tuple[str, str | None]]]:
+    """Return the columns of each unique index, and how much of each; of an expression `None`."""
+    unique: dict[str, list[tuple[str, str | None]]] = {}
+    for name, non_unique, column, part in catalogue.rows(_INDEXES):
+        if not int(non_unique or 0):
+            unique.setdefault(str(name), []).append((str(column), part))
+    return unique
+
+
+def _unique_but_of(catalogue: _Catalogue, *written: str) -> frozenset[str]:
+    """Return the unique indexes whose columns are not written, so that their values come from defaults."""
+    ours = {*written, str(None)}
+    return frozenset(
+        name for name, parts in _unique(catalogue).items() if ours.isdisjoint(column for column, _ in parts)
+    )
 
 
 def _hash_column(server: MysqlConnection) -> str:

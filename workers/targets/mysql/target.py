@@ -12,6 +12,7 @@ server's message. A refusal by a rule of the table, which may be one that no eve
 """
 
 import functools
+import re
 from collections.abc import Sequence
 
 import pymysql
@@ -26,7 +27,7 @@ from workers.targets.endpoint import Endpoint
 from workers.targets.messages import entry_format
 from workers.targets.mysql.connection import connect, reason
 from workers.targets.mysql.statements import Session, append, is_too_long, mirror
-from workers.targets.mysql.table import take_table
+from workers.targets.mysql.table import Table, take_table
 from workers.targets.payloads import records
 from workers.targets.sql_batch import in_halves
 from workers.targets.sql_target import SqlTarget
@@ -38,6 +39,7 @@ _DATA_CLASSES = frozenset({"22", "23", "44", "45"})
 _DATA_ERRORS = frozenset({1118, 1366, 1644, 3819})
 # Those that no table is the reason for: a row that is there already, JSON that cannot be read or is too deep.
 _OF_ONE_EVENT = frozenset({1062, 3140, 3157})
+_INDEX = re.compile(r"for key '(?:.*\.)?([^'.]+)'$")  # of 1062; later servers name the table, too
 
 
 class MysqlTarget(SqlTarget[Session, pymysql.MySQLError]):
@@ -104,7 +106,9 @@ class MysqlTarget(SqlTarget[Session, pymysql.MySQLError]):
             if not _is_data(error):
                 raise
             session.server.run("ROLLBACK TO SAVEPOINT part")
-            is_certain = bool(error.args) and error.args[0] in _OF_ONE_EVENT
+            is_certain = (
+                bool(error.args) and error.args[0] in _OF_ONE_EVENT and not _is_of_default(error, session.table)
+            )
             return Rejected(reason(error)) if is_certain else Doubt(reason(error))
         return None
 
@@ -121,3 +125,9 @@ def _is_data(error: pymysql.MySQLError) -> bool:
     """Return whether the data of an event are at fault."""
     state = getattr(error, "sqlstate", None) or ""
     return state[:2] in _DATA_CLASSES or (bool(error.args) and error.args[0] in _DATA_ERRORS)
+
+
+def _is_of_default(error: pymysql.MySQLError, table: Table) -> bool:
+    """Return whether a value is there already that we did not write, as of a default."""
+    index = _INDEX.search(str(error.args[-1]))
+    return index is not None and index[1] in table.defaulted

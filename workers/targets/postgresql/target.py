@@ -35,8 +35,9 @@ from workers.targets.sql_target import IDLE_SECONDS, SqlTarget
 # Errors in the data of one event, or by a rule that they break: data exception, integrity, check option, a limit, a
 # trigger's own RAISE.
 _DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
-# Those that no table is the reason for: a limit, a character that text cannot hold, a row that is there already.
-_OF_ONE_EVENT = frozenset({"22021", "22P05", "23505", "23P01"})
+# Those that no table is the reason for: a limit, a character that text cannot hold.
+_OF_ONE_EVENT = frozenset({"22021", "22P05"})
+_TAKEN = frozenset({"23505", "23P01"})  # a row that is there already
 _FIRST_WITH_IDLE_LIMIT = 90600  # PostgreSQL 9.6
 # With `off` the server answers COMMIT before anything is on disk; the other values are the operator's choice.
 _SYNCHRONOUS = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
@@ -129,6 +130,7 @@ class PostgresTarget(SqlTarget[_Session, psycopg2.Error]):
             cursor.execute("ROLLBACK TO SAVEPOINT part; RELEASE SAVEPOINT part")
             code = error.pgcode or ""
             is_certain = code[:2] == "54" or code in _OF_ONE_EVENT or (code == "22P02" and "json" in str(error))
+            is_certain |= code in _TAKEN and _is_of_event(error, table)
             return Rejected(reason(error)) if is_certain else Doubt(reason(error))
         return None
 
@@ -173,3 +175,9 @@ def _is_data(error: psycopg2.Error, table: Table) -> bool:
     if error.pgcode == "23514":
         return bool(error.diag.constraint_name)
     return error.pgcode != "23502" or error.diag.column_name in (table.key, table.value)
+
+
+def _is_of_event(error: psycopg2.Error, table: Table) -> bool:
+    """Return whether what is there already was written by us, and not by a default, as of a sequence that is behind."""
+    columns = (error.diag.message_detail or table.key).partition(")=(")[0]
+    return table.key in columns or table.value in columns
