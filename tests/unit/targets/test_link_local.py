@@ -6,11 +6,13 @@ import socket
 from typing import Any
 
 import pytest
+from kafka.errors import KafkaError
 
 from app.config.target_settings import load
 from app.config.targets.registry import TYPES
 from workers.targets import create, link_local
 from workers.targets.base import TargetUnavailable
+from workers.targets.kafka.client import Client
 
 HOST = "metadata.test"
 AT: dict[str, list[dict[str, str]]] = {
@@ -71,3 +73,14 @@ def test_others_are_connected_to_and_the_refusal_ends_with_the_block() -> None:
         assert not link_local.is_refusing()
         with link_local.refusing(when=False):
             assert not link_local.is_refusing()
+
+
+def test_a_kafka_producer_whose_thread_connects_between_two_calls_is_refused_too() -> None:
+    """A cluster advertises addresses as it likes, and the library reads them again every few minutes."""
+    with link_local.refusing(when=True):
+        client = Client(level=1, patience=2, bootstrap_servers=["169.254.1.1:9"])
+    try:
+        with pytest.raises(KafkaError, match="link-local"):
+            client.begin()
+    finally:
+        client.close()

@@ -43,6 +43,7 @@ class Client(KafkaNetClient):  # type: ignore[misc]  # kafka-python ships no typ
         self._patience = patience
         self.last_error: BaseException | None = None
         net = NetworkSelector(**config)
+        net.refuses_link_local = link_local.is_refusing()  # its producer's thread also connects between two calls
         self._connections = _Connections(net, self._note, **config)
         # The library drops this option on its way, and brokers would create a topic again that somebody has deleted.
         self._connections.cluster.config["allow_auto_create_topics"] = config.get("allow_auto_create_topics", True)
@@ -168,7 +169,7 @@ class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python ships no ty
         if timeout_at is not None and left > 1:
             timeout_at = time.monotonic() + tcp.share(timeout_at, left)
         try:
-            if link_local.is_refusing():  # the library shows no error's text but its own
+            if getattr(net, "refuses_link_local", False):  # the library shows no error's text but its own
                 link_local.checked(addrinfo[4][0])
             return await super().connect(net, addrinfo, socket_options, timeout_at=timeout_at)
         except link_local.LinkLocalAddress as error:
