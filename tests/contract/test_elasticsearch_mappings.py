@@ -81,8 +81,9 @@ for level in ("key", "object", "s3", "Records"):
         ({"mappings": {"_routing": {"required": True}}}, "routing is required"),
         ({"settings": {"index.default_pipeline": "absent"}}, "pipeline with id [absent]"),
         ({"settings": {"index.mapping.total_fields.limit": 3}}, "Limit of total fields [3]"),
+        ({"settings": {"index.mapping.depth.limit": 1}}, "Limit of mapping depth [1]"),
     ],
-    ids=["key as date", "strict", "another type", "routing", "pipeline", "limit of fields"],
+    ids=["key as date", "strict", "another type", "routing", "pipeline", "limit of fields", "limit of depth"],
 )
 def test_an_index_that_refuses_every_document_is_to_blame_and_no_event(
     mirror: Namespace, index: dict[str, Any], why: str, format_: str

@@ -18,8 +18,8 @@ _NOT_THE_EVENTS_FAULT = (
 )
 _ABOUT_THE_INDEX = (*_NOT_THE_EVENTS_FAULT, "shards open")  # the cluster has as many as it may have
 # What no index would take. Anything else may be the fault of the index: a field that became a date, a strict mapping, a
-# pipeline that is missing or fails, a data stream's `@timestamp`, the limit of fields.
-_OF_THE_DOCUMENT = re.compile(r"name cannot|(mapping|nesting) depth|immense term|too long", re.IGNORECASE)
+# pipeline that is missing or fails, a data stream's `@timestamp`, the limits of fields and of their depth.
+_OF_THE_DOCUMENT = re.compile(r"name cannot|nesting depth|immense term|too long", re.IGNORECASE)
 CHANGED = Failed("the document was changed by others repeatedly while its version was checked")
 NO_MIRROR = "it is a data stream, in which nothing can be replaced; format namespace needs an index"
 
