@@ -17,7 +17,7 @@ _MAX_LENGTH_DIGITS = 18
 _MAX_STATUS_LINE_BYTES = 65536
 _SHOWN_CHARACTERS = 100
 _SWITCHING_PROTOCOLS = 101
-_STATUS_LINE = re.compile(r"(HTTP/[0-9][^ \t\r\n]*)[ \t]+([1-9][0-9]{2})(?:[ \t]+([^\n]*))?\r?\n", re.ASCII)
+_STATUS_LINE = re.compile(r"(HTTP/[0-9][^ \t\r\n]*)[ \t]+([1-9][0-9]{2})(?:[ \t]([^\n]*))?\r?\n", re.ASCII)
 
 
 class InvalidAnswer(HTTPException):
@@ -35,14 +35,13 @@ class Connection(Protocol):
 
 
 class _Wire(io.RawIOBase):
-    """What a socket receives: at most `left` bytes, and nothing more once it is `dry`; `ended` by the other side."""
+    """What a socket receives: at most `left` bytes, and nothing more once it is `dry`."""
 
     def __init__(self, received: io.RawIOBase, connection: Connection | None) -> None:
         self._received = received
         self._connection = connection
         self.left: float = MAX_HEAD_BYTES
         self.dry = False
-        self.ended = False
 
     def readable(self) -> bool:
         """Return true."""
@@ -53,7 +52,6 @@ class _Wire(io.RawIOBase):
         if self.dry:
             return None
         count = self._received.readinto(buffer)
-        self.ended = count == 0
         if count:
             if self._connection is not None:
                 self._connection.heard = True
@@ -104,8 +102,6 @@ class Answer(HTTPResponse):
     def begin(self) -> None:
         """Read the head. Raises `HTTPException`, also for one that leaves open where the body ends."""
         super().begin()
-        if self._wire.ended:
-            raise InvalidAnswer("the connection was closed within the head of the answer")
         self._wire.left = float("inf")
         self._reader.connection = self._connection
         lengths = {each.strip() for value in self._values("content-length") for each in value.split(",")}

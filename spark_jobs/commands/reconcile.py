@@ -72,8 +72,6 @@ def run(
         config = replace(config, run=scheduled, repair=may_repair(context, target, scheduled))
     open_session = partial(options.spark_session, context, session_name)
     api = Api(*options.api_login(context, url))
-    if config.repair:
-        api.check_repairs(target)
     with bar(context) as progress:
         task = progress.add_task(bucket, total=None)
         result = job.run(

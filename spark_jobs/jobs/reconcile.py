@@ -105,6 +105,8 @@ def run(
     name = runs.begin(config.target, config.bucket, lease=LEASE_MS, run=config.run)
     meter = ProgressMeter(runs.last_size(config.target, config.bucket))
     try:
+        if config.repair:
+            api.check_repairs(config.target)  # rather than after the comparison
         with renewed(runs, name, lambda: meter.latest) as lost, watched(meter, show), open_session() as spark:
             result = _run(spark, database, registry, settings, config, api, name, lost, meter)
     except KeyboardInterrupt:

@@ -34,8 +34,8 @@ class Listing:
     problem: str = ""  # an error that the listing itself reports
     entries: DataFrame | None = None  # every version and delete marker: key, size, marker; None if not listed
     single: DataFrame | None = None  # the same objects if no key has two entries, which nobody has checked
-    note: str = ""  # what else is to be said of it
     counted: int | None = None  # the unreadable entries, if they have been counted
+    note: str = ""  # what else is to be said of it
 
     @property
     def frame(self) -> DataFrame:

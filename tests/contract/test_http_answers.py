@@ -272,13 +272,15 @@ CUTS = (
 
 @TYPES
 @pytest.mark.parametrize("cut", CUTS)
-def test_an_answer_whose_head_has_no_end_is_none(type_name: str, cut: bytes) -> None:
+def test_an_answer_whose_head_has_no_end_has_a_status_at_most(type_name: str, cut: bytes) -> None:
     server = answering(type_name, lambda *_: [cut])
     server.closes = lambda asked: asked.is_delivery
     with server, opened(type_name, server) as target:
         (outcome,) = deliver(target, ["good"])
-    assert isinstance(outcome, Failed | Unavailable)
-    assert "within the head" in outcome.reason or "no status line" in outcome.reason
+    if type_name == "webhook" and cut != CUTS[0]:  # its status is all that a webhook says
+        assert outcome == DELIVERED
+    else:
+        assert isinstance(outcome, Failed | Unavailable)
 
 
 @pytest.mark.parametrize("type_name", ["sqs", "elasticsearch"])

@@ -41,6 +41,13 @@ SERVICE = (
 )  # fmt: skip
 
 
+def _readable(descriptor: int, timeout: float | None) -> bool:
+    """Whether something can be read within so many seconds; `select` knows no descriptor above 1,023."""
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(None if timeout is None else timeout * 1000))
+
+
 class Forked:
     """A child of the fork server, with that of `subprocess.Popen` which the tests use."""
 
@@ -54,7 +61,7 @@ class Forked:
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
-        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+        if self.returncode is None and _readable(self._status, 0):
             told = os.read(self._status, 16)
             self.returncode = int(told) if told else -signal.SIGKILL  # the fork server itself is gone
             self._close()
@@ -63,7 +70,7 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         """The exit code, once it has ended. Raises `subprocess.TimeoutExpired`."""
         if self.returncode is None:
-            select.select([self._status], [], [], timeout)
+            _readable(self._status, timeout)
         code = self.poll()
         if code is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)

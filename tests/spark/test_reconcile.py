@@ -415,7 +415,7 @@ def test_a_row_whose_repair_the_api_refuses_ends_no_run_and_limits_that_are_reac
     assert "6 differences can be repaired, and a run repairs 1 at most" in one.problem
     most = stage.run("redis:rows", bucket, repair=True, limits=everything)
     assert "1 repair could not be recorded" in most.problem
-    assert "has 100000 bytes" in most.problem
+    assert "a key has at most 4096 bytes" in most.problem
     until(lambda: not any(f"{bucket}/{key}" in store.all() for key in orphans), what="the orphans to go")
     for key in refused:
         store.set(f"{bucket}/{key}", None)

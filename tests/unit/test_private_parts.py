@@ -24,7 +24,7 @@ PRIVATE = {
     "python": {  # its versions are tried by `make matrix`
         "app/api/listen/gunicorn_worker.py":
             {"_adjust_thread_count", "_max_workers", "_shutdown", "_shutdown_lock", "_work_queue"},
-        "app/http_answers.py": {"_read_status"},
+        "app/http_answers.py": {"_close_conn", "_read_next_chunk_size", "_read_status"},
     },
     "amqp": {
         "workers/sources/amqp/source.py": {"_callbacks"},

@@ -51,14 +51,13 @@ class ListReader:
 
     def pull(self, client: redis.Redis, most: int, seconds: float) -> Sequence[Message]:
         """Return the next elements; wait for the first one only if nothing is pulled that has to be removed."""
-        elements = self._read(client, most)
-        if not elements and not self._ahead:
+        is_first = not self._portion.is_learned
+        messages = self._take(client, most)
+        if not messages and not self._ahead:
             ask(client, "BLMOVE", self._key, self._key, "LEFT", "LEFT", seconds)  # waits; the element stays
-            elements = self._read(client, most)
-        digests = [hashlib.sha1(element, usedforsecurity=False).hexdigest() for element in elements]
-        self._ahead += digests
-        messages = [Message(body, tag=(self._opened, digest)) for body, digest in zip(elements, digests, strict=True)]
-        self._portion.learn(messages)
+            messages = self._take(client, most)
+        if is_first and messages and (more := min(most, self._portion.count) - len(messages)) > 0:
+            messages += self._take(client, more)
         return messages
 
     def commit(self, client: redis.Redis, messages: Sequence[Message]) -> None:
@@ -75,9 +74,14 @@ class ListReader:
         """Return the length of the list, with what is pulled and not removed yet."""
         return int(ask(client, "LLEN", self._key))
 
-    def _read(self, client: redis.Redis, most: int) -> Sequence[bytes]:
+    def _take(self, client: redis.Redis, most: int) -> list[Message]:
+        """Read the next elements, and learn from their sizes how many to ask for."""
         count = min(most, self._portion.count)
         elements: Sequence[bytes] | None = ask(client, "EVAL", _READ, 1, self._key, "".join(self._ahead), count)
         if elements is None:
             raise SourceChanged
-        return elements
+        digests = [hashlib.sha1(element, usedforsecurity=False).hexdigest() for element in elements]
+        self._ahead += digests
+        messages = [Message(body, tag=(self._opened, digest)) for body, digest in zip(elements, digests, strict=True)]
+        self._portion.learn(messages)
+        return messages

@@ -35,10 +35,12 @@ class Portion:
 
     def __init__(self) -> None:
         self.count = _FIRST_COUNT
+        self.is_learned = False
 
     def learn(self, messages: Sequence[Message]) -> None:
         """Note the messages of an answer."""
         if messages:
+            self.is_learned = True
             mean = sum(len(message.body) for message in messages) // len(messages)
             self.count = max(1, min(_PULLED_BYTES // max(1, mean), _MAX_COUNT))
 

@@ -39,7 +39,7 @@ _DATA_CLASSES = frozenset({"22", "23", "44", "45"})
 _DATA_ERRORS = frozenset({1118, 1366, 1644, 3819})
 # Those that no table is the reason for: a row that is there already, JSON that cannot be read or is too deep.
 _OF_ONE_EVENT = frozenset({1062, 3140, 3157})
-_INDEX = re.compile(r"for key '(?:.*\.)?([^'.]+)'$")  # of 1062; later servers name the table, too
+_INDEX = re.compile(r"for key '([^']*)'$")  # of 1062; later servers name the table, too
 
 
 class MysqlTarget(SqlTarget[Session, pymysql.MySQLError]):
@@ -130,4 +130,4 @@ def _is_data(error: pymysql.MySQLError) -> bool:
 def _is_of_default(error: pymysql.MySQLError, table: Table) -> bool:
     """Return whether a value is there already that we did not write, as of a default."""
     index = _INDEX.search(str(error.args[-1]))
-    return index is not None and index[1] in table.defaulted
+    return index is not None and index[1].rpartition(".")[2] in table.defaulted

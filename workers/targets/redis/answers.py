@@ -35,7 +35,7 @@ def describe_error(error: Exception, needed: str = _NEEDED) -> str:
     if isinstance(error, AskError):  # MOVED too
         return f"the key's slot {error.slot_id} is now, or about to be, at {error.host}:{error.port}"
     text = str(error) or type(error).__name__
-    if isinstance(cause := error.__cause__, OSError):  # redis-py writes the tuple of its arguments
+    if isinstance(cause := error.__cause__ or error.__context__, OSError):  # redis-py writes the tuple of its arguments
         text = text.replace(str(cause.args), cause.strerror or str(cause))
     if isinstance(error, NoPermissionError):
         text += f" (the user needs {needed} on this key, and +client|setname; for a Cluster +cluster|slots)"
