@@ -21,7 +21,7 @@ def drain() -> int:
 
 
 @app.task(name="deliver")
-def deliver(arn: str, _partitions: str = "") -> str:  # API and drain of version 0.2 name some, until the next release
+def deliver(arn: str) -> str:
     """Deliver what is due of a target."""
     _, target = parse_arn(arn)
     return runtime.current().deliverer.deliver(target)

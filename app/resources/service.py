@@ -149,7 +149,7 @@ class Workers(Resource):
     queues: list[WorkerQueue]
     other_processes: Annotated[
         list[OtherProcess],
-        about("that deliver events now for none of these workers: of one that has just started, or is of version 0.2"),
+        about("that deliver events now for none of these workers: of one that has just started"),
     ]
 
 

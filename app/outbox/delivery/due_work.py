@@ -19,9 +19,6 @@ from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
 from app.outbox.markers import NEVER, WHOLE_LOG
 
-# Tokens that are no worker's: a partition with one of them is free, whenever its lease ends. A drain of version 0.2,
-# which may run beside this one for some minutes, writes the second; it goes with the next release.
-FREE_TOKENS = ("", "offered")
 _RNG = Random()  # noqa: S311 - which targets are first, not a secret
 
 
@@ -70,9 +67,9 @@ class DueTarget:
         return 1 if self.limited or self.probe_at is not None else len(self.groups())
 
 
-def is_free(cursors: Any, now: sa.ColumnElement[int] | int) -> sa.ColumnElement[bool]:
+def is_free(cursors: sa.FromClause, now: sa.ColumnElement[int] | int) -> sa.ColumnElement[bool]:
     """Return the condition that no worker has a partition at `now` (ms), for the table of cursors or an alias of it."""
-    return sa.or_(cursors.c.leased_until < now, cursors.c.lease_token.in_(FREE_TOKENS))
+    return cursors.c.leased_until < now
 
 
 class DueWork:
@@ -201,7 +198,7 @@ def _due_target(
         # After a longer time its bucket is full, or it has no limit any more.
         limited=first.ready_at is not None and now - MAX_WAIT_MS <= first.ready_at <= now,
         searched=(first.last_seq, frozenset(row.partition for row in rows if (row.id, row.partition) in ahead)),
-        abandoned=frozenset(row.partition for row in rows if row.lease_token not in FREE_TOKENS),
+        abandoned=frozenset(row.partition for row in rows if row.lease_token),
     )
 
 

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import log_head, tables
-from app.outbox.delivery.due_work import FREE_TOKENS
 from app.outbox.delivery.log_ahead import WINDOW_SEQS
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.clock import database_now
@@ -24,7 +23,6 @@ MAX_COUNTED_EVENTS = 1000  # in a partition, and as many parked ones
 FREE, LEASED = "free", "leased"
 LEASE_STATES = (FREE, LEASED, REVOKED)
 _BATCH_PARTITIONS = 64  # partitions in one statement
-_ANONYMOUS_CHARACTERS = 8  # of a token without its worker's name that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +78,11 @@ def _state(cursor: Any, counts: Any, head: int, now: int) -> PartitionState:
 
 def lease_of(token: str, leased_until: int, now: int) -> tuple[str, str]:
     """Return the state of a lease at `now`, and its holder, "" if it has none."""
-    if token in FREE_TOKENS or leased_until < now:
+    if not token or leased_until < now:
         return FREE, ""
     if token == REVOKED:
         return REVOKED, ""
-    return LEASED, token.rpartition(":")[0] or token[:_ANONYMOUS_CHARACTERS]
+    return LEASED, token.rpartition(":")[0]
 
 
 def _count(connection: sa.Connection, target_id: int, cursors: Sequence[Any]) -> Iterator[Any]:

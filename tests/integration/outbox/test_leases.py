@@ -141,22 +141,6 @@ def test_workers_that_are_woken_at_once_get_different_partitions(database: Datab
     assert sorted([*claimed, *rest]) == [0, 1, 2, 3]
 
 
-def test_what_a_drain_of_the_version_before_has_offered_counts_as_free(
-    database: Database, leases: Leases, work: DueWork
-) -> None:
-    row_id = _row_id(database, add_target(database))
-    _record(database)
-    now = now_ms()
-    with database.writing() as connection:
-        offered = tables.cursors.update().where(tables.cursors.c.partition > 1)
-        connection.execute(offered.values(lease_token="offered", leased_until=now + 10_000))
-    [due] = work.find(now)
-    assert _partitions(due) == [0, 1, 2, 3]
-    lease = leases.claim_due(row_id, "token", now)
-    assert lease is not None
-    assert set(lease.positions) == {0, 1, 2, 3}
-
-
 def test_a_partition_has_one_worker_at_a_time_with_many_wakeups(database: Database, leases: Leases) -> None:
     target = add_target(database)
     _record(database)

@@ -73,10 +73,8 @@ def test_a_leased_partition_shows_the_worker_that_has_it(database: Database) -> 
     ("token", "until", "shown"),
     [
         ("host.example:17:abcdef", 100, (LEASED, "host.example:17")),
-        ("3f5a0c9e8d7b6a5f4e3d2c1b0a998877", 100, (LEASED, "3f5a0c9e")),  # of a worker of the version before
         ("host:17:abcdef", 99, (FREE, "")),
         ("", 100, (FREE, "")),
-        ("offered", 100, (FREE, "")),  # by a drain of the version before
         (REVOKED, 100, (REVOKED, "")),
     ],
 )

@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
-from app.outbox.delivery.due_work import FREE_TOKENS
 from app.outbox.log_head import LogHead
 from app.outbox.markers import REVOKED, WHOLE_LOG
 
@@ -93,7 +92,7 @@ def revoke(connection: sa.Connection, target_id: int, partitions: Collection[int
 
     Such a worker settles nothing more, and nobody claims its partitions until its lease expires.
     """
-    leased = _C.lease_token.not_in(FREE_TOKENS)
+    leased = _C.lease_token != ""
     connection.execute(tables.cursors.update().where(of_log(target_id, partitions), leased).values(lease_token=REVOKED))
 
 
