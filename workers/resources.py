@@ -33,7 +33,7 @@ class Resources:
         self.broker = Broker(settings.broker_url, broker_state.state)
         self.wakeups = WakeUps(settings.broker_url, state=broker_state.state)
         self.attempts = AttemptRecorder(self.database)
-        self.redeliveries = RedeliveryRequests(self.database, settings.folder, self.wakeups.request)
+        self.redeliveries = RedeliveryRequests(self.database, self.wakeups.request)
         self.state = OutboxState()
 
     def close(self) -> None:

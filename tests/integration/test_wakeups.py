@@ -508,7 +508,7 @@ def test_spooled_events_and_redeliveries_wake_the_drain_when_they_are_recorded(
     assert asked == ["fed"]
 
     lease = Lease(registry(database).target(add_target(database)).row_id, "gone", {})
-    requests = RedeliveryRequests(database, tmp_path, lambda: asked.append("redelivery"))
+    requests = RedeliveryRequests(database, lambda: asked.append("redelivery"))
     requests.add(lease, "arn", {})
     assert asked == ["fed"]
     requests.add(lease, "arn", {(0, 1): 1})

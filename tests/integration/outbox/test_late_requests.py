@@ -162,7 +162,7 @@ def test_an_object_goes_out_at_once_and_again_when_nothing_can_arrive_any_more(d
 
 @pytest.mark.parametrize("other_epoch", [False, True], ids=["same log", "another epoch"])
 def test_a_request_from_another_epoch_of_the_log_sends_the_newest_event_whichever_it_is(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_epoch: bool
+    database: Database, monkeypatch: pytest.MonkeyPatch, other_epoch: bool
 ) -> None:
     """The seq that the request names is that of an event which the log has lost, or that of none."""
     courier = courier_of(database)
@@ -174,9 +174,9 @@ def test_a_request_from_another_epoch_of_the_log_sends_the_newest_event_whicheve
         epoch = log_head.read_state(connection).epoch
     with monkeypatch.context() as database_is_away:
         database_is_away.setattr(RedeliveryRequests, "record", lambda *_: None)
-        written = RedeliveryRequests(database, tmp_path)
+        written = RedeliveryRequests(database)
         written.add(Lease(row, "gone", {}, "of the lost log" if other_epoch else epoch), "arn", {place: 1_000})
-    RedeliveryRequests(database, tmp_path).record()
+    written.record()
     assert len(requested(database)) == 1
     courier.run()
     assert courier.scripted.keys() == ["k"] * other_epoch
@@ -208,11 +208,11 @@ def test_a_request_that_waits_for_a_lock_keeps_no_other_target_waiting(
     held, other = add_target(database, "held"), add_target(database, "other")
     Log(database).append([[event("k")]])
     held_id, place = registry(database).target(held).row_id, place_of_the_only_object(database)
-    with pytest.MonkeyPatch.context() as stopped:
-        stopped.setattr(RedeliveryRequests, "record", lambda *_: None)
-        RedeliveryRequests(database, tmp_path).add(Lease(held_id, "gone", {}), "arn", {place: 1})
     with delivery(outbox_url, tmp_path) as made, database.writing() as connection:
         made.serve(ScriptedTarget(), RetrySchedule())
+        with pytest.MonkeyPatch.context() as stopped:
+            stopped.setattr(RedeliveryRequests, "record", lambda *_: None)
+            made.context.redeliveries.add(Lease(held_id, "gone", {}), "arn", {place: 1})
         lock_cursors(connection, held_id)
         assert made.context.deliverer.deliver(other) == "delivered=1"
         assert requested(database) == []

@@ -32,7 +32,6 @@ from workers.delivery.batch_size import BatchSizer
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.delivery.pooled_target import PooledTarget
-from workers.delivery.redelivery_requests import FOLDER
 from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
 from workers.targets.base import NO_LEASE, LeaseCheck
@@ -410,76 +409,21 @@ def test_a_request_waits_for_the_database_however_long_that_is_away(two: Two, ou
     assert_settled(two)
 
 
-def successor(two: Two) -> Runtime:
-    """The process that replaces the stopped one."""
-    return Runtime(two.stopped.settings, two.stopped.pool)
-
-
-def test_a_request_survives_the_process_that_made_it(two: Two, outage: Outage) -> None:
-    newest = lose_the_lease(two)
-    two.stopped.redeliveries._closed.set()  # killed: it tries no more
-    outage.over = True
-    record(two, event("other"))
-    again = successor(two)
-    assert again.deliverer.deliver(two.target) == "delivered=2"
-    again.close()
-    assert [one.id for one in two.arrived if one.key == "k"][-1] == newest.id
-    assert_settled(two)
-
-
-def test_a_request_that_the_disk_does_not_take_waits_in_memory(
-    two: Two, outage: Outage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("workers.delivery.redelivery_requests.RedeliveryRequests._write", full)
+def test_a_process_that_ends_has_some_time_left_to_record_its_requests(two: Two, outage: Outage) -> None:
     lose_the_lease(two)
     assert two.work_off() == "the outbox database is unavailable"
     outage.over = True
-    two.stopped.redeliveries.close(10)  # a process that ends has some time left
+    two.stopped.redeliveries.close(10)
     assert counted(two.database, tables.redeliveries) == 1
 
 
-def test_a_file_that_is_no_request_stops_nothing(two: Two) -> None:
-    folder = two.stopped.settings.folder / FOLDER
-    folder.mkdir()
-    (folder / "a.json").write_text('{"target": 1, "obj')
-    record(two, event("k"))
-    assert two.work_off() == "delivered=1"
-    assert [file.name for file in folder.iterdir()] == ["a.unreadable"]
-
-
-@pytest.mark.parametrize("refused", ["unlink", "read_bytes", "rename"])
-def test_a_file_that_the_disk_does_not_let_go_or_read_stops_nothing(
-    two: Two, outage: Outage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: str
+def test_what_a_process_could_not_record_before_its_end_is_logged(
+    two: Two, outage: Outage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    newest = lose_the_lease(two)
-    two.stopped.redeliveries._closed.set()  # killed
-    outage.over = True
-    folder = two.stopped.settings.folder / FOLDER
-    [file] = folder.iterdir()
-    if refused == "rename":
-        file.write_text("no request")
-
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    again = successor(two)
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, refused, refuse)
-        for number in range(3):
-            record(two, event(f"other{number}"))
-            expected = 2 if refused == "unlink" and number == 0 else 1  # recorded once, not before each delivery
-            assert again.deliverer.deliver(two.target) == f"delivered={expected}"
-    assert sum(str(file) in line and "Permission denied" in line for line in caplog.messages) == 1
-    record(two, event("last"))
-    assert again.deliverer.deliver(two.target) == f"delivered={2 if refused == 'read_bytes' else 1}"
-    again.close()
-    assert [one.name for one in folder.iterdir()] == ([f"{file.stem}.unreadable"] if refused == "rename" else [])
-    if refused != "rename":
-        assert [one.id for one in two.arrived if one.key == "k"][-1] == newest.id
-    assert_settled(two)
+    lose_the_lease(two)
+    assert outage.asked
+    two.stopped.redeliveries.close()
+    assert "1 objects may hold an old state" in caplog.text
 
 
 def test_no_lease_is_the_guard_of_whoever_is_alone() -> None:
@@ -489,17 +433,15 @@ def test_no_lease_is_the_guard_of_whoever_is_alone() -> None:
 
 @mirrored
 def test_a_request_without_an_answer_is_kept_with_its_due_time_while_the_database_is_away(
-    two: Two, outage: Outage, tmp_path: Path
+    two: Two, outage: Outage
 ) -> None:
     record(two, event("k"))
     two.scripted.script = lambda _: Unavailable("no answer in time", may_arrive=True)
     two.work_off()
     assert outage.asked
     assert counted(two.database, tables.redeliveries) == 0
-    assert len(list((tmp_path / FOLDER).glob("*.json"))) == 1
     outage.over = True
     two.stopped.redeliveries.record()
-    assert list((tmp_path / FOLDER).glob("*.json")) == []
     with two.database.reading() as connection:
         due = connection.execute(sa.select(tables.redeliveries.c.due)).scalar_one()
     assert due > now_ms() + REDELIVERY.latest_arrival_ms - LATER
