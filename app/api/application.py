@@ -6,7 +6,7 @@ from functools import partial
 from flask import Flask, Response, g, request
 
 from app import telemetry
-from app.api import asyncapi, errors, openapi, services, token_scopes, tracing
+from app.api import answer_forms, asyncapi, errors, openapi, services, token_scopes, tracing
 from app.api.flask_app import App
 from app.api.memory import BoundedAnswers
 from app.api.routes import (
@@ -74,7 +74,7 @@ def create_app(settings: Settings) -> Flask:
     app.url_map.strict_slashes = False  # senders do not follow redirects; /v1/events/ is /v1/events
     app.url_map.merge_slashes = False
     services.install(app, opened)
-    errors.install(app)
+    errors.install(app, answer_forms.refuse)
     token_scopes.install(app)
     health.install(app, opened.database)
     doctor.install(app, opened)

@@ -11,9 +11,10 @@ could by the database.
 
 import base64
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from flask import Request, g, request
@@ -41,6 +42,14 @@ _FORWARDING = frozenset(
         "true-client-ip", "fastly-client-ip", "cf-connecting-ip", "cdn-loop",
     }
 )  # fmt: skip
+
+_SIGNED = "AWS4-HMAC-SHA256"
+_UNSIGNED_ONLY = (
+    "this request is signed for AWS, and no such signature is verified here: send it unsigned (boto3: "
+    "Config(signature_version=botocore.UNSIGNED)), with a token of the scope ingest in the header Authorization "
+    "(Bearer <token>), or in the endpoint's URL: /v1/events?token=<token>"
+)
+_NOT_IN_A_URL = "and addresses are kept in logs: put one into the URL that has this scope alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +97,27 @@ def watch_token() -> TokenWatch:
     return TokenWatch(opened.tokens, opened.sessions, digest, session.number if token is not None else "")
 
 
-def authenticate(request: Request) -> ApiToken | None:
+def authenticate(request: Request, *, posts_events: bool = False) -> ApiToken | None:
     """Return the token of the request, or of the console's session; None if none is needed.
 
-    A command needs none, nor does anybody before the first one exists. Raises `ApiProblem` for a request that has no
-    valid one; `TokensUnknown` if the tokens cannot be read.
+    A command needs none, nor does anybody before the first one exists. A request that posts events may have its token
+    in other places than `Authorization`. Raises `ApiProblem` for a request that has no valid one; `TokensUnknown` if
+    the tokens cannot be read.
     """
     if COMMAND in request.environ:
         return None
     opened = services()
     tokens = opened.tokens
     session: ConsoleSession | None = request.environ.get(SESSION)
+    in_url = False
     if session is None:
-        presented = presented_token(request.headers.get("Authorization", ""))
+        authorization = request.headers.get("Authorization", "")
+        if authorization.startswith(_SIGNED):
+            raise _unauthorized(_UNSIGNED_ONLY)
+        presented = presented_token(authorization)
+        if posts_events and not authorization:
+            presented = request.headers.get("X-Amz-Firehose-Access-Key", "")
+            in_url = not presented and bool(presented := request.args.get("token", ""))
         digest, identity = hash_token(presented) if presented else "", None
     else:
         digest, identity = session.digest, session.identity
@@ -110,6 +127,8 @@ def authenticate(request: Request) -> ApiToken | None:
             _check_local(request)  # also if it presents a token, configured before the first one existed
             return None
         raise _unauthorized(describe_refusal(tokens, digest))
+    if in_url and token.scopes != {"ingest"}:
+        raise ApiProblem("forbidden", f"the token {token.name!r} has more scopes than ingest, {_NOT_IN_A_URL}")
     return token
 
 
@@ -140,6 +159,12 @@ def presented_token(authorization: str) -> str:
         except ValueError:  # neither base64, nor ASCII, nor UTF-8
             return ""
     return scheme if not rest else ""
+
+
+def is_signed_for(service: str, environ: Mapping[str, Any]) -> bool:
+    """Return whether a request has a signature of AWS for this service in its header, valid or not."""
+    authorization: str = environ.get("HTTP_AUTHORIZATION", "")
+    return authorization.startswith(_SIGNED) and f"/{service}/aws4_request" in authorization
 
 
 def _check_local(request: Request) -> None:

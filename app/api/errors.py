@@ -2,7 +2,7 @@
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import Any
@@ -110,15 +110,23 @@ class ApiProblem(Exception):
 
     def response(self) -> Response:
         """Return the problem as an HTTP response."""
-        status, title = PROBLEM_TYPES[self.kind]
-        status = self.status or status
+        title, status = PROBLEM_TYPES[self.kind][1], self.http_status
         body = {"type": f"urn:bucketwire:problem:{self.kind}", "title": title, "status": status, "detail": self.detail}
         members = {name: value for name, value in self.members.items() if value is not None}
         response = Response(orjson.dumps(body | members), status, mimetype="application/problem+json")
-        if self.kind in _RETRY_AFTER:
-            response.headers["Retry-After"] = str(_RETRY_AFTER[self.kind])
-        response.headers.update(self.headers)
+        response.headers.update(self.http_headers)
         return response
+
+    @property
+    def http_status(self) -> int:
+        """The status of the answer."""
+        return self.status or PROBLEM_TYPES[self.kind][0]
+
+    @property
+    def http_headers(self) -> Mapping[str, str]:
+        """The headers of the answer, in whatever form it is written."""
+        retry = {"Retry-After": str(_RETRY_AFTER[self.kind])} if self.kind in _RETRY_AFTER else {}
+        return retry | dict(self.headers)
 
 
 @singledispatch
@@ -241,8 +249,8 @@ for kind in (*DatabaseUnavailable, sa.exc.ProgrammingError, TokensUnknown, Timeo
     to_problem.register(kind, database_unavailable)
 
 
-def install(app: Flask) -> None:
-    """Answer every error of the server's app with a problem."""
+def install(app: Flask, write: Callable[[ApiProblem], Response]) -> None:
+    """Answer every error of the server's app with a problem, as `write` makes an answer of it."""
     from gunicorn.http.errors import ParseException  # noqa: PLC0415 - only a server reads from connections
 
     @to_problem.register(ParseException)
@@ -251,4 +259,4 @@ def install(app: Flask) -> None:
 
     @app.errorhandler(Exception)
     def _answer(error: Exception) -> Response:
-        return to_problem(error).response()
+        return write(to_problem(error))

@@ -78,7 +78,7 @@ def check(request: Request, scope: str) -> ApiToken | None:
 
     Raises `ApiProblem` unless the request has the scope; `TokensUnknown` if the tokens cannot be read.
     """
-    token = authenticate(request)
+    token = authenticate(request, posts_events=scope == INGEST)
     if token is not None and not {scope, ADMIN} & token.scopes:
         raise ApiProblem("forbidden", f"the token {token.name!r} lacks the scope {scope}", {"scope": scope})
     return token

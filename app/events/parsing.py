@@ -8,6 +8,7 @@ from urllib.parse import unquote
 from app.events import minio_json
 from app.events.errors import BadEvents, BadRecord, excerpt
 from app.events.frontends import (
+    EventGridValidation,
     Frontend,
     Item,
     Location,
@@ -19,7 +20,7 @@ from app.events.frontends import (
     items,
 )
 from app.events.frontends.detect import REFUSED, Context, context_of
-from app.events.frontends.envelopes import form_message
+from app.events.frontends.envelopes import is_sns_call, sns_call
 from app.events.frontends.unknown import is_unknown
 from app.events.frontends.unsupported import FILER_WITHOUT_PATH
 from app.events.limits import Allowance, Limits
@@ -29,14 +30,13 @@ from app.events.origin import UNKNOWN, Origin, Texts
 from app.events.stored_size import is_larger, stored_size
 from app.events.trace import trace_of
 
-__all__ = ["HEADERS", "BadEvents", "Limits", "Parsed", "Refused", "SnsConfirmation", "parse"]
+__all__ = ["HEADERS", "BadEvents", "EventGridValidation", "Limits", "Parsed", "Refused", "SnsConfirmation", "parse"]
 
 _LINES = frozenset(f"application/{kind}" for kind in ("x-ndjson", "ndjson", "jsonl", "x-jsonlines", "jsonlines"))
 
 _DEFAULT = Limits()
 _NOT_BLANK = re.compile(rb"\S")
 _OBJECT = ord("{")
-_FORM = b"Action="  # a call of SNS's API in place of a message, which only begins with a brace or a bracket
 _TRACE = frozenset(("traceparent", "tracestate", "ce-traceparent", "ce-tracestate"))
 HEADERS = ("content-type", *sorted(_TRACE))  # those of a request that matter to `parse`
 
@@ -55,13 +55,16 @@ class Parsed:
     """The content of a body. `ignored` counts records without an object: test messages, folders, files in no bucket.
 
     `refused` describes the first `Limits.refusals` of the records that were left out, `more_refused` counts the others.
+    `handshake` asks whether its sender may send, and is the whole body. `batch` has the ids of a call of SNS's action
+    `PublishBatch`.
     """
 
     events: list[Event] = field(default_factory=list)
     ignored: int = 0
     refused: list[Refused] = field(default_factory=list)
     more_refused: int = 0
-    confirmation: SnsConfirmation | None = None
+    handshake: SnsConfirmation | EventGridValidation | None = None
+    batch: tuple[str, ...] | None = None
 
 
 def parse(
@@ -85,7 +88,7 @@ def parse(
     """
     parsed = Parsed()
     allowance, origins = Allowance(limits), Texts(origin)
-    for index, (line, item) in enumerate(_items(body, headers, context_of(allowance, sender))):
+    for index, (line, item) in enumerate(_items(body, headers, context_of(allowance, sender), parsed)):
         allowance.take_record()
         first = len(parsed.events)
         try:
@@ -145,10 +148,10 @@ def _keep(
         first = len(parsed.events)
         _keep(made.made, sender, where, parsed, now_ms, nesting, origin)
         parsed.events[first:] = _with_trace(parsed.events[first:], made.trace)
-    elif isinstance(made, SnsConfirmation):
-        if where is None:
-            parsed.confirmation = made
-        else:  # only SNS itself sends it, and always as the whole body
+    elif isinstance(made, SnsConfirmation | EventGridValidation):
+        if where is None or (where == (None, 0) and isinstance(made, EventGridValidation)):
+            parsed.handshake = made
+        else:  # only the service itself sends it, and always as the whole body
             parsed.ignored += 1
     elif made:
         # All or none: half of a rename would lose an object or add one.
@@ -179,19 +182,16 @@ def _describe_sender(item: Item) -> str:
     return f", of {excerpt(value['eventSource'])}" if is_unknown(sender) and value.get("eventSource") else ""
 
 
-def _items(body: minio_json.Encoded, headers: Mapping[str, str], context: Context) -> Iterator[tuple[int, Item]]:
+def _items(
+    body: minio_json.Encoded, headers: Mapping[str, str], context: Context, parsed: Parsed
+) -> Iterator[tuple[int, Item]]:
     """Yield the records of the body's JSON values, each with its line from 1; 0 in a body of one value."""
     begins = _NOT_BLANK.search(body)
     if begins is None:
         raise BadEvents("The body is empty; it must be JSON with at least one record.", offset=0)
     context.allowance.check_text(body)
-    if body.startswith(_FORM):
-        try:
-            message = form_message(body, context.allowance)
-        except BadRecord as problem:
-            yield 0, (REFUSED, problem, None)
-            return
-        for item in items(message, context, (None, "Message")):
+    if is_sns_call(body):
+        for item in _published(body, context, parsed):
             yield 0, item
         return
     long_numbers = minio_json.holds_long_numbers(body)
@@ -207,6 +207,23 @@ def _items(body: minio_json.Encoded, headers: Mapping[str, str], context: Contex
         raise BadEvents(f"The body is not JSON: at byte {problem.offset}, {problem}.", offset=problem.offset) from None
     for item in items(value, context):
         yield 0, item
+
+
+def _published(body: minio_json.Encoded, context: Context, parsed: Parsed) -> Iterator[Item]:
+    """Yield the records of the messages in a call of SNS."""
+    try:
+        call = sns_call(body)
+    except BadRecord as problem:
+        yield REFUSED, problem, None
+        return
+    parsed.batch = call.batch
+    for member in call.members:
+        try:
+            message = call.message(member, context.allowance)
+        except BadRecord as problem:
+            yield REFUSED, problem, None
+        else:
+            yield from items(message, context, (None, member))
 
 
 def _content_type(headers: Mapping[str, str]) -> str:

@@ -209,6 +209,7 @@ class RecordQuery(Query):
     frontend: Annotated[
         str, TEXT("the sender of the records of S3's form, instead of recognising it", enum=sorted(S3_FRONTENDS))
     ] = ""
+    token: Annotated[str, TEXT("a token with no scope but ingest, for a sender that has no header for it")] = ""
 
 
 class StreamQuery(Query):

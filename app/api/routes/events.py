@@ -8,9 +8,11 @@ import sqlalchemy as sa
 from flask import Blueprint, Response, g, request
 from msgspec import UNSET, UnsetType
 
+from app.api import answer_forms
 from app.api.description import answers
 from app.api.errors import ApiProblem, database_unavailable
 from app.api.request_body import event_headers, read_body
+from app.api.serialization import json_response
 from app.api.services import has_work_share, services, work_share
 from app.api.token_scopes import INGEST, PUBLIC, may_see, needs, require_bucket
 from app.api.tracing import appending
@@ -19,7 +21,7 @@ from app.config.errors import did_you_mean
 from app.events.frontends import S3_FRONTENDS, Frontend
 from app.events.model import Event
 from app.events.origin import by_request
-from app.events.parsing import Parsed, SnsConfirmation, parse
+from app.events.parsing import EventGridValidation, Parsed, SnsConfirmation, parse
 from app.events.stored_size import is_larger
 from app.outbox.engine.database import VALUE_ERRORS, describe_error, now_ms
 from app.outbox.log import batch
@@ -49,23 +51,28 @@ _ASSUMED_EVENT = 4_000_000  # bytes that every database accepts, also one whose 
 _PATIENCE, _PATIENCE_WITH_SPOOL = 9.0, 2.5
 
 
-@routes.post("/v1/events")
+@routes.post("/v1/events", provide_automatic_options=False)
 @needs(INGEST, limited=True)
 @answers(Receipt, "the events are recorded", query=RecordQuery, parses=False, content=_BODY, status=202)
-def record() -> Receipt:
+def record() -> Receipt | Response:
     """Record events.
 
     A 202 means that the events are recorded durably: in the outbox, or in the spool folder while the database is
     unavailable. After any other answer, or none, send the request again: recording is idempotent, so an event that
-    arrives twice is recorded once. An SNS subscription confirmation is answered with 202 and logged for a person.
+    arrives twice is recorded once. An SNS subscription confirmation is answered with 202 and logged for a person. Calls
+    of SNS, CloudEvents, deliveries of Firehose and Event Grid's handshake are answered as their protocols say.
     """
     parsed = _parsed()
+    if parsed.handshake is not None and not parsed.events:
+        return _agreed(parsed.handshake)
+    return answer_forms.accept(_recorded(parsed), parsed)
+
+
+def _recorded(parsed: Parsed) -> Receipt:
     if has_work_share():
         work_share().resize(min(work_share().size, _bytes_of(parsed.events)))
     for bucket in {event.bucket for event in parsed.events}:
         require_bucket(bucket)
-    if parsed.confirmation is not None:
-        return _confirmation(parsed.confirmation)
     if not parsed.events:
         return _receipt(batch.Receipt(), parsed)
     feeder = services().feeder
@@ -80,6 +87,19 @@ def record() -> Receipt:
     except OSError as error:
         raise _spool_problem(error) from None
     return _spooled(feeder.spool, parsed)
+
+
+@routes.route("/v1/events", methods=["OPTIONS"])
+@needs(INGEST, limited=True)
+@answers(None, "events may be posted here", status=200)
+def agree() -> Response:
+    """Agree with a sender of CloudEvents that asks by `WebHook-Request-Origin` whether it may send, at any rate."""
+    headers = {"Allow": "GET, HEAD, OPTIONS, POST"}
+    if origin := request.headers.get("WebHook-Request-Origin"):
+        headers |= {"WebHook-Allowed-Origin": origin, "WebHook-Allowed-Rate": "*"}
+    response = Response(status=200, headers=headers)
+    del response.headers["Content-Type"]
+    return response
 
 
 @routes.get("/")
@@ -103,6 +123,7 @@ def _parsed() -> Parsed:
     name = request.args.get("frontend", "") if request.query_string else ""
     sender = _sender(name or (g.token.frontend if g.token else ""))
     body = read_body(request, made.settings.body_limit)
+    answer_forms.settle(body)
     return parse(
         body,
         event_headers(request),
@@ -203,14 +224,16 @@ def _spool_problem(error: OSError) -> ApiProblem:
     return ApiProblem("spool-full" if full else "spool-unavailable", "nothing was recorded; send it again later")
 
 
-def _confirmation(confirmation: SnsConfirmation) -> Receipt:
-    """Let an operator confirm: the service must not call an address that a request contains."""
+def _agreed(handshake: SnsConfirmation | EventGridValidation) -> Receipt | Response:
+    """Agree with Event Grid; of SNS let an operator: the service must not call an address that a request contains."""
+    if isinstance(handshake, EventGridValidation):
+        return json_response({"validationResponse": handshake.code})
     log.warning(
         "SNS asks to confirm that topic %.300r may send events here; to confirm, open this address once: %.2000r",
-        confirmation.topic_arn,
-        confirmation.subscribe_url,
+        handshake.topic_arn,
+        handshake.subscribe_url,
     )
-    return Receipt(confirmation="open the address in the API's log to confirm", topic=confirmation.topic_arn)
+    return Receipt(confirmation="open the address in the API's log to confirm", topic=handshake.topic_arn)
 
 
 def _arn(target: TargetId) -> str:

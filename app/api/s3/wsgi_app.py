@@ -6,6 +6,7 @@ from urllib.parse import unquote
 
 from werkzeug.wrappers import Request, Response
 
+from app.api.auth import is_signed_for
 from app.api.listen.streams import Streams
 from app.api.protection import protecting
 from app.api.s3.errors import S3Error, error_response
@@ -55,8 +56,11 @@ class Front:
 def is_s3_request(environ: Environ) -> bool:
     """Return whether this is an S3 request: signed like one, or unsigned for a subresource that only S3 has.
 
-    An unsigned one for `/console` is for the console; a signed one is for the bucket of that name.
+    An unsigned one for `/console` is for the console; a signed one is for the bucket of that name. One that is signed
+    for SNS publishes a message.
     """
+    if is_signed_for("sns", environ):
+        return False
     if environ.get("HTTP_AUTHORIZATION", "").startswith((ALGORITHM, "AWS ")):
         return True
     query, path = environ.get("QUERY_STRING", ""), environ.get("PATH_INFO", "")

@@ -6,13 +6,14 @@ follow from the sender, never from the characters of a key. The result is always
 """
 
 from app.events.frontends.detect import Item, Location, format_location, items
-from app.events.frontends.envelopes import SnsConfirmation, Traced
+from app.events.frontends.envelopes import EventGridValidation, SnsConfirmation, Traced
 from app.events.frontends.frontend import Frontend, Normalized
 from app.events.frontends.registry import FRONTENDS, S3_FRONTENDS, order_of
 
 __all__ = [
     "FRONTENDS",
     "S3_FRONTENDS",
+    "EventGridValidation",
     "Frontend",
     "Item",
     "Location",

@@ -131,6 +131,9 @@ def _message(value: dict[str, Any], context: Context, location: Location, levels
     kind = envelopes.sns_type(value)
     carried: tuple[str, Any] | None = None
     trace = ""
+    if envelopes.is_event_grid_validation(value):
+        yield _VALIDATION, value, location
+        return
     if service := unsupported.service(value):
         yield _refused(BadRecord("it", f"{service}; it must be {_SHAPES}"), location)
         return
@@ -197,3 +200,4 @@ def _refuse(problem: BadRecord) -> Normalized:
 REFUSED = Frontend("", _refuse)
 _IGNORED = Frontend("", _ignore)
 _CONFIRMATION = Frontend("", envelopes.sns_confirmation)
+_VALIDATION = Frontend("", envelopes.event_grid_validation)

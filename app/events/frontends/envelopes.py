@@ -2,9 +2,10 @@
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from app.events import minio_json
@@ -13,9 +14,16 @@ from app.events.frontends.json_path import find, text
 from app.events.limits import Allowance
 from app.events.trace import trace_of
 
-_MAX_FORM_FIELDS = 50
+_MAX_FORM_FIELDS = 500  # ten messages, each with ten attributes of three fields
+_FORM = re.compile(rb"[A-Za-z]\w*(?:\.\w+)*=")
+_CALL, _LATER_CALL = b"Action=", b"&Action="
+_BATCH = "PublishBatchRequestEntries.member."
+_ENTRY = re.compile(_BATCH.replace(".", r"\.") + r"(\d{1,9})\.", re.ASCII)
+_MAX_ENTRIES = 10  # as in SNS
 _FIREHOSE_MEMBERS = {"data", "recordId", "approximateArrivalTimestamp", "kinesisRecordMetadata"}
 _PASSED_ON: Mapping[str, tuple[str, ...]] = {"aws:sqs": ("body",), "aws:sns": ("Sns", "Message")}
+_VALIDATION = "Microsoft.EventGrid.SubscriptionValidationEvent"
+_MAX_CODE = 1024
 _SNS_TYPES = frozenset(("Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation"))
 
 
@@ -32,6 +40,13 @@ class SnsConfirmation:
     message: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class EventGridValidation:
+    """Event Grid asks whether it may send here: whoever answers with `code` agrees."""
+
+    code: str
+
+
 def sns_type(value: Mapping[str, Any]) -> str | None:
     """Return the type of an SNS message, None for other objects."""
     type_name = value.get("Type")
@@ -41,6 +56,19 @@ def sns_type(value: Mapping[str, Any]) -> str | None:
 def sns_confirmation(value: Mapping[str, Any]) -> SnsConfirmation:
     """Return the content of a `SubscriptionConfirmation`. Raises `BadRecord`."""
     return SnsConfirmation(text(value, "TopicArn"), text(value, "Token"), text(value, "SubscribeURL"), value)
+
+
+def is_event_grid_validation(value: Mapping[str, Any]) -> bool:
+    """Return whether the object is Event Grid's handshake, in its own schema or as a CloudEvent."""
+    return _VALIDATION in (value.get("eventType"), value.get("type"))
+
+
+def event_grid_validation(value: Mapping[str, Any]) -> EventGridValidation:
+    """Return the content of Event Grid's handshake. Raises `BadRecord`."""
+    code = text(value, "data", "validationCode")
+    if len(code) > _MAX_CODE:
+        raise BadRecord("data.validationCode", f"has {len(code)} characters; it must have at most {_MAX_CODE}")
+    return EventGridValidation(code)
 
 
 def is_test(value: Mapping[str, Any]) -> bool:
@@ -132,15 +160,44 @@ def sns_message(value: Mapping[str, Any], allowance: Allowance) -> Any:
     return _content(value, allowance, "Message")
 
 
-def form_message(body: minio_json.Encoded, allowance: Allowance) -> Any:
-    """Return the message of a call of SNS's action `Publish`, as StorageGRID sends it. Raises `BadRecord`."""
+def begins_as_form(body: minio_json.Encoded) -> bool:
+    """Return whether a body, of which this is the beginning, may be a form; JSON never is."""
+    return _FORM.match(body) is not None
+
+
+def is_sns_call(body: minio_json.Encoded) -> bool:
+    """Return whether a body is a call of SNS's API: a form, with its fields in any order."""
+    return begins_as_form(body) and (body.startswith(_CALL) or _LATER_CALL in body)
+
+
+def sns_call(body: minio_json.Encoded) -> "SnsCall":
+    """Return the call of SNS's API in a form. Raises `BadRecord` unless it publishes."""
     try:
-        members = dict(parse_qsl(body.decode("ascii"), max_num_fields=_MAX_FORM_FIELDS))
+        fields = dict(parse_qsl(body.decode("ascii"), max_num_fields=_MAX_FORM_FIELDS))
     except ValueError:
         raise BadRecord("it", "is no form; SNS's action Publish has Action, Message and TopicArn") from None
-    if members.get("Action") != "Publish":
-        raise BadRecord("Action", f'is {excerpt(members.get("Action"))}; it must be "Publish"')
-    return sns_message(members, allowance)
+    action = fields.get("Action")
+    if action == "Publish":
+        return SnsCall(None, ("Message",), fields)
+    if action != "PublishBatch":
+        raise BadRecord("Action", f'is {excerpt(action)}; it must be "Publish" or "PublishBatch"')
+    entries = sorted({found[1] for name in fields if (found := _ENTRY.match(name))}, key=int)
+    if not 1 <= len(entries) <= _MAX_ENTRIES:
+        raise BadRecord("it", f"has {len(entries)} entries; a call of PublishBatch has one to {_MAX_ENTRIES}")
+    ids = tuple([text(fields, f"{_BATCH}{entry}.Id") for entry in entries])
+    return SnsCall(ids, tuple([f"{_BATCH}{entry}.Message" for entry in entries]), fields)
+
+
+class SnsCall(NamedTuple):
+    """A call that publishes messages; `batch` has the ids of a batch's entries."""
+
+    batch: tuple[str, ...] | None
+    members: tuple[str, ...]
+    fields: dict[str, str]
+
+    def message(self, member: str, allowance: Allowance) -> Any:
+        """Return the content of one of the members. Raises `BadRecord`."""
+        return _content(self.fields, allowance, member)
 
 
 def _taken(value: Any, *path: str) -> str:

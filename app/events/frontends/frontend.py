@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.events import minio_json
-from app.events.frontends.envelopes import SnsConfirmation, Traced
+from app.events.frontends.envelopes import EventGridValidation, SnsConfirmation, Traced
 from app.events.order import sequencer_of
 
 Record = dict[str, Any]
-Normalized = Record | tuple[Record, ...] | SnsConfirmation | Traced
+Normalized = Record | tuple[Record, ...] | SnsConfirmation | EventGridValidation | Traced
 
 
 @dataclass(frozen=True, slots=True)

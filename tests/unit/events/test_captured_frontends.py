@@ -281,15 +281,22 @@ def test_storagegrid_sends_json_or_a_call_of_sns(form: bool) -> None:
     assert event.sequencer == "14B90402C148C7FC"
 
 
+ENTRY = b"&PublishBatchRequestEntries.member.%d.Id=a&PublishBatchRequestEntries.member.%d.Message=%%7B%%7D"
+
+
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        (b"Action=Subscribe&Message=%7B%7D", 'Action is "Subscribe"; it must be "Publish"'),
+        (b"Action=Subscribe&Message=%7B%7D", 'Action is "Subscribe"; it must be "Publish" or "PublishBatch"'),
+        (b"Action=PublishBatch&Message=%7B%7D", "has 0 entries; a call of PublishBatch has one to 10"),
+        (b"Action=PublishBatch" + b"".join(ENTRY % (n, n) for n in range(1, 12)), "has 11 entries"),
+        (b"Action=PublishBatch" + ENTRY.replace(b"Id", b"D") % (3, 3), r"member\.3\.Id is missing"),
+        (b"Action=PublishBatch" + ENTRY % (2, 3), r"member\.2\.Message is missing"),
         (b"Action=Publish", "Message is missing"),
         (b"Action=Publish&Message=no", "Message is not JSON"),
         (b"Action=Publish&Message=%7B%7D", "unknown shape"),
         (b"Action=\xff", "it is no form"),
-        (b"Action=Publish" + b"&a=1" * 100, "it is no form"),
+        (b"Action=Publish" + b"".join(b"&a%d=1" % n for n in range(600)), "it is no form"),
     ],
 )
 def test_another_call_of_sns_is_refused(sent: bytes, words: str) -> None:

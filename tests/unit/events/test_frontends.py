@@ -205,25 +205,25 @@ def test_a_record_that_differs_anywhere_has_another_id(member: str) -> None:
 )
 def test_a_test_message_is_accepted_and_yields_nothing(body: Any) -> None:
     parsed = take(body, TEXT)
-    assert (parsed.events, parsed.ignored, parsed.confirmation) == ([], 1, None)
+    assert (parsed.events, parsed.ignored, parsed.handshake) == ([], 1, None)
 
 
 def test_a_subscription_is_handed_on_for_the_api_to_decide() -> None:
     url = "https://sns.us-west-2.amazonaws.com/?Action=ConfirmSubscription&Token=2336"
     sent = sns("You have chosen to subscribe", Type="SubscriptionConfirmation", Token="2336", SubscribeURL=url)
     parsed = take(sent, {"x-amz-sns-message-type": "SubscriptionConfirmation"})
-    assert parsed.confirmation is not None
-    assert parsed.confirmation.subscribe_url == url
-    assert parsed.confirmation.token == "2336"
-    assert parsed.confirmation.topic_arn == sent["TopicArn"]
-    assert parsed.confirmation.message == sent  # all that the signature covers
+    assert parsed.handshake is not None
+    assert parsed.handshake.subscribe_url == url
+    assert parsed.handshake.token == "2336"
+    assert parsed.handshake.topic_arn == sent["TopicArn"]
+    assert parsed.handshake.message == sent  # all that the signature covers
     assert (parsed.events, parsed.ignored) == ([], 0)
 
 
 def test_a_subscription_inside_of_something_else_is_nobodys() -> None:
     sent = sns("…", Type="SubscriptionConfirmation", Token="2336", SubscribeURL="https://example.com")
     parsed = take([sent])
-    assert (parsed.confirmation, parsed.ignored) == (None, 1)
+    assert (parsed.handshake, parsed.ignored) == (None, 1)
 
 
 # ---------------------------------------------------------------- EventBridge
