@@ -307,9 +307,6 @@ NOT_ON_POSTGRESQL: Mapping[str, tuple[str, ...]] = {
         "test_what_stops_a_target_is_said_rather_than_that_it_fails",
     ),
     "test_lost_leases": (
-        "test_a_file_that_is_no_request_stops_nothing",
-        "test_a_file_that_the_disk_does_not_let_go_or_read_stops_nothing",
-        "test_a_request_that_the_disk_does_not_take_waits_in_memory",
         "test_after_a_late_write_a_mirror_holds_what_the_bucket_holds[delete]",
         "test_after_a_late_write_a_mirror_holds_what_the_bucket_holds[late version]",
         "test_after_a_late_write_a_mirror_holds_what_the_bucket_holds[put and get]",
