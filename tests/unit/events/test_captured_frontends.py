@@ -291,7 +291,7 @@ ENTRY = b"&PublishBatchRequestEntries.member.%d.Id=a&PublishBatchRequestEntries.
         (b"Action=PublishBatch&Message=%7B%7D", "has 0 entries; a call of PublishBatch has one to 10"),
         (b"Action=PublishBatch" + b"".join(ENTRY % (n, n) for n in range(1, 12)), "has 11 entries"),
         (b"Action=PublishBatch" + ENTRY.replace(b"Id", b"D") % (3, 3), r"member\.3\.Id is missing"),
-        (b"Action=PublishBatch" + ENTRY % (2, 3), r"member\.2\.Message is missing"),
+        (b"Action=PublishBatch" + (ENTRY % (2, 2)).rpartition(b"&")[0], r"member\.2\.Message is missing"),
         (b"Action=Publish", "Message is missing"),
         (b"Action=Publish&Message=no", "Message is not JSON"),
         (b"Action=Publish&Message=%7B%7D", "unknown shape"),
