@@ -11,6 +11,7 @@ from app.api.flask_app import App
 from app.api.memory import BoundedAnswers
 from app.api.routes import (
     audit,
+    buckets,
     dead_letters,
     doctor,
     events,
@@ -43,6 +44,7 @@ _BLUEPRINTS = (
     stream.routes,
     targets.routes,
     sources.routes,
+    buckets.routes,
     partitions.routes,
     target_test.routes,
     rules.routes,

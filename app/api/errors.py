@@ -15,6 +15,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from app.config.errors import BadValue
 from app.config.target_settings import BadSettings
 from app.events.errors import BadEvents
+from app.outbox.bucket_settings import UnknownBucket
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
 from app.outbox.engine.db_errors import is_full
 from app.outbox.errors import AlreadyRunning, BadSelection, NothingToRepair, TokenExists, TokensUnknown, UnknownRun
@@ -44,6 +45,7 @@ PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
     "not-found": (404, "Not found"),
     "unknown-target": (404, "Unknown target"),
     "unknown-source": (404, "Unknown source"),
+    "unknown-bucket": (404, "Unknown bucket"),
     "wrong-method": (405, "Method not allowed"),
     "target-in-use": (409, "The target is in use"),
     "source-in-use": (409, "The source has rejected messages"),
@@ -71,6 +73,7 @@ PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
 _SAID_BY_THE_ERROR: Mapping[type[Exception], str] = {
     UnknownTarget: "unknown-target",
     UnknownSource: "unknown-source",
+    UnknownBucket: "unknown-bucket",
     TargetInUse: "target-in-use",
     SourceInUse: "source-in-use",
     ReadOnlyTarget: "read-only-target",

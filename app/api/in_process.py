@@ -24,6 +24,7 @@ from app.outbox.audit import Actor
 _MODULES: Mapping[str, str] = MappingProxyType(
     {
         "audit": "audit",
+        "buckets": "buckets",
         "dead-letters": "dead_letters",
         "declaration": "manifest",
         "doctor": "doctor",

@@ -31,8 +31,9 @@ SECTIONS: Mapping[str, Mapping[str, Lazy]] = MappingProxyType(
         "Targets and sources": {
             "target": Lazy("targets", "List, show, set, test, remove, pause and resume targets."),
             "source": Lazy("sources", "List, show, set, test, remove, pause and resume sources, given as type:name."),
+            "bucket": Lazy("buckets", "Say where buckets are, for the jobs that list them."),
             "config": Lazy("config", "Set and show targets in MinIO's syntax, several at a time."),
-            "apply": Lazy("apply", "Apply the targets, sources and rules declared in a file, all of it or nothing."),
+            "apply": Lazy("apply", "Apply the targets, sources, buckets and rules of a file, all of it or nothing."),
             "import": Lazy("import_minio", "Import rules and events of another notifier."),
             "sample": Lazy("sample", "Show the last events of the sample target."),
         },

@@ -9,6 +9,7 @@ from click.shell_completion import CompletionItem
 
 from app.cli_common.completion import complete_target
 from app.config.arn import TargetId, parse_target
+from app.config.bucket_settings import parse_bucket
 from app.config.errors import BadValue
 from app.config.fields.field_types import Size
 from app.config.fields.times import parse_time
@@ -78,6 +79,7 @@ BUCKET = BucketParam()
 PAIR = PairParam()
 KEY_VALUE = PairParam("KEY=VALUE")
 SIZE = ParsedParam("size", Size(0, 2**53).parse)  # bytes, plain or with KiB, MiB or GiB
+BUCKET_ID = ParsedParam("bucket", parse_bucket)
 SOURCE = ParsedParam("source", parse_source)
 TARGET = TargetParam("target", parse_target)
 # RFC 3339, ms since 1970, or how long ago, as the API takes it: milliseconds since 1970.

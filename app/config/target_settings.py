@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar, overload
 
 from app.config.arn import TargetId
+from app.config.bucket_settings import BucketId, BucketSettings
 from app.config.errors import REDACTED, BadSettings, Problem
 from app.config.fields import fields
 from app.config.fields.fields import D, Declared
@@ -16,12 +17,14 @@ from app.config.targets.base import TargetSettings, without_effect
 from app.config.targets.registry import settings_type
 
 R = TypeVar("R", TargetId, SourceId)
+Resource = TargetId | SourceId | BucketId
 
 __all__ = [
     "REDACTED",
     "BadSettings",
     "ParsedTargets",
     "Problem",
+    "Resource",
     "changed_lines",
     "declaration_of",
     "from_config_json",
@@ -164,8 +167,10 @@ def invalid_settings(
     return problems
 
 
-def declaration_of(resource: TargetId | SourceId) -> type[Declared]:
-    """Return the settings class of a target or source. Raises `BadSettings`, which names the known types."""
+def declaration_of(resource: Resource) -> type[Declared]:
+    """Return the settings class of what is declared. Raises `BadSettings`, which names the known types."""
+    if isinstance(resource, BucketId):
+        return BucketSettings
     return source_type(resource.type) if isinstance(resource, SourceId) else settings_type(resource.type)
 
 

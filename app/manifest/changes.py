@@ -1,4 +1,4 @@
-"""Set single keys of targets and sources: a key that is left out keeps its value, as in `mc admin config set`."""
+"""Set single keys of what is declared: a key that is left out keeps its value, as in `mc admin config set`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,11 +6,13 @@ from types import MappingProxyType
 from typing import Any
 
 from app.config.arn import TargetId
+from app.config.bucket_settings import BucketId
 from app.config.errors import BadSettings, Problem
 from app.config.sources.source_id import SourceId
-from app.config.target_settings import declaration_of, merged, replaced_keys
-from app.manifest.document import Manifest, Resource
+from app.config.target_settings import Resource, declaration_of, merged, replaced_keys
+from app.manifest.document import Manifest
 from app.manifest.plan import Plan, apply, make_plan
+from app.outbox.bucket_settings import UnknownBucket
 from app.outbox.registry import ReadOnlyTarget, Registry
 from app.outbox.sources.errors import ReadOnlySource, UnknownSource
 from app.outbox.targets import UnknownTarget
@@ -27,12 +29,12 @@ def set_keys(
     dry_run: bool = False,
     lenient: bool = True,
 ) -> Plan:
-    """Set keys of targets, sources and the section `api`, all of them or none, and return what changed, or would.
+    """Set keys of targets, sources, buckets and the section `api`, all or none, and return what changed, or would.
 
     An empty value sets the default. With `lenient`, settings without effect are accepted, as in MinIO. Two callers that
     set different keys of a target at once both succeed: the stored texts are read under the lock. Raises `BadSettings`,
-    `ReadOnlyTarget` or `ReadOnlySource`, or `UnknownTarget` or `UnknownSource` if only defaults are set of one that
-    does not exist.
+    `ReadOnlyTarget` or `ReadOnlySource`, or `UnknownTarget`, `UnknownSource` or `UnknownBucket` if only defaults are
+    set of one that does not exist.
     """
     plan = make_plan(registry, _changed(registry, settings, api), lenient=lenient)
     if plan.empty or dry_run:
@@ -42,21 +44,24 @@ def set_keys(
 
 
 def _changed(registry: Registry, settings: Mapping[Any, Mapping[str, object]], api: Texts) -> Manifest:
-    """Return what is to be declared: all texts of each target and source after these keys are set."""
+    """Return what is to be declared: all texts of each target, source and bucket after these keys are set."""
     problems: list[Problem] = []
     targets: dict[TargetId, Texts] = {}
     sources: dict[SourceId, Texts] = {}
+    buckets: dict[BucketId, Texts] = {}
     for resource, values in settings.items():
         try:
             if isinstance(resource, SourceId):
                 sources[resource] = merged(declaration_of(resource), _source_before(registry, resource, values), values)
+            elif isinstance(resource, BucketId):
+                buckets[resource] = merged(declaration_of(resource), _bucket_before(registry, resource, values), values)
             else:
                 targets[resource] = merged(resource.type, _target_before(registry, resource, values), values)
         except BadSettings as error:
             problems += [replace(problem, key=f"{resource}: {problem.key}") for problem in error.problems]
     if problems:
         raise BadSettings(problems)
-    return Manifest(targets, sources, api=api)
+    return Manifest(targets, sources, buckets, api=api)
 
 
 def _target_before(registry: Registry, target: TargetId, values: Mapping[str, object]) -> Texts:
@@ -81,6 +86,16 @@ def _source_before(registry: Registry, source: SourceId, values: Mapping[str, ob
     if stored.is_read_only:
         raise ReadOnlySource(source)
     return registry.sources.texts(stored, without=replaced_keys(declaration_of(source), values))
+
+
+def _bucket_before(registry: Registry, bucket: BucketId, values: Mapping[str, object]) -> Texts:
+    try:
+        stored = registry.buckets.bucket(bucket)
+    except UnknownBucket:
+        if _only_defaults(values):
+            raise
+        return {}
+    return registry.buckets.texts(stored, without=replaced_keys(declaration_of(bucket), values))
 
 
 def _only_defaults(values: Mapping[str, object]) -> bool:

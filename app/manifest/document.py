@@ -1,4 +1,4 @@
-"""Parse the document of `bucketwire apply`: targets, sources and rules in YAML or JSON.
+"""Parse the document of `bucketwire apply`: targets, sources, buckets and rules in YAML or JSON.
 
 Every problem names its position.
 """
@@ -11,12 +11,14 @@ import yaml
 
 from app.config.api_settings import ApiSettings, api_texts
 from app.config.arn import TargetId, parse_target
+from app.config.bucket_settings import BucketId, BucketSettings, parse_bucket
 from app.config.errors import BadSettings, BadValue, Problem, suggestion
 from app.config.fields.field_types import FieldType
 from app.config.fields.fields import Declared, fields_of
 from app.config.sources.base import SourceSettings
 from app.config.sources.registry import SOURCE_TYPES, source_type
 from app.config.sources.source_id import SourceId, parse_source
+from app.config.target_settings import Resource
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import TYPES, settings_type
 from app.events.names import AGGREGATES, EVERY, KNOWN, SHORTHANDS, shorthand
@@ -24,28 +26,30 @@ from app.rules.filters import MEMBERS as FILTER_MEMBERS
 from app.rules.filters import Filters, parse_filters
 from app.rules.model import Rule, problems_of
 
-Resource = TargetId | SourceId
-R = TypeVar("R", TargetId, SourceId)
+R = TypeVar("R", TargetId, SourceId, BucketId)
 
-MEMBERS = ("targets", "sources", "rules", "api")
+MEMBERS = ("targets", "sources", "buckets", "rules", "api")
 RULE_MEMBERS = ("bucket", "events", "prefix", "suffix", *FILTER_MEMBERS, "target", "id")
 _TEXT = {"type": ["string", "number", "boolean", "null"]}
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is declared. The settings of targets and sources are not checked against their types yet."""
+    """What is declared. The settings of targets, sources and buckets are not checked against their types yet."""
 
     targets: Mapping[TargetId, Mapping[str, object]] = field(default_factory=dict)
     sources: Mapping[SourceId, Mapping[str, object]] = field(default_factory=dict)
+    buckets: Mapping[BucketId, Mapping[str, object]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     api: Mapping[str, str] = field(default_factory=dict)  # keys of MinIO's section `api`, checked
 
     @property
     def settings(self) -> dict[Resource, Mapping[str, object]]:
-        """The settings of targets and sources."""
-        declared: list[tuple[Resource, Mapping[str, object]]] = [*self.targets.items(), *self.sources.items()]
-        return dict(declared)
+        """The settings of targets, sources and buckets."""
+        declared: dict[Resource, Mapping[str, object]] = {}
+        for some in (self.targets, self.sources, self.buckets):
+            declared.update(some)  # type: ignore[arg-type]  # of one kind each
+        return declared
 
 
 class _Texts(yaml.BaseLoader):
@@ -80,15 +84,18 @@ def parse_manifest(document: object) -> Manifest:
     if document is None or document == "":
         document = {}
     if not isinstance(document, Mapping):
-        raise BadSettings([Problem("the document", "", "is not a mapping", "write targets:, sources: and rules:")])
+        raise BadSettings(
+            [Problem("the document", "", "is not a mapping", "write targets:, sources:, buckets: and rules:")]
+        )
     problems = list(_unknown_members("", document, MEMBERS))
     targets = _parse_settings("targets", document.get("targets"), parse_target, settings_type, problems)
     sources = _parse_settings("sources", document.get("sources"), parse_source, source_type, problems)
+    buckets = _parse_settings("buckets", document.get("buckets"), parse_bucket, lambda _: BucketSettings, problems)
     rules = _parse_rules(document.get("rules"), problems)
     api = _parse_api(document.get("api"), problems)
     if problems:
         raise BadSettings(problems)
-    return Manifest(targets, sources, tuple(rules), api)
+    return Manifest(targets, sources, buckets, tuple(rules), api)
 
 
 def _value_schema(kind: FieldType[Any]) -> dict[str, Any]:
@@ -103,23 +110,27 @@ def _value_schema(kind: FieldType[Any]) -> dict[str, Any]:
 def _settings_schema(types: Mapping[str, type[TargetSettings]] | Mapping[str, type[SourceSettings]]) -> dict[str, Any]:
     """Return the JSON Schema of settings by type and name."""
     patterns = {
-        f"^{kind}:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,63}}$": {
-            "type": "object",
-            "title": cls.title,
-            "additionalProperties": False,
-            "properties": {
-                name: {
-                    **_value_schema(key.kind),
-                    "description": f"{key.about} ({key.kind.label})",
-                    **({"default": key.default} if key.default else {}),
-                }
-                for name, key in fields_of(cls).items()
-            },
-            "required": [name for name, key in fields_of(cls).items() if key.required],
-        }
+        f"^{kind}:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,63}}$": {"title": cls.title, **_keys_schema(cls)}
         for kind, cls in types.items()
     }
     return {"type": ["object", "null"], "patternProperties": patterns, "additionalProperties": False}
+
+
+def _keys_schema(cls: type[Declared]) -> dict[str, Any]:
+    """Return the JSON Schema of the settings of a class by their keys."""
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            name: {
+                **_value_schema(key.kind),
+                "description": f"{key.about} ({key.kind.label})",
+                **({"default": key.default} if key.default else {}),
+            }
+            for name, key in fields_of(cls).items()
+        },
+        "required": [name for name, key in fields_of(cls).items() if key.required],
+    }
 
 
 def schema() -> dict[str, Any]:
@@ -153,6 +164,7 @@ def schema() -> dict[str, Any]:
         "properties": {
             "targets": _settings_schema(TYPES),
             "sources": _settings_schema(SOURCE_TYPES),
+            "buckets": {"type": ["object", "null"], "additionalProperties": _keys_schema(BucketSettings)},
             "rules": {"type": ["array", "null"], "items": rule},
             "api": {
                 "type": ["object", "null"],
@@ -172,7 +184,7 @@ def _parse_settings(
     declaration: Callable[[str], type[Declared]],
     problems: list[Problem],
 ) -> dict[R, Mapping[str, object]]:
-    """Return the settings of targets or sources by their identities, which `parse` reads."""
+    """Return the settings of targets, sources or buckets by their identities, which `parse` reads."""
     parsed: dict[R, Mapping[str, object]] = {}
     if value in (None, ""):
         return parsed

@@ -6,18 +6,29 @@ from types import MappingProxyType
 from typing import Any
 
 from app.config.arn import TargetId
+from app.config.bucket_settings import BucketId
 from app.config.errors import REDACTED, did_you_mean
 from app.config.fields.fields import Declared, fields_of
 from app.config.sources.source_id import SourceId
-from app.config.target_settings import BadSettings, Problem, changed_lines, declaration_of, load, texts, warnings
-from app.manifest.document import Manifest, Resource, identity
+from app.config.target_settings import (
+    BadSettings,
+    Problem,
+    Resource,
+    changed_lines,
+    declaration_of,
+    load,
+    texts,
+    warnings,
+)
+from app.manifest.document import Manifest, identity
+from app.outbox.bucket_settings import StoredBucket
 from app.outbox.declared_rows import SealedSettings
 from app.outbox.registry import Registry
 from app.outbox.rules import StoredRule, describe_rule, rule_resource
 from app.outbox.sources.stored import StoredSource
 from app.outbox.targets import StoredTarget
 from app.resources import plan as resources
-from app.resources.plan import NotDeclared, PlannedSource, PlannedTarget
+from app.resources.plan import NotDeclared, PlannedBucket, PlannedSource, PlannedTarget
 from app.rules.model import Rule
 
 
@@ -32,7 +43,7 @@ class Current:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Settings before and after, as texts with secrets unsealed. `new`: the target or source does not exist yet."""
+    """Settings before and after, as texts with secrets unsealed. `new`: what it is of does not exist yet."""
 
     resource: Resource
     new: bool
@@ -54,7 +65,7 @@ class Change:
 class Plan:
     """The required changes. `left` and `left_rules` are not declared and kept, because prune is off."""
 
-    settings: tuple[Change, ...] = ()  # of targets and sources
+    settings: tuple[Change, ...] = ()  # of targets, sources and buckets
     added: tuple[Rule, ...] = ()
     removed: tuple[StoredRule, ...] = ()
     pruned: tuple[Resource, ...] = ()
@@ -65,7 +76,7 @@ class Plan:
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """The targets and sources that are new or change."""
+        """The targets, sources and buckets that are new or change."""
         return tuple(change for change in self.settings if change.new or change.lines)
 
     @property
@@ -95,7 +106,7 @@ def decide(
 ) -> Plan:
     """Plan the changes that a document requires. Raises `BadSettings` with every problem of all that it declares.
 
-    A target or source is declared as a whole: a key that is left out gets its default. What is not declared is kept
+    What is declared is declared as a whole: a key that is left out gets its default. What is not declared is kept,
     unless `prune`; those of the environment, the sample target and its rules are always kept, and so are keys of the
     section `api`, whose stored texts are in `api`. With `lenient`, settings
     without effect are accepted, as in MinIO.
@@ -140,6 +151,7 @@ def make_plan(registry: Registry, document: Manifest, *, prune: bool = False, le
     """Plan the changes to what is stored, as `decide` does. Raises `BadSettings`."""
     stored: dict[Resource, Current] = {row.identity: _current(row, registry) for row in registry.targets()}
     stored |= {row.identity: _current(row, registry.sources) for row in registry.sources.sources()}
+    stored |= {row.identity: _current(row, registry.buckets) for row in registry.buckets.buckets()}
     api = registry.api_settings() if document.api else {}
     return decide(document, stored, registry.rules(), api=api, prune=prune, lenient=lenient)
 
@@ -163,11 +175,15 @@ def apply(
         for resource in plan.pruned:
             if isinstance(resource, SourceId):
                 locked.sources.remove(resource, force=force)
+            elif isinstance(resource, BucketId):
+                locked.buckets.remove(resource)
             else:
                 locked.remove(resource, force=force)
         for change in plan.changes:
             if isinstance(change.resource, SourceId):
                 locked.sources.put(change.resource, change.after, lenient=lenient)
+            elif isinstance(change.resource, BucketId):
+                locked.buckets.put(change.resource, change.after, lenient=lenient)
             else:
                 locked.put(change.resource, change.after)
         locked.add_rules(plan.added)
@@ -190,22 +206,31 @@ def plan_resource(plan: Plan, *, dry_run: bool) -> resources.Plan:
             for change in plan.settings
             if isinstance(change.resource, SourceId)
         ],
+        buckets=[
+            PlannedBucket(bucket=change.resource.name, new=change.new, changes=change.lines, warnings=change.warnings)
+            for change in plan.settings
+            if isinstance(change.resource, BucketId)
+        ],
         rules_added=[describe_rule(rule) for rule in plan.added],
         rules_removed=[rule_resource(row) for row in plan.removed],
         api=plan.api_lines,
         targets_removed=_names(plan.pruned, TargetId),
         sources_removed=_names(plan.pruned, SourceId),
+        buckets_removed=_names(plan.pruned, BucketId),
         not_declared=NotDeclared(
-            targets=_names(plan.left, TargetId), sources=_names(plan.left, SourceId), rules=plan.left_rules
+            targets=_names(plan.left, TargetId),
+            sources=_names(plan.left, SourceId),
+            buckets=_names(plan.left, BucketId),
+            rules=plan.left_rules,
         ),
     )
 
 
-def _names(resources_of_both: Sequence[Resource], kind: type) -> list[str]:
-    return [str(resource) for resource in resources_of_both if isinstance(resource, kind)]
+def _names(resources_of_all: Sequence[Resource], kind: type) -> list[str]:
+    return [str(resource) for resource in resources_of_all if isinstance(resource, kind)]
 
 
-def _current(row: StoredTarget | StoredSource, registry: SealedSettings[Any]) -> Current:
+def _current(row: StoredTarget | StoredSource | StoredBucket, registry: SealedSettings[Any]) -> Current:
     return Current(registry.readable_texts(row), row.origin, row.is_read_only)
 
 
@@ -219,8 +244,9 @@ def _plan_settings(
     lenient: bool,
 ) -> Change | None:
     before, declaration = dict(stored.texts) if stored else {}, declaration_of(resource)
+    enabled = {"enable": "on"} if "enable" in fields_of(declaration) else {}
     try:
-        after = {"enable": "on"} | _keep_secrets(declaration, before, texts(declaration, settings))
+        after = enabled | _keep_secrets(declaration, before, texts(declaration, settings))
         load(declaration, after, environ, lenient=lenient)
     except BadSettings as error:
         problems += [
@@ -229,13 +255,13 @@ def _plan_settings(
         ]
         return None
     if stored and stored.fixed:
-        if after == {"enable": "on"} | before:
+        if after == enabled | before:
             return None
         variables = "BUCKETWIRE_SOURCE_…" if isinstance(resource, SourceId) else "MINIO_NOTIFY_…"
         hint = "change the variables" + ("; rules may name the target" if isinstance(resource, TargetId) else "")
         problems.append(Problem(str(resource), "", f"is set by {variables} variables", hint))
         return None
-    return Change(resource, stored is None, {"enable": "on"} | before if stored else {}, after)
+    return Change(resource, stored is None, enabled | before if stored else {}, after)
 
 
 def _keep_secrets(

@@ -35,6 +35,7 @@ from app.outbox.targets import OPENING_DUE, StoredTarget, UnknownTarget, find_ta
 from app.rules.model import Rule, check, check_expressions
 
 if TYPE_CHECKING:
+    from app.outbox.bucket_settings import BucketRegistry
     from app.outbox.sources.registry import SourceRegistry
 
 _BEING_REMOVED = "it is being removed; if that was stopped, remove it once more"
@@ -76,6 +77,13 @@ class Registry(SealedSettings[TargetSettings]):
         from app.outbox.sources.registry import SourceRegistry  # noqa: PLC0415 - few commands need it
 
         return SourceRegistry(self._database, self._sealer)
+
+    @property
+    def buckets(self) -> "BucketRegistry":
+        """The settings of buckets; their changes too are of the transaction of `at_once`."""
+        from app.outbox.bucket_settings import BucketRegistry  # noqa: PLC0415 - as above
+
+        return BucketRegistry(self._database, self._sealer)
 
     # Targets
 
@@ -154,7 +162,7 @@ class Registry(SealedSettings[TargetSettings]):
         self._try_all_now(known.id)
 
     def reseal(self) -> dict[str, int]:
-        """Seal the secrets of every target and source with the newest key, and return how many there are of each.
+        """Seal the secrets of all targets, sources and buckets with the newest key; return how many there are of each.
 
         Raises `BadSettings` if a secret was sealed with a key that is not known any more; then nothing has changed.
         """
@@ -162,7 +170,11 @@ class Registry(SealedSettings[TargetSettings]):
 
         sources = SealedSettings(self._sealer, tables.sources, source_type)
         with self._database.writing() as connection:
-            numbers = {"targets": self.seal_again(connection), "sources": sources.seal_again(connection)}
+            numbers = {
+                "targets": self.seal_again(connection),
+                "sources": sources.seal_again(connection),
+                "buckets": self.buckets.seal_again(connection),
+            }
             audit.record(connection, "secrets.reseal", "secrets:targets", numbers)
         return numbers
 

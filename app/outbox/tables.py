@@ -463,6 +463,18 @@ sources = sa.Table(
     sa.UniqueConstraint("type", "name"),
 )
 
+# Where each bucket is, and how to log in there: `app.outbox.bucket_settings`.
+bucket_settings = sa.Table(
+    "bucket_settings",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("type", sa.String(32), nullable=False),  # bucket
+    sa.Column("name", sa.String(255), nullable=False),  # as events and rules have it
+    sa.Column("settings", LongText, nullable=False),  # JSON object of texts, secrets sealed
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.UniqueConstraint("type", "name"),
+)
+
 source_positions = sa.Table(
     "source_positions",
     metadata,

@@ -20,6 +20,8 @@ from app.resources.declaration import (
 ACTIONS = (
     "bucket.create",
     "bucket.remove",
+    "bucket.set",
+    "bucket.unset",
     "dead_letter.purge",
     "dead_letter.replay",
     "log.new_epoch",

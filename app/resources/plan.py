@@ -1,4 +1,4 @@
-"""What a declaration of targets, sources and rules changes."""
+"""What a declaration of targets, sources, buckets and rules changes."""
 
 from typing import Annotated
 
@@ -24,11 +24,21 @@ class PlannedSource(Resource):
     warnings: Annotated[list[str], about("settings that have no effect")]
 
 
+class PlannedBucket(Resource):
+    """What a declaration changes in the settings of a bucket."""
+
+    bucket: str
+    new: bool
+    changes: Annotated[list[str], about("`-` a setting's old value, `+` its new one")]
+    warnings: Annotated[list[str], about("settings that have no effect")]
+
+
 class NotDeclared(Resource):
     """What is configured and not declared."""
 
     targets: list[str]
     sources: list[str]
+    buckets: list[str]
     rules: int
 
 
@@ -38,11 +48,13 @@ class Plan(Resource):
     dry_run: bool
     targets: list[PlannedTarget]
     sources: list[PlannedSource]
+    buckets: list[PlannedBucket]
     rules_added: list[RuleFacts]
     rules_removed: list[Rule]
     api: Annotated[list[str], about("the changes of the section `api`")]
     targets_removed: list[str]
     sources_removed: list[str]
+    buckets_removed: list[str]
     not_declared: NotDeclared
 
 
@@ -58,7 +70,7 @@ class KeysQuery(Query):
 class ApplyQuery(KeysQuery):
     """How to apply a declaration."""
 
-    prune: Annotated[bool, FLAG("remove targets, sources and rules that are not declared")] = False
+    prune: Annotated[bool, FLAG("remove targets, sources, buckets' settings and rules that are not declared")] = False
     force: Annotated[
         bool,
         FLAG(

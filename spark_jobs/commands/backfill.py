@@ -31,9 +31,10 @@ def backfill(
 
     Use it for queues and for empty mirrors; `reconcile --repair` fills the gaps of a mirror that has rows.
     An interrupted backfill continues when it is started again; no event is delivered twice because of it.
-    Events are posted to the API with BUCKETWIRE_TOKEN. boto3 finds the credentials for the bucket.
+    Events are posted to the API with BUCKETWIRE_TOKEN. The bucket's settings say where
+    it is and how to log in (`bucketwire bucket set`), or boto3's.
     """
-    source = listing.source(bucket)
+    source = listing.source(bucket, context.registry.buckets.access(bucket))
     context.registry.target(target)  # fail before Spark starts if the target is unknown
     session_name = f"bucketwire backfill {bucket}"
     end_java = options.launch_spark(context, session_name)

@@ -12,6 +12,7 @@ import click
 from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.errors import CommandError
 from app.cli_common.param_types import TARGET, TIME
+from app.config.bucket_settings import BucketSettings
 from app.config.errors import BadValue
 from app.config.fields.field_types import Duration, FieldType, Size
 from app.extras import install_command
@@ -68,8 +69,8 @@ class ListingOptions:
     listed_at: int | None
     inventory: str
 
-    def source(self, bucket: str) -> dict[str, Any]:
-        """Return the fields of a `ListingSource`.
+    def source(self, bucket: str, access: BucketSettings) -> dict[str, Any]:
+        """Return the fields of a `ListingSource`; `access` is how the service's settings of the bucket say to list it.
 
         Raises `click.UsageError` where the options contradict each other, `BadListing`, and what S3 raises.
         """
@@ -77,14 +78,19 @@ class ListingOptions:
             raise click.UsageError(
                 "--listing and --listed-at belong together: objects that changed after the listing must be left alone"
             )
-        fields = {"bucket": bucket, "endpoint": self.endpoint, "versions": self.versions}
+        if self.endpoint and access.endpoint and self.endpoint.rstrip("/") != access.endpoint.rstrip("/"):
+            raise click.UsageError(
+                f"the settings of {bucket} say that it is at {access.endpoint}, and --endpoint says {self.endpoint}; "
+                "leave --endpoint out, or change the settings (`bucketwire bucket set`)"
+            )
+        fields = {"bucket": bucket, "endpoint": self.endpoint, "versions": self.versions, "access": access}
         if not self.inventory:
             return fields | {"listing": self.listing, "listed_at": self.listed_at or 0}
         if self.listing:
             raise click.UsageError("--inventory and --listing exclude each other; give one of them")
         with spark_imports():
             from spark_jobs.listings.inventory import manifest  # noqa: PLC0415 - --help needs no Spark
-        report = manifest(self.inventory, self.endpoint)
+        report = manifest(self.inventory, self.endpoint, access)
         return fields | {"inventory": report, "listed_at": report.begun}
 
     def grace(self, given: int | None) -> int:
@@ -102,7 +108,10 @@ def listing_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return _with(
         update_wrapper(command, function),
         click.option(
-            "--endpoint", default="", metavar="URL", help="The S3 endpoint; by default that of AWS_ENDPOINT_URL_S3."
+            "--endpoint",
+            default="",
+            metavar="URL",
+            help="The S3 endpoint; else that of the bucket's settings, or AWS_ENDPOINT_URL_S3.",
         ),
         click.option(
             "--versions/--no-versions", default=None, help="List versions; by default if the bucket is versioned."

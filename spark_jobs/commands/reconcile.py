@@ -42,9 +42,10 @@ def run(
 ) -> int:  # fmt: skip
     """Compare the rows of TARGET with the objects of BUCKET, report every difference, and repair it with --repair.
 
-    Repairs are posted to the API with BUCKETWIRE_TOKEN. boto3 finds the credentials for the bucket.
+    Repairs are posted to the API with BUCKETWIRE_TOKEN. The bucket's settings say where
+    it is and how to log in (`bucketwire bucket set`), or boto3's.
     """
-    source = listing.source(bucket)
+    source = listing.source(bucket, context.registry.buckets.access(bucket))
     context.registry.target(target)  # fail before Spark starts if the target is unknown
     session_name = f"bucketwire reconcile {bucket}"
     known = Reconciliations(context.database).last_size(target, bucket)

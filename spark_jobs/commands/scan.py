@@ -52,10 +52,10 @@ def scan(
     """Warn of objects with many or large versions and of folders with many folders in BUCKET, as MinIO's scanner does.
 
     The warnings are events and go where rules send them, such as those of `--event scanner`. A warning with the same
-    numbers is sent once a day. Events are posted to the API with BUCKETWIRE_TOKEN. boto3 finds the credentials for the
-    bucket.
+    numbers is sent once a day. Events are posted to the API with BUCKETWIRE_TOKEN. The bucket's settings say where it
+    is and how to log in (`bucketwire bucket set`), or boto3's.
     """
-    source = listing.source(bucket)
+    source = listing.source(bucket, context.registry.buckets.access(bucket))
     session_name = f"bucketwire scan {bucket}"
     end_java = options.launch_spark(context, session_name)
     with options.spark_imports():

@@ -19,6 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
+from app.config.bucket_settings import BucketSettings
 from spark_jobs.errors import BadListing
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.listing import Listing, from_columns
@@ -52,8 +53,11 @@ class Manifest:
         """Whether it lists every version, not only the current ones."""
         return "is_latest" in self.schema or "IsLatest" in self.schema
 
-    def listing(self, spark: SparkSession, bucket: str, *, versions: bool | None = None, endpoint: str = "") -> Listing:
-        """Return the listing of `bucket`. Files in S3 are downloaded to the temporary folder first.
+    def listing(
+        self, spark: SparkSession, bucket: str, *, versions: bool | None = None, endpoint: str = "",
+        access: BucketSettings | None = None,
+    ) -> Listing:  # fmt: skip
+        """Return the listing of `bucket`. Files in S3 are downloaded to the temporary folder first, by its `access`.
 
         Raises `BadListing`, also for a report of another bucket, or if one of its files is missing or damaged.
         """
@@ -61,16 +65,16 @@ class Manifest:
             raise BadListing(f"{self.location} is an inventory of {self.bucket}, not of {bucket}")
         if versions and not self.versioned:
             raise BadListing(f"{self.location} lists current versions only; leave out --versions, or list all versions")
-        entries = self._read(spark, [f"file://{path}" for path in self._verified_files(spark, endpoint)])
+        entries = self._read(spark, [f"file://{path}" for path in self._verified_files(spark, endpoint, access)])
         entries = entries.withColumn("key", F.when(F.col("bucket") == bucket, F.col("key")))
         listing = from_columns(entries, self.location, versioned=self.versioned)
         return replace(listing, versioned=False) if versions is False else listing
 
-    def _verified_files(self, spark: SparkSession, endpoint: str) -> Sequence[str]:
+    def _verified_files(self, spark: SparkSession, endpoint: str, access: BucketSettings | None) -> Sequence[str]:
         """Return the paths of the files, after their checksums were verified."""
         source = None
         if self.location.startswith(_S3_SCHEME):
-            source = s3_listing.Bucket.from_boto3(_split(self.location)[0], endpoint)
+            source = s3_listing.Bucket.from_boto3(_split(self.location)[0], endpoint, access)
             folder = Path(tempfile.mkdtemp(prefix="bucketwire-inventory-"))
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
             # Spark skips names that begin with a dot or an underscore, and detects compression by the ending.
@@ -98,9 +102,12 @@ class Manifest:
         return spark.read.orc(list(paths))
 
 
-def manifest(location: str, endpoint: str = "") -> Manifest:
-    """Return the report whose manifest.json is at a path or an s3:// URL. Raises `BadListing`, and what S3 raises."""
-    text, checksum = _read_manifest(location, endpoint)
+def manifest(location: str, endpoint: str = "", access: BucketSettings | None = None) -> Manifest:
+    """Return the report whose manifest.json is at a path or an s3:// URL, by the `access` to the bucket that it lists.
+
+    Raises `BadListing`, and what S3 raises.
+    """
+    text, checksum = _read_manifest(location, endpoint, access)
     if checksum and checksum.split() != [_md5(text).hexdigest().encode()]:
         raise BadListing(f"{location} does not match the {_CHECKSUM} beside it")
     try:
@@ -142,7 +149,7 @@ def _csv(spark: SparkSession, paths: Sequence[str], schema: str) -> DataFrame:
     return entries.withColumns({"encoded_key": F.col("key"), "key": F.when(F.col(_BROKEN_LINE).isNull(), key)})
 
 
-def _read_manifest(location: str, endpoint: str) -> tuple[bytes, bytes]:
+def _read_manifest(location: str, endpoint: str, access: BucketSettings | None) -> tuple[bytes, bytes]:
     """Return the contents of the manifest and of its checksum file; the latter may be missing."""
     if not location.startswith(_S3_SCHEME):
         try:
@@ -151,7 +158,7 @@ def _read_manifest(location: str, endpoint: str) -> tuple[bytes, bytes]:
         except OSError as error:
             raise BadListing(f"{location} cannot be read: {error.strerror}") from None
     name, key = _split(location)
-    client = s3_listing.Bucket.from_boto3(name, endpoint).client()
+    client = s3_listing.Bucket.from_boto3(name, endpoint, access).client()
     try:
         text = client.get_object(Bucket=name, Key=key)["Body"].read()
         try:

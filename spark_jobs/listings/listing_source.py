@@ -1,13 +1,14 @@
 """Select the source of a bucket's listing: S3 itself, a file with a listing, or an S3 Inventory report."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.ages import format_seconds
+from app.config.bucket_settings import BucketSettings
 from app.outbox.engine.database import now_ms
 from spark_jobs.errors import BadListing
 from spark_jobs.jobs.repair_events import format_time
@@ -28,6 +29,7 @@ class ListingSource:
     grace: int = 60_000  # objects younger than this (ms) are in flight: their events may not have arrived yet
     versions: bool | None = None  # None: if the bucket is versioned
     endpoint: str = ""
+    access: BucketSettings = field(default_factory=BucketSettings)  # the bucket's own: where it is, and how to log in
     may_be_gone: bool = False  # whether a bucket that is not there counts as empty
 
     def list_bucket(self, spark: SparkSession, *, tasks: int, sample: Sequence[str] = (), after: str = "") -> Listing:
@@ -38,10 +40,10 @@ class ListingSource:
         if self.is_written:
             listing = self._read(spark)
             return replace(listing, objects=listing.objects.where(F.col("key") > after)) if after else listing
-        bucket = s3_listing.Bucket.from_boto3(self.bucket, self.endpoint)
+        bucket = self.storage
         if bucket.is_gone():
             if not self.may_be_gone:
-                raise BadListing(f"there is no bucket {self.bucket} at {bucket.endpoint or 'AWS'}")
+                raise BadListing(f"there is no bucket {self.name_in_storage} at {bucket.endpoint or 'AWS'}")
             return s3_listing.of_no_bucket(spark, bucket)
         versioned = bucket.is_versioned() if self.versions is None else self.versions
         return s3_listing.listing(spark, bucket, versioned=versioned, sample=sample, tasks=tasks, after=after)
@@ -64,17 +66,29 @@ class ListingSource:
             raise BadListing(problem)
 
     @property
+    def name_in_storage(self) -> str:
+        """The bucket's name in its storage, which listings have."""
+        return self.access.name_in_storage(self.bucket)
+
+    @property
+    def storage(self) -> s3_listing.Bucket:
+        """The bucket in its storage, with the credentials that this machine and the bucket's settings have now."""
+        return s3_listing.Bucket.from_boto3(self.name_in_storage, self.endpoint, self.access)
+
+    @property
     def is_written(self) -> bool:
         """Whether the listing was written before, at `listed_at`."""
         return bool(self.listing or self.inventory)
 
     def _read(self, spark: SparkSession) -> Listing:
         if self.inventory:
-            return self.inventory.listing(spark, self.bucket, versions=self.versions, endpoint=self.endpoint)
+            return self.inventory.listing(
+                spark, self.name_in_storage, versions=self.versions, endpoint=self.endpoint, access=self.access
+            )
         name = self.listing.rstrip("/").rpartition("/")[2]
         if name.startswith(("_", ".")):
             raise BadListing(f"{self.listing}: Spark does not read what begins with _ or a dot; give it another name")
         is_parquet = self.listing.endswith((".parquet", "/")) or Path(self.listing).is_dir()
         return (from_parquet if is_parquet else from_mc)(
-            spark, self.listing, self.bucket, versioned=bool(self.versions)
+            spark, self.listing, self.name_in_storage, versioned=bool(self.versions)
         )

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 import app.boto_connections  # noqa: F401 - reads answers strictly
+from app.config.bucket_settings import BucketSettings
 from spark_jobs.listings.listing import Listing
 from spark_jobs.listings.pages import PAGE_KEYS, is_bound, pages
 from spark_jobs.schemas import ENTRIES, LISTING
@@ -38,19 +39,28 @@ class Bucket:
     login: tuple[str, str, str | None] | None = field(default=None, repr=False)  # access key, secret key, session token
 
     @classmethod
-    def from_boto3(cls, name: str, endpoint: str = "") -> "Bucket":
-        """Return the bucket by boto3's settings on this machine; `endpoint` overrides them."""
-        session = boto3.session.Session()
-        credentials = session.get_credentials()
-        login = tuple(credentials.get_frozen_credentials()[:3]) if credentials else None
-        client = session.client("s3", endpoint_url=endpoint or None, region_name=session.region_name or "us-east-1")
+    def from_boto3(cls, name: str, endpoint: str = "", settings: BucketSettings | None = None) -> "Bucket":
+        """Return the bucket by boto3's settings here; `endpoint` overrides them, and the bucket's own `settings` both.
+
+        `name` is the one that its storage has for it.
+        """
+        own, session = settings or BucketSettings(), boto3.session.Session()
+        region, endpoint = own.region or session.region_name or "us-east-1", own.endpoint or endpoint
+        if own.access_key:
+            login: tuple[str, str, str | None] | None = own.access_key, own.secret_key, own.session_token or None
+        else:
+            credentials = session.get_credentials()
+            login = tuple(credentials.get_frozen_credentials()[:3]) if credentials else None
+        client = session.client("s3", endpoint_url=endpoint or None, region_name=region)
         try:
             url, region = client.meta.endpoint_url, client.meta.region_name
         finally:
             client.close()
         is_aws = (urlsplit(url).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
-        ca_bundle = os.environ.get("AWS_CA_BUNDLE") or session._session.get_config_variable("ca_bundle") or ""
-        return cls(name, "" if is_aws else url, region, ca_bundle, login)
+        ca_bundle = (
+            own.tls_ca or os.environ.get("AWS_CA_BUNDLE") or session._session.get_config_variable("ca_bundle") or ""
+        )
+        return cls(name, "" if is_aws else url, region, own.tls_ca or ca_bundle, login)
 
     def client(self) -> Any:
         """Return a client; the caller closes it."""

@@ -1,4 +1,4 @@
-"""Apply a declaration of targets, sources and rules, or set single keys, in one transaction, or show the changes."""
+"""Apply a declaration, or set single keys, in one transaction, or show the changes."""
 
 from typing import Any
 
@@ -18,9 +18,9 @@ routes = Blueprint("declare", __name__)
 
 
 def _changed_keys() -> dict[str, Any]:
-    """Return the schema of a declaration's targets, sources and section `api`, of which any key may be left out."""
+    """Return the schema of a declaration without rules, in which any key may be left out."""
     document = schema()
-    properties = {"api": document["properties"]["api"]}
+    properties = {member: document["properties"][member] for member in ("api", "buckets")}
     for member in ("targets", "sources"):
         types = document["properties"][member]["patternProperties"]
         optional = {name: {**settings, "required": []} for name, settings in types.items()}
@@ -32,10 +32,10 @@ def _changed_keys() -> dict[str, Any]:
 @needs(ADMIN)
 @answers(Plan, "the changes", query=ApplyQuery, content=lambda: json_body(schema()))
 def declare(query: ApplyQuery) -> Plan:
-    """Apply a declaration of targets, sources and rules, all or nothing.
+    """Apply a declaration of targets, sources, buckets and rules, all or nothing.
 
-    Idempotent: applied again, it changes nothing. A target or source is declared completely: an omitted setting gets
-    its default, and a secret that is sent as `*redacted*` is kept. What is not declared is kept unless `prune` is set.
+    Idempotent: applied again, it changes nothing. What is declared is declared completely: an omitted setting gets its
+    default, and a secret that is sent as `*redacted*` is kept. What is not declared is kept unless `prune` is set.
     """
     manifest = parse_manifest(json_object(request, services().settings.body_limit))
     registry = services().registry
@@ -50,7 +50,7 @@ def declare(query: ApplyQuery) -> Plan:
 @needs(ADMIN)
 @answers(Plan, "the changes", query=KeysQuery, content=lambda: json_body(_changed_keys()))
 def change(query: KeysQuery) -> Plan:
-    """Set keys of targets, sources and the section `api`, all or nothing.
+    """Set keys of targets, sources, buckets and the section `api`, all or nothing.
 
     A key that is left out keeps its value, an empty one gets its default, and what does not exist is created.
     Two requests that set different keys of one target or source at once both succeed.

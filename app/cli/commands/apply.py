@@ -1,4 +1,4 @@
-"""`bucketwire apply`: apply the targets, sources and rules declared in a file."""
+"""`bucketwire apply`: apply the targets, sources, buckets and rules declared in a file."""
 
 from collections.abc import Mapping
 from typing import IO, Any
@@ -17,7 +17,9 @@ from app.rules.filters import parse_filters
 @click.option("-f", "--file", "source", type=click.File("rb"), help="YAML or JSON file; - is standard input.")
 @click.option("--dry-run", is_flag=True, help="Check, show what would change, and change nothing.")
 @click.option(
-    "--prune", is_flag=True, help="Also remove the targets, sources and rules that the file does not declare."
+    "--prune",
+    is_flag=True,
+    help="Also remove what the file does not declare: targets, sources, buckets and rules.",
 )
 @click.option(
     "--force",
@@ -29,10 +31,10 @@ from app.rules.filters import parse_filters
 def apply(
     context: CommandContext, source: IO[bytes] | None, dry_run: bool, prune: bool, force: bool, show_schema: bool
 ) -> None:
-    """Apply the targets, sources and rules declared in a file, all of it or nothing. Applied again, it changes nothing.
+    """Apply the targets, sources, buckets and rules of a file, all of it or nothing. Applied again, it changes nothing.
 
-    A target or source is declared as a whole: a key that is left out gets its default. What the file does not declare
-    is kept, unless --prune is given.
+    What is declared is declared as a whole: a key that is left out gets its default. What the file does not declare is
+    kept, unless --prune is given.
     """
     if show_schema:
         context.json(schema())
@@ -49,13 +51,13 @@ def apply(
         context.json(plan)
         return
     show_settings(plan)
-    for name in (*plan["targets_removed"], *plan["sources_removed"]):
+    for name in (*plan["targets_removed"], *plan["sources_removed"], *plan["buckets_removed"]):
         click.echo(f"{name}: removed")
     for sign, member in (("-", "rules_removed"), ("+", "rules_added")):
         for rule in plan[member]:
             click.echo(f"{sign} rule: {printable(format_rule(rule))}")
     show_api(plan, declared=bool(declared.api))
-    removed_or_added = ("targets_removed", "sources_removed", "rules_added", "rules_removed", "api")
+    removed_or_added = ("targets_removed", "sources_removed", "buckets_removed", "rules_added", "rules_removed", "api")
     if not any(plan[name] for name in removed_or_added) and not any(
         planned["new"] or planned["changes"] for _, planned in planned_settings(plan)
     ):
@@ -63,9 +65,10 @@ def apply(
     elif dry_run:
         click.echo("nothing was changed: --dry-run")
     left = plan["not_declared"]
-    if left["targets"] or left["sources"] or left["rules"]:
+    if left["targets"] or left["sources"] or left["buckets"] or left["rules"]:
         counts = [count_noun(len(left["targets"]), "target"), count_noun(left["rules"], "rule")]
-        counts[1:1] = [count_noun(len(left["sources"]), "source")] if left["sources"] else []
+        for noun in ("bucket", "source"):
+            counts[1:1] = [count_noun(len(left[f"{noun}s"]), noun)] if left[f"{noun}s"] else []
         click.echo(f"not declared and left as they are: {', '.join(counts)}; --prune removes them")
 
 

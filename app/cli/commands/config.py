@@ -17,6 +17,7 @@ from app.cli_common.errors import CommandError
 from app.cli_common.output import Output, printable
 from app.config.api_settings import ABOUT, SECTION, ApiSettings, api_texts
 from app.config.arn import TargetId
+from app.config.bucket_settings import BucketId
 from app.config.errors import Problem, did_you_mean
 from app.config.fields.fields import fields_of
 from app.config.formats.api_line import is_api_line, parse_api_line, take_api_lines
@@ -178,8 +179,8 @@ def reseal(context: ServiceContext) -> None:
     Afterwards the other keys are no longer needed: this is the last step of a key rotation.
     """
     numbers = context.registry.reseal()
-    targets, sources = count_noun(numbers["targets"], "target"), count_noun(numbers["sources"], "source")
-    context.done(f"encrypted the secrets of {targets} and {sources} again", **numbers)
+    counts = [count_noun(numbers[f"{noun}s"], noun) for noun in ("target", "source", "bucket")]
+    context.done(f"encrypted the secrets of {counts[0]}, {counts[1]} and {counts[2]} again", **numbers)
 
 
 def set_keys(
@@ -187,11 +188,12 @@ def set_keys(
     targets: Mapping[TargetId, Mapping[str, str]] = MappingProxyType({}),
     *,
     sources: Mapping[SourceId, Mapping[str, str]] = MappingProxyType({}),
+    buckets: Mapping[BucketId, Mapping[str, str]] = MappingProxyType({}),
     api: Mapping[str, str] | None = None,
     dry_run: bool,
     lenient: bool = True,
 ) -> None:
-    """Set keys of targets, sources and the section `api`, all or none, or only show the changes.
+    """Set keys of targets, sources, buckets and the section `api`, all or none, or only show the changes.
 
     Keys that are left out keep their values, empty ones get their defaults. With `lenient`, settings without effect are
     warnings, as in MinIO's forms.
@@ -199,6 +201,8 @@ def set_keys(
     body: dict[str, Any] = {"targets": {str(target): values for target, values in targets.items()}, "api": api or {}}
     if sources:
         body["sources"] = {str(source): values for source, values in sources.items()}
+    if buckets:
+        body["buckets"] = {bucket.name: values for bucket, values in buckets.items()}
     plan = context.api.change("PATCH", "/v1/declaration", body, dry_run=dry_run, lenient=lenient)
     if api and context.api.get(_API)["sync_events"]["origin"] == "environment":
         click.echo(f"{fields_of(ApiSettings)['sync_events'].env} is set and takes precedence", err=True)
@@ -220,14 +224,14 @@ def remove_target(context: CommandContext, target: TargetId, *, force: bool) -> 
 
 
 def show_warnings(plan: Mapping[str, Any]) -> None:
-    """Print, on standard error, which settings of the targets and sources have no effect."""
+    """Print, on standard error, which settings have no effect."""
     for name, planned in planned_settings(plan):
         for sentence in planned["warnings"]:
             click.echo(f"{name}: {printable(sentence)}", err=True)
 
 
 def show_settings(plan: Mapping[str, Any]) -> None:
-    """Print the changes of each target and source, and their warnings on standard error."""
+    """Print the changes of each target, source and bucket, and their warnings on standard error."""
     show_warnings(plan)
     for name, planned in planned_settings(plan):
         state = "new" if planned["new"] else "changed" if planned["changes"] else "unchanged"
@@ -237,9 +241,10 @@ def show_settings(plan: Mapping[str, Any]) -> None:
 
 
 def planned_settings(plan: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return what a plan has of each target and source, with their names."""
+    """Return what a plan has of each target, source and bucket, with their names."""
     targets = [(planned["target"], planned) for planned in plan["targets"]]
-    return targets + [(planned["source"], planned) for planned in plan["sources"]]
+    sources = [(planned["source"], planned) for planned in plan["sources"]]
+    return targets + sources + [(f"bucket:{planned['bucket']}", planned) for planned in plan["buckets"]]
 
 
 def show_api(plan: Mapping[str, Any], *, declared: bool) -> None:

@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HttpUrl
-from app.config.fields.field_types import Choice, FieldType, Text, Toggle
+from app.config.fields.aws import Endpoint, Region
+from app.config.fields.field_types import Choice, Text, Toggle
 from app.config.fields.fields import declared, setting
 from app.config.targets.base import MessageSettings, Payload, TlsFiles
 
@@ -28,29 +29,6 @@ class QueueUrl(HttpUrl):
         if "@" in url:
             raise BadValue("has a login, which SQS does not have", "set access_key and secret_key")
         return url
-
-
-class Endpoint(HttpUrl):
-    """The URL that requests go to."""
-
-    def parse(self, text: str) -> str:
-        url = super().parse(text)
-        parts = urlsplit(url)
-        if parts.query or "@" in url:
-            raise BadValue("has a login or a ?query, which requests to SQS do not have", "leave it out")
-        return url
-
-
-class Region(FieldType[str]):
-    """The name of a region."""
-
-    label = "region"
-    empty = ""
-
-    def parse(self, text: str) -> str:
-        if not re.fullmatch(r"[a-z0-9-]{1,63}", text):
-            raise BadValue("is not a region", "write small letters, digits and -, such as eu-central-1")
-        return text
 
 
 @declared

@@ -1,0 +1,29 @@
+"""Buckets of one name in two storages are listed each in its own."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from app.config.bucket_settings import BucketSettings
+from spark_jobs.listings import s3_listing
+from spark_jobs.listings.listing_source import ListingSource
+from tests import services
+
+
+def test_buckets_of_one_name_in_two_storages_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    with services.minio() as at_minio, services.minio() as other:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", at_minio.access_key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", at_minio.secret_key)
+        for server, key in ((at_minio, "here"), (other, "there")):
+            server.client().make_bucket("same-name")
+            server.client().put_object("same-name", key, io.BytesIO(b"x"), 1)
+        login = {"access_key": other.access_key, "secret_key": other.secret_key}
+        elsewhere = BucketSettings(endpoint=other.url, **login)
+        sources = {
+            "here": ListingSource(bucket="same-name", endpoint=at_minio.url),
+            "there": ListingSource(bucket="ceph:same-name", access=elsewhere),
+        }
+        for key, source in sources.items():
+            assert [row[0] for row in s3_listing.objects(source.storage, ("", None), versioned=False)] == [key]
