@@ -13,7 +13,8 @@ from app.events.model import Event
 from app.outbox import tables
 from app.outbox.engine.database import Database
 
-_REPORTS = Path(__file__).parents[1] / "fixtures" / "frontends" / "reports" / "2026-11.jsonl"
+_FOLDER = Path(__file__).parents[1] / "fixtures" / "frontends" / "reports"
+_REPORTS = ("2026-11.jsonl", "2026-11-issues.jsonl")  # numbers go on from one to the next
 
 PUT, DELETE = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete"
 
@@ -27,7 +28,7 @@ class Fact(NamedTuple):
     size: int | None = None
 
 
-# By line of the file, from 0. A text is a part of the refusal.
+# By line of the files, from 0. A text is a part of the refusal.
 RIGHT: dict[int, list[Fact] | str] = {
     0: [Fact(PUT, "weedold/a.txt", size=3)],
     1: [Fact(PUT, "weedold/a.txt", size=6)],
@@ -48,12 +49,32 @@ RIGHT: dict[int, list[Fact] | str] = {
     16: [Fact(PUT, "aws/w/6 (x).txt", size=1)],
     17: [Fact(PUT, "aws/w/7 (x).txt", size=1)],
     18: [Fact(PUT, "aws/w/8 (x).txt", size=1)],
+    19: [Fact("s3:ObjectCreated:Copy", "ministack/a b.txt", size=3)],
+    20: [Fact(DELETE, "ministack/a b.txt")],
+    21: [Fact(DELETE, "powertools/f+g.txt")],
+    22: "looks like a subscription of Amazon Security Lake",
+    23: [Fact("s3:LifecycleExpiration:Delete", "expired/logs/1+2.gz")],
+    24: [Fact(PUT, "bref/b.txt", size=4)],
+    25: "looks like AWS CloudTrail's message about a log file",
+    26: [Fact(PUT, "argo/in/a b.txt", size=5)],
+    27: [Fact(DELETE, "argo/in/a b.txt")],
+    28: 's3.object.key is ""',
+    29: [Fact(PUT, "images/my photo.jpg", size=200436)],
+    30: [Fact(PUT, "localstack/upload/valid.cos", "096fKKXTRTtl3on89fVO.nfljtsv6qko", 1024)],
+    31: "has a stray %",
+    32: [Fact(PUT, "emulated/a+b 100%.txt", size=1)],
+    33: "data is not JSON",
+    34: [Fact(PUT, "gs-cloudflare/gz/1.log.gz", size=7)],
+    35: [Fact(PUT, "prepper/x y.log", size=8)],
+    36: 's3.bucket.name is ""',
+    37: "looks like a RustFS of before December 2025",
+    38: 's3.object.key is ""',
 }
 
 
 def reports() -> list[dict[str, Any]]:
-    """Return the lines of the file."""
-    return [json.loads(line) for line in _REPORTS.read_text().splitlines()]
+    """Return the lines of the files."""
+    return [json.loads(line) for name in _REPORTS for line in (_FOLDER / name).read_text().splitlines()]
 
 
 def facts(events: Iterable[Event]) -> list[Fact]:

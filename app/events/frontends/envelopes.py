@@ -112,7 +112,8 @@ def passed_on(record: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any
     """Return the content of a record or message in which AWS passes on another one, with its member; None for others.
 
     These are what a Lambda, a pipe of EventBridge or a client gets of SQS, SNS, Kinesis and Firehose, alone or in a
-    list, and what a Lambda's destination gets of a failed call. Raises `BadRecord`.
+    list, what a Lambda's destination gets of a failed call, and an event of Argo Events, whose attributes are in
+    `context`. Raises `BadRecord`.
     """
     source = record.get("eventSource") or record.get("EventSource")
     if source == "aws:kinesis":
@@ -126,13 +127,16 @@ def passed_on(record: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any
         inner = ("Body",)
     elif "requestPayload" in record and "requestContext" in record:
         inner = ("requestPayload",)
+    elif "data" in record and find(record, "context", "specversion"):
+        inner = ("data",)
     return (".".join(inner), _content(record, allowance, *inner)) if inner else None
 
 
 def list_member(value: Mapping[str, Any]) -> str:
-    """Return the member with the list of what `passed_on` unwraps: of a client of SQS, or of Firehose; "" for none."""
-    if "Messages" in value:
-        return "Messages"
+    """Return the member with a list of what is passed on: by a client of SQS, Argo Events or Firehose; "" for none."""
+    for member in ("Messages", "notification"):
+        if member in value:
+            return member
     return "records" if "records" in value and ("requestId" in value or "invocationId" in value) else ""
 
 
@@ -196,8 +200,15 @@ class SnsCall(NamedTuple):
     fields: dict[str, str]
 
     def message(self, member: str, allowance: Allowance) -> Any:
-        """Return the content of one of the members. Raises `BadRecord`."""
-        return _content(self.fields, allowance, member)
+        """Return the content of a member; HTTP's, if it has one for each protocol. Raises `BadRecord`."""
+        content = _content(self.fields, allowance, member)
+        if self.fields.get(f"{member}Structure") != "json":
+            return content
+        chosen = next((name for name in ("https", "http") if isinstance(find(content, name), str)), "default")
+        try:
+            return _content(content, allowance, chosen)
+        except BadRecord as problem:
+            raise BadRecord(f"{member}.{problem.field}", problem.problem, problem.offset) from None
 
 
 def _taken(value: Any, *path: str) -> str:

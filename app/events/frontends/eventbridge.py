@@ -22,6 +22,7 @@ _DELETED = {"permanentlydeleted": "Delete", "deletemarkercreated": "DeleteMarker
 _REPLAY = "replay-name"
 _MEMBER = re.compile("[A-Za-z0-9]{1,64}")
 _EXPIRED = "lifecycleexpiration"
+_OF_EMULATOR = 3  # words: ministack 1.3.69 has `Object`, then the family and the member of a notification's name
 _REMOVALS = (ContentChange.REMOVED, ContentChange.DELETE_MARKER)
 _OTHERS = {
     "Object Restore Initiated": "s3:ObjectRestore:Post",
@@ -94,6 +95,9 @@ def _name(event: Mapping[str, Any]) -> str:
         family = "s3:LifecycleExpiration" if reason.lower() == _EXPIRED else "s3:ObjectRemoved"
         deletion = _joined(optional_text(event, "detail", "deletion-type"))
         return _refined(family, _DELETED, deletion, "Delete", _REMOVALS)
+    words = kind.split()
+    if len(words) == _OF_EMULATOR and words[1].startswith(words[0]):
+        return f"s3:{words[1]}:{words[2]}"
     return _OTHERS.get(kind) or f"s3:{_joined(kind)}"  # newer, unknown kinds get a name from the kind itself
 
 

@@ -31,6 +31,15 @@ _CLOUDTRAIL = Unsupported(
     "it records calls, not what became of objects. Switch EventBridge on for the bucket, and let the rule match the "
     "source aws.s3 and detail-types such as Object Created and Object Deleted, not AWS API Call via CloudTrail",
 )
+_OLD_RUSTFS = Unsupported("a RustFS of before December 2025", "its events lack the object's key. Update it")
+_LOG_FILES = Unsupported(
+    "AWS CloudTrail's message about a log file",
+    "let the bucket of the log files itself send its events, by a notification configuration or EventBridge",
+)
+_SECURITY_LAKE = Unsupported(
+    "a subscription of Amazon Security Lake, or another transformed event of EventBridge without detail-type",
+    "nothing in it says what has happened. Let a rule of EventBridge for the source aws.s3 send the event as it is",
+)
 _SEAWEEDFS_394 = Unsupported("the webhook of SeaweedFS 3.94", "update the filer to 3.95 or newer")
 FILER_WITHOUT_PATH = Unsupported(
     "a message of SeaweedFS's filer without the path of its object, as [notification.gocdk_pub_sub] sends it",
@@ -84,6 +93,9 @@ def _by_members(value: Mapping[str, Any]) -> Unsupported | None:
         (has_object and {"account", "action", "bucket"} <= value.keys(), _R2),
         (isinstance(value.get("notification"), dict) and optional_text(value, "operation").startswith("Object:"), _IBM),
         ("topic_urn" in value, _OBS),
+        ({"event_name", "key", "records"} <= value.keys(), _OLD_RUSTFS),
+        ({"s3Bucket", "s3ObjectKey"} <= value.keys(), _LOG_FILES),
+        (value.get("source") == "aws.s3" and "detail" in value and "detail-type" not in value, _SECURITY_LAKE),
         ({"TopicOwner", "TopicName"} <= value.keys(), _OSS),
         (optional_text(value, "eventName").startswith("OBJECT_"), _TIGRIS),
         (of_filer and any(name.startswith("message") for name in value), _SEAWEEDFS_394),

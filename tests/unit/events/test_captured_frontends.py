@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -269,8 +270,6 @@ STORAGEGRID = {
 
 @pytest.mark.parametrize("form", [False, True], ids=["JSON", "SNS's action Publish"])
 def test_storagegrid_sends_json_or_a_call_of_sns(form: bool) -> None:
-    from urllib.parse import urlencode
-
     text = json.dumps({"Records": [STORAGEGRID]})
     sent = text
     if form:
@@ -279,6 +278,17 @@ def test_storagegrid_sends_json_or_a_call_of_sns(form: bool) -> None:
     (event,) = parse(sent.encode(), {"Content-Type": kind}, now_ms=NOW).events
     assert (event.name, event.path) == ("s3:ObjectCreated:Put", "grid/a b+c/d.jpg")
     assert event.sequencer == "14B90402C148C7FC"
+
+
+@pytest.mark.parametrize(("protocol", "other"), [("https", "default"), ("http", "default"), ("default", "sqs")])
+def test_of_a_message_for_each_protocol_that_of_http_is_read(protocol: str, other: str) -> None:
+    message = json.dumps({other: "no JSON", protocol: json.dumps({"Records": [STORAGEGRID]})})
+    sent = urlencode({"Action": "Publish", "MessageStructure": "json", "Message": message}).encode()
+    (event,) = parse(sent, {}, now_ms=NOW).events
+    assert event.path == "grid/a b+c/d.jpg"
+    missing = urlencode({"Action": "Publish", "MessageStructure": "json", "Message": '{"sqs": "{}"}'}).encode()
+    with pytest.raises(BadEvents, match=r"Message\.default is missing"):
+        parse(missing, {}, now_ms=NOW)
 
 
 ENTRY = b"&PublishBatchRequestEntries.member.%d.Id=a&PublishBatchRequestEntries.member.%d.Message=%%7B%%7D"
