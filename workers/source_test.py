@@ -51,7 +51,7 @@ def run_source_test(settings: SourceSettings, positions: dict[str, str], limits:
         if message is None:
             yield step("read", "no message waits")
             return
-        read = read_message(message, limits, S3_FRONTENDS.get(settings.frontend))
+        read = read_message(message, limits, S3_FRONTENDS.get(settings.frontend), tenant=settings.tenant)
         first = f", the first in {read.events[0].bucket}" if read.events else ""
         found = f"{count_noun(len(read.events), 'event')}{first}"
         yield step("read", read.problem or found, ok=not read.problem)

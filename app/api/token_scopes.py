@@ -14,6 +14,7 @@ from app.api.auth import COMMAND, SESSION, authenticate
 from app.api.errors import ApiProblem
 from app.config.arn import TargetId
 from app.config.settings import ApiToken
+from app.events.buckets import is_fixed
 from app.outbox import audit
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -101,8 +102,9 @@ def require_target(target: TargetId | None) -> None:
 def require_bucket(bucket: str) -> None:
     """Raise `ApiProblem` if the request's token is limited and does not name this bucket."""
     token = _limited_token()
-    if token is not None and bucket not in token.buckets:
-        raise _beyond_limits(token, "buckets", token.buckets)
+    if token is not None and not token.includes(bucket):
+        of_tenant = [f"{token.tenant}:…"] if is_fixed(token.tenant) else []
+        raise _beyond_limits(token, "buckets", token.buckets or of_tenant)
 
 
 def is_limited() -> bool:

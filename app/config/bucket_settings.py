@@ -8,6 +8,7 @@ from app.config.errors import BadValue, Problem
 from app.config.fields.aws import Endpoint, Region
 from app.config.fields.field_types import FieldType, Path, Text
 from app.config.fields.fields import Declared, declared, setting
+from app.events.buckets import name_at_store
 
 _MAX_NAME = 255  # characters, as in events
 
@@ -50,7 +51,9 @@ class BucketSettings(Declared):
 
     endpoint: str = setting(Endpoint(), default="", about="its S3 endpoint; empty: as AWS_ENDPOINT_URL_S3 says")
     bucket: str = setting(
-        StorageName(), default="", about="the bucket's name there; empty: as here, without the part before a colon"
+        StorageName(),
+        default="",
+        about="the bucket's name there; empty: as here, but with an endpoint or access key without its tenant",
     )
     region: str = setting(Region(), default="", about="the region to sign for; empty: as AWS_REGION says")
     access_key: str = setting(
@@ -84,9 +87,10 @@ class BucketSettings(Declared):
     def name_in_storage(self, name: str) -> str:
         """Return the name that the storage has for the bucket which events and rules call `name`.
 
-        The part before a colon tells buckets of one name in several storages apart; an ARN is a name as it is.
+        The tenant is left out only where the settings lead to the tenant's own storage, or have its credentials: those
+        of every bucket may lead to another's bucket of that name. Ceph takes the name with the tenant.
         """
-        return self.bucket or (name if name.startswith("arn:") else name.rpartition(":")[2])
+        return self.bucket or (name_at_store(name) if self.endpoint or self.access_key else name)
 
 
 def parse_bucket(text: str) -> BucketId:

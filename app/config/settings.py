@@ -28,6 +28,7 @@ from app.config.fields.openid import ConsoleUrl, Issuer, Values
 from app.config.fields.secret_refs import SECRETS_DIR
 from app.config.networks import is_loopback
 from app.config.secrets import parse_key
+from app.events.buckets import is_fixed, is_in
 
 _PREFIX = "BUCKETWIRE_"
 _SOURCES = "BUCKETWIRE_SOURCE_"
@@ -54,7 +55,8 @@ class ApiToken(NamedTuple):
     With `buckets` or `targets` (as type:name) it is limited to events of these buckets, and to these targets. `kind` is
     `openid` for a person who has signed in with OpenID Connect: such a session stands for a token that nobody has. Its
     `name` is what the person is called, and `person` who it is. `frontend` is the sender of what is posted with it; ""
-    where each record shows its sender. It is invalid from `expires_at` on (ms since 1970; 0: never).
+    where each record shows its sender. `tenant` is whose buckets that concerns (`app.events.buckets`); a fixed one also
+    limits it to the tenant's buckets. It is invalid from `expires_at` on (ms since 1970; 0: never).
     """
 
     name: str
@@ -66,6 +68,7 @@ class ApiToken(NamedTuple):
     person: str = ""
     frontend: str = ""
     expires_at: int = 0
+    tenant: str = ""
 
     def has_expired(self, now: int) -> bool:
         """Return whether it is invalid at a time (ms since 1970)."""
@@ -79,7 +82,13 @@ class ApiToken(NamedTuple):
     @property
     def is_limited(self) -> bool:
         """Whether it allows only what concerns its buckets and targets."""
-        return bool(self.buckets or self.targets)
+        return bool(self.buckets or self.targets) or is_fixed(self.tenant)
+
+    def includes(self, bucket: str) -> bool:
+        """Return whether a limited token allows what concerns a bucket."""
+        if self.buckets:
+            return bucket in self.buckets
+        return is_fixed(self.tenant) and is_in(self.tenant, bucket)
 
 
 class ApiTokens(FieldType[tuple[ApiToken, ...]]):

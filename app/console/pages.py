@@ -58,19 +58,15 @@ class Visitor:
     name: str
     scopes: frozenset[str]
     session: str  # its number
-    buckets: Sequence[str] = ()  # with these or `targets`, it sees nothing else
+    buckets: Sequence[str] = ()
     targets: Sequence[str] = ()
     kind: str = "token"
+    is_limited: bool = False  # it sees only some buckets and targets, and nothing that concerns all of them
 
     @property
     def may_change(self) -> bool:
         """Whether to offer what changes something; the API decides again when it is called."""
         return token_scopes.ADMIN in self.scopes
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether it sees only some buckets and targets, and nothing that concerns all of them."""
-        return bool(self.buckets or self.targets)
 
 
 def page(rule: str, *methods: str) -> Callable[[F], F]:
@@ -140,7 +136,9 @@ def _identify() -> Response | None:
     if token is None or session is None:
         g.visitor = Visitor("", frozenset(SCOPES), LOCAL)
     else:
-        g.visitor = Visitor(token.name, token.scopes, session.number, token.buckets, token.targets, token.kind)
+        g.visitor = Visitor(
+            token.name, token.scopes, session.number, token.buckets, token.targets, token.kind, token.is_limited
+        )
     if request.method == "POST":
         check_form(g.visitor.session)
     return None

@@ -24,7 +24,7 @@ from app.outbox.engine import schema_version
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.engine.encoding import encoding_problem
-from app.outbox.newest_events import NEWEST, guessed_keys, unknown_names
+from app.outbox.newest_events import NEWEST, guessed_keys, shared_names, unknown_names
 from app.outbox.registry import Registry
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import INVALID_SETTINGS, read_sources
@@ -384,7 +384,7 @@ def _check_counters(service: Service, most: int | None = None) -> Iterator[Findi
 
 def _check_newest_events(service: Service) -> Iterator[Finding]:
     with service.database.reading() as connection:
-        counts, guessed = unknown_names(connection), guessed_keys(connection)
+        counts, guessed, shared = unknown_names(connection), guessed_keys(connection), shared_names(connection)
     if counts:
         named = ", ".join(f"{_shown(name)} ({count:,})" for name, count in islice(counts.items(), _MAX_NAMED))
         more = f" and {len(counts) - _MAX_NAMED} more" if len(counts) > _MAX_NAMED else ""
@@ -400,6 +400,23 @@ def _check_newest_events(service: Service) -> Iterator[Finding]:
             "the key could be read in two ways; it was decoded: name the sender, by ?frontend= or its token"
         )
         yield Finding("keys", "warning", text, ("event", "show", guessed.newest_id))
+    if of_tenants := [bucket for bucket, one in shared.items() if len(one.tenants) > 1]:
+        text = (
+            f"{_named(of_tenants)}: events of several of Ceph's tenants have this name and share rows; "
+            "give their source, or a new token for them, tenant=arn"
+        )
+        yield Finding("buckets", "warning", text)
+    if of_clusters := [bucket for bucket, one in shared.items() if len(one.deployments) > 1]:
+        text = (
+            f"{_named(of_clusters)}: events of several MinIO deployments have this name and share rows, which is right "
+            "for sites that replicate it; give the source or the token of any other one its tenant"
+        )
+        yield Finding("buckets", "note", text)
+
+
+def _named(buckets: Sequence[str]) -> str:
+    named = ", ".join(_shown(bucket) for bucket in buckets[:_MAX_NAMED])
+    return f"{named} and {len(buckets) - _MAX_NAMED} more" if len(buckets) > _MAX_NAMED else named
 
 
 def _shown(name: str) -> str:

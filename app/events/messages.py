@@ -50,14 +50,16 @@ class ReadMessage:
     problem: str = ""
 
 
-def read_message(message: Message, limits: Limits, sender: Frontend | None, source: str = "") -> ReadMessage:
+def read_message(
+    message: Message, limits: Limits, sender: Frontend | None, source: str = "", tenant: str = ""
+) -> ReadMessage:
     """Return the events of a message, by the rules of a posted body. Raises nothing: a queue must never stop.
 
     A body that is gzip is decompressed, whatever its headers are.
 
     An event without a time has the message's, so that the same message always has the same events. An empty message has
     none: in a compacted topic it only says that a key is gone. A time that no payload could have counts as none.
-    `source` is what has pulled the message, as TYPE:NAME; "" if that does not matter.
+    `source` is what has pulled the message, as TYPE:NAME; "" if that does not matter. `tenant` is as for `parse`.
     """
     if not message.body:
         return ReadMessage(message)
@@ -68,7 +70,7 @@ def read_message(message: Message, limits: Limits, sender: Frontend | None, sour
         if is_filer_message(path := message.headers.get(KEY_HEADER, ""), body):
             body = webhook_body(path, body)
         origin = by_source(source, message.share, message.position) if source else UNKNOWN
-        parsed = parse(body, headers, now_ms=sent_at, limits=limits, sender=sender, origin=origin)
+        parsed = parse(body, headers, now_ms=sent_at, limits=limits, sender=sender, tenant=tenant, origin=origin)
     except BadEvents as error:
         encoding = message.headers.get(ENCODING_HEADER, "").lower()
         is_unread = encoding not in _READ_ENCODINGS

@@ -5,6 +5,7 @@ from operator import itemgetter
 from typing import Any
 
 from app.events import minio_json
+from app.events.buckets import recorded_name
 from app.events.errors import BadRecord, excerpt
 from app.events.limits import MAX_EVENT_BYTES
 from app.events.model import Effect, Event
@@ -30,17 +31,18 @@ def event_of(
     nesting: int,
     order: Callable[[Mapping[str, Any]], str] = sequencer_of,
     origin: str = "",
+    tenant: str = "",
 ) -> Event:
-    """Make an event from a record; `order` is that of its frontend. Raises `BadRecord`.
+    """Make an event from a record; `order` is that of its frontend, `tenant` what its sender gives. Raises `BadRecord`.
 
     Its time is the record's, or `arrived` (milliseconds since 1970) if the record has no valid time. In the record, a
-    size that is a text becomes a number, and an ETag loses its quotes. `nesting` is how deep objects and arrays may be
-    nested.
+    size that is a text becomes a number, an ETag loses its quotes, and a bucket's name begins with its tenant.
+    `nesting` is how deep objects and arrays may be nested.
     """
     name = record.get("eventName")
     if type(name) is not str or not 0 < len(name) <= _MAX_NAME or "\0" in name:
         raise _unusable("eventName", name, 'text such as "s3:ObjectCreated:Put"', _MAX_NAME)
-    bucket, thing = _bucket_and_object(record)
+    bucket, thing = _bucket_and_object(record, tenant)
     encoded = thing.get("key", "")
     if type(encoded) is not str or (not encoded and not _may_lack_key(name)):
         raise _unusable("s3.object.key", thing.get("key"), "the object's key as text")
@@ -72,7 +74,7 @@ def event_of(
     )
 
 
-def _bucket_and_object(record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _bucket_and_object(record: dict[str, Any], tenant: str) -> tuple[str, dict[str, Any]]:
     s3 = record.get("s3")
     if type(s3) is not dict:
         raise _unusable("s3", s3, "an object with bucket and object")
@@ -85,6 +87,10 @@ def _bucket_and_object(record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if name[-1] == " ":
         # MySQL and MariaDB could not distinguish it from the name without the space.
         raise BadRecord("s3.bucket.name", f"{excerpt(name)} ends with a space, which no S3 bucket name may")
+    if tenant:
+        bucket["name"] = name = recorded_name(bucket, tenant)
+        if len(name) > _MAX_BUCKET:
+            raise _unusable("s3.bucket.name", name, "the bucket's name as text, with its tenant", _MAX_BUCKET)
     thing = s3.get("object", {})
     if type(thing) is not dict:
         raise _unusable("s3.object", thing, "an object with the object's key")

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from app.events import minio_json
@@ -75,6 +76,7 @@ def parse(
     limits: Limits = _DEFAULT,
     partial: bool = False,
     sender: Frontend | None = None,
+    tenant: str = "",
     origin: Origin = UNKNOWN,
 ) -> Parsed:
     """Return the events of a body, in order and including duplicates.
@@ -82,17 +84,19 @@ def parse(
     The events have the trace context of the request, or of the CloudEvent that contains them, if it is valid. The body
     is one JSON value or several in lines, recognised by its content and by `Content-Type`; it must have been
     decompressed. `origin` is what has brought it. Records of S3's form are those of `sender`; without it each record
-    shows its sender. `now_ms` (milliseconds since 1970) is the time of events without a time. Raises `BadEvents`, and
-    only that. With `partial` an invalid record is left out and described in `refused`, but a body that is no JSON at
-    all or exceeds the limits (413) is still refused as a whole.
+    shows its sender. Their buckets are those of `tenant` (`app.events.buckets`). `now_ms` (milliseconds since 1970) is
+    the time of events without a time. Raises `BadEvents`, and only that. With `partial` an invalid record is left out
+    and described in `refused`, but a body that is no JSON at all or exceeds the limits (413) is still refused as a
+    whole.
     """
     parsed = Parsed()
-    allowance, origins = Allowance(limits), Texts(origin)
+    allowance, reading = Allowance(limits), _Reading(now_ms, limits.nesting, tenant, Texts(origin))
     for index, (line, item) in enumerate(_items(body, headers, context_of(allowance, sender), parsed)):
         allowance.take_record()
         first = len(parsed.events)
         try:
-            _take(item, parsed, now_ms, limits.nesting, origins)
+            frontend, thing, where = item
+            _keep(frontend.normalize(thing), frontend, where, parsed, reading)
             for event in parsed.events[first:]:
                 allowance.take_written(event)
                 if is_larger(event, limits.event_bytes):
@@ -129,24 +133,24 @@ def _trace(headers: Mapping[str, str]) -> str:
     return of_event or trace_of(texts.get("traceparent"), texts.get("tracestate"))
 
 
-def _take(item: Item, parsed: Parsed, now_ms: int, nesting: int, origins: Texts) -> None:
-    sender, thing, where = item
-    made = sender.normalize(thing)
-    origin = origins[sender.name]
+class _Reading(NamedTuple):
+    """What is the same for every record of a body."""
+
+    now_ms: int
+    nesting: int
+    tenant: str
+    origins: Texts
+
+    def event(self, record: dict[str, Any], sender: Frontend) -> Event:
+        return event_of(record, self.now_ms, self.nesting, sender.order, self.origins[sender.name], self.tenant)
+
+
+def _keep(made: Normalized, sender: Frontend, where: Location, parsed: Parsed, reading: _Reading) -> None:
     if isinstance(made, dict):  # nearly every record
-        parsed.events.append(event_of(made, now_ms, nesting, sender.order, origin))
-    else:
-        _keep(made, sender, where, parsed, now_ms, nesting, origin)
-
-
-def _keep(
-    made: Normalized, sender: Frontend, where: Location, parsed: Parsed, now_ms: int, nesting: int, origin: str
-) -> None:
-    if isinstance(made, dict):
-        parsed.events.append(event_of(made, now_ms, nesting, sender.order, origin))
+        parsed.events.append(reading.event(made, sender))
     elif isinstance(made, Traced):
         first = len(parsed.events)
-        _keep(made.made, sender, where, parsed, now_ms, nesting, origin)
+        _keep(made.made, sender, where, parsed, reading)
         parsed.events[first:] = _with_trace(parsed.events[first:], made.trace)
     elif isinstance(made, SnsConfirmation | EventGridValidation):
         if where is None or (where == (None, 0) and isinstance(made, EventGridValidation)):
@@ -155,7 +159,7 @@ def _keep(
             parsed.ignored += 1
     elif made:
         # All or none: half of a rename would lose an object or add one.
-        parsed.events.extend([event_of(record, now_ms, nesting, sender.order, origin) for record in made])
+        parsed.events.extend([reading.event(record, sender) for record in made])
     else:
         parsed.ignored += 1
 

@@ -1,16 +1,23 @@
-"""Find among the newest events of the log what a person should know: names and senders that nobody knows."""
+"""Find among the newest events of the log what a person should know: what nobody knows, and what shares a name."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import orjson
 import sqlalchemy as sa
 
+from app.events.buckets import arn_account
+from app.events.frontends.json_path import find
+from app.events.frontends.registry import is_own
 from app.events.frontends.unknown import GUESSED
 from app.events.names import KNOWN
 from app.events.test_events import NAME as TEST_EVENT
 from app.outbox import log_head, tables
 
 NEWEST = 10_000  # events that are looked at: the log has no index by name or origin
+READ = 1000  # of them, those whose records are read
+_MAX_READ_CHARACTERS = 16_384
 
 
 class GuessedKeys(NamedTuple):
@@ -18,6 +25,13 @@ class GuessedKeys(NamedTuple):
 
     events: int
     newest_id: str
+
+
+class SharedName(NamedTuple):
+    """By what events of one bucket's name differ: the tenants of their ARNs, "" among them, and MinIO's deployments."""
+
+    tenants: set[str]
+    deployments: set[str]
 
 
 def unknown_names(connection: sa.Connection) -> Mapping[str, int]:
@@ -39,6 +53,25 @@ def guessed_keys(connection: sa.Connection) -> GuessedKeys:
     return GuessedKeys(count, connection.execute(newest).scalar_one())
 
 
-def _newest(connection: sa.Connection) -> tuple[sa.ColumnElement[bool], ...]:
+def shared_names(connection: sa.Connection) -> Mapping[str, SharedName]:
+    """Return the buckets without a tenant whose events, among the log's `READ` newest, are of several senders.
+
+    Long records are left out.
+    """
+    e = tables.events.c
+    newest = (*_newest(connection, READ), sa.func.length(e.record) < _MAX_READ_CHARACTERS)
+    found = defaultdict[str, SharedName](lambda: SharedName(set(), set()))
+    for bucket, text in connection.execute(sa.select(e.bucket, e.record).where(*newest, e.bucket.not_like("%:%"))):
+        record = orjson.loads(text)
+        if not isinstance(record, dict) or is_own(record):
+            continue
+        if arn := find(record, "s3", "bucket", "arn"):
+            found[bucket].tenants.add(arn_account(arn))
+        if isinstance(deployment := find(record, "responseElements", "x-minio-deployment-id"), str):
+            found[bucket].deployments.add(deployment)
+    return {bucket: one for bucket, one in sorted(found.items()) if len(one.tenants) > 1 or len(one.deployments) > 1}
+
+
+def _newest(connection: sa.Connection, count: int = NEWEST) -> tuple[sa.ColumnElement[bool], ...]:
     e, head = tables.events.c, log_head.read(connection)
-    return e.partition.in_(range(head.partitions)), e.seq > head.last_seq - NEWEST
+    return e.partition.in_(range(head.partitions)), e.seq > head.last_seq - count

@@ -298,7 +298,7 @@ tokens = sa.Table(
         "digest", sa.CHAR(64), nullable=False, unique=True
     ),  # SHA-256 of the token; tokens are random, so a plain hash is enough
     sa.Column("scopes", sa.String(255), nullable=False),
-    # JSON object of `buckets` and `targets`, to which it is limited, `frontend` and `expires_at` (ms); "": none.
+    # JSON object of `buckets` and `targets`, to which it is limited, `frontend`, `tenant`, `expires_at` (ms).
     sa.Column("limits", sa.Text, nullable=False, default=""),
     sa.Column("created_at", sa.BigInteger, nullable=False),
     sa.Column("used_at", sa.BigInteger),  # ms, a minute late at most; NULL: never, or before this was recorded

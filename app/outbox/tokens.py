@@ -26,6 +26,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.config.errors import BadSettings, Problem, did_you_mean
 from app.config.settings import SCOPES, ApiToken, Settings, hash_token
+from app.events.buckets import TENANT_HINT, is_fixed, is_in, is_tenant, name_in
 from app.events.frontends import S3_FRONTENDS
 from app.outbox import audit, sessions, tables
 from app.outbox.engine.cached_probe import CachedProbe
@@ -54,6 +55,7 @@ class StoredToken:
     buckets: Sequence[str] = ()
     targets: Sequence[str] = ()
     frontend: str = ""
+    tenant: str = ""
     expires_at: int = 0
     used_at: int = 0
 
@@ -85,12 +87,14 @@ class Tokens:
         buckets: Sequence[str] = (),
         targets: Sequence[TargetId] = (),
         frontend: str = "",
+        tenant: str = "",
         expires_at: int = 0,
     ) -> str:
         """Create a token and return it; it cannot be shown again. Raises `BadMember` or `TokenExists`.
 
         With buckets or targets it is limited to these; neither has to exist. With a frontend, the records that are
-        posted with it are read as that one's. It is invalid from `expires_at` on (ms since 1970; 0: never).
+        posted with it are read as that one's; with a tenant, their buckets are the tenant's, and so are the `buckets`,
+        to which a fixed tenant limits it. It is invalid from `expires_at` on (ms since 1970; 0: never).
         """
         if not _NAME.fullmatch(name):
             raise BadMember("name", "is not a valid name of a token", "use 1 to 64 letters, digits, _ - or .")
@@ -113,12 +117,14 @@ class Tokens:
         if frontend and frontend not in S3_FRONTENDS:
             known = did_you_mean(frontend[:64], sorted(S3_FRONTENDS))
             raise BadMember("frontend", f"is {frontend[:64]!r}, which is not a frontend", known)
+        _check_tenant(tenant, buckets)
         if any(token.name == name for token in self._configured):
             raise TokenExists(f"BUCKETWIRE_API_TOKENS has a token {name!r}; choose another name")
         token = _PREFIX + secrets.token_urlsafe(32)
         limits = {"buckets": sorted(set(buckets)), "targets": sorted(set(map(str, targets)))}
         limited: dict[str, Any] = {kind: names for kind, names in limits.items() if names}
         limited |= {"frontend": frontend} if frontend else {}
+        limited |= {"tenant": tenant} if tenant else {}
         limited |= {"expires_at": expires_at} if expires_at else {}
         row = {"name": name, "digest": hash_token(token), "scopes": " ".join(sorted(set(scopes)))}
         row["limits"] = json.dumps(limited) if limited else ""  # ASCII, which every database takes
@@ -306,11 +312,22 @@ class _Uses:
             connection.execute(tables.tokens.update().where(tables.tokens.c.digest == digest, due).values(used_at=at))
 
 
+def _check_tenant(tenant: str, buckets: Sequence[str]) -> None:
+    """Raise `BadMember` for what cannot be a tenant, and for buckets of another one."""
+    if tenant and not is_tenant(tenant):
+        raise BadMember("tenant", f"is {tenant[:64]!r}, which cannot be a tenant", TENANT_HINT)
+    if is_fixed(tenant) and (others := [bucket for bucket in buckets if not is_in(tenant, bucket)]):
+        name = others[0]
+        hint = f"name buckets of {tenant} only" if ":" in name else f"write {name_in(tenant, name)}"
+        raise BadMember("buckets", f"names {name!r}, which is not of the tenant {tenant}", hint)
+
+
 def _limits(text: str) -> dict[str, Any]:
-    """Return what a token is limited to: buckets, targets, a time, and the frontend that posts with it."""
+    """Return what a token is limited to: buckets, targets, a time, and the frontend and tenant that post with it."""
     limits = orjson.loads(text or "{}")
     listed = {kind: tuple(limits.get(kind, ())) for kind in ("buckets", "targets")}
-    return {**listed, "frontend": limits.get("frontend", ""), "expires_at": limits.get("expires_at", 0)}
+    named = {kind: limits.get(kind, "") for kind in ("frontend", "tenant")}
+    return {**listed, **named, "expires_at": limits.get("expires_at", 0)}
 
 
 def _remembered(tokens: Sequence[ApiToken]) -> Sequence[Sequence[object]]:
@@ -324,6 +341,7 @@ def _remembered(tokens: Sequence[ApiToken]) -> Sequence[Sequence[object]]:
                     "buckets": one.buckets,
                     "targets": one.targets,
                     "frontend": one.frontend,
+                    "tenant": one.tenant,
                     "expires_at": one.expires_at,
                 }
             ),

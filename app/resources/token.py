@@ -25,6 +25,7 @@ class TokenFacts(Resource):
     buckets: Annotated[list[Bucket], about("it is limited to events of these buckets", maxItems=MAX_LIMITS)]
     targets: Annotated[list[TargetName], about("it is limited to these targets", maxItems=MAX_LIMITS)]
     frontend: Annotated[str, about("who sends what is posted with it; empty: each record shows it")]
+    tenant: Annotated[str, about("whose buckets that concerns, recorded as TENANT:BUCKET; arn: by the bucket's ARN")]
     expires_at: Annotated[Time, about("from when it is invalid; null: never")]
 
 
@@ -33,7 +34,7 @@ class Token(TokenFacts):
 
     columns: ClassVar[Columns] = {
         "name": "name", "scopes": "scopes", "buckets": "buckets", "targets": "targets", "frontend": "frontend",
-        "from": "origin", "created": "created_at", "last used": "used_at", "expires": "expires_at",
+        "tenant": "tenant", "from": "origin", "created": "created_at", "last used": "used_at", "expires": "expires_at",
     }  # fmt: skip
 
     origin: Annotated[str, about("where it is defined", enum=["environment", "stored"])]
@@ -73,4 +74,7 @@ class NewToken(Query):
         list_of(TARGET, 'write ["webhook:audit"]')("limit it to these targets", maxItems=MAX_LIMITS),
     ] = ()
     frontend: Annotated[str, TEXT("who sends what is posted with it", enum=_FRONTENDS)] = ""
+    tenant: Annotated[
+        str, TEXT("whose buckets that concerns, recorded as TENANT:BUCKET; arn: by the bucket's ARN", maxLength=64)
+    ] = ""
     expires: Annotated[int, EXPIRY("from when it is invalid; never unless given")] = 0

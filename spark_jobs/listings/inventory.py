@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.bucket_settings import BucketSettings
+from app.events.buckets import name_at_store
 from spark_jobs.errors import BadListing
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.listing import Listing, from_columns
@@ -61,12 +62,12 @@ class Manifest:
 
         Raises `BadListing`, also for a report of another bucket, or if one of its files is missing or damaged.
         """
-        if self.bucket != bucket:
+        if self.bucket not in (bucket, name_at_store(bucket)):
             raise BadListing(f"{self.location} is an inventory of {self.bucket}, not of {bucket}")
         if versions and not self.versioned:
             raise BadListing(f"{self.location} lists current versions only; leave out --versions, or list all versions")
         entries = self._read(spark, [f"file://{path}" for path in self._verified_files(spark, endpoint, access)])
-        entries = entries.withColumn("key", F.when(F.col("bucket") == bucket, F.col("key")))
+        entries = entries.withColumn("key", F.when(F.col("bucket") == self.bucket, F.col("key")))
         listing = from_columns(entries, self.location, versioned=self.versioned)
         return replace(listing, versioned=False) if versions is False else listing
 

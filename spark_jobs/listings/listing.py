@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
+from app.events.buckets import name_at_store
 from spark_jobs.errors import BadListing
 from spark_jobs.key_groups import KEY_HASH, one_per_key
 from spark_jobs.schemas import LISTING, etag, milliseconds, version
@@ -69,8 +70,8 @@ def from_mc(spark: SparkSession, path: str, bucket: str, *, versioned: bool) -> 
     if versioned:
         good &= F.col("versionOrdinal").isNotNull()
     failed = F.min(F.when(F.col("status") == "error", F.col("line")))
-    name = re.escape(bucket)
-    elsewhere = ~F.col("url").rlike(f"^[^/]*//([^/]*/{name}/?|{name}\\.[^/]*/?)$")
+    name, at_store = re.escape(bucket), re.escape(name_at_store(bucket))
+    elsewhere = ~F.col("url").rlike(f"^[^/]*//([^/]*/({name}|{at_store})/?|{at_store}\\.[^/]*/?)$")
     is_folded = F.col("type").eqNullSafe("folder") & F.col("etag").eqNullSafe("") & F.col("isDeleteMarker").isNull()
     [checked] = entries.select(
         failed.alias("failed"),
@@ -110,7 +111,9 @@ def from_parquet(spark: SparkSession, path: str, bucket: str, *, versioned: bool
     """
     frame = spark.read.parquet(path)
     if names := [name for name in frame.columns if name.lower() == "bucket"]:
-        others = frame.where(~F.col(names[0]).eqNullSafe(bucket)).select(names[0]).head(1)
+        column = F.col(names[0])
+        own = column.eqNullSafe(bucket) | column.eqNullSafe(name_at_store(bucket))
+        others = frame.where(~own).select(names[0]).head(1)
         if others:
             raise BadListing(f"{path} is a listing of {others[0][0]}, not of {bucket} only (column {names[0]})")
     if frame.isEmpty():

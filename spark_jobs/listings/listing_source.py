@@ -9,6 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.ages import format_seconds
 from app.config.bucket_settings import BucketSettings
+from app.events.buckets import name_at_store
 from app.outbox.engine.database import now_ms
 from spark_jobs.errors import BadListing
 from spark_jobs.jobs.repair_events import format_time
@@ -42,8 +43,11 @@ class ListingSource:
             return replace(listing, objects=listing.objects.where(F.col("key") > after)) if after else listing
         bucket = self.storage
         if bucket.is_gone():
-            if not self.may_be_gone:
-                raise BadListing(f"there is no bucket {self.name_in_storage} at {bucket.endpoint or 'AWS'}")
+            # Only Ceph knows a name with a tenant: of any other storage the answer is no evidence.
+            is_asked_wrongly = not self.access.bucket and name_at_store(bucket.name) != bucket.name
+            if is_asked_wrongly or not self.may_be_gone:
+                hint = "; `bucketwire bucket set` says where it is, and its name there" if is_asked_wrongly else ""
+                raise BadListing(f"there is no bucket {bucket.name} at {bucket.endpoint or 'AWS'}{hint}")
             return s3_listing.of_no_bucket(spark, bucket)
         versioned = bucket.is_versioned() if self.versions is None else self.versions
         return s3_listing.listing(spark, bucket, versioned=versioned, sample=sample, tasks=tasks, after=after)

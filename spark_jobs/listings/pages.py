@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.events.buckets import name_at_store
 from spark_jobs.errors import BadListing
 
 PAGE_KEYS = ("Contents", "Versions", "DeleteMarkers")  # the first in a listing of objects, the others of versions
@@ -60,7 +61,8 @@ class _Listing:
     def add(self, page: Mapping[str, Any], asked: Mapping[str, str]) -> Mapping[str, str] | None:
         """Check a page; return what to ask for next, None after the last page."""
         name = page.get("Name", self.bucket)
-        if name != self.bucket and not self.bucket.startswith("arn:"):
+        # Ceph answers with the name alone.
+        if name not in (self.bucket, name_at_store(self.bucket)) and not self.bucket.startswith("arn:"):
             raise self._bad(f"the answer is a listing of the bucket {name[:_SHOWN]!r}")
         before = max(self.last.values(), default="")
         for kind in PAGE_KEYS:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import boto3  # type: ignore[import-untyped]  # ships no types
 from botocore.config import Config
 from botocore.exceptions import ClientError
+from botocore.handlers import validate_bucket_name
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
@@ -67,7 +68,7 @@ class Bucket:
         # Self-hosted servers usually have no DNS names for buckets; for AWS boto3 chooses.
         style = {"addressing_style": "path"} if self.endpoint else {}
         access, secret, token = self.login or (None, None, None)
-        return boto3.client(
+        client = boto3.client(
             "s3",
             endpoint_url=self.endpoint or None,
             region_name=self.region,
@@ -77,6 +78,9 @@ class Bucket:
             aws_session_token=token,
             config=Config(retries={"mode": "standard", "max_attempts": 5}, s3=style),
         )
+        # AWS has no TENANT:BUCKET, as Ceph calls a bucket of another tenant than that of the credentials.
+        client.meta.events.unregister("before-parameter-build.s3", validate_bucket_name)
+        return client
 
     def is_gone(self) -> bool:
         """Return whether the server says that there is no such bucket. Any other error is raised."""

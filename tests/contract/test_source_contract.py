@@ -13,12 +13,14 @@ import pytest
 import sqlalchemy as sa
 
 from app.config.sources.source_id import SourceId
+from app.events.limits import Limits
 from app.events.model import Event
+from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
 from tests import services
 from tests.contract.source_probes.base import SourceProbe
 from tests.services import until
-from tests.support.builders import SECRET_KEY, add_target, migrated, registry
+from tests.support.builders import SECRET_KEY, add_target, body, event, migrated, registry
 from tests.support.properties import times
 from tests.support.pulled_events import (
     Sources,
@@ -70,6 +72,26 @@ def bodies(sources: Sources, source: SourceId) -> list[bytes]:
     stored = sources.stored(source)
     numbers = [one.number for one in sources.rejected.page(stored, limit=100)]
     return [sources.rejected.message(stored, number).body for number in numbers]
+
+
+def test_what_a_source_pulls_is_recorded_in_its_tenant(probe: SourceProbe, database: Database) -> None:
+    sources = Sources(database)
+    source = sources.put(probe.type, {**probe.values(), "tenant": "acme"})
+    sent = body(event("a.txt"))
+    foreign = body(event("b.txt", bucket="other:images"))
+    probe.send([sent, foreign])
+    with running(database):
+        until(lambda: sources.stored(source).messages == 2, what="both messages")
+    e = tables.events.c
+    with database.reading() as connection:
+        assert [tuple(row) for row in connection.execute(sa.select(e.bucket, e.key))] == [("acme:images", "a.txt")]
+    [rejected] = sources.rejected.page(sources.stored(source), limit=9)
+    assert "which is not of the tenant acme" in rejected.reason
+    sources.put(probe.type, {**probe.values(), "tenant": "other"})
+    stored = sources.stored(source)
+    sources.rejected.retry(stored, rejected.number, Limits(), None, stored.values["tenant"])
+    with database.reading() as connection:
+        assert set(connection.execute(sa.select(e.bucket)).scalars()) == {"acme:images", "other:images"}
 
 
 def test_messages_are_recorded_in_the_order_of_each_share(probe: SourceProbe, database: Database) -> None:

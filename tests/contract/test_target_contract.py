@@ -208,6 +208,18 @@ def test_odd_keys_survive(probe: Probe, window: int) -> None:
 
 
 @WINDOWS
+def test_buckets_of_one_name_of_two_tenants_are_two(probe: Probe, window: int) -> None:
+    made = [sample_events.put(f"k{number % 5}", bucket=f"{'aB'[number % 2]}:images") for number in range(20)]
+    with probe.opened() as target:
+        assert list(target.deliver(made, window)) == [DELIVERED] * len(made)
+        assert_held(probe, made)
+        if probe.is_namespace:
+            gone = [sample_events.delete(f"k{number}", bucket="a:images") for number in range(5)]
+            assert list(target.deliver(gone, window)) == [DELIVERED] * len(gone)
+            assert_held(probe, [event for event in made if event.bucket == "B:images"])
+
+
+@WINDOWS
 def test_each_objects_events_keep_their_order(probe: Probe, window: int) -> None:
     count = 100 if window > 1 else times(20, 100)
     made = [sample_events.put(f"object-{number % 7}", number=number + 1) for number in range(times(2, 3) * count)]

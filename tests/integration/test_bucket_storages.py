@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+from typing import cast
 
 import pytest
+from botocore.exceptions import ClientError
+from pyspark.sql import SparkSession
 
 from app.config.bucket_settings import BucketSettings
+from spark_jobs.errors import BadListing
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.listing_source import ListingSource
 from tests import services
@@ -27,3 +31,11 @@ def test_buckets_of_one_name_in_two_storages_are_told_apart(monkeypatch: pytest.
         }
         for key, source in sources.items():
             assert [row[0] for row in s3_listing.objects(source.storage, ("", None), versioned=False)] == [key]
+        # A storage may say that there is no such bucket, or that there can be none.
+        monkeypatch.setattr(s3_listing.Bucket, "is_gone", lambda bucket: bool(bucket.name))
+        lost = ListingSource(bucket="ceph:same-name", endpoint=at_minio.url, may_be_gone=True)
+        with pytest.raises(BadListing, match=r"no bucket ceph:same-name at .*`bucketwire bucket set` says where it is"):
+            lost.list_bucket(cast("SparkSession", None), tasks=1)
+        unknown = ListingSource(bucket="ceph:same-name", endpoint=at_minio.url).storage
+        with pytest.raises(ClientError, match=r"InvalidBucketName|NoSuchBucket"):
+            list(s3_listing.objects(unknown, ("", None), versioned=False))

@@ -213,7 +213,8 @@ class _Reading:
             self.lag = self._source.lag()
         read, size = list[ReadMessage](), 0
         while self._pulled and size < policy.COMMIT_BYTES:
-            read.append(read_message(self._pulled.popleft(), self._limits, self._sender, self._name))
+            message, tenant = self._pulled.popleft(), self._settings.tenant
+            read.append(read_message(message, self._limits, self._sender, self._name, tenant))
             size += _size(read[-1])
         return read
 

@@ -48,5 +48,6 @@ def _buckets() -> BucketRegistry:
 
 def _resource(stored: StoredBucket) -> BucketSettings:
     name, shown = stored.bucket.name, _buckets().redacted_texts(stored)
-    name_in_storage = Settings(bucket=stored.values.get("bucket", "")).name_in_storage(name)
+    naming = {key: stored.values.get(key, "") for key in ("bucket", "endpoint", "access_key")}
+    name_in_storage = Settings(**naming).name_in_storage(name)
     return BucketSettings.of(stored, name=name, name_in_storage=name_in_storage, settings=shown)

@@ -131,6 +131,7 @@ def _parsed() -> Parsed:
         limits=made.limits,
         partial=partial,
         sender=sender,
+        tenant=g.token.tenant if g.token else "",
         origin=by_request(g.token.name if g.token else ""),
     )
 

@@ -11,6 +11,7 @@ from app.api.request_body import json_object
 from app.api.routes.events import queue_problem
 from app.api.services import reserve, services
 from app.api.token_scopes import ADMIN, READ, needs
+from app.config.sources.base import Tenant
 from app.config.sources.registry import SOURCE_TYPES, source_type
 from app.config.sources.source_id import SourceId
 from app.config.target_settings import with_kept_secrets
@@ -174,8 +175,10 @@ def retry_rejected(type_name: str, name: str, number: int, body: Nothing) -> Rej
     They come after everything that was recorded meanwhile. Refused with 409 while the message has no valid events.
     """
     stored = _stored(type_name, name)
-    sender = S3_FRONTENDS.get(stored.values.get("frontend", ""))
-    receipt = services().rejected.retry(stored, number, services().limits, sender, reserve)
+    sender, tenant = S3_FRONTENDS.get(stored.values.get("frontend", "")), stored.values.get("tenant", "")
+    if tenant:
+        Tenant().parse(tenant)  # the environment's settings may be invalid
+    receipt = services().rejected.retry(stored, number, services().limits, sender, tenant, reserve)
     if isinstance(receipt, QueueFull):
         raise queue_problem(receipt)
     g.receipt = receipt  # for the wake-up after the request

@@ -33,7 +33,8 @@ def create(body: NewToken) -> CreatedToken:
 
     Valid within a second. After the first token has been created, every request needs one. With `buckets` or `targets`
     it is limited to what concerns only these. `frontend` names the sender of the events that are posted with it, where
-    they do not show it. From `expires` on it is refused, and its sessions and streams end.
+    they do not show it. `tenant` says whose buckets they concern, to which it is limited then; `arn` has each bucket's
+    ARN say it, and is no limit. From `expires` on it is refused, and its sessions and streams end.
     """
     token = services().tokens.create(
         body.name,
@@ -41,6 +42,7 @@ def create(body: NewToken) -> CreatedToken:
         buckets=body.buckets,
         targets=body.targets,
         frontend=body.frontend,
+        tenant=body.tenant,
         expires_at=body.expires,
     )
     return CreatedToken(
@@ -49,6 +51,7 @@ def create(body: NewToken) -> CreatedToken:
         buckets=sorted(set(body.buckets)),
         targets=sorted(set(map(str, body.targets))),
         frontend=body.frontend,
+        tenant=body.tenant,
         expires_at=format_time(body.expires),
         token=token,
     )

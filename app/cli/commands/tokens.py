@@ -33,19 +33,24 @@ def token() -> None:
     "--frontend", type=click.Choice(sorted(S3_FRONTENDS)),
     help="The sender of the events that are posted with it, where they do not show it.",
 )  # fmt: skip
+@click.option(
+    "--tenant", default="",
+    help="Whose buckets the events that are posted with it concern, recorded as TENANT:BUCKET; it is limited to them. "
+    "arn: the tenant in the bucket's ARN (Ceph), without a limit.",
+)  # fmt: skip
 @click.option("--expires", default="", help="When it becomes invalid: in how long, such as 90d, or RFC 3339.")
 @with_api
 def create(
     context: CommandContext, name: str, scope_options: tuple[str, ...], buckets: tuple[str, ...],
-    targets: tuple[TargetId, ...], frontend: str | None, expires: str,
+    targets: tuple[TargetId, ...], frontend: str | None, tenant: str, expires: str,
 ) -> None:  # fmt: skip
     """Create a token and print it; it cannot be shown again, because only its digest is stored.
 
-    With --bucket or --target it allows only what concerns the named buckets' events and the named targets.
+    With --bucket, --target or --tenant it allows only what concerns the named buckets' events and the named targets.
     """
     body = {
         "name": name, "scopes": split_words(",".join(scope_options)), "buckets": buckets,
-        "targets": list(map(str, targets)), "frontend": frontend or "",
+        "targets": list(map(str, targets)), "frontend": frontend or "", "tenant": tenant,
         **({"expires": expires} if expires else {}),
     }  # fmt: skip
     created = context.api.change("POST", "/v1/tokens", body)

@@ -8,9 +8,23 @@ from app.config.errors import BadValue, did_you_mean
 from app.config.fields.field_types import Duration, FieldType, Number, Size, Text, Toggle
 from app.config.fields.fields import Declared, Field, declared, fields_of, setting
 from app.config.targets.base import TlsFiles
+from app.events.buckets import TENANT_HINT, is_tenant
 from app.events.frontends import S3_FRONTENDS
 
 REGISTERED_SOURCES: dict[str, type["SourceSettings"]] = {}
+
+
+class Tenant(FieldType[str]):
+    """A tenant, or `arn`."""
+
+    label = "name of a tenant, or arn"
+    empty = ""
+
+    def parse(self, text: str) -> str:
+        """Return the tenant."""
+        if not is_tenant(text):
+            raise BadValue("is not the name of a tenant", TENANT_HINT)
+        return text
 
 
 class FrontendName(FieldType[str]):
@@ -49,6 +63,11 @@ class SourceSettings(Declared):
     comment: str = setting(Text(), default="", about="a note of your own")
     frontend: str = setting(
         FrontendName(), default="", about="which frontend sends here; empty: each record shows its sender"
+    )
+    tenant: str = setting(
+        Tenant(),
+        default="",
+        about="whose buckets they are, recorded as TENANT:BUCKET; arn: by each bucket's ARN (Ceph)",
     )
     batch_size: int = setting(Number(1, 10_000), default="1000", about="most messages that are recorded in one commit")
     rejected_limit: int = setting(

@@ -15,7 +15,7 @@ from app.events.frontends import S3_FRONTENDS
 @page("/tokens", "GET", "POST")
 def tokens() -> Response:
     """List the tokens; create one and show it, once."""
-    given = form_values("name", "frontend", "buckets", "targets", "expires")
+    given = form_values("name", "frontend", "tenant", "buckets", "targets", "expires")
     buckets, targets = (given[kind].replace(",", " ").split() for kind in ("buckets", "targets"))
     name, frontend = given["name"], given["frontend"]
     scopes = [scope for scope in request.form.getlist("scopes") if scope in SCOPES]
@@ -23,6 +23,7 @@ def tokens() -> Response:
     if request.method == "POST":
         with refusal:
             limits: dict[str, Any] = {"buckets": buckets, "targets": targets}
+            limits |= {"tenant": given["tenant"]} if given["tenant"] else {}
             limits |= {"expires": given["expires"]} if given["expires"] else {}
             made = calls.change("POST", "/v1/tokens", {"name": name, "scopes": scopes, "frontend": frontend, **limits})
     return show(
@@ -37,6 +38,7 @@ def tokens() -> Response:
         all_scopes=SCOPES,
         frontend="" if made else frontend,
         frontends=sorted(S3_FRONTENDS),
+        tenant="" if made else given["tenant"],
         buckets="" if made else given["buckets"],
         targets="" if made else given["targets"],
         expires="" if made else given["expires"],
@@ -48,6 +50,7 @@ def tokens() -> Response:
             "--scope",
             ",".join(scopes or ["read"]),
             *(("--frontend", frontend) if frontend else ()),
+            *(("--tenant", given["tenant"]) if given["tenant"] else ()),
             *(word for bucket in buckets for word in ("--bucket", bucket)),
             *(word for target in targets for word in ("--target", target)),
             *(("--expires", given["expires"]) if given["expires"] else ()),

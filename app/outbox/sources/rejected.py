@@ -81,6 +81,7 @@ class RejectedMessages:
         number: int,
         limits: Limits,
         sender: Frontend | None,
+        tenant: str = "",
         reserve: Reserve = reserve_nothing,
     ) -> Receipt | QueueFull:
         """Record a message's events now and delete it, in one transaction; `reserve` is as in `message`.
@@ -92,7 +93,7 @@ class RejectedMessages:
             place = message.position
             where = f"the queue may still have it at position {place}" if place else "the queue has it no more"
             raise StillRejected(f"the database has refused its body; {where}")
-        read = read_message(message, limits, sender, str(stored.source))
+        read = read_message(message, limits, sender, str(stored.source), tenant)
         if read.problem:
             raise StillRejected(read.problem)
 

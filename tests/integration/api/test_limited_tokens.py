@@ -111,6 +111,66 @@ def test_events_are_posted_and_read_for_its_buckets_only(log: Database, limited:
     problem(client.get("/v1/targets/webhook/mine"), 403, "forbidden")
 
 
+def test_two_tenants_with_a_bucket_of_one_name_share_nothing(
+    log: Database, limited: Callable[..., httpx.Client]
+) -> None:
+    client = limited(tenant="acme")
+    other = {"Authorization": f"Bearer {Tokens(log).create('other', SCOPES, tenant='other')}"}
+    until(lambda: client.get("/v1/targets", headers=other).status_code == 200, 60)
+    posted = body(("images", "a"))
+    for headers in ({}, other):
+        for recorded in (1, 0):  # the same record of the other is another event
+            answer = client.post("/v1/events", json=posted, headers=headers).json()
+            assert (answer["recorded"], answer["matched"]) == (recorded, {})
+    for name, arn in (("other:images", ""), ("images", "arn:aws:s3:default:other:images")):
+        forged = body((name, "b"))
+        forged["Records"][0]["s3"]["bucket"]["arn"] = arn
+        problem(client.post("/v1/events", json=forged), 400, "bad-events")
+    assert keys(log) == ["a", "a"]
+    [mine] = client.get("/v1/events", params={"bucket": "acme:images"}).json()["events"]
+    [theirs] = client.get("/v1/events", params={"bucket": "other:images"}, headers=other).json()["events"]
+    assert (mine["bucket"], theirs["bucket"]) == ("acme:images", "other:images")
+    assert mine["id"] != theirs["id"]
+    assert client.get(f"/v1/events/{mine['id']}").json()["origin"] == {"kind": "request", "frontend": "minio"}
+    problem(client.get(f"/v1/events/{theirs['id']}"), 403, "forbidden")
+    for bucket in ("other:images", "images", "acme", "*", "Acme:images"):
+        refused = problem(client.get("/v1/events", params={"bucket": bucket}), 403, "forbidden")
+        assert refused["detail"] == "the token 'limited' is limited to the buckets acme:…"
+        problem(client.get("/v1/events", params={"bucket": bucket, "key": "a"}), 403, "forbidden")
+        problem(client.get("/v1/events/stream", params={"bucket": bucket}), 403, "forbidden")
+    unknown = [
+        client.get("/v1/events/stream", params={"bucket": "acme:images", "after": event_id})
+        for event_id in (theirs["id"], "0" * 32)
+    ]
+    assert (unknown[0].status_code, unknown[0].text) == (400, unknown[1].text), "it learns not that there is one"
+    replay = {"target": "webhook:mine", "bucket": "other:images"}
+    for path in ("/v1/replays", "/v1/rules", "/v1/reconciliations"):
+        problem(client.post(path, json=replay), 403, "forbidden")
+    problem(client.get("/v1/rules"), 403, "forbidden")
+    problem(client.get("/v1/targets/webhook/mine"), 403, "forbidden")
+
+
+def test_a_rule_for_a_tenants_bucket_gets_its_events_and_no_others(log: Database, start: Start) -> None:
+    add_target(log, "mine", bucket="acme:images")
+    add_target(log, "bare", bucket="images")
+    admin, by_arn = token(log, "admin"), {"Authorization": f"Bearer {Tokens(log).create('ceph', SCOPES, tenant='arn')}"}
+    with httpx.Client(base_url=start(url_of(log)).url, headers=by_arn, timeout=60, trust_env=False) as client:
+        tokens_known(client)
+        matched = {}
+        for tenant in ("acme", "other", ""):
+            sent = body(("images", "a"))
+            sent["Records"][0]["s3"]["bucket"]["arn"] = f"arn:aws:s3:default:{tenant}:images"
+            matched[tenant] = client.post("/v1/events", json=sent).json()["matched"]
+        assert matched == {"acme": {MINE.arn(""): 1}, "other": {}, "": {TargetId("webhook", "bare").arn(""): 1}}
+        asked = {"bucket": "acme:images", "key": "a", "event": "s3:ObjectCreated:Put"}
+        [rule] = client.post("/v1/rules/match", json=asked, headers=admin).json()["rules"]
+        assert rule["bucket"] == "acme:images"
+        assert {one["tenant"] for one in client.get("/v1/tokens", headers=admin).json()["tokens"]} == {"", "arn"}
+        new = {"name": "x", "scopes": ["ingest"], "tenant": "acme", "buckets": ["images"]}
+        refused = problem(client.post("/v1/tokens", json=new, headers=admin), 400, "bad-value")
+        assert "write acme:images" in str(refused)
+
+
 def test_an_event_says_by_which_token_or_source_it_came(log: Database, start: Start) -> None:
     tokens = Tokens(log)
     sent = tokens.create("ceph-east", ("ingest", "read"), frontend="ceph")

@@ -878,6 +878,11 @@ def test_a_token_says_which_frontend_sends_with_it(browse: Opened, database: Dat
     assert [(stored.name, stored.frontend) for stored in Tokens(database).list()] == [("gate", "versity")]
     assert "of versity" in admin.get("tokens").text
     assert admin.post("tokens", name="other", scopes="ingest", frontend="nobody").status == 400
+    page = admin.post("tokens", name="acme", scopes="ingest", tenant="acme")
+    assert "bucketwire token create acme --scope ingest --tenant acme" in page.text
+    assert "tenant acme" in admin.get("tokens").text
+    refused = admin.post("tokens", name="bad", scopes="ingest", tenant="a b")
+    assert (refused.status, "cannot be a tenant" in refused.text) == (400, True)
 
 
 def test_a_token_shows_its_last_use_and_when_it_expires(browse: Opened, database: Database) -> None:

@@ -107,6 +107,43 @@ def test_a_mirror_ends_equal_to_the_bucket_whoever_sends(name: str, versioned: b
     assert_counters_balance(database)
 
 
+@pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("versioned", [False, True])
+@pytest.mark.parametrize(("name", "given"), [("minio", True), ("ceph", False)])
+def test_a_mirror_ends_equal_to_both_buckets_of_one_name(
+    name: str, given: bool, versioned: bool, database: Database
+) -> None:
+    """What two tenants send is equal as far as the shorter life goes, so that only the tenant tells them apart."""
+    sender, courier, rows = SENDERS[name], mirror(database), dict[str, Row]()
+    for number in range(times(1, 6)):
+        buckets, sent = {}, list[tuple[str, Message]]()
+        for tenant, operations in (("acme", 60), ("Acme", 45), ("", 30)):
+            rng = Random(f"{name} {versioned} {number}")
+            bucket = ModelBucket(f"b{number}", rng, versioned, sender.tick, removes_markers=sender.removes_markers)
+            bodies = [body for _ in range(operations) for body in sender.messages(bucket.name, bucket.next())]
+            if not given:
+                for body in bodies:
+                    body["Records"][0]["s3"]["bucket"]["arn"] = f"arn:aws:s3:default:{tenant}:{bucket.name}"
+            bucket.name = f"{tenant}:{bucket.name}" if tenant else bucket.name
+            buckets[bucket.name] = bucket
+            sent += [(tenant if given else "arn", body) for body in bodies]
+        Random(number).shuffle(sent)
+        for start in range(0, len(sent), 20):
+            events = [
+                event
+                for tenant, body in sent[start : start + 20]
+                for event in parse(json.dumps(body).encode(), {}, now_ms=1, tenant=tenant).events
+            ]
+            Log(database).append([events])
+            courier.run()
+            apply(rows, courier.scripted.got)
+            courier.scripted.got.clear()
+        for bucket in buckets.values():
+            assert held(rows, bucket) == bucket.contents(), bucket.name
+        assert len({str(bucket.contents()) for bucket in buckets.values()}) == 3
+    assert_counters_balance(database)
+
+
 def mirror(database: Database) -> Courier:
     """A worker of a mirror, which takes what `send` records at once in as many turns as it has rounds."""
     return Courier(database, add_target(database), policy=Policy.MIRROR, batch=10 * ROUNDS)

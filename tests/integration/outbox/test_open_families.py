@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from app.events.effects import ContentChange, selectors
+from app.events.parsing import parse
 from app.outbox.delivery.replays import Replays, Selection, checked
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from app.outbox.newest_events import guessed_keys, unknown_names
+from app.outbox.newest_events import guessed_keys, shared_names, unknown_names
 from app.outbox.reconcile.log_queries import log_mark, unchanged_since
 from app.outbox.search import EventFilter, search
 from tests.support.builders import DELETE, PUT, add_target, event
@@ -68,3 +72,27 @@ def test_keys_that_are_guesses_are_counted_by_the_origin_of_their_events(databas
     Log(database).append([events])
     with database.reading() as connection:
         assert guessed_keys(connection) == (2, events[-1].id)
+
+
+def test_buckets_whose_name_several_tenants_or_deployments_have_are_found(database: Database) -> None:
+    def sent(bucket: str, account: str, deployment: Any = "", source: str = "minio:s3", tenant: str = "") -> None:
+        record = {
+            "eventName": PUT, "eventSource": source, "responseElements": {"x-minio-deployment-id": deployment},
+            "s3": {"bucket": {"name": bucket, "arn": f"arn:aws:s3::{account}:{bucket}"}, "object": {"key": "k"}},
+        }  # fmt: skip
+        body = json.dumps({"Records": [record]}).encode()
+        Log(database).append([parse(body, {}, now_ms=1, tenant=tenant).events])
+
+    sent("one", "acme", "a")
+    sent("one", "acme", "a")
+    sent("two", "acme")
+    sent("clusters", "", "a")
+    sent("clusters", "", "b")
+    sent("given", "", "a", tenant="a")
+    sent("given", "", "b", tenant="b")
+    sent("two", "", source="bucketwire:reconcile")
+    with database.reading() as connection:
+        assert shared_names(connection) == {"clusters": ({""}, {"a", "b"})}
+    sent("two", "")
+    with database.reading() as connection:
+        assert shared_names(connection)["two"] == ({"", "acme"}, {""})

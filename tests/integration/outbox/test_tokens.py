@@ -15,6 +15,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import UnknownToken
 from app.outbox.policies import TOKENS
 from app.outbox.tokens import Tokens
+from app.resources.declaration import BadMember
 from tests.services import until
 from tests.support.builders import add_target, registry
 from workers.pool_shares import PoolShares
@@ -187,6 +188,34 @@ def test_a_token_keeps_its_limits_also_where_the_database_is_away(database: Data
         assert (set(found.buckets), found.targets, found.is_limited) == ({"a\u00e9", "b"}, ("webhook:x",), True)
         assert not free.is_limited
     away.close()
+
+
+def test_a_tenant_limits_a_token_to_its_buckets_also_where_the_database_is_away(
+    database: Database, tmp_path: Path
+) -> None:
+    tokens = Tokens(database, memory=tmp_path / "tokens.json")
+    made = {
+        name: tokens.create(name, ["ingest"], tenant=tenant, buckets=buckets)
+        for name, tenant, buckets in (("all", "acme", []), ("one", "acme", ["acme:b"]), ("arn", "arn", []))
+    }
+    assert tokens.find(made["all"]) is not None
+    away = Database("sqlite:////nowhere/outbox.db")
+    for known in (tokens, Tokens(away, memory=tmp_path / "tokens.json")):
+        found = {name: known.find(token) for name, token in made.items()}
+        names = ("acme:a", "acme:b", "b", "Acme:b", "acme", "acmeb")
+        includes = {name: [bucket for bucket in names if one and one.includes(bucket)] for name, one in found.items()}
+        assert includes == {"all": ["acme:a", "acme:b"], "one": ["acme:b"], "arn": []}
+        assert {name: token and token.is_limited for name, token in found.items()} == {
+            "all": True, "one": True, "arn": False,
+        }  # fmt: skip
+    away.close()
+    with pytest.raises(BadMember, match="is 'a b', which cannot be a tenant"):
+        tokens.create("x", ["ingest"], tenant="a b")
+    for bucket, hint in (("b", "write acme:b"), ("other:b", "name buckets of acme only")):
+        with pytest.raises(BadMember, match=f"names '{bucket}', which is not of the tenant acme") as refused:
+            tokens.create("x", ["ingest"], tenant="acme", buckets=[bucket])
+        assert refused.value.hint == hint
+    tokens.create("x", ["ingest"], tenant="arn", buckets=["b", "acme:b"])
 
 
 def test_the_targets_of_limited_tokens_share_a_part_of_a_pool(database: Database) -> None:

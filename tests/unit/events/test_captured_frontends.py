@@ -340,3 +340,19 @@ def test_the_order_of_a_tag_of_aws_can_be_read_from_its_record() -> None:
     sent = {"eventSource": "aws:s3", "eventName": "ObjectTagging:Put", "s3": {"bucket": {"name": "b"}, "object": thing}}
     [event] = taken({"Records": [sent]}).events
     assert order_of(event.record) == comparable(event.sequencer) == "17ACC6E41080E2EDB2C3D4E5"
+
+
+def test_what_every_frontend_sends_is_recorded_in_a_tenant_with_nothing_else_changed() -> None:
+    buckets = set()
+    for _, one in (each.values for each in captured()):
+        sent = one["body"].encode()
+        plain = parse(sent, one["headers"], now_ms=NOW, partial=True).events
+        events = parse(sent, one["headers"], now_ms=NOW, partial=True, tenant="acme").events
+        assert [event.path for event in events] == [f"acme:{event.path}" for event in plain]
+        for event, before in zip(events, plain, strict=True):
+            record = json.loads(event.record)
+            record["s3"]["bucket"]["name"] = before.bucket
+            assert record == json.loads(before.record)
+            assert event.id != before.id
+            buckets.add(before.bucket)
+    assert len(buckets) > 20

@@ -129,6 +129,15 @@ def test_pages_that_are_not_the_whole_listing_are_refused(
     assert reason in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["images", "acme:images"])
+def test_a_listing_of_a_tenants_bucket_has_its_name_with_or_without_the_tenant(name: str) -> None:
+    """Ceph answers with the name alone."""
+    found = pages(Server("abcdefgh", spoil=with_(Name=name)), "acme:images", versioned=False)
+    assert len([entry for page in found for entry in page["Contents"]]) == 8
+    with pytest.raises(BadListing, match="a listing of the bucket 'other:images'"):
+        list(pages(Server("a", spoil=with_(Name="other:images")), "acme:images", versioned=False))
+
+
 def test_pages_without_entries_end() -> None:
     tokens = iter(range(10**6))
 
