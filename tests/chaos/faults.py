@@ -5,27 +5,51 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
 
 import amqp
+import httpx
 import psutil
 
 from app.broker import queue_name
 from app.config.arn import TargetId
-from tests.chaos.plan import DELAY, DRIP, HANG, KILL, MEMORY, NETWORK, PULLER, QUEUE, STANDBY, Fault
+from tests.chaos.plan import (
+    BODIES,
+    CONNECTIONS,
+    DELAY,
+    DRIP,
+    HANG,
+    INTERIM,
+    KILL,
+    MEMORY,
+    NETWORK,
+    PULLER,
+    QUEUE,
+    SINGLE,
+    SNAPSHOT,
+    STANDBY,
+    Fault,
+)
 from tests.services import RabbitMQ, Redis, Server, reaper, until
 from tests.services.proxy_process import FarProxy
 from tests.services.sql import Postgres
 from tests.support.fault_injection import Failover, Servers
+from tests.support.growing_bodies import bodies_that_grow
 from tests.support.pulled_traffic import pullers
 from tests.support.rabbitmq import evaluated
 from tests.support.service_processes import Role, System
 
 MEANWHILE = 10
 SECONDS_PER_BYTE = 1.0  # of a target that drips
+INTERIM_SHARE = 0.5  # of the answers that others come before
 
 
 @dataclass
@@ -58,12 +82,10 @@ def effects(faults: Sequence[Fault], whole: System, servers: Servers) -> list[Ef
 
 def _effect(fault: Fault, worker: Role, whole: System, servers: Servers) -> Effect:
     kill = fault.action == KILL
-    if fault.action in NETWORK:
+    if fault.action in (*NETWORK, INTERIM):
         return _network(fault.action, servers.proxies[fault.part])
-    if fault.part in (QUEUE, MEMORY):
-        return _refusing(fault.part, servers.broker)
-    if fault.part == STANDBY:
-        return _failed_over(servers)
+    if fault.part in SINGLE:
+        return _single(fault.part, whole, servers)
     if fault.part.endswith("child"):
         role = whole.api if fault.part.startswith("API") else worker
         return _child(role, fault, signal.SIGKILL if kill else signal.SIGSTOP)
@@ -75,20 +97,81 @@ def _effect(fault: Fault, worker: Role, whole: System, servers: Servers) -> Effe
 
 
 def _network(action: str, wire: FarProxy) -> Effect:
-    """Swallow everything, pass answers byte by byte, or keep one connection's bytes back."""
-    begins = {HANG: wire.swallow, DRIP: lambda: wire.drip(SECONDS_PER_BYTE), DELAY: wire.hold_next}
+    """Swallow everything, pass answers byte by byte or after others, or keep one connection's bytes back."""
+    begins = {
+        HANG: wire.swallow,
+        DRIP: lambda: wire.drip(SECONDS_PER_BYTE),
+        DELAY: wire.hold_next,
+        INTERIM: lambda: wire.precede(INTERIM_SHARE),
+    }
     return Effect(begins[action], _once(wire.release if action == DELAY else wire.heal))
 
 
-def _refusing(part: str, broker: Redis | RabbitMQ) -> Effect:
-    if part == MEMORY:
-        return _full(broker)
-    assert isinstance(broker, RabbitMQ)
-    return _refused(broker, queue_name(TargetId("redis", "list")))
+def _single(part: str, whole: System, servers: Servers) -> Effect:
+    effects: dict[str, Callable[[], Effect]] = {
+        BODIES: lambda: _growing(whole),
+        CONNECTIONS: lambda: _network(HANG, servers.proxies["database"]),
+        MEMORY: lambda: _full(servers.broker),
+        QUEUE: lambda: _refused(servers.broker),
+        SNAPSHOT: lambda: _old_snapshot(servers),
+        STANDBY: lambda: _failed_over(servers),
+    }
+    return effects[part]()
 
 
-def _refused(broker: RabbitMQ, queue: str) -> Effect:
+def _growing(whole: System) -> Effect:
+    """Post bodies that have to be refused, one after the other; `wait` fails for one that was not."""
+    over, answers, bodies = threading.Event(), Counter[int](), cycle(bodies_that_grow())
+    posting: list[Future[None]] = []
+
+    def post() -> None:
+        with httpx.Client(timeout=60, trust_env=False) as client:
+            while not over.wait(0.1):
+                content, headers = next(bodies)
+                answers[client.post(f"{whole.api.url}/v1/events", content=content, headers=headers).status_code] += 1
+
+    def begin() -> None:
+        threads = ThreadPoolExecutor(1)
+        posting.append(threads.submit(post))
+        threads.shutdown(wait=False)
+
+    def wait() -> None:
+        while posting:
+            posting.pop().result()
+            assert answers[413], f"no body that grows was refused: {dict(answers)}"
+            assert set(answers) <= {413, 503}, f"bodies that grow were answered {dict(answers)}"
+
+    return Effect(begin, over.set, wait)
+
+
+def _old_snapshot(servers: Servers) -> Effect:
+    """Hold a snapshot of the outbox open, as a dump does, and see at the end that it was."""
+    connections, counts = ExitStack(), list[object]()
+    assert servers.database is not None
+    database = servers.database
+    begins = "BEGIN ISOLATION LEVEL REPEATABLE READ" if isinstance(database, Postgres) else "START TRANSACTION"
+
+    def begin() -> None:
+        cursor = connections.enter_context(database.connection("outbox")).cursor()
+        cursor.execute(begins)
+        connections.callback(count, cursor)
+        count(cursor)
+
+    def count(cursor: Any) -> None:
+        cursor.execute("SELECT COUNT(*) FROM events")
+        counts.append(cursor.fetchone())
+
+    def end() -> None:
+        connections.close()
+        assert len(set(counts)) == 1, f"the snapshot was not held: it had {counts} events"
+
+    return Effect(begin, _once(end))
+
+
+def _refused(broker: Redis | RabbitMQ) -> Effect:
     """Replace a queue by one of the same name that the service may not declare as its own."""
+    assert isinstance(broker, RabbitMQ)
+    queue = queue_name(TargetId("redis", "list"))
 
     def replace() -> None:
         with broker.connection() as connection:
@@ -226,10 +309,8 @@ def timeline(faults: Sequence[Fault], effects: Sequence[Effect], seconds: float)
     steps = [
         step
         for fault, effect in zip(faults, effects, strict=True)
-        for step in (
-            Step(fault.at * seconds, effect.begin),
-            Step((fault.at + fault.lasts) * seconds, effect.end),
-        )
+        for length in [fault.lasts * seconds if fault.seconds is None else fault.seconds]
+        for step in (Step(fault.at * seconds, effect.begin), Step(fault.at * seconds + length, effect.end))
     ]
     steps.sort(key=lambda step: step.at)  # stable: each begins before it ends
     steps[-1] = Step(steps[-1].at, steps[-1].act, last=True)

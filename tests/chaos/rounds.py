@@ -23,12 +23,13 @@ from tests.support.service_processes import System
 from tests.support.traffic import Traffic
 
 RESUME_WITHIN = 60  # seconds from the end of the last fault until events come in and go out again, everywhere
+INTAKE_WITHIN = 20  # seconds from the end of the last fault until a post is accepted
 AT_FIRST, DURING = 0.4, 0.5  # shares of a round's events; few come after the faults: they would hide what went back
 SETTLE_WITHIN = 600  # seconds until everything of a round has to be delivered
-_LINE = "{:<48}{:<14}{:>8}{:>6}{:>12}{:>10}{:>13}{:>11}{:>8}{:>10}{:>18}{:>9}{:>11}"
+_LINE = "{:<48}{:<14}{:>8}{:>6}{:>12}{:>10}{:>13}{:>11}{:>8}{:>10}{:>18}{:>9}{:>9}{:>11}"
 _COLUMNS = (
     *("lost", "unexpected", "repeated", "out of order", "went back", "mirror", "counters", "lost by failover"),
-    *("at work", "caught up"),
+    *("intake", "at work", "caught up"),
 )
 HEADINGS = _LINE.format("fault", "meanwhile", "events", *_COLUMNS)
 
@@ -41,6 +42,7 @@ class Row:
     operation: str
     events: int = 0
     figures: Figures = field(default_factory=Figures)
+    intake: float | None = None  # until a post was accepted
     resumed: float | None = None
     recovered: float | None = None
     problem: str = ""
@@ -54,7 +56,7 @@ class Row:
     def __str__(self) -> str:
         found = self.figures
         counts = astuple(found)
-        seconds = ("" if each is None else f"{each:.1f} s" for each in (self.resumed, self.recovered))
+        seconds = ("" if each is None else f"{each:.1f} s" for each in (self.intake, self.resumed, self.recovered))
         line = _LINE.format(self.faults, self.operation, self.events, *counts, *seconds)
         return f"{line}{'' if self.sound else '  <-- WRONG'}{f': {self.problem}' if self.problem else ''}"
 
@@ -76,8 +78,10 @@ class Chaos:
         incident = Victim(str(plan), lambda: None)
         try:
             with Watch(self.flow, SETTLE_WITHIN, frozenset(target_settings(self.servers))).running() as watch:
-                self._hurt(plan, share, lease, watch, incident)
+                row.intake = self._hurt(plan, share, lease, watch, incident)
                 self._settle()
+            limit = INTAKE_WITHIN * speed.slowness()
+            assert row.intake is None or row.intake < limit, f"no post was accepted within {limit:.0f} s"
         except Exception as error:  # noqa: BLE001 - too late, a server that does not start, or a defect of these tests
             row.problem = f"{describe(error)}; {waiting(self.whole)}"
             row.stuck = not self._settles_after_all()
@@ -96,8 +100,11 @@ class Chaos:
             row.problem, row.stuck = f"{row.problem}; not compared: {describe(error)}".removeprefix("; "), True
         return row
 
-    def _hurt(self, plan: Round, share: int, lease: float, watch: Watch, incident: Victim) -> None:
-        """Let the faults begin with posts and deliveries on their way, and return when all goes on again."""
+    def _hurt(self, plan: Round, share: int, lease: float, watch: Watch, incident: Victim) -> float | None:
+        """Let the faults begin with posts and deliveries on their way, and return when all goes on again.
+
+        Return after how many seconds a post was accepted, where events are posted.
+        """
         before, deliveries, first = self.flow.taken, sum(watch.look()), int(share * AT_FIRST)
         drops = [int(share * DURING / MEANWHILE)] * MEANWHILE
         rest = share - first - sum(drops)
@@ -130,6 +137,8 @@ class Chaos:
         except AssertionError as error:
             raise AssertionError(f"{describe(error)}: {watch.still(taken, settled)}") from None
         incident.resumed.append(time.monotonic() - over)
+        accepted = self.flow.accepted_after(over)
+        return None if accepted is None else accepted - over
 
     def _settle(self) -> None:
         """Return when everything is delivered, with dead letters, and what late requests may have overwritten."""

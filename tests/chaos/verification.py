@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +17,7 @@ import sqlalchemy as sa
 from app.events.parsing import parse
 from app.outbox import tables
 from app.outbox.delivery.replays import Replays
-from app.outbox.engine.database import Database, DatabaseUnavailable
+from app.outbox.engine.database import DatabaseUnavailable
 from tests.chaos.operations import Operator
 from tests.services import speed
 from tests.support.fault_injection import Failover, Servers, target_settings, texts
@@ -187,16 +186,13 @@ class Verification:
 
     def _recorded(self) -> int:
         """How many events the log has: none that was answered with 202 has left it yet."""
-        with (
-            contextlib.closing(Database(self.whole.settings["BUCKETWIRE_DATABASE_URL"])) as database,
-            database.reading() as connection,
-        ):
+        with self.whole.another_database() as database, database.reading() as connection:
             return int(connection.execute(sa.select(sa.func.count()).select_from(tables.events)).scalar_one())
 
     def _replayed(self) -> Counter[str]:
         """How many events replays have counted as recorded once more, by `type:name`."""
         counts: Counter[str] = Counter()
-        with contextlib.closing(Database(self.whole.settings["BUCKETWIRE_DATABASE_URL"])) as database:
+        with self.whole.another_database() as database:
             for replay in Replays(database).list():
                 counts[str(replay.target)] += replay.replayed
         return counts

@@ -16,6 +16,7 @@ import pytest
 from app.config import target_settings
 from app.config.sources.sqs import SqsSourceSettings
 from tests import services
+from tests.services.proxy import INTERIM as INTERIM_ANSWERS
 from tests.support import sample_events
 from tests.support.raw_http import ANSWERED, Asked, Pieces, RawServer, settings, written
 from workers import sources
@@ -27,8 +28,8 @@ TYPES = pytest.mark.parametrize("type_name", ANSWERED)
 KEYS = ("good-1", "bad-2", "good-3", "bad-4", "good-5", "good-6")
 INTERIM = {
     "continue": b"HTTP/1.1 100 Continue\r\n\r\n",
-    "processing": b"HTTP/1.1 102 Processing\r\n\r\n",
-    "early hints": b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\nLink: </b.css>\r\n\r\n",
+    "processing": INTERIM_ANSWERS[0],
+    "early hints": INTERIM_ANSWERS[1],
     "unknown": b"HTTP/1.1 199\r\n\r\n",
     "several": b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" * 5,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,6 +99,21 @@ def test_a_table_is_taken_once_whatever_step_got_no_answer(
     look = reading(postgres=postgres_server)
     assert look._logged() == [1, 2, 3]
     assert look._logged() == []
+
+
+def test_interim_answers_come_before_the_answer_until_the_network_heals() -> None:
+    def answered() -> bytes:
+        with socket.create_connection((services.LOOPBACK, wire.port), 30) as connection:
+            connection.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+            return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+    with services.receiver() as receiver, services.proxy(receiver.port) as wire:
+        wire.precede(1.0)
+        before, _, answer = answered().rpartition(b"HTTP/1.1 200")
+        assert before.startswith((b"HTTP/1.1 102 ", b"HTTP/1.1 103 "))
+        assert answer
+        wire.heal()
+        assert answered().startswith(b"HTTP/1.1 200")
 
 
 def test_a_backlog_names_its_target_what_waits_and_who_has_its_partitions(database: Database) -> None:

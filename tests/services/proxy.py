@@ -9,9 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from random import choice, randint, random
 
 from tests.services.server_process import LOOPBACK
 
+INTERIM = (
+    b"HTTP/1.1 102 Processing\r\n\r\n",
+    b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\nLink: </b.css>\r\n\r\n",
+)
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER without a time: close() sends RST in place of FIN
 
 
@@ -56,6 +61,7 @@ class Proxy:
         self._unanswered, self._at_once = b"", 0
         self.lost = threading.Event()  # whether an answer was lost by `lose_answer_to()`
         self._delay = self._drip = 0.0
+        self._interim = 0.0
         self._flood: Iterable[bytes] | None = None
         self.flooded = 0
         self._refusing = False
@@ -79,6 +85,11 @@ class Proxy:
         """What the server says passes byte by byte, each after so many seconds; so many bytes pass at once before."""
         self.heal()
         self._at_once, self._drip = after, seconds
+
+    def precede(self, share: float) -> None:
+        """Such a share of HTTP answers, by chance, comes after one to three interim answers."""
+        self.heal()
+        self._interim = share
 
     def flood(self, answer: Iterable[bytes]) -> None:
         """What comes in place of the server's next answer, until the client hangs up; `flooded` counts its bytes."""
@@ -117,7 +128,7 @@ class Proxy:
 
     def heal(self) -> None:
         """Pass on again whatever new connections bring."""
-        self._delay, self._refusing, self._drip, self._flood = 0.0, False, 0.0, None
+        self._delay, self._refusing, self._drip, self._interim, self._flood = 0.0, False, 0.0, 0.0, None
         for fault in (self._swallowing, self._muting):
             if fault.is_set():
                 for wire in self._wires:
@@ -192,6 +203,13 @@ class Proxy:
             received = received[1:]
         return received
 
+    def _send_interim(self, sink: socket.socket, answer: bytes) -> None:
+        """Send what comes before this answer, now and then by itself."""
+        if answer.startswith(b"HTTP/1.1 ") and random() < self._interim:
+            for _ in range(randint(1, 3)):
+                sink.sendall(choice(INTERIM))
+                time.sleep(choice([0, 0, 0.005]))
+
     def _pour(self, sink: socket.socket) -> None:
         """Send the flood, if there is one, until the client hangs up."""
         for piece in self._flood or ():
@@ -229,6 +247,7 @@ class Proxy:
                     wire.silent.set()
                 if answers:
                     self._pour(sink)
+                    self._send_interim(sink, received)
                     received = self._dripped(sink, self._change(received))
                 if not wire.silent.is_set() or (not answers and self._muting.is_set()):
                     sink.sendall(received)

@@ -29,6 +29,10 @@ class FarProxy:
         """As `Proxy.drip`."""
         self._ask("drip", seconds)
 
+    def precede(self, share: float) -> None:
+        """As `Proxy.precede`."""
+        self._ask("precede", share)
+
     def hold_next(self) -> None:
         """As `Proxy.hold_next`."""
         self._ask("hold_next")

@@ -40,17 +40,17 @@ class Servers:
     """What the service works with; the outbox and Redis keep what they confirmed, the broker comes back empty."""
 
     broker: services.Redis | services.RabbitMQ
-    database: services.Postgres | services.MariaDB | None  # none where the outbox is an SQLite file
+    database: services.Postgres | services.MySQL | None  # none where the outbox is an SQLite file
     redis: services.Redis
     postgres: services.Postgres
     receiver: services.Receiver
     queues: dict[str, services.Server] = field(default_factory=dict)  # that are pulled from, by their part
     source_workers: list[Role] = field(default_factory=list)  # that pull them
-    proxies: dict[str, FarProxy] = field(default_factory=dict)  # before a target, by its part's name
+    proxies: dict[str, FarProxy] = field(default_factory=dict)  # before a target or the outbox, by its part's name
     failovers: list[Failover] = field(default_factory=list)  # of the outbox's database, until somebody takes them
 
     def port(self, part: str, server: services.Server) -> int:
-        """The port at which the service reaches a target: its proxy's, if there is one."""
+        """The port at which the service reaches a target or the outbox: its proxy's, if there is one."""
         return self.proxies[part].port if part in self.proxies else server.port
 
     @property
@@ -75,10 +75,18 @@ class Servers:
             return f"sqlite:///{services.new_folder('outbox')}/outbox.db"
         return self.database.create_database("outbox")
 
+    def seen_by_service(self, outbox_url: str) -> dict[str, str]:
+        """The variable by which the service reaches the outbox, at its proxy if there is one."""
+        if self.database is not None:
+            near, far = self.database.port, self.port("database", self.database)
+            outbox_url = outbox_url.replace(f":{near}/", f":{far}/")
+        return {"BUCKETWIRE_DATABASE_URL": outbox_url}
 
-OUTBOXES: dict[str, Callable[[], services.Postgres | services.MariaDB | None]] = {
+
+OUTBOXES: dict[str, Callable[[], services.Postgres | services.MySQL | None]] = {
     "postgresql": lambda: services.postgres(durable=True),
     "mariadb": services.mariadb,
+    "mysql": lambda: services.mysql(durable=True),
     "sqlite": lambda: None,
 }
 BROKERS: dict[str, Callable[[], services.Redis | services.RabbitMQ]] = {
@@ -91,7 +99,7 @@ BROKERS: dict[str, Callable[[], services.Redis | services.RabbitMQ]] = {
 def serving(outbox: str = "postgresql", broker: str = "redis", *, proxied: bool = False) -> Iterator[Servers]:
     """Servers of one's own, as they will be killed; `outbox` and `broker` as `OUTBOXES` and `BROKERS` name them.
 
-    With `proxied` the service reaches each target through a proxy, which can be hurt in its place.
+    With `proxied` the service reaches each target and the outbox through a proxy, which can be hurt in its place.
     """
     with ExitStack() as stack:
         task_broker = BROKERS[broker]()
@@ -105,13 +113,15 @@ def serving(outbox: str = "postgresql", broker: str = "redis", *, proxied: bool 
         )
         stack.callback(lambda: servers.database and servers.database.stop())  # which may be another by then
         if proxied:
-            targets = {
+            hurt: dict[str, services.Server] = {
                 "Redis target": servers.redis,
                 "PostgreSQL target": servers.postgres,
                 "webhook target": servers.receiver,
             }
-            made = stack.enter_context(far_proxies([server.port for server in targets.values()]))
-            servers.proxies.update(zip(targets, made, strict=True))
+            if servers.database is not None:
+                hurt["database"] = servers.database
+            made = stack.enter_context(far_proxies([server.port for server in hurt.values()]))
+            servers.proxies.update(zip(hurt, made, strict=True))
         yield servers
 
 

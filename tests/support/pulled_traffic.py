@@ -223,6 +223,7 @@ QUEUES: Mapping[str, type[Queue]] = {
 class Sender(Poster):
     """One frontend that writes its own objects' events to a queue, and counts them as taken when they are recorded."""
 
+    posts: ClassVar[bool] = False
     queue: Queue = field(kw_only=True)
     _written: int = 0
     _body: bytes = b""

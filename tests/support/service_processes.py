@@ -175,8 +175,12 @@ class System:
 
     def audits(self) -> list[Audit]:
         """The counters held against the log, over a connection that no restart of the database can have cut."""
-        with contextlib.closing(Database(self.settings["BUCKETWIRE_DATABASE_URL"])) as database:
+        with self.another_database() as database:
             return audit(database)
+
+    def another_database(self) -> contextlib.closing[Database]:
+        """The outbox over connections of its own, to be closed by the caller."""
+        return contextlib.closing(Database(self.database.url.render_as_string(hide_password=False)))
 
     def settled(self, *names: str) -> bool:
         """Nothing pending and nothing parked, at these targets or at all."""

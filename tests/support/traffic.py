@@ -34,6 +34,7 @@ class Poster:
     rng: Random
     large: int = 0  # MiB of one event in about `_LARGE_EVERY`; 0: none
     repeats: ClassVar[bool] = False  # what the outbox has forgotten comes again by itself
+    posts: ClassVar[bool] = True  # to the API
     buckets: list[Bucket] = field(init=False)
     sent: list[Record] = field(init=False, default_factory=list)
     spans: list[Span] = field(init=False, default_factory=list)  # when those that were taken were posted
@@ -72,6 +73,11 @@ class Poster:
             self.sent.clear()
             self.spans.clear()
             return sent, spans
+
+    def accepted_after(self, moment: float) -> float | None:
+        """When a post was first accepted after this moment, both by the monotonic clock; of those not drawn yet."""
+        with self._lists:
+            return min((accepted for _, accepted in self.spans if accepted > moment), default=None)
 
     @staticmethod
     def _refusal(client: httpx.Client, url: str, content: bytes) -> str:
@@ -136,6 +142,11 @@ class Traffic:
     def all_taken(self) -> bool:
         """Everything that was allowed was taken."""
         return self.taken == self._allowed * len(self.posters)
+
+    def accepted_after(self, moment: float) -> float | None:
+        """When any post was first accepted after this moment; None for none, or where nobody posts."""
+        times = [poster.accepted_after(moment) for poster in self.posters if poster.posts]
+        return min((each for each in times if each is not None), default=None)
 
     def counters(self) -> Sequence[TargetCounters]:
         """The counters of every target; none while they cannot be read."""

@@ -16,9 +16,10 @@ import sqlalchemy as sa
 
 from app.events.parsing import parse
 from tests.chaos import rounds, verification
-from tests.chaos.__main__ import arguments
+from tests.chaos.__main__ import arguments, divided
 from tests.chaos.faults import Effect, started_again, timeline
 from tests.chaos.plan import (
+    CONNECTIONS,
     DELAY,
     FAIL_OVER,
     HANG,
@@ -27,6 +28,7 @@ from tests.chaos.plan import (
     PULLER,
     QUEUE,
     REFUSE,
+    SNAPSHOT,
     STANDBY,
     STOP,
     WORKER,
@@ -208,13 +210,23 @@ def test_a_seed_means_one_plan_whatever_comes_of_it() -> None:
     assert draw("7", 40) != draw("8", 40)
 
 
+def test_the_first_accepted_post_after_a_moment_is_known_until_it_is_drawn() -> None:
+    posters = [Poster(number, Random(1)) for number in range(2)]
+    posters[0].spans += [(1, 2), (3, 9)]
+    posters[1].spans += [(1, 4), (4, 7)]
+    flow = Traffic(SimpleNamespace(), posters)  # type: ignore[arg-type]  # nothing is posted
+    assert [flow.accepted_after(moment) for moment in (0, 2, 4, 9)] == [2, 4, 7, None]
+    posters[1].draw()
+    assert flow.accepted_after(4) == 9
+
+
 def test_a_plan_has_every_single_fault_and_every_operation() -> None:
-    plan = draw("1", 54, parts_of("postgresql", "rabbitmq"))
+    plan = draw("1", 60, parts_of("postgresql", "rabbitmq"))
     singles = {(fault.action, fault.part) for each in plan if len(each.faults) == 1 for fault in each.faults}
     assert singles == set(single_faults(parts_of("postgresql", "rabbitmq")))
     assert {(HANG, "webhook target"), (DELAY, "Redis target"), (REFUSE, QUEUE), (FAIL_OVER, STANDBY)} <= singles
     assert {each.operation for each in plan} == set(OPERATIONS)
-    assert sum(len(each.faults) == 2 for each in plan) == 18
+    assert sum(len(each.faults) == 2 for each in plan) == 20
 
 
 def test_a_plan_of_one_fault_has_no_other() -> None:
@@ -234,11 +246,29 @@ def test_two_faults_at_once_meet_while_the_first_lasts_and_never_in_one_process(
     }  # fmt: skip
 
 
+def test_a_snapshot_is_held_for_its_seconds_and_has_the_events_of_many_rounds() -> None:
+    plan = draw("1", 60, parts_of("postgresql", "redis"), snapshot=600)
+    [held] = [each for each in plan if each.faults[0].part == SNAPSHOT]
+    [other, *_] = [each for each in plan if each.faults[0].part == CONNECTIONS]
+    assert (held.faults[0].seconds, other.faults[0].seconds) == (600, 5)
+    steps = timeline(held.faults, [Effect(lambda: None, lambda: None)], 18)
+    assert [step.at for step in steps] == [0, 600]
+    shares = divided(1000, [each.weight for each in plan])
+    assert sum(shares) == 1000
+    assert shares[plan.index(held)] > 4 * shares[plan.index(other)]
+
+
+def test_interim_answers_come_while_answers_differ() -> None:
+    plan = draw("1", 60, only=["interim answers of webhook target"])
+    assert {each.operation for each in plan} == {"dead letters"}
+
+
 def test_sqlite_has_no_server_to_hurt_and_redis_refuses_no_queue() -> None:
     assert "database" in parts_of("mariadb", "redis")
     assert STANDBY not in parts_of("mariadb", "redis")
     plan = draw("1", 99, parts_of("sqlite", "redis"))
-    assert not any(fault.part in {"database", QUEUE, STANDBY} for each in plan for fault in each.faults)
+    server = {"database", QUEUE, STANDBY, CONNECTIONS, SNAPSHOT}
+    assert not any(fault.part in server for each in plan for fault in each.faults)
 
 
 def test_an_operator_changes_nothing_that_a_failover_would_lose() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import orjson
 import pytest
 
 from app.api.application import create_app
@@ -23,6 +22,7 @@ from app.outbox.log.append import Log
 from tests import services
 from tests.integration.api.conftest import Api, Start, keys, problem, settings, url_of
 from tests.support.builders import event, long_event, migrated
+from tests.support.growing_bodies import bodies_that_grow, growing
 from tests.support.process_memory import growth
 
 LOW = "16MiB"  # limit of a body: a process then holds 256 MiB for requests
@@ -31,12 +31,6 @@ LOW = "16MiB"  # limit of a body: a process then holds 256 MiB for requests
 def body(key: str) -> bytes:
     """A body of one event."""
     return event(key).record.encode()
-
-
-def growing(letter: str, size: int) -> bytes:
-    """A body of two events, one of which holds a letter so often."""
-    record = orjson.loads(event("long").record) | {"pad": letter * size}
-    return orjson.dumps({"Records": [orjson.loads(event("beside").record), record]})
 
 
 def test_a_small_body_that_grows_when_it_is_written_is_refused_for_little(log: Database, start: Start) -> None:
@@ -49,6 +43,8 @@ def test_a_small_body_that_grows_when_it_is_written_is_refused_for_little(log: D
         refused = problem(api.post(bomb, content_encoding="gzip"), 413, "bad-events")
     assert (refused["index"], refused["field"], refused["limit"]) == (1, "Records[1].pad", MAX_EVENT_BYTES)
     assert held.grown < 500
+    for content, headers in bodies_that_grow():
+        assert httpx.post(f"{api.url}/v1/events", content=content, headers=headers, timeout=60).status_code == 413
     assert keys(log) == ["beside", "long"]
 
 
