@@ -30,6 +30,7 @@ _SNS = "http://sns.amazonaws.com/doc/2010-03-31/"
 _SNS_CODES = {401: "InvalidClientTokenId", 403: "AuthorizationError", 404: "NotFound", 500: "InternalError"}
 _BEFORE_THE_BODY = frozenset((401, 403, 404, 405))  # nobody has read it, and nobody will
 _BEGINNING = 64  # bytes, more than the longest name of a field that comes first
+_OF_THE_PATH = frozenset(("not-found", "wrong-method"))
 _ELSEWHERE = "messages are published to /v1/events: let the client's endpoint URL end with it"
 _FIREHOSE_REQUEST = "HTTP_X_AMZ_FIREHOSE_REQUEST_ID"
 
@@ -126,7 +127,7 @@ def _refuse_publish(problem: ApiProblem) -> Response:
     error = SubElement(root, "Error")
     add(error, "Type", "Sender" if status < 500 else "Receiver")
     add(error, "Code", _SNS_CODES.get(status, "InvalidParameter" if status < 500 else "ServiceUnavailable"))
-    add(error, "Message", _ELSEWHERE if status in (404, 405) else problem.detail)
+    add(error, "Message", _ELSEWHERE if problem.kind in _OF_THE_PATH else problem.detail)
     response = _sns_response(root, status)
     response.headers.update(problem.http_headers)
     return response
