@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import json
+import re
 import shutil
 import subprocess
 import threading
@@ -148,6 +149,60 @@ def test_an_answer_that_names_another_requests_messages_confirms_none(window: in
     assert before == DELIVERED
     assert isinstance(after, Unavailable)
     assert "names none of the messages" in after.reason
+
+
+def with_request_id(asked: Asked, right: bytes) -> bytes:
+    """The answer with the id of its request, as Elasticsearch and OpenSearch write it."""
+    (number,) = re.findall(rb"(?i)\r\nx-opaque-id: *([^\r]+)", asked.head)
+    return right.replace(b"\r\n", b"\r\nX-Opaque-Id: " + number + b"\r\n", 1)
+
+
+@contextmanager
+def repeating(change: Callable[[bytes], bytes], **values: str) -> Iterator[tuple[RawServer, Target]]:
+    """An Elasticsearch that has an answer of its own, then what `change` makes of it, and then the right ones."""
+    sent: list[bytes] = []
+
+    def answer(asked: Asked) -> Pieces:
+        right = written(*ANSWERED["elasticsearch"](asked))
+        if values["format"] == "access":  # nothing in the body tells two answers apart
+            right = with_request_id(asked, right)
+        if asked.is_delivery:
+            sent.append(right)
+        return [change(sent[0]) if asked.is_delivery and len(sent) == 2 else right]
+
+    server = RawServer(answer)
+    with server, opened("elasticsearch", server, **values) as target:
+        yield server, target
+
+
+@pytest.mark.parametrize("window", [1, 16])
+@pytest.mark.parametrize(
+    "values", [{"format": "access"}, {"format": "namespace"}, {"format": "namespace", "id_style": "plain"}]
+)
+def test_an_answer_to_another_request_of_elasticsearch_settles_nothing(values: dict[str, str], window: int) -> None:
+    with repeating(lambda first: first, **values) as (server, target):
+        outcomes = [target.deliver([sample_events.put(f"good-{number}")], window)[0] for number in (1, 2, 2)]
+    assert outcomes[::2] == [DELIVERED, DELIVERED]
+    assert isinstance(outcomes[1], Unavailable)
+    assert outcomes[1].may_arrive
+    assert ("X-Opaque-Id" if values["format"] == "access" else "not asked for") in outcomes[1].reason
+    connections = [asked.connection for asked in server.deliveries()]
+    assert connections[0] == connections[1] != connections[2]
+
+
+def test_a_server_that_has_repeated_an_id_always_does() -> None:
+    with repeating(lambda first: re.sub(rb"X-Opaque-Id: [^\r]+\r\n", b"", first), format="access") as (_, target):
+        outcomes = deliver(target, ["good-1", "good-2", "good-3"])
+    assert outcomes[::2] == [DELIVERED, DELIVERED]
+    assert isinstance(outcomes[1], Unavailable)
+    assert "without our X-Opaque-Id" in outcomes[1].reason
+
+
+def test_a_refusal_without_an_id_may_be_a_proxys() -> None:
+    with repeating(lambda _: written(413, b"<html>"), format="access") as (server, target):
+        assert deliver(target, ["good-1"]) == [DELIVERED]
+        assert target.deliver([sample_events.put(key) for key in ("good-2", "good-3")], 16) == [DELIVERED] * 2
+    assert len(server.deliveries()) == 4  # the two were divided
 
 
 @pytest.mark.parametrize(

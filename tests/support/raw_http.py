@@ -134,8 +134,11 @@ def answer_of_elasticsearch(asked: Asked) -> tuple[int, bytes]:
         return 200, b'{"indices": [{"name": "events"}], "aliases": [], "data_streams": []}'
     good: dict[str, object] = {"status": 201}
     bad = {"status": 500, "error": {"type": "cannot", "reason": "cannot"}}
-    documents = [line for line in asked.body.splitlines() if b"Records" in line]
-    items = [{"index": bad if b"bad-" in line else good} for line in documents]
+    lines = iter(asked.body.splitlines())
+    items = []
+    for action in lines:
+        ((name, named),) = json.loads(action).items()
+        items.append({name: {"_id": named.get("_id", "any")} | (bad if b"bad-" in next(lines) else good)})
     return 200, json.dumps({"errors": b"bad-" in asked.body, "items": items}).encode()
 
 

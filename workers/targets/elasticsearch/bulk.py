@@ -17,13 +17,15 @@ BATCH_BYTES = 10_000_000  # of a request; a server accepts 100 MB, and is fastes
 class Operation(NamedTuple):
     """One object's part of a `_bulk` request: an action, and the document if there is one, as lines.
 
-    `indexes` are those of the object's events that it represents. A `conditional` action names the document's version.
+    `indexes` are those of the object's events that it represents, `document_id` is what the action names, if it names
+    one. A `conditional` action names the document's version.
     """
 
     path: str
     indexes: Sequence[int]
     action: bytes
     document: bytes = b""
+    document_id: str = ""
     conditional: bool = False
 
     @property
@@ -84,6 +86,11 @@ class Bulk:
         items = answer.get("items", ())
         if len(items) != len(operations):
             raise TargetUnavailable(f"{cluster.where} answered for {len(items)} of {len(operations)} documents")
+        for operation, item in zip(operations, items, strict=True):
+            ((_, result),) = item.items()
+            if operation.document_id not in ("", result["_id"]):
+                reason = f"{cluster.where} answered for the document {result['_id']!r:.80}, which was not asked for"
+                raise TargetUnavailable(reason, may_arrive=True)
         if not answer.get("errors", True):
             return [DELIVERED] * len(operations)
         return [

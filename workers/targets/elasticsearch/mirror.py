@@ -14,7 +14,7 @@ from workers.targets.batch import Batch
 from workers.targets.elasticsearch.answers import CHANGED, describe_error, is_good
 from workers.targets.elasticsearch.bulk import Bulk, Operation
 from workers.targets.elasticsearch.cluster import Cluster
-from workers.targets.payloads import Rows, change, collapse, text, version_name
+from workers.targets.payloads import Rows, change, collapse, version_name
 
 MAX_ID_BYTES = 512
 BATCH_READ_DOCUMENTS = 1_000
@@ -51,30 +51,32 @@ class Mirror:
                     left.append(index)
             waiting = left[::-1]
 
-    def _ids(self, batch: Batch) -> dict[str, bytes]:
-        """Return the id of each path as JSON text; reject events of paths that cannot have one."""
+    def _ids(self, batch: Batch) -> dict[str, str]:
+        """Return the id of each path; reject events of paths that cannot have one."""
         paths = list(dict.fromkeys(event.path for event in batch.events))
         if self._hashed_ids:
-            return {path: b'"%s"' % id_.encode() for path, id_ in zip(paths, document_ids(paths), strict=True)}
+            return dict(zip(paths, document_ids(paths), strict=True))
         sizes = {path: len(path.encode()) for path in paths}
         for index, event in enumerate(batch.events):
             if (size := sizes[event.path]) > MAX_ID_BYTES:
                 reason = f"the id would have {size} of at most {MAX_ID_BYTES} bytes; id_style=hash has no such limit"
                 batch.settle(index, Rejected(f"{self._where}: {reason}"))
-        return {path: text(path).encode() for path, size in sizes.items() if size <= MAX_ID_BYTES}
+        return {path: path for path, size in sizes.items() if size <= MAX_ID_BYTES}
 
     def _write(
-        self, cluster: Cluster, rows: Rows, ids: Mapping[str, bytes], batch: Batch, waiting: Sequence[int], at_once: int
+        self, cluster: Cluster, rows: Rows, ids: Mapping[str, str], batch: Batch, waiting: Sequence[int], at_once: int
     ) -> dict[str, Outcome]:
         """Write the combined result of the waiting events; a path missing from the result needed no change."""
         indexes: dict[str, list[int]] = {}
         for index in waiting:
             indexes.setdefault(batch.events[index].path, []).append(index)
         operations = [
-            Operation(path, indexes[path], b'{"index":{"_id":%s}}\n' % ids[path], document.encode() + b"\n")
+            Operation(path, indexes[path], _action("index", ids[path]), document.encode() + b"\n", ids[path])
             for path, document in rows.documents.items()
         ]
-        operations += [Operation(path, indexes[path], b'{"delete":{"_id":%s}}\n' % ids[path]) for path in rows.removed]
+        operations += [
+            Operation(path, indexes[path], _action("delete", ids[path]), document_id=ids[path]) for path in rows.removed
+        ]
         settled: dict[str, Outcome] = {}
         versions: dict[str, set[str]] = {}
         for path, version in rows.versions:
@@ -98,7 +100,7 @@ class Mirror:
         self,
         cluster: Cluster,
         versions: Mapping[str, Set[str]],
-        ids: Mapping[str, bytes],
+        ids: Mapping[str, str],
         indexes: Mapping[str, Sequence[int]],
     ) -> list[Operation] | Unavailable:
         """Return removals of the documents that describe one of the versions, unless they change meanwhile."""
@@ -107,24 +109,33 @@ class Mirror:
         for start in range(0, len(paths), BATCH_READ_DOCUMENTS):
             part = paths[start : start + BATCH_READ_DOCUMENTS]
             try:
-                answer = cluster.versions([orjson.loads(ids[path]) for path in part])
+                answer = cluster.versions([ids[path] for path in part])
                 if not is_good(answer.meta.status):
                     raise cluster.unavailable(answer, "the privilege read of the index is needed")
                 with cluster.reading(answer) as said:
                     for path, document in zip(part, said["docs"], strict=True):
+                        if document["_id"] != ids[path]:
+                            return Unavailable(f"{self._where}: the answer is about documents that were not asked for")
                         problem = describe_error(document.get("error"))
                         if problem and "index_not_found" not in problem:
                             return Unavailable(f"{self._where}: {problem}")
                         if _version(document) in versions[path]:
-                            state = document["_seq_no"], document["_primary_term"]
-                            action = b'{"delete":{"_id":%s,"if_seq_no":%d,"if_primary_term":%d}}\n' % (
+                            action = _action(
+                                "delete",
                                 ids[path],
-                                *state,
+                                if_seq_no=document["_seq_no"],
+                                if_primary_term=document["_primary_term"],
                             )
-                            operations.append(Operation(path, indexes[path], action, conditional=True))
+                            made = Operation(path, indexes[path], action, document_id=ids[path], conditional=True)
+                            operations.append(made)
             except TargetUnavailable as error:
                 return Unavailable(error.reason, error.retry_after)
         return operations
+
+
+def _action(name: str, document_id: str, **conditions: int) -> bytes:
+    """Return the line of an action."""
+    return orjson.dumps({name: {"_id": document_id} | conditions}) + b"\n"
 
 
 def _is_cause(event: Event, rows: Rows) -> bool:

@@ -4,8 +4,11 @@ All are extension points of the client, on the level below it (`elastic_transpor
 """
 
 import logging
+import secrets
+from http.client import HTTPException
 from typing import Any
 
+from elastic_transport import ConnectionError as ElasticConnectionError
 from elastic_transport import (
     ConnectionTimeout,
     HttpHeaders,
@@ -23,6 +26,9 @@ from workers.targets.http_pool import http_pool
 from workers.targets.socket_deadline import Deadline
 from workers.targets.tls import context as tls_context
 
+# Elasticsearch and OpenSearch repeat it in each answer, and have it in their slow logs and lists of tasks.
+_REQUEST_ID = "x-opaque-id"
+
 # A target does not log: its outcomes say what happened.
 logging.getLogger("elastic_transport").setLevel(logging.CRITICAL)
 
@@ -31,7 +37,8 @@ class HttpNode(Urllib3HttpNode):
     """One node, with one connection, through the proxy that the environment names (as MinIO: §4.8).
 
     A `NewConnectionError` and a `ConnectTimeoutError` mean that nothing was sent. After `close` it connects again, so
-    that the client remembers which nodes were dead.
+    that the client remembers which nodes were dead. An answer that repeats another request's id, or none although this
+    node has repeated one before, is refused as one to another request.
     """
 
     def __init__(self, config: NodeConfig) -> None:
@@ -40,12 +47,14 @@ class HttpNode(Urllib3HttpNode):
             # The client has taken it from SSLKEYLOGFILE.
             config.ssl_context.keylog_filename = None  # type: ignore[assignment]  # the stubs do not know that
         self._url = self.base_url
+        self._repeats_ids = False
         self._open()
 
     def perform_request(self, *request: Any, **options: Any) -> Any:
         """Make the request within `request_timeout` (seconds), however slowly the answer comes."""
         late = ConnectionTimeout("no answer in time")
         cause = ReadTimeoutError(self.pool, "", "no answer in time")
+        sent = options["headers"][_REQUEST_ID] = f"bucketwire-{secrets.token_hex(6)}"
         with Deadline(options["request_timeout"]) as limit:
             try:
                 response = super().perform_request(*request, **options)
@@ -55,7 +64,18 @@ class HttpNode(Urllib3HttpNode):
                 raise error from error.__cause__
         if limit.expired:  # the end of the connection was taken for the end of the answer
             raise late from cause
+        self._check(sent, response.meta.headers.get(_REQUEST_ID), response.meta.status)
         return response
+
+    def _check(self, sent: str, received: str | None, status: int) -> None:
+        """Raise an error if this is the answer to another request. A refusal without an id may be a proxy's own."""
+        if received == sent:
+            self._repeats_ids = True
+        elif received is not None or (self._repeats_ids and status < 300):
+            self.close()
+            what = f"with the X-Opaque-Id {received[:80]!r}" if received else "without our X-Opaque-Id"
+            problem = f"an answer {what} is none to this request, which had {sent!r}"
+            raise ElasticConnectionError(problem) from HTTPException(problem)
 
     def close(self) -> None:
         """Close the connection."""
