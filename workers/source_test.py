@@ -28,6 +28,7 @@ from app.outbox.sources.registry import SourceRegistry
 from workers.sources import create
 from workers.sources.base import Source, SourceUnavailable
 from workers.target_test import Step
+from workers.targets import tcp
 from workers.telemetry.redaction import Redaction
 
 _PULL_SECONDS = 2.0
@@ -42,7 +43,7 @@ def run_source_test(settings: SourceSettings, positions: dict[str, str], limits:
         return Step(name, ok, time.monotonic() - began, hide(message))
 
     try:
-        opened = source.open(positions)
+        opened = tcp.reaching(lambda: source.open(positions), settings.timeout)
         where = "begins at new positions" if opened.moved else "goes on where it was"
         yield step("open", "; ".join(opened.lost) or where)
         lag = source.lag()

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
-from collections.abc import Iterator
+import struct
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests import services
 
+Kind = Callable[[str, int], contextlib.AbstractContextManager[None]]
+
+_numbers = itertools.count(2)  # a port of an address that was used may be taken for a while
 NAME = "two_fold.test"  # with `_`, as names of services in Compose and Swarm may have it
 
 
@@ -30,9 +36,59 @@ def black_hole(host: str, port: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def name_with_dead_addresses(patch: pytest.MonkeyPatch, port: int, dead: int = 1) -> Iterator[None]:
-    """Let `NAME` have so many addresses that answer nothing, and then that of the servers."""
-    hosts = [f"127.0.0.{number}" for number in range(2, 2 + dead)]
+def hanging_up(host: str, port: int) -> Iterator[None]:
+    """An address that closes each connection, as a proxy without a server behind it."""
+    with _accepting(host, port, lambda connection: connection.close()):
+        yield
+
+
+@contextlib.contextmanager
+def resetting(host: str, port: int) -> Iterator[None]:
+    """An address that resets each connection as soon as something comes by it."""
+
+    def reset(connection: socket.socket) -> None:
+        connection.settimeout(0.2)
+        with contextlib.suppress(OSError):
+            connection.recv(1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+    with _accepting(host, port, reset):
+        yield
+
+
+@contextlib.contextmanager
+def silent(host: str, port: int) -> Iterator[None]:
+    """An address that accepts connections, and then says nothing."""
+    kept: list[socket.socket] = []
+    with _accepting(host, port, kept.append):
+        yield
+    for connection in kept:
+        connection.close()
+
+
+@contextlib.contextmanager
+def _accepting(host: str, port: int, serve: Callable[[socket.socket], None]) -> Iterator[None]:
+    with socket.create_server((host, port)) as listening:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    serve(listening.accept()[0])
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join(30)
+
+
+@contextlib.contextmanager
+def name_with_dead_addresses(
+    patch: pytest.MonkeyPatch, port: int, dead: int = 1, kind: Kind = black_hole
+) -> Iterator[None]:
+    """Let `NAME` have so many dead addresses of this kind, and then that of the servers."""
+    hosts = [f"127.0.{number >> 8}.{number & 255}" for number in itertools.islice(_numbers, dead)]
     usual = socket.getaddrinfo
 
     def resolved(host: Any, port: Any, *positional: Any, **named: Any) -> Any:
@@ -42,6 +98,6 @@ def name_with_dead_addresses(patch: pytest.MonkeyPatch, port: int, dead: int = 1
 
     with contextlib.ExitStack() as holes:
         for host in hosts:
-            holes.enter_context(black_hole(host, port))
+            holes.enter_context(kind(host, port))
         patch.setattr(socket, "getaddrinfo", resolved)
         yield

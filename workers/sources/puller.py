@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from app import telemetry
 from app.config.errors import BadSettings
@@ -30,6 +31,7 @@ from app.outbox.sources.rejected import ShelfFull
 from app.telemetry.appending import append_span, in_span
 from workers.sources import create, policy
 from workers.sources.base import Source, SourceChanged, SourceUnavailable
+from workers.targets import tcp
 from workers.telemetry.redaction import Redaction
 
 log = logging.getLogger("bucketwire.sources")
@@ -109,7 +111,9 @@ class Puller(threading.Thread):
     def _follow(self, source: Source, settings: SourceSettings, queue_thread: ThreadPoolExecutor) -> None:
         """Open the source, and record what it has until it is stopped or its shares change."""
         self._step()
-        opened = queue_thread.submit(source.open, dict(self.lease.positions)).result()
+        opened = queue_thread.submit(
+            tcp.reaching, partial(source.open, dict(self.lease.positions)), settings.timeout
+        ).result()
         notice = "; ".join(opened.lost)
         if notice:
             log.error("source %s: %s", self.lease.stored.source, notice)

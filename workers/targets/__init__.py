@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from app.config.targets.registry import TYPES
+from workers.targets.any_address import AnyAddressTarget
 from workers.targets.base import Adapter
 
 
@@ -20,4 +21,4 @@ def create(type: str, settings: Any) -> Adapter:  # noqa: A002 (a target's type,
         raise LookupError(f"no target type {type!r}; there are {', '.join(TYPES)}")
     name = TYPES[type].__name__.removesuffix("Settings") + "Target"
     adapter: Adapter = getattr(import_module(f"{__name__}.{type}"), name)(settings)
-    return adapter
+    return AnyAddressTarget(adapter, settings.timeout)

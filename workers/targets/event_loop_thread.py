@@ -10,6 +10,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from workers.targets import tcp
+
 T = TypeVar("T")
 
 _JOIN_SECONDS = 5.0  # a pending name resolution keeps the thread alive for longer, and the thread then ends by itself
@@ -76,12 +78,20 @@ class _Loop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self.connections: list[asyncio.Transport] = []
+        self._places: list[tcp.Place] = []
+
+    async def getaddrinfo(self, *args: Any, **options: Any) -> Any:
+        entries = tcp.ordered(await super().getaddrinfo(*args, **options))
+        self._places = tcp.places(entries)
+        return entries
 
     async def create_connection(self, *args: Any, **options: Any) -> Any:
         # An address that answers nothing leaves time for the others of the name.
         options.setdefault("happy_eyeballs_delay", _NEXT_ADDRESS_SECONDS)
         transport, protocol = await super().create_connection(*args, **options)
         self.connections.append(transport)
+        host, port, *_ = transport.get_extra_info("peername") or ("", 0)
+        tcp.made(transport.get_extra_info("socket").fileno(), (host, port), self._places)
         return transport, protocol
 
     async def start_tls(self, *args: Any, **options: Any) -> Any:

@@ -92,11 +92,12 @@ def _socket(connection: _GuardedConnection, connect: Callable[[], socket.socket]
         addresses = (public_addresses if connection.guarded else _addresses)(name, connection.port)
     except OSError as error:
         raise NameResolutionError(name, connection, error) from error  # type: ignore[arg-type]  # getaddrinfo's own
+    places = tcp.ordered([(address, connection.port) for address in addresses], lambda place: place)
     failure: Exception = NewConnectionError(connection, f"{name} has no address")
     ends = time.monotonic() + timeout if isinstance(timeout, int | float) else None
     try:
-        for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
-            connection.host = address
+        for left, place in zip(range(len(places), 0, -1), places, strict=True):
+            connection.host = place[0]
             if ends is not None:
                 connection.timeout = tcp.share(ends, left)
             try:
@@ -105,6 +106,7 @@ def _socket(connection: _GuardedConnection, connect: Callable[[], socket.socket]
                 failure = error
             else:
                 opened.settimeout(timeout)
+                tcp.made(opened.fileno(), place, places)
                 return opened
     finally:
         connection.host = name  # TLS and the Host header use this name

@@ -16,13 +16,13 @@ from typing import Any, cast
 
 from urllib3 import BaseHTTPResponse, ProxyManager, Timeout
 from urllib3.connection import HTTPConnection
-from urllib3.exceptions import NewConnectionError
+from urllib3.exceptions import NewConnectionError, ProtocolError, SSLError
 from urllib3.util import Url, parse_url
 
 from app.config.fields.addresses import HostPort
 from app.config.networks import is_loopback
 from app.http_pools import ClosedWhileIdle, StrictConnection, StrictPool, StrictTlsPool, new_connection
-from workers.targets import socket_deadline
+from workers.targets import socket_deadline, tcp
 from workers.targets.base import TargetUnavailable
 from workers.targets.endpoint import Endpoint
 from workers.targets.http_connection import PlainConnection, PrivateAddressError, TlsConnection, public_addresses
@@ -84,19 +84,26 @@ class HttpPool:
     ) -> BaseHTTPResponse:
         """Send one request without retries and redirects; without `read`, the caller reads the body, as it was sent.
 
-        Raises urllib3's `HTTPError`.
+        If an address of the endpoint's name closes a new connection without a byte of an answer, the request is sent
+        to the next one. Raises urllib3's `HTTPError`.
         """
-        return self.pool.urlopen(
-            method,
-            path,
-            body=body,
-            headers=headers,
-            retries=False,
-            redirect=False,
-            timeout=timeout,
-            preload_content=read,
-            decode_content=read,
-        )
+        while True:
+            with tcp.Attempt() as attempt:
+                try:
+                    return self.pool.urlopen(
+                        method,
+                        path,
+                        body=body,
+                        headers=headers,
+                        retries=False,
+                        redirect=False,
+                        timeout=timeout,
+                        preload_content=read,
+                        decode_content=read,
+                    )
+                except (ProtocolError, SSLError, NewConnectionError):
+                    if not attempt.passes_over() or socket_deadline.is_over():
+                        raise
 
     def check(self, timeout: float, *, patience: float = 0) -> None:
         """Connect, with TLS if the endpoint has it, send nothing, and disconnect. Raises urllib3's `HTTPError`.

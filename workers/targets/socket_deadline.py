@@ -89,7 +89,7 @@ class BoundedDeadline(Deadline):
     def __init__(self, seconds: float, descriptor: int, limit: int) -> None:
         super().__init__(seconds, descriptor)
         self._limit = limit
-        self._before = _received(descriptor)
+        self._before = received_bytes(descriptor)
         self._last = math.inf
         self.is_flooded = False
 
@@ -101,7 +101,7 @@ class BoundedDeadline(Deadline):
 
     def cut(self) -> None:
         """Cut the connection if the time is over, or too much has come."""
-        self.is_flooded = _received(self._wires[0]) - self._before > self._limit
+        self.is_flooded = received_bytes(self._wires[0]) - self._before > self._limit
         if self.is_flooded or time.monotonic() >= self._last:
             super().cut()
         else:
@@ -111,7 +111,7 @@ class BoundedDeadline(Deadline):
         self.ends = min(self._last, time.monotonic() + _LOOK_SECONDS)
 
 
-def _received(descriptor: int) -> int:
+def received_bytes(descriptor: int) -> int:
     """Return how many bytes a TCP socket has received; 0 for another one."""
     try:
         wire = socket.socket(fileno=descriptor)

@@ -1,13 +1,26 @@
 """Connect to a name: to each of its addresses in turn, within one time limit for all of them.
 
 An address that answers nothing, such as an IPv6 that is not routed or a server that is gone, leaves time for the
-others: each gets an equal share of what is left.
+others: each gets an equal share of what is left. One that accepts the connection and closes it without a byte, or is
+silent until its share is over, is remembered, and tried after the name's others for a minute: see `Attempt`.
 """
 
+import os
 import socket
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+from app import socket_watchdog
+from workers.targets.socket_deadline import received_bytes
+
+T = TypeVar("T")
+Place = tuple[str, int]
+
+_REMEMBERED_SECONDS = 60.0
+_MAX_REMEMBERED = 1_000
 
 OPTIONS = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1))
 
@@ -17,7 +30,7 @@ def connect(host: str, port: int, timeout: float | None, options: Sequence[Any] 
 
     The timeout of the socket is then `timeout` too. Raises `OSError`, the one of the last address.
     """
-    entries = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    entries = ordered(socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM))
     ends = None if timeout is None else time.monotonic() + timeout
     failure = OSError("the name has no address")
     for left, (family, kind, protocol, _, address) in zip(range(len(entries), 0, -1), entries, strict=True):
@@ -32,6 +45,7 @@ def connect(host: str, port: int, timeout: float | None, options: Sequence[Any] 
             opened.close()
             failure = error
         else:
+            made(opened.fileno(), places(entries)[-left], places(entries))
             return opened
     raise failure
 
@@ -39,3 +53,113 @@ def connect(host: str, port: int, timeout: float | None, options: Sequence[Any] 
 def share(ends: float, left: int) -> float:
     """Return the seconds for the next of `left` addresses, if the time for all ends then, by `time.monotonic`."""
     return max(0.01, (ends - time.monotonic()) / left)
+
+
+def places(entries: Iterable[Any]) -> list[Place]:
+    """Return the addresses and ports in what `getaddrinfo` returns."""
+    return [(str(entry[4][0]), int(entry[4][1])) for entry in entries]
+
+
+def ordered(entries: Iterable[T], place: Callable[[T], Place] = lambda entry: places([entry])[0]) -> list[T]:
+    """Return the addresses of a name in the order in which they are tried: those that are remembered come last."""
+    return sorted(entries, key=lambda entry: _is_remembered(place(entry)))
+
+
+def made(descriptor: int, place: Place, of_name: Sequence[Place]) -> None:
+    """Have an `Attempt` know of a connection to one of the addresses of a name."""
+    if len(set(of_name)) > 1 and (attempt := getattr(_local, "attempt", None) or (_active[-1] if _active else None)):
+        attempt.add(descriptor, place, of_name)
+
+
+class Attempt:
+    """What is attempted in a block, which finds addresses that accept a connection and then say nothing.
+
+    It knows of the connections that its thread makes, and those of drivers' threads. With `seconds`, the time limit of
+    the attempt, an address that is silent for its share of them is cut off, as long as the name has others to try.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._seconds = seconds
+        self._made: list[_Made] = []
+        self._outer: Attempt | None = None
+
+    def __enter__(self) -> Self:
+        self._outer, _local.attempt = getattr(_local, "attempt", None), self
+        _active.append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _active.remove(self)
+        _local.attempt = self._outer
+        for one in self._made:
+            socket_watchdog.remove(one.first_byte)
+            os.close(one.first_byte.wire)
+
+    def add(self, descriptor: int, place: Place, of_name: Sequence[Place]) -> None:
+        """Take in a connection, also for the attempt of which this one is a part."""
+        if self._outer is not None:
+            self._outer.add(descriptor, place, of_name)
+        untried = sum(not _is_remembered(other) for other in of_name)
+        first_byte = _FirstByte(os.dup(descriptor))
+        self._made.append(_Made(first_byte, place, of_name))
+        if self._seconds is not None and untried > 1:
+            first_byte.ends = time.monotonic() + self._seconds / untried
+            socket_watchdog.add(first_byte)
+
+    def passes_over(self) -> bool:
+        """Remember the addresses that have said nothing; return whether the attempt may reach another one now."""
+        others = False
+        for first_byte, place, of_name in self._made:
+            if received_bytes(first_byte.wire) > _FIN:
+                _remembered.pop(place, None)
+            elif not _is_remembered(place):
+                if len(_remembered) >= _MAX_REMEMBERED:
+                    _remembered.clear()
+                _remembered[place] = time.monotonic() + _REMEMBERED_SECONDS
+                others |= not all(map(_is_remembered, of_name))
+        return others
+
+
+def reaching(attempt: Callable[[], T], seconds: float | None = None) -> T:
+    """Return what `attempt` returns, which is called again while it fails at an address that says nothing.
+
+    Its errors leave it once the name has no other address. `seconds` are those of `Attempt`.
+    """
+    while True:
+        with Attempt(seconds) as tried:
+            try:
+                return attempt()
+            except Exception:
+                if not tried.passes_over():
+                    raise
+
+
+class _FirstByte:
+    """A connection, by a descriptor of its own, that is cut unless something has come by it."""
+
+    def __init__(self, wire: int) -> None:
+        self.wire = wire
+        self.ends = 0.0
+
+    def cut(self) -> None:
+        """Cut the connection if nothing has come."""
+        if received_bytes(self.wire) <= _FIN:
+            socket_watchdog.shut_down(self.wire)
+
+
+class _Made(NamedTuple):
+    first_byte: _FirstByte
+    place: Place
+    of_name: Sequence[Place]
+
+
+def _is_remembered(place: Place) -> bool:
+    return _remembered.get(place, 0.0) > time.monotonic()
+
+
+_FIN = 1  # the system counts the end of a connection as a byte
+_local = threading.local()
+_active: list[Attempt] = []  # for the threads of drivers
+_remembered: dict[Place, float] = {}  # until when

@@ -8,7 +8,7 @@ import gzip
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kafka import codec
@@ -158,11 +158,12 @@ class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python ships no ty
 
     SCHEMES = ()
     _left = 1
+    _found: Sequence[Any] = ()
 
     def dns_lookup(self, *place: Any, **options: Any) -> Any:
-        found = super().dns_lookup(*place, **options)
-        self._left = len(found)
-        return found
+        self._found = tcp.ordered(super().dns_lookup(*place, **options))
+        self._left = len(self._found)
+        return self._found
 
     async def connect(self, net: Any, addrinfo: Any, socket_options: Any = (), timeout_at: float | None = None) -> Any:
         left, self._left = self._left, self._left - 1
@@ -171,13 +172,15 @@ class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python ships no ty
         try:
             if getattr(net, "refuses_link_local", False):  # the library shows no error's text but its own
                 link_local.checked(addrinfo[4][0])
-            return await super().connect(net, addrinfo, socket_options, timeout_at=timeout_at)
+            made = await super().connect(net, addrinfo, socket_options, timeout_at=timeout_at)
         except link_local.LinkLocalAddress as error:
             raise KafkaConnectionError(str(error)) from error
         except KafkaTimeoutError as error:
             if left <= 1:
                 raise
             raise KafkaConnectionError("no connection in time") from error
+        tcp.made(made.fileno(), tcp.places([addrinfo])[0], tcp.places(self._found))
+        return made
 
 
 class _Scram(SaslMechanismScram):  # type: ignore[misc]  # kafka-python ships no types
