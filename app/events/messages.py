@@ -29,7 +29,7 @@ class Message:
     `share` is the part of the queue that has an order of its own, and `position` the one up to which it is taken with
     this message. Both are empty if the queue itself remembers what was taken; then `tag` identifies the message there.
     `sent_at` is its own time (ms since 1970), 0 if it has none. `is_gap` means that there is no message up to
-    `position`, but what only the queue itself writes.
+    `position`, but what only the queue itself writes. With a `problem` it has messages that cannot be read.
     """
 
     body: bytes
@@ -39,6 +39,7 @@ class Message:
     headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     sent_at: int = 0
     is_gap: bool = False
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,8 @@ def read_message(
     none: in a compacted topic it only says that a key is gone. A time that no payload could have counts as none.
     `source` is what has pulled the message, as TYPE:NAME; "" if that does not matter. `tenant` is as for `parse`.
     """
-    if not message.body:
-        return ReadMessage(message)
+    if message.problem or not message.body:
+        return ReadMessage(message, problem=message.problem)
     sent_at = message.sent_at if message.sent_at < YEAR_10000 else 0  # whatever the producer chose
     try:
         body = _unpacked(message.body, limits.written_bytes)

@@ -26,6 +26,7 @@ from tests.support.pulled_events import Sources, check_minio, messages, numbered
 from tests.support.reported_senders import RIGHT, logged_facts, reports
 from workers.source_test import run_source_test
 from workers.sources.kafka import KafkaSource
+from workers.targets.answer_limit import MAX_MESSAGE_BYTES
 
 # The server is that of the source contract.
 pytestmark = pytest.mark.parametrize("served", ["kafka"], indirect=True)
@@ -54,6 +55,26 @@ def test_the_group_shows_the_position_of_a_topic_in_which_nothing_happens_any_mo
     with running(database):
         wait_for(database, events)
         until(lambda: shown(topic, topic.target.topic) == len(events), what="the position of the last message")
+
+
+def test_a_batch_that_unpacks_to_too_much_is_rejected_and_passed_over(topic: Topic, database: Database) -> None:
+    events = numbered(2)
+    topic.send(messages(events[:1]))
+    size = MAX_MESSAGE_BYTES + (1 << 20)
+    producer = KafkaProducer(
+        bootstrap_servers=topic.server.brokers,
+        compression_type="gzip",
+        max_request_size=2 * size,
+    )
+    with closing(producer):
+        producer.send(topic.target.topic, bytes(size), partition=0).get(60)
+    topic.send(messages(events[1:]))
+    sources = Sources(database)
+    source = sources.put("kafka", topic.values())
+    with running(database):
+        wait_for(database, events)
+    [kept] = sources.rejected.page(sources.stored(source), limit=2)
+    assert f"topic {topic.target.topic}, partition 0: offsets 1 to 1 cannot be read: it unpacks to more" in kept.reason
 
 
 class Latin(str):

@@ -19,13 +19,12 @@ from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError, UnknownTopicOrPartitionError
-from kafka.record.default_records import DefaultRecordBatch
 from kafka.structs import OffsetAndMetadata
 
 from app.config.sources.kafka import KafkaSourceSettings
 from app.events.messages import KEY_HEADER, Message
-from workers.sources.any_text import AnyText
 from workers.sources.base import Opened, SourceChanged, SourceUnavailable
+from workers.sources.kafka_batches import Unreadable
 from workers.targets.base import TargetUnavailable
 from workers.targets.kafka.answers import describe_error
 from workers.targets.kafka.client import Client
@@ -227,29 +226,20 @@ def _coordinate_nothing(**_: Any) -> bool:
     return True
 
 
-def _read_record(batch: Any) -> Any:
-    """Read the next record. The library refuses one with a header whose name is no UTF-8, and never gets beyond it."""
-    try:
-        return _read_strictly(batch)
-    except UnicodeDecodeError:
-        batch._buffer = AnyText(batch._buffer)
-        return _read_strictly(batch)
-
-
-_read_strictly = DefaultRecordBatch._read_msg
-DefaultRecordBatch._read_msg = _read_record
-
-
 def _message(partition: TopicPartition, record: Any) -> Message:
     headers = {
         name.lower(): value.decode(errors="replace") for name, value in record.headers or () if value is not None
     }
     if record.key and record.key.startswith(b"/"):
         headers[KEY_HEADER] = record.key.decode(errors="replace")
+    problem = ""
+    if isinstance(record.value, Unreadable):
+        problem = f"topic {partition.topic}, partition {partition.partition}: {record.value.problem}"
     return Message(
         body=record.value or b"",
         share=str(partition.partition),
         position=str(record.offset + 1),
         headers=headers,
         sent_at=max(0, record.timestamp or 0),
+        problem=problem,
     )

@@ -92,7 +92,7 @@ class RejectedMessages:
         if not message.body:
             place = message.position
             where = f"the queue may still have it at position {place}" if place else "the queue has it no more"
-            raise StillRejected(f"the database has refused its body; {where}")
+            raise StillRejected(f"its body is not kept; {where}")
         read = read_message(message, limits, sender, str(stored.source), tenant)
         if read.problem:
             raise StillRejected(read.problem)

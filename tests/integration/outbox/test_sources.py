@@ -295,7 +295,7 @@ def test_a_message_that_the_database_refuses_whole_is_kept_without_its_body(
     assert "its body of 1,000 bytes is not kept" in kept.reason
     assert "it is refused" in kept.reason
     assert (recorded(outbox.database), outbox.positions) == ([events[0].id], {"0": "3"})
-    with pytest.raises(StillRejected, match=f"the database has refused its body; {where}"):
+    with pytest.raises(StillRejected, match=f"its body is not kept; {where}"):
         outbox.sources.rejected.retry(stored, kept.number, Limits(), None)
     assert outbox.sources.rejected.delete(stored, [kept.number]) == 1
 
