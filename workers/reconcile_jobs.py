@@ -132,10 +132,11 @@ def last_message(text: str, code: int) -> str:
 
 
 def job_arguments(run: WaitingRun) -> list[str]:
-    """Return the arguments of the job of a waiting run; no bucket name can be parsed as an option."""
+    """Return the arguments of the job of a waiting run; no bucket name or prefix can be parsed as an option."""
     if run.job == SCAN:
         return ["scan", "--scheduled", run.run, "--", run.bucket]
-    return ["reconcile", "run", "--target", str(run.target), "--scheduled", run.run, "--", run.bucket]
+    prefix = [f"--prefix={run.prefix}"] if run.prefix else []
+    return ["reconcile", "run", "--target", str(run.target), "--scheduled", run.run, *prefix, "--", run.bucket]
 
 
 def update_tables(database: Database | None = None) -> str:

@@ -10,6 +10,7 @@ from app.resources.declaration import (
     MAX_PAGE,
     TARGET,
     TEXT,
+    TEXT_OR_EMPTY,
     Arn,
     Columns,
     Limit,
@@ -53,11 +54,16 @@ class RunProgress(Resource):
     remaining: Annotated[int | None, about("seconds; null: not known")]
 
 
+def _describe_place(run: Row) -> str:
+    """Return what a run is about: a bucket, or a part of one."""
+    return f"{run['bucket']}/{run['prefix']}" if run["prefix"] else run["bucket"]
+
+
 class Reconciliation(_Counts):
     """A run, with its numbers: those of each kind of drift, and others."""
 
     columns: ClassVar[Columns] = {
-        "run": "id", "target": short_target, "bucket": "bucket", "job": "job", "state": "state",
+        "run": "id", "target": short_target, "bucket": _describe_place, "job": "job", "state": "state",
         "started at": "started_at", **{kind: kind for kind in DRIFT_KINDS}, "repaired": "repaired",
         "problem": lambda run: run["problem"] or run["note"],
     }  # fmt: skip
@@ -65,6 +71,8 @@ class Reconciliation(_Counts):
     id: Annotated[str, about("of the run")]
     target: Arn
     bucket: str
+    prefix: Annotated[str, about("the run is about the keys below it only; empty: about the whole bucket")]
+    incremental: Annotated[bool, about("whether the run is only about the keys that the log named since the last run")]
     job: Annotated[str, about("what the run does", enum=list(JOBS))]
     state: Annotated[str, about("`drift`: it left some", enum=list(STATES))]
     repair: Annotated[
@@ -96,6 +104,7 @@ class NewReconciliation(Query):
     target: Annotated[TargetId, TARGET]
     bucket: Annotated[str, TEXT("a bucket that the target mirrors", pattern="^[A-Za-z0-9_][A-Za-z0-9._-]{2,254}$")]
     repair: Annotated[bool, FLAG("repair the drift that is found")] = False
+    prefix: Annotated[str, TEXT_OR_EMPTY("only keys that begin with it")] = ""
 
 
 def _describe_differences(finding: Row) -> str:

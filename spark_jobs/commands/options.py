@@ -11,11 +11,12 @@ import click
 
 from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.errors import CommandError
-from app.cli_common.param_types import TARGET, TIME
+from app.cli_common.param_types import TARGET, TIME, ParsedParam
 from app.config.bucket_settings import BucketSettings
 from app.config.errors import BadValue
 from app.config.fields.field_types import Duration, FieldType, Size
 from app.extras import install_command
+from app.outbox.reconcile.runs import check_prefix
 from spark_jobs import connectors
 from spark_jobs.repair_limits import RepairLimits
 
@@ -44,6 +45,7 @@ class SettingParam(click.ParamType):  # type: ignore[type-arg]  # generic only i
 
 
 PERIOD = SettingParam("duration", Duration(), 1000)  # milliseconds
+PREFIX = ParsedParam("prefix", check_prefix)
 BYTES = SettingParam("size", Size(1, 2**62))
 
 with_context = pass_context(ServiceContext)
@@ -68,6 +70,7 @@ class ListingOptions:
     listing: str
     listed_at: int | None
     inventory: str
+    prefix: str
 
     def source(self, bucket: str, access: BucketSettings) -> dict[str, Any]:
         """Return the fields of a `ListingSource`; `access` is how the service's settings of the bucket say to list it.
@@ -83,7 +86,13 @@ class ListingOptions:
                 f"the settings of {bucket} say that it is at {access.endpoint}, and --endpoint says {self.endpoint}; "
                 "leave --endpoint out, or change the settings (`bucketwire bucket set`)"
             )
-        fields = {"bucket": bucket, "endpoint": self.endpoint, "versions": self.versions, "access": access}
+        fields = {
+            "bucket": bucket,
+            "endpoint": self.endpoint,
+            "versions": self.versions,
+            "access": access,
+            "prefix": self.prefix,
+        }
         if not self.inventory:
             return fields | {"listing": self.listing, "listed_at": self.listed_at or 0}
         if self.listing:
@@ -112,6 +121,9 @@ def listing_options(function: Callable[..., Any]) -> Callable[..., Any]:
             default="",
             metavar="URL",
             help="The S3 endpoint; else that of the bucket's settings, or AWS_ENDPOINT_URL_S3.",
+        ),
+        click.option(
+            "--prefix", type=PREFIX, default="", help="Only the keys that begin with this; the listing may have others."
         ),
         click.option(
             "--versions/--no-versions", default=None, help="List versions; by default if the bucket is versioned."

@@ -80,7 +80,8 @@ def run(
             lambda measured: progress.update(task, description=describe_progress(measured)),
         )  # fmt: skip
     counts = ", ".join(f"{count:,} {name}" for name, count in result.counts.items() if count) or "no objects, no rows"
-    sentence = f"{result.state}: {count_noun(result.drift, 'difference')} ({counts}); {result.page}"
+    of_prefix = f" below {config.prefix!r} of the bucket" if config.prefix else ""
+    sentence = f"{result.state}{of_prefix}: {count_noun(result.drift, 'difference')} ({counts}); {result.page}"
     if result.problem:
         click.echo(result.problem, err=True)
     context.done(sentence, state=result.state, page=str(result.page), problem=result.problem, **result.counts)

@@ -7,6 +7,7 @@ depends only on the object and on the events of the bucket itself, so the same o
 recorded once.
 """
 
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,6 +66,8 @@ class BackfillConfig(ListingSource):
     def checkpoint(self) -> Path:
         """The file with the last key that was sent; it exists while the backfill is unfinished."""
         name = quote(f"{self.target.type}.{self.target.name}.{self.bucket}", safe="")
+        if self.prefix:  # a name of its own, whatever is in it and however long it is
+            name += f".{hashlib.sha256(self.prefix.encode()).hexdigest()[:32]}"
         return self.folder / f"backfill-{name}.json"
 
 
@@ -97,7 +100,7 @@ def backfill(
         )
     config.check_age()
     runs, counts = r.Reconciliations(database), dict[str, int]()
-    run = runs.begin(config.target, config.bucket, lease=LEASE_MS, state=r.BACKFILLING)
+    run = runs.begin(config.target, config.bucket, lease=LEASE_MS, state=r.BACKFILLING, prefix=config.prefix)
     try:
         with renewed(runs, run) as lost:
             result = _run(spark, database, config, rules, api, on_progress or _ignore_progress, counts, lost)

@@ -102,7 +102,7 @@ def run(
         )
     config.check_age()
     runs = r.Reconciliations(database)
-    name = runs.begin(config.target, config.bucket, lease=LEASE_MS, run=config.run)
+    name = runs.begin(config.target, config.bucket, lease=LEASE_MS, run=config.run, prefix=config.prefix)
     meter = ProgressMeter(runs.last_size(config.target, config.bucket))
     try:
         if config.repair:
@@ -139,6 +139,8 @@ def _run(
     # Each task has a connection of its own.
     readers = min(cores, config.connections)
     rows, sample = stores.rows(spark, settings, config.bucket, tasks=readers), list[str]()
+    if config.prefix:
+        rows = rows.where(F.col("key").startswith(config.prefix))
     if not config.is_written:
         rows = rows.persist(StorageLevel.DISK_ONLY)
         sample = _sample_keys(rows)
@@ -181,7 +183,14 @@ def _run(
         problem = " ".join(filter(None, (listing.note, problem)))
         state = r.CLEAN if not drift else r.REPAIRED if counts["repaired"] == drift else r.DRIFT
         header = ReportHeader(
-            run, config.bucket, str(config.target), settings.policy, listing.versioned, listed_at, counts, problem
+            run,
+            r.describe_place(config.bucket, config.prefix),
+            str(config.target),
+            settings.policy,
+            listing.versioned,
+            listed_at,
+            counts,
+            problem,
         )
         return ReconcileResult(state, counts, write_page(findings, header, folder), problem)
 

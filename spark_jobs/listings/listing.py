@@ -7,7 +7,7 @@ from a target because the listing lacks it.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
@@ -42,6 +42,12 @@ class Listing:
     def frame(self) -> DataFrame:
         """The LISTING."""
         return self.objects.select(*LISTING.names)
+
+    def where(self, condition: Column) -> "Listing":
+        """Return the listing of the keys for which a condition holds; unreadable entries may be of any key."""
+        kept = {name: frame.where(condition) for name in ("objects", "entries", "single")
+                if (frame := getattr(self, name)) is not None}  # fmt: skip
+        return replace(self, **kept)
 
     @property
     def unreadable_count(self) -> int:

@@ -30,6 +30,7 @@ class ListingSource:
     grace: int = 60_000  # objects younger than this (ms) are in flight: their events may not have arrived yet
     versions: bool | None = None  # None: if the bucket is versioned
     endpoint: str = ""
+    prefix: str = ""  # only the keys that begin with it
     access: BucketSettings = field(default_factory=BucketSettings)  # the bucket's own: where it is, and how to log in
     may_be_gone: bool = False  # whether a bucket that is not there counts as empty
 
@@ -40,7 +41,9 @@ class ListingSource:
         """
         if self.is_written:
             listing = self._read(spark)
-            return replace(listing, objects=listing.objects.where(F.col("key") > after)) if after else listing
+            if self.prefix:
+                listing = listing.where(F.col("key").startswith(self.prefix))
+            return listing.where(F.col("key") > after) if after else listing
         bucket = self.storage
         if bucket.is_gone():
             # Only Ceph knows a name with a tenant: of any other storage the answer is no evidence.
@@ -77,7 +80,8 @@ class ListingSource:
     @property
     def storage(self) -> s3_listing.Bucket:
         """The bucket in its storage, with the credentials that this machine and the bucket's settings have now."""
-        return s3_listing.Bucket.from_boto3(self.name_in_storage, self.endpoint, self.access)
+        bucket = s3_listing.Bucket.from_boto3(self.name_in_storage, self.endpoint, self.access)
+        return replace(bucket, prefix=self.prefix)
 
     @property
     def is_written(self) -> bool:

@@ -19,17 +19,22 @@ _SHOWN = 100  # characters of a key in an error
 _SURROGATES = "\ud800"  # the first character that UTF-16 orders otherwise than UTF-8
 
 
-def pages(client: Any, bucket: str, after: str = "", *, versioned: bool) -> Iterator[Mapping[str, Any]]:
+def pages(
+    client: Any, bucket: str, after: str = "", *, versioned: bool, prefix: str = ""
+) -> Iterator[Mapping[str, Any]]:
     """Yield the pages of the keys after `after`, of all versions if `versioned`; of servers that ignore it all pages.
+
+    With `prefix` they are the keys that begin with it.
 
     Raises `BadListing`, and what boto3 raises.
     """
-    listing = _Listing(f"{client.meta.endpoint_url}, bucket {bucket}", bucket, versioned=versioned)
+    listing = _Listing(f"{client.meta.endpoint_url}, bucket {bucket}", bucket, prefix, versioned=versioned)
     ask = client.list_object_versions if versioned else client.list_objects_v2
     start = {"KeyMarker" if versioned else "StartAfter": _unambiguous(after)}
     following: Mapping[str, str] | None = start if after else {}
+    below = {"Prefix": prefix} if prefix else {}
     while following is not None:
-        page = ask(Bucket=bucket, **following)
+        page = ask(Bucket=bucket, **below, **following)
         following = listing.add(page, following)
         yield page
 
@@ -54,6 +59,7 @@ class _Listing:
 
     where: str
     bucket: str
+    prefix: str
     versioned: bool
     last: dict[str, str] = field(default_factory=dict)  # key of each kind of entry
     empty: int = 0  # pages in a row
@@ -79,6 +85,8 @@ class _Listing:
         last = before
         for entry in entries:
             key = entry["Key"]
+            if not key.startswith(self.prefix):
+                raise self._bad(f"it lists {key[:_SHOWN]!r}, which is not below the prefix {self.prefix[:_SHOWN]!r}")
             if key < last or (key == last and not self.versioned and kind in self.last):
                 raise self._bad(
                     f"it lists {key[:_SHOWN]!r} after {last[:_SHOWN]!r}, which is not S3's order (by the bytes of "

@@ -38,6 +38,7 @@ class Bucket:
     region: str = "us-east-1"
     ca_bundle: str = ""  # a file of certificates; empty: the system's
     login: tuple[str, str, str | None] | None = field(default=None, repr=False)  # access key, secret key, session token
+    prefix: str = ""  # only the keys that begin with it
 
     @classmethod
     def from_boto3(cls, name: str, endpoint: str = "", settings: BucketSettings | None = None) -> "Bucket":
@@ -155,7 +156,7 @@ def _listed(bucket: Bucket, keys: KeyRange, *, versioned: bool) -> Iterator[Any]
     after, until = keys
     client = bucket.client()
     try:
-        for page in pages(client, bucket.name, after, versioned=versioned):
+        for page in pages(client, bucket.name, after, versioned=versioned, prefix=bucket.prefix):
             for kind in PAGE_KEYS:
                 for entry in page.get(kind, ()):
                     if after < entry["Key"] and (until is None or entry["Key"] <= until):
@@ -178,7 +179,7 @@ def prefixes(bucket: Bucket, count: int) -> list[str]:
     """Return prefixes of keys: list the folders, outermost first, until there are enough."""
     client = bucket.client()
     try:
-        known, unlisted = list[str](), [""]
+        known, unlisted = list[str](), [bucket.prefix]
         for _ in range(_MAX_PREFIX_REQUESTS):
             if not unlisted or len(known) >= 4 * count:
                 break

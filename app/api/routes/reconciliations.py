@@ -77,7 +77,7 @@ def start(body: NewReconciliation) -> Reconciliation:
     """
     require_target(body.target)
     require_bucket(body.bucket)
-    return _resource(_requests().start(body.target, body.bucket, repair=body.repair))
+    return _resource(_requests().start(body.target, body.bucket, repair=body.repair, prefix=body.prefix))
 
 
 @routes.post("/v1/reconciliations/<run>/repair")
@@ -173,6 +173,7 @@ def _resource(run: runs.Reconciliation, has_worker: Callable[[], bool] = _has_sp
         run,
         id=run.run,
         target=run.target.arn(services().settings.region),
+        incremental=run.since is not None,
         note=_NO_WORKER if run.state == runs.WAITING and not has_worker() else "",
         progress=RunProgress.of(run.progress) if run.progress else None,
         **run.counts,

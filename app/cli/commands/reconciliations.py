@@ -39,10 +39,13 @@ def ls(context: CommandContext, limit: int) -> None:
 @click.argument("target", type=TARGET)
 @click.argument("bucket")
 @click.option("--repair", is_flag=True, help="Repair the drift that it finds.")
+@click.option("--prefix", default="", help="Compare only the keys that begin with this.")
 @with_api
-def start(context: CommandContext, target: TargetId, bucket: str, repair: bool) -> None:
+def start(context: CommandContext, target: TargetId, bucket: str, repair: bool, prefix: str) -> None:
     """Have a `bucketwire worker --only spark` compare TARGET with BUCKET."""
-    begun = context.api.change("POST", _PATH, {"target": str(target), "bucket": bucket, "repair": repair})
+    begun = context.api.change(
+        "POST", _PATH, {"target": str(target), "bucket": bucket, "repair": repair, "prefix": prefix}
+    )
     context.done(_describe_start(begun), **begun)
 
 

@@ -24,6 +24,7 @@ from app.outbox.reconcile.runs import (
     WAITING,
     Reconciliation,
     Reconciliations,
+    check_prefix,
 )
 from app.outbox.registry import Registry
 
@@ -39,8 +40,10 @@ class RunRequests:
         self._registry = registry
         self._runs = Reconciliations(database)
 
-    def start(self, target: TargetId, bucket: str, *, repair: bool) -> Reconciliation:
+    def start(self, target: TargetId, bucket: str, *, repair: bool, prefix: str = "") -> Reconciliation:
         """Register a run that starts when a Spark worker is free; with `repair` it repairs the drift that it finds.
+
+        With `prefix` it compares the keys below it only.
 
         Raises `AlreadyRunning` if one waits or runs, `UnknownTarget`, `BadSettings`, and `BadValue` if the target has
         nothing to compare, or no bucket can have this name.
@@ -50,7 +53,11 @@ class RunRequests:
             raise BadValue(f"{target} has no rows to compare", "name a target with format=namespace")
         if not is_bucket_name(bucket):
             raise BadValue(f"{bucket[:300]!r} is not the name of a bucket", "name a bucket that the target mirrors")
-        return self._register(target, bucket, {"repair": repair})
+        try:
+            check_prefix(prefix)
+        except BadValue as error:
+            raise BadValue(f"the prefix {error.problem}", error.hint) from None
+        return self._register(target, bucket, {"repair": repair}, prefix)
 
     def repair(self, run: str) -> Reconciliation:
         """Register a run that compares again what a run compared, and repairs the drift that there is then.
@@ -61,7 +68,7 @@ class RunRequests:
         if ended.state != DRIFT or ended.job != RECONCILE:
             raise NothingToRepair(f"the run {run} is {ended.state}: only a reconciliation that found drift is repaired")
         self._registry.settings(self._registry.target(ended.target))
-        return self._register(ended.target, ended.bucket, {"repair": True, "approved": run})
+        return self._register(ended.target, ended.bucket, {"repair": True, "approved": run}, ended.prefix)
 
     def cancel(self, run: str) -> Reconciliation:
         """Cancel a run that waits or runs; its process ends within about 15 s. Others stay as they are.
@@ -80,7 +87,7 @@ class RunRequests:
                 audit.record(connection, "reconciliation.cancel", f"reconciliation:{run}")
         return self._runs.get(run)
 
-    def _register(self, target: TargetId, bucket: str, details: dict[str, object]) -> Reconciliation:
+    def _register(self, target: TargetId, bucket: str, details: dict[str, object], prefix: str) -> Reconciliation:
         r = tables.reconciliations.c
         run = uuid4().hex
         with self._database.writing() as connection:
@@ -97,9 +104,9 @@ class RunRequests:
                 tables.reconciliations.insert().values(
                     run=run, type=target.type, name=target.name, bucket=bucket, state=WAITING, started_at=now,
                     alive_until=NEVER, finished_at=0, report="", problem="",
-                    repair="yes" if details["repair"] else "no",
+                    repair="yes" if details["repair"] else "no", prefix=prefix,
                 )
             )  # fmt: skip
-            facts = {"target": str(target), "bucket": bucket, **details}
+            facts = {"target": str(target), "bucket": bucket, **({"prefix": prefix} if prefix else {}), **details}
             audit.record(connection, "reconciliation.start", f"reconciliation:{run}", facts)
         return self._runs.get(run)

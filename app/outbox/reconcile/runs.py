@@ -9,6 +9,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
+from app.config.errors import BadValue
 from app.outbox import log_head, tables
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.clock import database_now
@@ -30,8 +31,12 @@ BACKFILLING, BACKFILLED, UNFINISHED = "backfilling", "backfilled", "unfinished"
 _OF_BACKFILLS = (BACKFILLING, BACKFILLED, UNFINISHED)
 _SUCCESSFUL = (CLEAN, DRIFT, REPAIRED, BACKFILLED)
 
+_MAX_KEY_BYTES = 1024  # S3's limit
 _DEAD_STATE = {RUNNING: FAILED, BACKFILLING: UNFINISHED}  # the state of a run after its process died
 _ACTIVITY = {RUNNING: "reconciled with", BACKFILLING: "backfilled from"}
+
+# Conditions of the rows of runs of a whole bucket.
+WHOLE = (tables.reconciliations.c.prefix == "", tables.reconciliations.c.since.is_(None))
 
 STOPPED_EARLY = "the run was stopped before it finished"
 PROCESS_DIED = "the process of the run died"
@@ -59,6 +64,14 @@ class Reconciliation:
     repair: bool | None = None
     progress: Progress | None = None  # of a run that is running, after its first renewal
     alive_until: int = 0  # a run that is not renewed before is dead; 0: it was cancelled
+    prefix: str = ""  # it is about the keys below it only
+    since: int | None = None  # it is about the keys that the log names after this position only
+    position: int | None = None  # after which a later run of this kind has to begin; None: it cannot go on from here
+
+    @property
+    def place(self) -> str:
+        """The bucket, or what of it the run is about."""
+        return describe_place(self.bucket, self.prefix, since=self.since is not None)
 
     def is_dead(self, now: int) -> bool:
         """Return whether its process died, which no later run has recorded yet."""
@@ -82,11 +95,13 @@ class Reconciliations:
         self._database = database
 
     @repeated_after_deadlock
-    def begin(self, target: TargetId, bucket: str, *, lease: int, state: str = RUNNING, run: str = "") -> str:
+    def begin(
+        self, target: TargetId, bucket: str, *, lease: int, state: str = RUNNING, run: str = "", prefix: str = ""
+    ) -> str:
         """Start a run and return its name; it is dead `lease` ms after its last `renew`. Raises `AlreadyRunning`.
 
         `state` is `RUNNING` or `BACKFILLING`; the two exclude each other. `run` is the name of a waiting run that the
-        schedule has registered.
+        schedule has registered. With `prefix` it is about the keys below it only.
         """
         r = tables.reconciliations.c
         with self._database.writing() as connection:
@@ -119,7 +134,7 @@ class Reconciliations:
             connection.execute(
                 tables.reconciliations.insert().values(
                     run=run, type=target.type, name=target.name, bucket=bucket, state=state, started_at=now,
-                    alive_until=now + lease, finished_at=0, report="", problem="",
+                    alive_until=now + lease, finished_at=0, report="", problem="", prefix=prefix,
                 )
             )  # fmt: skip
         return run
@@ -134,9 +149,9 @@ class Reconciliations:
             return bool(connection.execute(statement.values(values)).rowcount)
 
     def last_size(self, target: TargetId, bucket: str) -> int:
-        """Return how many objects and rows the last finished reconciliation of the pair compared; 0 without one."""
+        """Return how many objects and rows the last reconciliation of the whole pair compared; 0 without one."""
         r = tables.reconciliations.c
-        finished = (r.job == RECONCILE, r.state.in_((CLEAN, DRIFT, REPAIRED)))
+        finished = (r.job == RECONCILE, r.state.in_((CLEAN, DRIFT, REPAIRED)), *WHOLE)
         same = (r.type == target.type, r.name == target.name, r.bucket == bucket)
         query = sa.select(tables.reconciliations).where(*same, *finished).order_by(r.id.desc()).limit(1)
         with self._database.reading() as connection:
@@ -154,6 +169,25 @@ class Reconciliations:
             values |= {"counts": numbers, "progress": None}
             connection.execute(tables.reconciliations.update().where(r.run == run, r.alive_until > 0).values(**values))
 
+    def compares_since(self, run: str, since: int | None, position: int | None) -> None:
+        """Record that a run is about the keys that the log names after `since` only, and where a later one begins."""
+        change = tables.reconciliations.update().where(tables.reconciliations.c.run == run)
+        with self._database.writing() as connection:
+            connection.execute(change.values(since=since, position=position))
+
+    def last_compared(self, target: TargetId, bucket: str) -> Reconciliation | None:
+        """Return the last finished reconciliation of a whole bucket after which one since then may begin; None: none.
+
+        It may itself have been one of the keys since an earlier one.
+        """
+        r = tables.reconciliations.c
+        same = (r.type == target.type, r.name == target.name, r.bucket == bucket, r.job == RECONCILE, r.prefix == "")
+        finished = (r.state.in_((CLEAN, DRIFT, REPAIRED)), r.position.is_not(None))
+        query = sa.select(tables.reconciliations).where(*same, *finished).order_by(r.id.desc()).limit(1)
+        with self._database.reading() as connection:
+            row = connection.execute(query).one_or_none()
+        return _reconciliation(row) if row is not None else None
+
     def is_cancelled(self, run: str) -> bool:
         """Return whether the run was cancelled after it began."""
         r = tables.reconciliations.c
@@ -168,7 +202,7 @@ class Reconciliations:
         """
         r = tables.reconciliations.c
         same = (r.type == target.type, r.name == target.name, r.bucket == bucket, r.job == job)
-        last = sa.select(sa.func.max(r.id)).where(*same).group_by(r.state)
+        last = sa.select(sa.func.max(r.id)).where(*same, *WHOLE).group_by(r.state)
         with self._database.writing() as connection:
             kept = connection.execute(last).scalars().all()
             old = (*same, r.finished_at > 0, r.finished_at < before, r.id.not_in(kept))
@@ -204,7 +238,26 @@ def _reconciliation(row: Any) -> Reconciliation:
         {"yes": True, "no": False}.get(row.repair),
         Progress.from_text(row.progress) if row.state in _DEAD_STATE else None,
         row.alive_until,
+        row.prefix, row.since, row.position,
     )  # fmt: skip
+
+
+def check_prefix(prefix: str) -> str:
+    """Return a prefix of keys as it is. Raises `BadValue` for one with which no object's key can begin."""
+    try:
+        size = len(prefix.encode())
+    except UnicodeEncodeError:
+        raise BadValue("has bytes that are not UTF-8", "write the prefix as UTF-8") from None
+    if size > _MAX_KEY_BYTES:
+        raise BadValue(f"has {size} bytes", f"give at most {_MAX_KEY_BYTES}, as keys have")
+    if "\0" in prefix:
+        raise BadValue("contains U+0000", "remove it: no key that a target stores has it")
+    return prefix
+
+
+def describe_place(bucket: str, prefix: str, *, since: bool = False) -> str:
+    """Return what a run is about in one text: no bucket's name has a slash."""
+    return (f"{bucket}/{prefix}" if prefix else bucket) + ("/ since the last run" if since else "")
 
 
 def counts_of(row: Any) -> Mapping[str, int]:
@@ -214,9 +267,9 @@ def counts_of(row: Any) -> Mapping[str, int]:
 
 
 def latest_results(connection: sa.Connection) -> Sequence[tuple[TargetId, str, int, int]]:
-    """Return the last finished run of each target and bucket: when it ended (ms), and the remaining drift."""
+    """Return the last finished run of each target and whole bucket: when it ended (ms), and the remaining drift."""
     r = tables.reconciliations.c
-    finished = sa.and_(r.job == RECONCILE, r.state.in_((CLEAN, DRIFT, REPAIRED)))
+    finished = sa.and_(r.job == RECONCILE, r.state.in_((CLEAN, DRIFT, REPAIRED)), *WHOLE)
     last = sa.select(sa.func.max(r.id)).where(finished).group_by(r.type, r.name, r.bucket)
     query = sa.select(tables.reconciliations).where(r.id.in_(last)).order_by(r.type, r.name, r.bucket)
     runs = [_reconciliation(row) for row in connection.execute(query)]
@@ -228,17 +281,18 @@ def newest_runs(
 ) -> Mapping[tuple[str, TargetId, str], Reconciliation]:
     """Return the run of each kind, target and bucket that began last; of those that succeeded, if it says so.
 
-    A run that waits has not begun.
+    A run that waits has not begun. Runs of a part of a bucket are told apart: in place of the bucket's name they have
+    what they are about (`Reconciliation.place`).
     """
     r = tables.reconciliations.c
     states = r.state.in_(_SUCCESSFUL) if successful else r.state != WAITING
     kind = sa.case((r.state.in_(_OF_BACKFILLS), BACKFILL), else_=r.job)
     # By the time of the start: a run that waited may have begun after one with a later row.
-    order = sa.func.row_number().over(partition_by=(kind, r.type, r.name, r.bucket),
+    order = sa.func.row_number().over(partition_by=(kind, r.type, r.name, r.bucket, r.prefix, r.since.is_(None)),
                                       order_by=(r.started_at.desc(), r.id.desc()))  # fmt: skip
     numbered = sa.select(r.id, order.label("place")).where(states).subquery()
     newest = sa.select(numbered.c.id).where(numbered.c.place == 1)
     runs = [
         _reconciliation(row) for row in connection.execute(sa.select(tables.reconciliations).where(r.id.in_(newest)))
     ]
-    return {(run.job, run.target, run.bucket): run for run in runs}
+    return {(run.job, run.target, run.place): run for run in runs}

@@ -36,6 +36,7 @@ from app.outbox.reconcile.runs import (
     SCAN,
     UNFINISHED,
     WAITING,
+    WHOLE,
 )
 from app.outbox.rules import read_rules
 from app.rules.model import EVERY_BUCKET, Rule, event_names
@@ -55,6 +56,7 @@ class WaitingRun:
     first: bool
     job: str = RECONCILE
     repair: bool | None = None  # whether it repairs; None: the target's settings decide
+    prefix: str = ""  # only the keys below it
 
 
 def describe_unscheduled(number: int) -> str:
@@ -123,6 +125,7 @@ class Schedule:
                     not _has_finished(connection, row),
                     row.job,
                     {"yes": True, "no": False}.get(row.repair),
+                    row.prefix,
                 )
                 for row in rows
             ]
@@ -193,11 +196,13 @@ def _expressions(connection: sa.Connection) -> dict[tuple[str, TargetId], str]:
 def _due(connection: sa.Connection, pairs: Iterable[tuple[str, TargetId, str, str]], now: int) -> Iterator[_Pair]:
     r = tables.reconciliations.c
     last_starts: dict[_Pair, int] = {}
-    # A requested run that only compares neither counts as the scheduled one, which may repair, nor delays it.
+    # A requested run that only compares neither counts as the scheduled one, which may repair, nor delays it. One of a
+    # part of the bucket does not count, but only one runs at a time.
     counts = r.repair != "no"
     # Earlier starts are before every time at which a run can be due, and later ones are of a clock that was ahead.
     recent = (
         counts,
+        *WHOLE,
         r.started_at.between(now - RECONCILIATIONS.max_delay_ms, now + RECONCILIATIONS.max_delay_ms),
         r.state.not_in((BACKFILLING, BACKFILLED, UNFINISHED)),
     )
@@ -222,6 +227,6 @@ def _row(job: str, target: TargetId, bucket: str, now: int) -> dict[str, object]
 def _has_finished(connection: sa.Connection, row: sa.Row[tuple[object, ...]]) -> bool:
     """Return whether a reconciliation of the same target and bucket has ever finished."""
     r = tables.reconciliations.c
-    same = (r.type == row.type, r.name == row.name, r.bucket == row.bucket, r.job == RECONCILE)
+    same = (r.type == row.type, r.name == row.name, r.bucket == row.bucket, r.job == RECONCILE, *WHOLE)
     query = sa.select(r.id).where(*same, r.state.in_((CLEAN, DRIFT, REPAIRED))).limit(1)
     return connection.execute(query).first() is not None

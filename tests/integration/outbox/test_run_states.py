@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
+from app.config.errors import BadValue
 from app.outbox import tables
 from app.outbox.engine.clock import database_now
-from app.outbox.engine.database import Database
+from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile.requests import RunRequests
 from app.outbox.reconcile.run_states import RunState, read_run_states
-from app.outbox.reconcile.runs import BACKFILLING, Reconciliations
+from app.outbox.reconcile.runs import BACKFILLING, Reconciliations, latest_results
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.reconcile.tables_runs import begin_tables, end_tables, fail_tables
 from tests.support.builders import add_target, registry
@@ -48,6 +51,32 @@ def test_the_newest_run_decides_and_the_last_good_one_is_kept_beside_it(database
     assert states(database, later=31 * DAY) == {}  # nothing schedules it, and nobody has run it for so long
     registry(database).remove(target, force=True)
     assert states(database) == {}
+
+
+def test_a_run_of_a_prefix_says_nothing_of_the_bucket(database: Database) -> None:
+    schedule = MIRROR | {"reconcile": "0 * * * *"}
+    target = add_target(database, "x", type_name="redis", values=schedule, bucket="images")
+    runs = Reconciliations(database)
+    begin = partial(runs.begin, target, "images", lease=MINUTE)
+    ended(database, target, "images", "failed", "MySQL is away")
+    asked = RunRequests(database, registry(database)).start(target, "images", repair=False, prefix="a%/é")
+    assert [(waiting.run, waiting.prefix) for waiting in Schedule(database).waiting()] == [(asked.run, "a%/é")]
+    runs.end(begin(run=asked.run), "clean", {"objects": 3})
+    [listed] = runs.list(limit=1)
+    assert (listed.prefix, listed.place, listed.state) == ("a%/é", "images/a%/é", "clean")
+    state = states(database)["reconcile", "images"]
+    assert (state.problem, state.good) == ("MySQL is away", None)
+    with database.reading() as connection:
+        assert latest_results(connection) == []
+    assert runs.last_size(target, "images") == 0
+    runs.end(begin(prefix="b/"), "failed", {}, problem="SlowDown")
+    assert states(database)["reconcile", "images/b/"].problem == "SlowDown"
+    with database.writing() as connection:
+        connection.execute(tables.reconciliations.update().where(_R.prefix == "").values(started_at=1))
+    later = now_ms() // HOUR * HOUR + HOUR + MINUTE
+    assert Schedule(database).register(later) == 1, "a run of a prefix counted as the scheduled one"
+    with pytest.raises(BadValue, match="the prefix has 1025 bytes"):
+        RunRequests(database, registry(database)).start(target, "images", repair=False, prefix="k" * 1025)
 
 
 def test_a_run_that_waited_and_began_last_is_the_newest(database: Database) -> None:

@@ -28,6 +28,8 @@ def by_utf16(key: str) -> bytes:
 class Server:
     """Lists a bucket in pages of three, in an order of its own; `spoil` may change each answer."""
 
+    ignores_prefix = False
+
     def __init__(
         self, keys: Sequence[str], order: Order = str, *, versioned: bool = False,
         spoil: Callable[[Answer], Answer] = lambda answer: answer,
@@ -36,15 +38,19 @@ class Server:
         self._keys, self._order, self._spoil = sorted(keys, key=order), order, spoil
         self._versioned = versioned
 
-    def list_objects_v2(self, Bucket: str, StartAfter: str = "", ContinuationToken: str = "") -> Answer:  # noqa: N803 - boto3's names
-        page, rest = self._page(ContinuationToken or StartAfter)
+    def list_objects_v2(
+        self, Bucket: str, StartAfter: str = "", ContinuationToken: str = "", Prefix: str = "",  # noqa: N803 - boto3's
+    ) -> Answer:  # fmt: skip
+        page, rest = self._page(ContinuationToken or StartAfter, Prefix)
         answer: Answer = {"Name": Bucket, "IsTruncated": bool(rest), "Contents": [{"Key": key} for key in page]}
         if rest:
             answer["NextContinuationToken"] = page[-1]
         return self._spoil(answer)
 
-    def list_object_versions(self, Bucket: str, KeyMarker: str = "", VersionIdMarker: str = "") -> Answer:  # noqa: N803 - as above
-        page, rest = self._page(KeyMarker)
+    def list_object_versions(
+        self, Bucket: str, KeyMarker: str = "", VersionIdMarker: str = "", Prefix: str = "",  # noqa: N803 - as above
+    ) -> Answer:  # fmt: skip
+        page, rest = self._page(KeyMarker, Prefix)
         versions = [{"Key": key, "VersionId": VersionIdMarker} for key in page]
         answer: Answer = {"Name": Bucket, "IsTruncated": bool(rest), "Versions": versions[::2]}
         answer["DeleteMarkers"] = versions[1::2]
@@ -52,21 +58,24 @@ class Server:
             answer |= {"NextKeyMarker": page[-1], "NextVersionIdMarker": "1"}
         return self._spoil(answer)
 
-    def _page(self, after: str) -> tuple[list[str], list[str]]:
+    def _page(self, after: str, prefix: str) -> tuple[list[str], list[str]]:
         left = [key for key in self._keys if not after or self._order(key) > self._order(after)]
+        left = [key for key in left if self.ignores_prefix or key.startswith(prefix)]
         return left[:3], left[3:]
 
 
-def listed(server: Server, after: str = "", *, versioned: bool = False) -> list[str]:
+def listed(server: Server, after: str = "", *, versioned: bool = False, prefix: str = "") -> list[str]:
     found: list[str] = []
-    for page in pages(server, "images", after, versioned=versioned):
+    for page in pages(server, "images", after, versioned=versioned, prefix=prefix):
         found += [entry["Key"] for kind in ("Contents", "Versions", "DeleteMarkers") for entry in page.get(kind, ())]
     return found
 
 
-def listed_or_refused(server: Server, after: str, *, versioned: bool = False) -> list[str] | None:
+def listed_or_refused(
+    server: Server, after: str, *, versioned: bool = False, prefix: str = ""
+) -> list[str] | None:  # fmt: skip
     try:
-        return listed(server, after, versioned=versioned)
+        return listed(server, after, versioned=versioned, prefix=prefix)
     except BadListing as error:
         found = str(error)
     assert "which is not S3's order" in found
@@ -74,15 +83,16 @@ def listed_or_refused(server: Server, after: str, *, versioned: bool = False) ->
     return None
 
 
-@given(KEYS, KEYS, st.integers(1, 5), st.sampled_from([str, by_utf16]), st.booleans())
-def test_ranges_are_the_whole_bucket_whatever_the_servers_order_or_it_is_refused(
-    keys: list[str], sample: list[str], tasks: int, order: Order, versioned: bool
+@given(KEYS, KEYS, st.integers(1, 5), st.sampled_from([str, by_utf16]), st.booleans(), st.text(ALPHABET, max_size=2))
+def test_ranges_are_all_keys_below_a_prefix_whatever_the_servers_order_or_it_is_refused(
+    keys: list[str], sample: list[str], tasks: int, order: Order, versioned: bool, prefix: str
 ) -> None:
     server = Server(keys, order, versioned=versioned)
+    keys = [key for key in keys if key.startswith(prefix)]
     found: list[str] = []
     for after, until in between(sample, tasks):
         assert not after or is_bound(after)
-        read = listed_or_refused(server, after, versioned=versioned)
+        read = listed_or_refused(server, after, versioned=versioned, prefix=prefix)
         if read is None:
             assert order is by_utf16
             return
@@ -136,6 +146,15 @@ def test_a_listing_of_a_tenants_bucket_has_its_name_with_or_without_the_tenant(n
     assert len([entry for page in found for entry in page["Contents"]]) == 8
     with pytest.raises(BadListing, match="a listing of the bucket 'other:images'"):
         list(pages(Server("a", spoil=with_(Name="other:images")), "acme:images", versioned=False))
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+def test_a_server_that_ignores_the_prefix_is_refused(versioned: bool) -> None:
+    server = Server(["a/1", "b/1"], versioned=versioned)
+    assert listed(server, versioned=versioned, prefix="b/") == ["b/1"]
+    server.ignores_prefix = True
+    with pytest.raises(BadListing, match="lists 'a/1', which is not below the prefix 'b/'"):
+        listed(server, versioned=versioned, prefix="b/")
 
 
 def test_pages_without_entries_end() -> None:
