@@ -18,6 +18,7 @@ from app.events.frontends import (
     Traced,
     filer_protobuf,
     format_location,
+    gcs,
     items,
 )
 from app.events.frontends.detect import REFUSED, Context, context_of
@@ -39,7 +40,7 @@ _DEFAULT = Limits()
 _NOT_BLANK = re.compile(rb"\S")
 _OBJECT = ord("{")
 _TRACE = frozenset(("traceparent", "tracestate", "ce-traceparent", "ce-tracestate"))
-HEADERS = ("content-type", *sorted(_TRACE))  # those of a request that matter to `parse`
+HEADERS = ("content-type", *sorted(_TRACE), *gcs.HEADERS)  # those of a request that matter to `parse`
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def parse(
     """
     parsed = Parsed()
     allowance, reading = Allowance(limits), _Reading(now_ms, limits.nesting, tenant, Texts(origin))
-    for index, (line, item) in enumerate(_items(body, headers, context_of(allowance, sender), parsed)):
+    for index, (line, item) in enumerate(_items(body, headers, context_of(allowance, sender, headers), parsed)):
         allowance.take_record()
         first = len(parsed.events)
         try:

@@ -16,7 +16,7 @@ from app.events.order import comparable
 class Entry:
     """One event of the key's history; `seq` is its position in the log, `sequencer` is as sent or comparable.
 
-    `hides_older` is whether it removes a version that may have got a marker on top instead (`frontends.ceph.expires`).
+    `hides_older` is whether what is older than its version is hidden once that was removed (`frontends.hidden`).
     """
 
     seq: int
@@ -134,7 +134,8 @@ class Fold:
     * A creation is a layer; creating a version again, or the null version, replaces its layer.
     * A marker is a layer without object. If its version is named again with a newer sequencer, the marker itself was
       removed (as MinIO: §1.1); with the same sequencer it is a repeat (§1.7).
-    * A version that Ceph's lifecycle expires hides everything older: it was removed, or got a marker on top.
+    * A version that Ceph's lifecycle expires hides everything older: it was removed, or got a marker on top. So does a
+      removed one in Cloud Storage, where no version ever becomes the newest again.
     * A removal without version, the removal of all versions, and a marker without its own version (Ceph names the
       version beneath, §12.2) cover everything older.
     """
@@ -167,7 +168,7 @@ class Fold:
         after = before.after(change, place, sequencer)
         if is_concrete(version) and after.created is not None and after.marked_last is not None:
             key.cover = _later(key.cover, after.marked_last)
-        if entry.hides_older and is_concrete(version) and after.created is not None:
+        if entry.hides_older and is_concrete(version) and after.created is not None and after.removed is not None:
             key.cover = _later(key.cover, after.created)
         key.created |= after.created is not None
         key.unexplained += after.unexplained(version) - before.unexplained(version)

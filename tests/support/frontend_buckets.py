@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ class ModelBucket:
     tick: int
     renames: bool = False
     removes_markers: bool = True
+    uncovers: bool = True  # whether the removal of the newest version makes the one beneath the newest
     keys: int = 4
     _stacks: dict[str, list[Operation]] = field(default_factory=dict)
     _now: int = _START
@@ -96,6 +98,8 @@ class ModelBucket:
             stack.append(self._operation("put", key, content=self._content(), version=f"{self._number:032x}"))
             return stack[-1]
         gone = self.rng.choice(removable)
+        if not self.uncovers and gone is stack[-1]:
+            stack.append(self._operation("marker", key))  # which nobody reports
         stack.remove(gone)
         kind = "delete marker" if gone.kind == "marker" else "delete version"
         return self._operation(kind, key, version=gone.version, old=(gone.content, gone.time))
@@ -299,6 +303,83 @@ def ozone(bucket: str, operation: Operation) -> list[Message]:
     return [{"Records": [_record(bucket, operation, "ozone:s3", thing=thing, **members)]}]
 
 
+def gcs(bucket: str, operation: Operation) -> list[Message]:
+    """Generations are microseconds; what replaces an object says which it was, and what was replaced says by which."""
+
+    def message(kind: str, generation: int, **attributes: str) -> Message:
+        content = operation.old[0] if operation.old and kind == "OBJECT_DELETE" else operation.content
+        resource = {
+            "kind": "storage#object", "name": operation.key, "bucket": bucket, "generation": str(generation),
+            "metageneration": "1", "size": "1", "md5Hash": base64.b64encode(bytes.fromhex(content)).decode(),
+        }  # fmt: skip
+        attributes |= {
+            "eventType": kind, "bucketId": bucket, "objectId": operation.key, "objectGeneration": str(generation),
+            "eventTime": _text(operation.time, 6),
+        }  # fmt: skip
+        data = base64.b64encode(json.dumps(resource).encode()).decode()
+        return {"message": {"attributes": attributes, "data": data, "messageId": "1"}, "subscription": "s"}
+
+    generation, former = operation.time // 1000, operation.old[1] // 1000 if operation.old else 0
+    if operation.kind == "put":
+        made = [message("OBJECT_FINALIZE", generation)]
+        replaced = {"overwrittenByGeneration": str(generation)}
+        return made + ([message("OBJECT_DELETE", former, **replaced)] if former else [])
+    if operation.kind == "marker":
+        return [message("OBJECT_ARCHIVE", generation - 1)]
+    return [message("OBJECT_DELETE", former)]
+
+
+def azure(bucket: str, operation: Operation) -> list[Message]:
+    """Two schemas; a sequencer orders the events of a blob."""
+    kind = "BlobCreated" if operation.kind == "put" else "BlobDeleted"
+    subject = f"/blobServices/default/containers/{bucket}/blobs/{operation.key}"
+    data = {"api": "PutBlob", "contentLength": 1, "eTag": operation.content, "sequencer": f"{operation.number:032X}"}
+    event: Message = {"id": str(operation.number), "subject": subject, "data": data}
+    if operation.number % 2:
+        return [event | {"eventType": f"Microsoft.Storage.{kind}", "eventTime": _text(operation.time, 7)}]
+    return [event | {"type": f"Microsoft.Storage.{kind}", "time": _text(operation.time, 7), "specversion": "1.0"}]
+
+
+def b2(bucket: str, operation: Operation) -> list[Message]:
+    """Milliseconds; every bucket has versions, and there are no ETags."""
+    kinds = {"put": "ObjectCreated:Upload", "marker": "HideMarkerCreated:Hide", "delete": "HideMarkerCreated:Hide"}
+    event = {
+        "eventType": f"b2:{kinds.get(operation.kind, 'ObjectDeleted:Delete')}",
+        "bucketName": bucket,
+        "objectName": operation.key,
+        "objectSize": 1,
+        "objectVersionId": operation.version or f"{operation.number:032x}",
+        "eventTimestamp": operation.time // 10**6,
+    }
+    return [{"events": [event]}]
+
+
+def r2(bucket: str, operation: Operation) -> list[Message]:
+    """Milliseconds."""
+    action = "PutObject" if operation.kind == "put" else "DeleteObject"
+    thing = {"key": operation.key, "size": 1, "eTag": operation.content}
+    return [
+        {"account": "a", "action": action, "bucket": bucket, "object": thing, "eventTime": _text(operation.time, 3)}
+    ]
+
+
+def tigris(bucket: str, operation: Operation) -> list[Message]:
+    """Milliseconds."""
+    name = "OBJECT_CREATED_PUT" if operation.kind == "put" else "OBJECT_DELETED"
+    thing = {"key": operation.key, "size": 1, "eTag": operation.content}
+    event = {"eventSource": "tigris", "eventName": name, "bucket": bucket, "object": thing}
+    return [{"events": [event | {"eventTime": _text(operation.time, 3)}]}]
+
+
+def oci(bucket: str, operation: Operation) -> list[Message]:
+    """Seconds."""
+    kind = "createobject" if operation.kind == "put" else "deleteobject"
+    details = {"bucketName": bucket, "eTag": operation.content, "namespace": "n"}
+    data = {"resourceName": operation.key, "additionalDetails": details}
+    event = {"eventType": f"com.oraclecloud.objectstorage.{kind}", "eventID": str(operation.number), "data": data}
+    return [event | {"eventTime": _text(operation.time, 0)}]
+
+
 @dataclass(frozen=True)
 class Sender:
     """How a frontend sends, and in which order its events may arrive."""
@@ -309,6 +390,7 @@ class Sender:
     tick: int = 1
     renames: bool = False
     removes_markers: bool = True
+    uncovers: bool = True
 
 
 SENDERS = {
@@ -328,5 +410,11 @@ RARE_SENDERS = {
     "storj": Sender(storj),
     "localstack": Sender(localstack, shuffles=False),
     "ozone": Sender(ozone, versioned=False, renames=True),
+    "gcs": Sender(gcs, tick=1000, removes_markers=False, uncovers=False),
+    "azure": Sender(azure, versioned=False),
+    "b2": Sender(b2, tick=10**6),
+    "r2": Sender(r2, versioned=False, tick=10**6),
+    "tigris": Sender(tigris, versioned=False, tick=10**6),
+    "oci": Sender(oci, versioned=False, shuffles=False),
     "seaweedfs until 4.17": Sender(seaweedfs_until_4_17, shuffles=False, renames=True),
 }

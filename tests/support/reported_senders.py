@@ -14,7 +14,7 @@ from app.outbox import tables
 from app.outbox.engine.database import Database
 
 _FOLDER = Path(__file__).parents[1] / "fixtures" / "frontends" / "reports"
-_REPORTS = ("2026-11.jsonl", "2026-11-issues.jsonl")  # numbers go on from one to the next
+_REPORTS = ("2026-11.jsonl", "2026-11-issues.jsonl", "clouds.jsonl")  # numbers go on from one to the next
 
 PUT, DELETE = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete"
 
@@ -28,7 +28,7 @@ class Fact(NamedTuple):
     size: int | None = None
 
 
-# By line of the files, from 0. A text is a part of the refusal.
+# By line of the files, from 0. A text is a part of the refusal. Lines of clouds.jsonl say themselves what is right.
 RIGHT: dict[int, list[Fact] | str] = {
     0: [Fact(PUT, "weedold/a.txt", size=3)],
     1: [Fact(PUT, "weedold/a.txt", size=6)],
@@ -75,6 +75,12 @@ RIGHT: dict[int, list[Fact] | str] = {
 def reports() -> list[dict[str, Any]]:
     """Return the lines of the files."""
     return [json.loads(line) for name in _REPORTS for line in (_FOLDER / name).read_text().splitlines()]
+
+
+for _number, _report in enumerate(reports()):
+    if _number not in RIGHT:
+        _right = _report["right"]
+        RIGHT[_number] = _right if isinstance(_right, str) else [Fact(*fact) for fact in _right]
 
 
 def facts(events: Iterable[Event]) -> list[Fact]:

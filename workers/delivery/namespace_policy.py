@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Protocol
 
 from app.events.effects import ContentChange, content_change
+from app.events.frontends.hidden import hides_older
 from app.events.model import Effect, Event
 from app.events.version_history import Absent, Holding, Present
 from app.outbox.delivery.logged_events import LoggedEvent, LogPosition
@@ -136,8 +137,8 @@ def _versioned(logged: LoggedEvent, holding: Holding) -> Decision | _Row:
         if holding.seq == logged.seq:
             return _with_effect(event, Effect.UPSERT)
         return SkipReason.SUPERSEDED if _creates(event) else _Row(holding.seq)
-    if _creates(event):
-        return SkipReason.SUPERSEDED
+    if _creates(event) and not (isinstance(holding, Absent) and hides_older(event.name, event.record)):
+        return SkipReason.SUPERSEDED  # else what it hides may still be the row
     return _with_effect(event, Effect.REMOVE if isinstance(holding, Absent) else Effect.REMOVE_VERSION)
 
 

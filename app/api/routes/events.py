@@ -38,7 +38,7 @@ routes = Blueprint("events", __name__)
 _BODY = {
     "required": True,
     "description": "Notifications of MinIO, RustFS, Ceph, AWS (S3, SNS, EventBridge), Versity, NooBaa, StorageGRID, "
-    "Scality, Ozone, Storj, "
+    "Scality, Ozone, Storj, Google Cloud Storage, Azure, Backblaze B2, Cloudflare R2, Tigris, Oracle Cloud, "
     "CloudEvents or SeaweedFS, a bare record, an array, or JSON lines; may be compressed with gzip",
     "content": {"application/json": {"schema": {}}, "application/x-ndjson": {"schema": {}}},
 }

@@ -16,6 +16,9 @@ from app.events.frontends.json_path import find
 from app.events.order import from_time, nanoseconds, sequencer_of
 
 SOURCE = "ceph:s3"
+# A version that expires while it is the newest gets a delete marker on top; the event names the version all the same,
+# and has the name of the removal of an old one. When old versions expire there are no older ones. So in both cases the
+# version and all that is older are gone or hidden, and newer ones are not.
 EXPIRED = "s3:LifecycleExpiration:Delete"
 OF_CEPH = f'"eventSource":"{SOURCE}"'  # in the JSON of its records
 _DUMP = re.compile("[0-9A-Fa-f]{16}")
@@ -53,16 +56,6 @@ def order(record: Mapping[str, Any]) -> str:
             if rest < _SECOND and (reference is None or abs(time - reference) < _NEAR):
                 return from_time(time)
     return "" if reference is None else from_time(reference)
-
-
-def expires(name: str, record: str) -> bool:
-    """Return whether an event of Ceph's lifecycle concerns everything that is older than the version that it names.
-
-    A version that expires while it is the newest gets a delete marker on top; the event names the version all the same,
-    and has the name of the removal of an old one. When old versions expire there are no older ones. So in both cases
-    the version and all that is older are gone or hidden, and newer ones are not.
-    """
-    return name == EXPIRED and OF_CEPH in record
 
 
 def _event_id_time(event_id: object) -> int | None:

@@ -1,13 +1,14 @@
 """Detect the format of each record in a body (§14.1), whatever messages it is wrapped in."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from app.events.errors import BadRecord, excerpt
-from app.events.frontends import envelopes, eventbridge, seaweedfs, unsupported
+from app.events.frontends import azure, b2, envelopes, eventbridge, gcs, oci, r2, seaweedfs, tigris, unsupported
 from app.events.frontends.envelopes import Traced
 from app.events.frontends.frontend import Frontend, Normalized
+from app.events.frontends.json_path import optional_text
 from app.events.frontends.minio import MINIO
 from app.events.frontends.registry import is_own, recognize, recognize_relayed
 from app.events.limits import Allowance
@@ -21,18 +22,32 @@ _SHAPES = (
     "an S3 record or an object with `Records`, an event of EventBridge, SNS, CloudEvents or SeaweedFS,"
     " or an array or lines of these"
 )
+# Senders of messages of their own, and how these are recognised.
+_OWN_FORMS = (
+    (azure.matches, azure.AZURE),
+    (b2.matches, b2.B2),
+    (r2.matches, r2.R2),
+    (tigris.matches, tigris.TIGRIS),
+    (oci.matches, oci.OCI),
+    (eventbridge.matches, eventbridge.EVENTBRIDGE),
+    (seaweedfs.matches, seaweedfs.SEAWEEDFS),
+)
 
 
 class Context(NamedTuple):
-    """What is the same for all values of a body: what is left of its limits, and how a record's sender is found."""
+    """What is the same for all values of a body: what is left of its limits, how a record's sender is found.
+
+    `headers` are those of the request or message.
+    """
 
     allowance: Allowance
     recognize: Recognizer
+    headers: Mapping[str, str]
 
 
-def context_of(allowance: Allowance, sender: Frontend | None) -> Context:
+def context_of(allowance: Allowance, sender: Frontend | None, headers: Mapping[str, str]) -> Context:
     """Return the context of a body, whose records of S3's form are those of `sender` if the caller knows it."""
-    return Context(allowance, recognize if sender is None else _recognizer(sender))
+    return Context(allowance, recognize if sender is None else _recognizer(sender), headers)
 
 
 def items(value: Any, context: Context, location: Location = None) -> Iterator[Item]:
@@ -50,7 +65,7 @@ def _recognizer(sender: Frontend) -> Recognizer:
 
 def _in_minios_form(context: Context) -> Context:
     """Return the context of an envelope of MinIO: also the key in its records has MinIO's form."""
-    return Context(context.allowance, recognize_relayed) if context.recognize is recognize else context
+    return context._replace(recognize=recognize_relayed) if context.recognize is recognize else context
 
 
 def _values(value: Any, context: Context, location: Location, levels_left: int) -> Iterator[Item]:
@@ -128,43 +143,67 @@ def _passed_on(record: dict[str, Any], context: Context, location: Location, lev
 
 
 def _message(value: dict[str, Any], context: Context, location: Location, levels_left: int) -> Iterator[Item]:
-    kind = envelopes.sns_type(value)
-    carried: tuple[str, Any] | None = None
-    trace = ""
-    if envelopes.is_event_grid_validation(value):
-        yield _VALIDATION, value, location
-        return
-    if service := unsupported.service(value):
+    service = unsupported.service(value)
+    if service and not envelopes.is_event_grid_validation(value):
         yield _refused(BadRecord("it", f"{service}; it must be {_SHAPES}"), location)
         return
     try:
-        if kind == "Notification":
-            carried = "Message", envelopes.sns_message(value, context.allowance)
-        elif envelopes.is_cloud_event(value):
-            carried = envelopes.cloud_event_data(value, context.allowance)
-            trace = envelopes.cloud_event_trace(value)
-        else:
-            carried = envelopes.passed_on(value, context.allowance)
+        item = _of_its_own(value, context)
+        carried = _carried(value, context) if item is None else None
     except BadRecord as problem:
         yield _refused(problem, location)
         return
+    trace = envelopes.cloud_event_trace(value) if envelopes.is_cloud_event(value) else ""
     if carried is not None:
         inner = _inner(carried, context, location, levels_left)
         yield from _traced(inner, trace) if trace else inner
         return
-    sender: Frontend
+    sender, thing = item or (_of_no_event(value), value)
+    yield _with_trace(sender, trace) if trace else sender, thing, location
+
+
+def _of_its_own(value: dict[str, Any], context: Context) -> tuple[Frontend, Any] | None:
+    """Return the sender of a message of its own form, and what it normalises; None for another. Raises `BadRecord`."""
+    if envelopes.is_event_grid_validation(value):
+        return _VALIDATION, value
+    if (notification := _of_gcs(value, context)) is not None:
+        return gcs.GCS, notification
+    return next(((sender, value) for matches, sender in _OWN_FORMS if matches(value)), None)
+
+
+def _carried(value: dict[str, Any], context: Context) -> tuple[str, Any] | None:
+    """Return the content of an envelope, with its member; None for another object. Raises `BadRecord`."""
+    if envelopes.sns_type(value) == "Notification":
+        return "Message", envelopes.sns_message(value, context.allowance)
+    if envelopes.is_pub_sub(value):
+        return envelopes.pub_sub_data(value, context.allowance)
+    if envelopes.is_cloud_event(value):
+        return envelopes.cloud_event_data(value, context.allowance)
+    return envelopes.passed_on(value, context.allowance)
+
+
+def _of_no_event(value: dict[str, Any]) -> Frontend:
+    kind = envelopes.sns_type(value)
     if kind == "SubscriptionConfirmation":
-        sender = _CONFIRMATION
-    elif kind is not None or envelopes.is_test(value):
-        sender = _IGNORED
-    elif eventbridge.matches(value):
-        sender = eventbridge.EVENTBRIDGE
-    elif seaweedfs.matches(value):
-        sender = seaweedfs.SEAWEEDFS
-    else:
-        yield _refused(BadRecord("it", f"is an object of unknown shape; it must be {_SHAPES}"), location)
-        return
-    yield sender, value, location
+        return _CONFIRMATION
+    if kind is not None or envelopes.is_test(value):
+        return _IGNORED
+    return _UNKNOWN
+
+
+def _of_gcs(value: dict[str, Any], context: Context) -> gcs.Notification | None:
+    """Return the notification of Cloud Storage in a message of Google's; None if it is none. Raises `BadRecord`."""
+    if envelopes.is_pub_sub(value):
+        attributes = value["message"].get("attributes")
+        if not gcs.is_event(attributes):
+            return None
+        has_resource = bool(optional_text(value, "message", "data"))
+        resource = envelopes.pub_sub_data(value, context.allowance)[1] if has_resource else {}
+        return gcs.Notification(attributes, resource)
+    if gcs.is_cloud_event(value) and envelopes.is_cloud_event(value):
+        attributes = {"eventType": value["type"], "eventTime": optional_text(value, "time")}
+        return gcs.Notification(attributes, envelopes.cloud_event_data(value, context.allowance)[1])
+    return gcs.unwrapped(value, context.headers) if gcs.is_resource(value) else None
 
 
 def _inner(carried: tuple[str, Any], context: Context, location: Location, levels_left: int) -> Iterator[Item]:
@@ -188,6 +227,10 @@ def _ignore(_: Any) -> Normalized:
     return ()
 
 
+def _refuse_shape(_: Any) -> Normalized:
+    raise BadRecord("it", f"is an object of unknown shape; it must be {_SHAPES}")
+
+
 def _refused(problem: BadRecord, location: Location) -> Item:
     return REFUSED, problem, location
 
@@ -198,6 +241,7 @@ def _refuse(problem: BadRecord) -> Normalized:
 
 # Not senders, but what becomes of a value that is no record.
 REFUSED = Frontend("", _refuse)
+_UNKNOWN = Frontend("", _refuse_shape)
 _IGNORED = Frontend("", _ignore)
 _CONFIRMATION = Frontend("", envelopes.sns_confirmation)
 _VALIDATION = Frontend("", envelopes.event_grid_validation)

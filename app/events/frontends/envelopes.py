@@ -95,6 +95,16 @@ def cloud_event_data(value: Mapping[str, Any], allowance: Allowance) -> tuple[st
     return "data_base64", _decoded(value, allowance, "data_base64")
 
 
+def is_pub_sub(value: Mapping[str, Any]) -> bool:
+    """Return whether the object is what a push subscription of Google Pub/Sub posts, unless it was told not to wrap."""
+    return isinstance(value.get("subscription"), str) and isinstance(value.get("message"), dict)
+
+
+def pub_sub_data(value: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any]:
+    """Return the content of a message of Pub/Sub, with its member. Raises `BadRecord`."""
+    return "message.data", _decoded(value, allowance, "message", "data")
+
+
 @dataclass(frozen=True, slots=True)
 class Traced:
     """The content of a message (`made`), and the message's own trace context."""
@@ -133,10 +143,12 @@ def passed_on(record: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any
 
 
 def list_member(value: Mapping[str, Any]) -> str:
-    """Return the member with a list of what is passed on: by a client of SQS, Argo Events or Firehose; "" for none."""
+    """Return the member with a list of messages: of a client of SQS, Argo Events, Firehose, B2, Tigris; "" for none."""
     for member in ("Messages", "notification"):
         if member in value:
             return member
+    if isinstance(events := value.get("events"), list) and events and isinstance(events[0], dict):
+        return "events"
     return "records" if "records" in value and ("requestId" in value or "invocationId" in value) else ""
 
 

@@ -12,35 +12,43 @@ import orjson
 from app.events.errors import BadRecord
 from app.events.frontends import (
     aws,
+    azure,
+    b2,
     ceph,
     eventbridge,
+    gcs,
     minio,
     noobaa,
+    oci,
     ozone,
+    r2,
     rustfs,
     scality,
     seaweedfs,
     storagegrid,
     storj,
+    tigris,
     unknown,
     versity,
 )
 from app.events.frontends.frontend import Frontend, as_sent
 from app.events.order import comparable
 
-FRONTENDS: Mapping[str, Frontend] = {
+# Those that a request may name.
+S3_FRONTENDS: Mapping[str, Frontend] = {
     frontend.name: frontend
     for frontend in (
-        minio.MINIO, rustfs.RUSTFS, ceph.CEPH, aws.AWS, eventbridge.EVENTBRIDGE, seaweedfs.SEAWEEDFS, versity.VERSITY,
-        noobaa.NOOBAA, storagegrid.STORAGEGRID, scality.SCALITY, ozone.OZONE, storj.STORJ, unknown.RAW,
+        minio.MINIO, rustfs.RUSTFS, ceph.CEPH, aws.AWS, versity.VERSITY, noobaa.NOOBAA, storagegrid.STORAGEGRID,
+        scality.SCALITY, ozone.OZONE, storj.STORJ, unknown.RAW,
     )
 }  # fmt: skip
-# Those that a request may name: the others have messages of their own, by which they are always recognised.
-S3_FRONTENDS: Mapping[str, Frontend] = {
-    name: frontend
-    for name, frontend in FRONTENDS.items()
-    if frontend not in (eventbridge.EVENTBRIDGE, seaweedfs.SEAWEEDFS)
-}
+# Those that have messages of their own, by which they are always recognised.
+FRONTENDS: Mapping[str, Frontend] = dict(S3_FRONTENDS) | {
+    frontend.name: frontend
+    for frontend in (
+        eventbridge.EVENTBRIDGE, seaweedfs.SEAWEEDFS, gcs.GCS, azure.AZURE, b2.B2, r2.R2, tigris.TIGRIS, oci.OCI,
+    )
+}  # fmt: skip
 # Records that a MinIO-like service has passed on: in its envelope they have MinIO's form, whichever frontend sent them.
 RELAYED: Mapping[str, Frontend] = {name: replace(frontend, normalize=as_sent) for name, frontend in FRONTENDS.items()}
 _RELAYED_UNKNOWN = replace(unknown.UNKNOWN, normalize=as_sent)
@@ -54,8 +62,14 @@ _BY_SOURCE = {
     scality.SOURCE: scality.SCALITY,
     ozone.SOURCE: ozone.OZONE,
     storj.SOURCE: storj.STORJ,
-    seaweedfs.SOURCE: RELAYED[seaweedfs.SEAWEEDFS.name],
-}
+    # Of messages of their own, these records are what Bucketwire has made.
+    **{
+        made.SOURCE: RELAYED[name]
+        for name, made in {
+            "seaweedfs": seaweedfs, "gcs": gcs, "azure": azure, "b2": b2, "r2": r2, "tigris": tigris, "oci": oci,
+        }.items()
+    },
+}  # fmt: skip
 
 
 def recognize(record: Mapping[str, Any]) -> Frontend:

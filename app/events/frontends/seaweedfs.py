@@ -21,6 +21,7 @@ from app.events import minio_json
 from app.events.errors import BadRecord, excerpt
 from app.events.frontends.frontend import Frontend, Record
 from app.events.frontends.json_path import find, number, optional_text, text, without_empty
+from app.events.frontends.made import made_record
 
 SOURCE = "seaweedfs:s3"
 _BUCKETS = "/buckets/"
@@ -190,28 +191,8 @@ def _record(
         members["versionId"] = thing.version
     if order is not None:
         members["sequencer"] = f"{order:016X}"
-    return {
-        "eventVersion": "2.0",
-        "eventSource": SOURCE,
-        "awsRegion": "",
-        "eventTime": "" if modified is None else minio_json.timestamp(modified // 1_000_000),
-        "eventName": name,
-        "userIdentity": {"principalId": ""},
-        "requestParameters": None,
-        "responseElements": {},
-        "s3": {
-            "s3SchemaVersion": "1.0",
-            "configurationId": "Config",
-            "bucket": {
-                "name": thing.bucket,
-                "ownerIdentity": {"principalId": ""},
-                "arn": f"arn:aws:s3:::{thing.bucket}",
-            },
-            "object": members,
-        },
-        "source": {"host": "", "port": "", "userAgent": ""},
-        "original": event,
-    }
+    milliseconds = None if modified is None else modified // 1_000_000
+    return made_record(SOURCE, name, thing.bucket, members, milliseconds, event)
 
 
 def _committed(entry: Any) -> int | None:

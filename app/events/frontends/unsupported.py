@@ -17,15 +17,12 @@ class Unsupported(NamedTuple):
         return f"looks like {self.name}, which is not accepted" + (f": {self.remedy}" if self.remedy else "")
 
 
-_PUB_SUB = Unsupported("a Google Pub/Sub push subscription")
-_EVENTARC = Unsupported("Google Eventarc")
-_R2 = Unsupported("Cloudflare R2")
+_OF_STORAGE = "let it send only events of {}"
 _OBS = Unsupported("Huawei Cloud OBS")
 _COS = Unsupported("Tencent Cloud COS")
 _OSS = Unsupported("Alibaba Cloud OSS")
 _IBM = Unsupported("IBM Cloud Object Storage")
 _YANDEX = Unsupported("a trigger of Yandex Object Storage")
-_TIGRIS = Unsupported("Tigris")
 _CLOUDTRAIL = Unsupported(
     "AWS CloudTrail",
     "it records calls, not what became of objects. Switch EventBridge on for the bucket, and let the rule match the "
@@ -46,30 +43,28 @@ FILER_WITHOUT_PATH = Unsupported(
     "use [notification.webhook] or [notification.kafka]",
 )
 _EVENT_TYPES = {  # how their values of `eventType` or, in a CloudEvent, of `type` begin
-    "Microsoft.": Unsupported("Azure Event Grid"),
-    "google.cloud.": _EVENTARC,
-    "com.oraclecloud.": Unsupported("Oracle Cloud Infrastructure Events"),
-    "b2:": Unsupported("Backblaze B2"),
+    "Microsoft.": Unsupported("another service's event by Azure Event Grid", _OF_STORAGE.format("a storage account")),
+    "com.oraclecloud.": Unsupported("another service's event of OCI", _OF_STORAGE.format("Object Storage")),
     "OBS:": _OBS,
     "cos:": _COS,
     "oss:": _OSS,
     "com.ibm.cloud.cos.": _IBM,
     "yandex.cloud.": _YANDEX,
 }
+_STORAGE = ("Microsoft.Storage.", "com.oraclecloud.objectstorage.")
 _MEMBERS = {"obs": _OBS, "cos": _COS, "oss": _OSS}  # in place of a record's `s3`
 
 
 def service(value: Mapping[str, Any]) -> Unsupported | None:
     """Return which service made an object that no frontend has; None if that cannot be told."""
-    for lists in ("events", "messages"):
-        inner = value.get(lists)
-        if isinstance(inner, list) and inner and isinstance(inner[0], dict):
-            return _service(inner[0])
-    return _service(value)
+    inner = value.get("messages")
+    return _service(inner[0] if isinstance(inner, list) and inner and isinstance(inner[0], dict) else value)
 
 
 def _service(value: Mapping[str, Any]) -> Unsupported | None:
     for kind in (value.get("eventType"), value.get("type"), find(value, "event_metadata", "event_type")):
+        if isinstance(kind, str) and kind.startswith(_STORAGE):
+            return None
         for beginning, sender in _EVENT_TYPES.items():
             if isinstance(kind, str) and kind.startswith(beginning):
                 return sender
@@ -77,8 +72,6 @@ def _service(value: Mapping[str, Any]) -> Unsupported | None:
         if isinstance(value.get(member), dict):
             return sender
     source = optional_text(value, "eventSource")
-    if source.lower().startswith("tigris"):
-        return _TIGRIS
     if source == "s3.amazonaws.com" or optional_text(value, "detail-type").endswith("via CloudTrail"):
         return _CLOUDTRAIL
     return _by_members(value)
@@ -86,18 +79,13 @@ def _service(value: Mapping[str, Any]) -> Unsupported | None:
 
 def _by_members(value: Mapping[str, Any]) -> Unsupported | None:
     of_filer = optional_text(value, "key").startswith("/") and "event_type" not in value
-    has_object, has_message = isinstance(value.get("object"), dict), isinstance(value.get("message"), dict)
     forms = (
-        (has_message and isinstance(value.get("subscription"), str), _PUB_SUB),
-        (value.get("kind") == "storage#object", _EVENTARC),
-        (has_object and {"account", "action", "bucket"} <= value.keys(), _R2),
         (isinstance(value.get("notification"), dict) and optional_text(value, "operation").startswith("Object:"), _IBM),
         ("topic_urn" in value, _OBS),
         ({"event_name", "key", "records"} <= value.keys(), _OLD_RUSTFS),
         ({"s3Bucket", "s3ObjectKey"} <= value.keys(), _LOG_FILES),
         (value.get("source") == "aws.s3" and "detail" in value and "detail-type" not in value, _SECURITY_LAKE),
         ({"TopicOwner", "TopicName"} <= value.keys(), _OSS),
-        (optional_text(value, "eventName").startswith("OBJECT_"), _TIGRIS),
         (of_filer and any(name.startswith("message") for name in value), _SEAWEEDFS_394),
     )
     return next((sender for is_its_form, sender in forms if is_its_form), None)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from app.events.effects import ContentChange, content_change
-from app.events.frontends import ceph
+from app.events.frontends.hidden import hides_older
 from app.events.model import Event
 from app.events.version_history import Entry
 from app.outbox import tables
@@ -219,7 +219,7 @@ def histories(events: Iterable[LoggedEvent]) -> dict[ObjectKey, list[Entry]]:
     for logged in events:
         event = logged.event
         if content_change(event.name) is not ContentChange.NOTHING:
-            hides_older = ceph.expires(event.name, event.record)
-            entry = Entry(logged.seq, event.name, event.version, event.sequencer, hides_older)
+            hides = hides_older(event.name, event.record)
+            entry = Entry(logged.seq, event.name, event.version, event.sequencer, hides)
             by_object.setdefault(object_key(logged), []).append(entry)
     return by_object

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.events.effects import ContentChange, selectors
-from app.events.frontends import ceph
+from app.events.frontends.hidden import HIDING
 from app.events.model import Event
 from app.events.version_history import Entry, Fold, Holding, Layer, version_of
 from app.outbox import tables
@@ -27,8 +27,12 @@ from app.outbox.policies import RETENTION
 from app.outbox.versions.rows import UPSERT, ObjectKey, key_state, rows_of, version_id, version_state
 
 _CONTENT = selectors(*set(ContentChange) - {ContentChange.NOTHING})
-_HIDES_OLDER = sa.case(  # `ceph.expires`
-    (sa.and_(tables.events.c.name == ceph.EXPIRED, tables.events.c.record.contains(ceph.OF_CEPH)), 1), else_=0
+_HIDES_OLDER = sa.case(  # `hides_older`
+    *(
+        (sa.and_(tables.events.c.name.in_(names), tables.events.c.record.contains(source)), 1)
+        for source, names in HIDING.items()
+    ),
+    else_=0,
 ).label("hides_older")
 _V = tables.object_versions.c
 _HERE = (_V.target_id == sa.bindparam("of_target"), _V.partition == sa.bindparam("of_partition"))

@@ -13,7 +13,7 @@ def test_what_is_reported_of_senders_is_recorded_as_what_it_is_about(plain: Api,
     expected: list[Fact] = []
     for number, right in RIGHT.items():
         report = reports()[number]
-        answer = plain.post(json.dumps(report["body"]).encode(), query=report["query"])
+        answer = plain.post(json.dumps(report["body"]).encode(), query=report["query"], **report.get("headers", {}))
         if isinstance(right, str):
             assert (answer.status_code, right in answer.json()["detail"]) == (400, True), report
         else:

@@ -56,7 +56,8 @@ def apply(rows: dict[str, Row], got: list[Event]) -> None:
         if one.effect is Effect.UPSERT:
             # As the reconciliation reads it, which takes a number for a text.
             sequencer = str(thing["sequencer"]) if "sequencer" in thing else None
-            rows[one.path] = Row(thing.get("versionId") or "", thing["eTag"], sequencer)
+            content = thing.get("eTag") or thing["versionId"]  # which are equal in the model
+            rows[one.path] = Row(thing.get("versionId") or "", content, sequencer)
         elif one.effect is Effect.REMOVE or (one.path in rows and rows[one.path].version == one.version):
             rows.pop(one.path, None)
 
@@ -76,9 +77,15 @@ def test_a_mirror_of_a_rare_sender_ends_equal_too(name: str, versioned: bool, da
     test_a_mirror_ends_equal_to_the_bucket_whoever_sends(name, versioned, database)
 
 
-# Not of an old SeaweedFS, which lists times in seconds: what the model lists would be newer than its deletions.
+# Not of an old SeaweedFS, which lists times in seconds: what the model lists would be newer than its deletions. Nor of
+# Cloud Storage, whose listings have no generations, by which its events name what was deleted.
+NOT_REPAIRED = ("seaweedfs", "gcs")
+
+
 @pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize(("name", "versioned"), [case for case in RARE_CASES if "seaweedfs" not in str(case.id)])
+@pytest.mark.parametrize(
+    ("name", "versioned"), [case for case in RARE_CASES if not str(case.id).startswith(NOT_REPAIRED)]
+)
 def test_a_repair_makes_no_later_event_of_a_rare_sender_look_old(
     name: str, versioned: bool, database: Database
 ) -> None:
@@ -94,8 +101,9 @@ def test_a_mirror_ends_equal_to_the_bucket_whoever_sends(name: str, versioned: b
     for number in range(ROUNDS):
         rng = Random(f"{name} {versioned} {number}")
         bucket = ModelBucket(
-            f"bucket-{number}", rng, versioned, sender.tick, sender.renames and not versioned, sender.removes_markers
-        )
+            f"bucket-{number}", rng, versioned, sender.tick, sender.renames and not versioned, sender.removes_markers,
+            sender.uncovers,
+        )  # fmt: skip
         bodies = [body for _ in range(60) for body in sender.messages(bucket.name, bucket.next())]
         if sender.shuffles:
             bodies += rng.sample(bodies, 10)  # sent again
@@ -173,7 +181,9 @@ def test_a_repair_makes_no_later_event_look_old(name: str, versioned: bool, data
     rounds = []
     for number in range(ROUNDS):
         rng = Random(f"{name} {versioned} {number}")
-        bucket = ModelBucket(f"bucket-{number}", rng, versioned, sender.tick, removes_markers=False)
+        bucket = ModelBucket(
+            f"bucket-{number}", rng, versioned, sender.tick, removes_markers=False, uncovers=sender.uncovers
+        )
         bodies = [body for _ in range(40) for body in sender.messages(bucket.name, bucket.next())]
         arrived = [body for body in bodies if rng.random() < 0.6]  # the others are lost
         rounds.append(Round(rng, bucket, arrived))

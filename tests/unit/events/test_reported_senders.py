@@ -47,14 +47,15 @@ def one(*records: dict[str, Any], sender: str = "") -> Event:
 def test_a_reported_body_is_recorded_as_what_it_is_about(number: int) -> None:
     report, right = reports()[number], RIGHT[number]
     sender = S3_FRONTENDS.get(report["query"].partition("=")[2])
-    body = json.dumps(report["body"]).encode()
-    from_queue = read_message(Message(body), Limits(), sender)
+    body, headers = json.dumps(report["body"]).encode(), report.get("headers", {})
+    lowered = {name.lower(): value for name, value in headers.items()}
+    from_queue = read_message(Message(body, headers=lowered), Limits(), sender)
     if isinstance(right, str):
         with pytest.raises(BadEvents, match=right):
-            parse(body, {}, now_ms=NOW, sender=sender)
+            parse(body, headers, now_ms=NOW, sender=sender)
         assert right in from_queue.problem
     else:
-        assert facts(parse(body, {}, now_ms=NOW, sender=sender).events) == right
+        assert facts(parse(body, headers, now_ms=NOW, sender=sender).events) == right
         assert facts(from_queue.events) == right
 
 
