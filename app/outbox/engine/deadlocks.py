@@ -27,12 +27,11 @@ def is_deadlock(error: BaseException) -> bool:
 
 
 def repeated_after_deadlock(method: _Method) -> _Method:
-    """Repeat a method that is one transaction of its object's database, unless it is part of a larger one."""
+    """Repeat a method that is one transaction of its object's `_database`, unless it is part of a larger one."""
 
     @wraps(method)
     def repeat(self: Any, *args: Any, **kwargs: Any) -> Any:
-        database = self.database if hasattr(self, "database") else self._database
-        left = 0 if isinstance(database, OpenTransaction) else DATABASE.max_deadlocks
+        left = 0 if isinstance(self._database, OpenTransaction) else DATABASE.max_deadlocks
         while True:
             try:
                 return method(self, *args, **kwargs)

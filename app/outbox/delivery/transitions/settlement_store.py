@@ -37,16 +37,21 @@ class SettlementStore:
     """Read and settle for the worker that holds a lease."""
 
     def __init__(self, database: Database, lease_ms: int) -> None:
-        self.database = database
+        self._database = database
         self._lease_ms = lease_ms
+
+    @property
+    def database(self) -> Database:
+        """The outbox."""
+        return self._database
 
     @contextmanager
     def reading(self, lease: Lease, *, newest: bool = False) -> Iterator[PartitionReader]:
         """Yield a reader for the lease. With `newest`, for a mirror, it also reads which events are superseded."""
         lease.mirror = newest
-        with self.database.reading() as connection:
+        with self._database.reading() as connection:
             yield PartitionReader(
-                connection, lease, ObjectVersions(self.database, connection, lease) if newest else None
+                connection, lease, ObjectVersions(self._database, connection, lease) if newest else None
             )
 
     def settle(self, lease: Lease, settlement: Settlement, now: int) -> None:
@@ -77,7 +82,7 @@ class SettlementStore:
     def _write(self, lease: Lease, settlement: Settlement, now: int, write_rows: "_WriteRows") -> None:
         # A statement of several cursors is in a transaction, because one of them may have another token.
         alone = settlement.only_advances and len(settlement.progress) == 1
-        with self.database.committing() if alone else self.database.writing() as connection:
+        with self._database.committing() if alone else self._database.writing() as connection:
             mark = read_mark(connection, lease.target_id) if settlement.only_fails else None
             for part in chunked(sorted(settlement.progress.items())):
                 _advance(connection, lease, dict(part), settlement, now + self._lease_ms)
