@@ -51,8 +51,11 @@ def files(folder: Path) -> list[Path]:
     return [path for _, _, path in sorted(entries)]
 
 
-def read(paths: list[Path]) -> Iterator[QueueFile]:
-    """Read each file. Never raises for a file; a file that no longer exists was delivered by MinIO."""
+def read(paths: list[Path], tenant: str = "") -> Iterator[QueueFile]:
+    """Read each file. Never raises for a file; a file that no longer exists was delivered by MinIO.
+
+    Its buckets are recorded as those of `tenant` (`app.events.buckets`).
+    """
     for path in paths:
         try:
             content = _read_file(path)
@@ -60,7 +63,7 @@ def read(paths: list[Path]) -> Iterator[QueueFile]:
                 yield QueueFile(path, empty=True)
                 continue
             packed = path.name.endswith(".snappy")
-            yield _parse_file(path, unpack(content, _LARGEST) if packed else content)
+            yield _parse_file(path, unpack(content, _LARGEST) if packed else content, tenant)
         except FileNotFoundError:
             continue
         except BadBlock as error:
@@ -83,11 +86,11 @@ def _read_file(path: Path) -> bytes:
         return file.read()
 
 
-def _parse_file(path: Path, content: bytes) -> QueueFile:
+def _parse_file(path: Path, content: bytes, tenant: str) -> QueueFile:
     lines = [line for line in content.split(b"\n") if line.strip()]
     # Wrap each line as MinIO would post it, so that it gets the same id as the same event from a webhook.
     body = b"\n".join(b'{"Records":[' + line + b"]}" for line in lines)
-    parsed = parse(body, _LINES, now_ms=int(time.time() * 1000), limits=_LIMITS, partial=True)
+    parsed = parse(body, _LINES, now_ms=int(time.time() * 1000), limits=_LIMITS, partial=True, tenant=tenant)
     problems = [refusal.problem for refusal in parsed.refused]
     if parsed.more_refused:
         problems.append(f"{parsed.more_refused} more of its records cannot be recorded")

@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from app.cli_common.errors import CommandError
 from app.cli_common.output import printable, progress
 from app.config.arn import TargetId
 from app.counts import count_noun
+from app.events.buckets import TENANT_HINT, is_fixed, is_tenant, name_in
 from app.events.model import Event
 from app.minio_import.queue_dir import QueueFile, files, read
 from app.outbox.delivery.counters import read_counters
@@ -46,12 +48,13 @@ def import_() -> None:
 @click.option("--region", default="us-east-1", show_default=True, help="For --from: the server's region.")
 @click.option("--ca", default="", help="For --from: PEM file of the only authorities to trust.")
 @click.option("--skip-unknown", is_flag=True, help="For --from: skip rules whose target does not exist here.")
+@click.option("--tenant", default="", help="Whose buckets they are, as of the token with which this MinIO posts.")
 @click.option("--remove", is_flag=True, help="For --queue-dir: remove each file once its events are recorded.")
 @click.option("--dry-run", is_flag=True, help="Check, show what would be imported, and change nothing.")
 @with_api
 def minio(
     context: CommandContext, folder: Path | None, endpoint: str | None, access_key: str | None, region: str, ca: str,
-    skip_unknown: bool, remove: bool, dry_run: bool,
+    skip_unknown: bool, tenant: str, remove: bool, dry_run: bool,
 ) -> None:  # fmt: skip
     """Import from MinIO: first the rules of its buckets (--from), then its undelivered events (--queue-dir).
 
@@ -59,13 +62,17 @@ def minio(
     """
     if (folder is None) == (endpoint is None):
         raise click.UsageError("give --from URL to import rules, or --queue-dir DIR to import events")
+    if tenant and not (is_tenant(tenant) and is_fixed(tenant)):
+        raise click.UsageError(f"--tenant {tenant[:64]!r} cannot be a tenant: {TENANT_HINT}")
     if endpoint is not None:
-        _copy_rules(context, endpoint, access_key, region, ca, skip_unknown=skip_unknown, dry_run=dry_run)
+        _copy_rules(
+            context, endpoint, access_key, region, ca, tenant=tenant, skip_unknown=skip_unknown, dry_run=dry_run
+        )
     elif folder is not None:
         if context.url:
             raise click.UsageError("--queue-dir records events in this machine's outbox; leave out --url")
         with closing(ServiceContext(as_json=context.as_json)) as service:
-            clean = _import_events(service, folder, remove=remove, dry_run=dry_run)
+            clean = _import_events(service, folder, tenant=tenant, remove=remove, dry_run=dry_run)
         click.get_current_context().exit(0 if clean else 1)
 
 
@@ -76,6 +83,7 @@ def _copy_rules(
     region: str,
     ca: str,
     *,
+    tenant: str,
     skip_unknown: bool,
     dry_run: bool,
 ) -> None:
@@ -88,7 +96,10 @@ def _copy_rules(
     except MinioUnreachable as error:
         raise CommandError(str(error)) from None
     skipped = [f"{result[0]}: {result[1]}" for result in results if not isinstance(result, Rule)]
-    rules, invalid = _usable([result for result in results if isinstance(result, Rule)])
+    copied = [result for result in results if isinstance(result, Rule)]
+    if tenant:
+        copied = [replace(rule, bucket=name_in(tenant, rule.bucket)) for rule in copied]
+    rules, invalid = _usable(copied)
     skipped += invalid
     known = {
         TargetId(target["type"], target["name"]) for target in context.api.get("/v1/targets", brief=True)["targets"]
@@ -138,7 +149,7 @@ def _usable(rules: Sequence[Rule]) -> tuple[list[Rule], list[str]]:
     return usable, problems
 
 
-def _import_events(context: ServiceContext, folder: Path, *, remove: bool, dry_run: bool) -> bool:
+def _import_events(context: ServiceContext, folder: Path, *, tenant: str, remove: bool, dry_run: bool) -> bool:
     """Record the events in MinIO's files; return whether all could be.
 
     The files are read twice: first to check that every queue has room, then to record the events.
@@ -150,7 +161,7 @@ def _import_events(context: ServiceContext, folder: Path, *, remove: bool, dry_r
     problems: list[dict[str, str]] = []
     # File times can be equal, and MinIO writes several files at a time, so the order comes from the events themselves.
     order: list[tuple[int, str, int, Path]] = []
-    for file in progress(context, "checking", read(paths), len(paths)):
+    for file in progress(context, "checking", read(paths, tenant), len(paths)):
         empty += file.empty
         problems += [{"file": str(file.path), "problem": problem} for problem in file.problems]
         if file.events:
@@ -167,7 +178,8 @@ def _import_events(context: ServiceContext, folder: Path, *, remove: bool, dry_r
     }  # fmt: skip
     if not dry_run:
         ordered = [path for *_, path in sorted(order)]
-        _record(context, routing, progress(context, "recording", read(ordered), len(ordered)), facts, remove=remove)
+        found = progress(context, "recording", read(ordered, tenant), len(ordered))
+        _record(context, routing, found, facts, remove=remove)
     if context.as_json:
         context.json(facts)
     else:

@@ -103,6 +103,8 @@ def test_batches_of_a_real_minio_are_read_to_the_last_record(left: Left) -> None
         snappy.uncompress(packed[0].path.read_bytes())  # it has the repeat codes that only S2 has
     assert [event.key for each in packed for event in each.events] == KEYS
     assert sorted(event.key for each in found if each not in packed for event in each.events) == sorted(KEYS)
+    of_tenant = [event.path for each in read(files(left.folder), "east") for event in each.events]
+    assert of_tenant == [f"east:{event.path}" for each in found for event in each.events]
 
 
 def test_undelivered_events_are_recorded_once_in_their_order_and_nothing_blocks(
@@ -164,6 +166,10 @@ def test_the_rules_of_every_bucket_are_copied_and_again_change_nothing(
     cli("target", "set", BATCHES, "brokers=127.0.0.1:9", "topic=events")
     assert "2 rules added, 0 rules already present" in cli(*words).out
     assert "0 rules added, 2 rules already present" in cli(*words).out
+    of_tenant = cli(*words, "--tenant", "east", "--dry-run", "--json").json["added"]
+    assert {rule["bucket"] for rule in of_tenant} == {"east:batched", "east:hooked"}
+    for wrong in ("a b", "arn"):
+        assert "cannot be a tenant: use 1 to 64 letters" in cli(*words, "--tenant", wrong).err
     rules = cli("rule", "ls", "--json").json
     assert [(rule["bucket"], rule["target"], rule["events"], rule["suffix"], rule["rule_id"]) for rule in rules] == [
         ("batched", "arn:minio:sqs::batches:kafka", ["s3:ObjectCreated:*"], ".txt", "one"),
