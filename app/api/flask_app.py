@@ -1,4 +1,6 @@
-"""Flask without what would make addresses of its rules: the API and the console write their addresses themselves."""
+"""Flask without what the API has no use for and each process or request would pay for: addresses made of rules, which
+the API and the console write themselves, and coroutines.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,3 +34,7 @@ class App(Flask):
 
     def __init__(self) -> None:
         super().__init__("bucketwire", static_folder=None)
+
+    def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function: none is a coroutine, and to look for that takes as long as the function, for most."""
+        return func

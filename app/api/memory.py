@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from app.api.errors import ApiProblem
+from app.api.protection import protecting
 
 SMALL = 1 << 16  # bytes of a body or an answer that is not counted
 _LEAST_BODY = 32 * 2**20  # of the limits below: an event may have 20 MiB whatever the limit of a body is
@@ -161,15 +162,21 @@ class BoundedAnswers:
         self._memory = memory
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        """Answer; with 503 if too much is being sent already."""
+        """Answer, with the headers of every answer; with 503 if too much is being sent already."""
+        start_response = protecting(start_response)
         begun: list[Any] = []
+        length = 0
 
         def begin(status: str, headers: list[tuple[str, str]], *error: Any) -> Any:
+            nonlocal length
+            length = next((int(value) for name, value in headers if name == "Content-Length"), 0)
+            if length <= SMALL:
+                return start_response(status, headers, *error)
             begun[:] = status, headers, *error
-            return start_response(status, headers, *error) if _length(headers) <= SMALL else None
+            return None
 
         answer = self._app(environ, begin)
-        if not begun or (length := _length(begun[1])) <= SMALL:
+        if not begun:
             return answer  # type: ignore[no-any-return]  # the application's
         sent = self._memory.clients.share()
         try:
@@ -206,10 +213,6 @@ class _Sent:
 def _close(answer: Any) -> None:
     if hasattr(answer, "close"):
         answer.close()
-
-
-def _length(headers: Iterable[tuple[str, str]]) -> int:
-    return next((int(value) for name, value in headers if name.lower() == "content-length"), 0)
 
 
 def _overloaded() -> ApiProblem:

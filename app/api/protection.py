@@ -8,14 +8,14 @@ from typing import Any
 PROTECTION: Mapping[str, str] = MappingProxyType(
     {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
 )
+_HEADERS = tuple(PROTECTION.items())
 
 
 def protecting(start_response: Any) -> Any:
-    """Return a WSGI server's `start_response` that adds these headers, unless an application has set them."""
+    """Return a WSGI server's `start_response` that adds these headers, unless an application has added them."""
 
     def start(status: str, headers: list[tuple[str, str]], *error: Any) -> Any:
-        named = {name.lower() for name, _ in headers}
-        added = [(name, value) for name, value in PROTECTION.items() if name.lower() not in named]
-        return start_response(status, [*headers, *added], *error)
+        added = [header for header in _HEADERS if header not in headers]
+        return start_response(status, headers + added, *error)
 
     return start

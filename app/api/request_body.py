@@ -25,14 +25,13 @@ _WSGI_NAMES = {
 }
 
 
-def read_body(request: Request, limit: int) -> bytearray:
+def read_body(request: Request, limit: int) -> bytes | bytearray:
     """Return the body, decompressed if it is gzip. Raises `ApiProblem` as soon as it exceeds `limit` bytes.
 
     The request then has a share of the memory for what reading a body that is not small takes.
     """
     try:
-        with services().memory.clients.share() as received:
-            return _read(request, limit, received)
+        return _read(request, limit)
     except ApiProblem:
         _drain(request.stream)
         raise
@@ -44,7 +43,7 @@ def event_headers(request: Request) -> dict[str, str]:
     return {name: environ[key] for name, key in _WSGI_NAMES.items() if key in environ}
 
 
-def _read(request: Request, limit: int, received: Share) -> bytearray:
+def _read(request: Request, limit: int) -> bytes | bytearray:
     encoding = request.environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise ApiProblem(
@@ -54,7 +53,10 @@ def _read(request: Request, limit: int, received: Share) -> bytearray:
         )
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
-    body = _received(request.stream, limit, received)
+    body: bytes | bytearray = request.stream.read(min(SMALL, limit) + 1)  # fewer only at the end
+    if len(body) > min(SMALL, limit):
+        with services().memory.clients.share() as received:
+            body = _received(bytearray(body), request.stream, limit, received)
     if encoding in ("gzip", "x-gzip"):
         return _unpacked(body, limit)
     if len(body) > SMALL:
@@ -64,16 +66,15 @@ def _read(request: Request, limit: int, received: Share) -> bytearray:
     return body
 
 
-def _received(stream: IO[bytes], limit: int, received: Share) -> bytearray:
+def _received(body: bytearray, stream: IO[bytes], limit: int, received: Share) -> bytearray:
     """Return what the client sends; the memory for it is counted as it comes, not as it is announced."""
-    body = bytearray()  # it grows without being copied
-    while part := stream.read(min(_CHUNK, limit + 1 - len(body))):
-        body += part
-        if len(body) > limit:
-            raise _too_large(limit)
-        if len(body) > SMALL:
-            received.resize(len(body))
-    return body
+    while len(body) <= limit:
+        received.resize(len(body))
+        part = stream.read(min(_CHUNK, limit + 1 - len(body)))
+        if not part:
+            return body
+        body += part  # it grows without being copied
+    raise _too_large(limit)
 
 
 def json_object(request: Request, limit: int = _SMALL) -> dict[str, Any]:
@@ -96,7 +97,7 @@ def json_object(request: Request, limit: int = _SMALL) -> dict[str, Any]:
     return content
 
 
-def _unpacked(packed: bytearray, limit: int) -> bytearray:
+def _unpacked(packed: bytes | bytearray, limit: int) -> bytearray:
     """Unpack what is small at once; what is not, only after it has been measured, and there is memory for it."""
     body = bytearray()
     for part in _parts(packed, limit):
@@ -117,7 +118,7 @@ def _unpacked(packed: bytearray, limit: int) -> bytearray:
     return body
 
 
-def _parts(packed: bytearray, limit: int) -> Iterator[bytes]:
+def _parts(packed: bytes | bytearray, limit: int) -> Iterator[bytes]:
     """Yield the unpacked body in parts."""
     size = 0
     inflater = zlib.decompressobj(_GZIP)

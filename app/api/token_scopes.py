@@ -55,17 +55,19 @@ def install(app: Flask) -> None:
 
     @app.before_request
     def _check() -> None:
-        if request.endpoint is None:
+        asked: Request = request._get_current_object()  # type: ignore[attr-defined]  # each access to a proxy costs
+        endpoint = asked.endpoint
+        if endpoint is None:
             return  # the path does not exist
-        scope = scope_of(current_app, request.endpoint)
+        scope = scope_of(app, endpoint)
         if scope in (PUBLIC, VISITOR):
             return
-        token = authorize(request, scope or ADMIN)
+        token = authorize(asked, scope or ADMIN)
         if token is not None and token.is_limited:
-            _check_limits(token, request)
+            _check_limits(token, asked)
         if scope not in (INGEST, READ):  # what the others change is in the audit log
             g.acting = ExitStack()
-            g.acting.enter_context(audit.acting(_actor(request, token)))
+            g.acting.enter_context(audit.acting(_actor(asked, token)))
 
     @app.teardown_request
     def _end(_error: BaseException | None) -> None:

@@ -36,14 +36,16 @@ class MatchingBusy(Exception):
     """A key is costly to match while another one is, and the caller does not want to wait."""
 
 
-@contextmanager
-def not_waiting() -> Iterator[None]:
-    """Have `matches` raise `MatchingBusy` in this thread instead of waiting for others; until the block ends."""
-    _own.is_hurried = True
-    try:
-        yield
-    finally:
+class _NotWaiting:
+    def __enter__(self) -> None:
+        _own.is_hurried = True
+
+    def __exit__(self, *_error: object) -> None:
         _own.is_hurried = False
+
+
+# Have `matches` raise `MatchingBusy` in this thread instead of waiting for others; until the block ends.
+not_waiting = _NotWaiting()
 
 
 @dataclass(slots=True)

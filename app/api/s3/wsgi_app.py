@@ -8,7 +8,6 @@ from werkzeug.wrappers import Request, Response
 
 from app.api.auth import is_signed_for
 from app.api.listen.streams import Streams
-from app.api.protection import protecting
 from app.api.s3.errors import S3Error, error_response
 from app.api.s3.operations import BUCKET_CALLS, Handler, Operation, list_buckets, listen
 from app.api.s3.signature import ALGORITHM, Received
@@ -45,7 +44,7 @@ class Front:
         probe = _HEALTH.get(environ.get("PATH_INFO", ""))
         if probe:
             environ = environ | {"PATH_INFO": probe}
-        return self._application(environ)(environ, protecting(start_response))
+        return self._application(environ)(environ, start_response)
 
     def _application(self, environ: Environ) -> Wsgi:
         if environ.get("PATH_INFO", "").startswith(_ADMIN):

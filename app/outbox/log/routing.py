@@ -56,7 +56,7 @@ class Routing:
         """
         deadline = time.monotonic() + seconds
         targets: dict[str, Targets] = {}
-        with not_waiting() if math.isfinite(seconds) else nullcontext():
+        with not_waiting if math.isfinite(seconds) else nullcontext():
             for event in events:
                 if targets and time.monotonic() > deadline:
                     raise MatchingTooSlow(f"after {len(targets)} of {len(events)} events")

@@ -288,7 +288,7 @@ def test_one_thread_at_a_time_goes_on_with_a_key_that_is_costly(monkeypatch: pyt
     assert not expressions.matches(key)
     with ThreadPoolExecutor(1) as pool:
         with one_at_a_time:
-            with not_waiting():
+            with not_waiting:
                 assert not expressions.matches(b"short"), "what costs little waits for nobody"
                 with pytest.raises(MatchingBusy):
                     expressions.matches(key)
