@@ -4,19 +4,24 @@ import errno
 import select
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from gunicorn import http, util
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
+from app.api.probes import PROBES
 from app.api.protection import PROTECTION
 from app.api.server.client_socket import ClientSocket, Slots
 
-_NEXT_REQUEST = 1  # milliseconds
+_FIRST_REQUEST = 1  # milliseconds
+_NEXT_REQUEST = 100  # milliseconds
+_READS = 4  # a fourth of the threads may work with reads: they take the interpreter's time from posts
 _MAX_WAITING_THREADS = 500  # threads that may wait for their clients, beside those that work
 # Bytes that the kernel keeps of answers that a client does not read; it takes twice that, and by itself megabytes.
 _SEND_BUFFER = 256 * 1024
@@ -58,7 +63,7 @@ class _Connection(TConn):  # type: ignore[misc]  # gunicorn ships no types
 
     def wait_for_data(self, timeout: float) -> bool:  # noqa: ARG002 - gunicorn's, which waits for longer
         """Return whether something has come, or comes within a millisecond; if not, the main thread waits for it."""
-        self.data_ready = self.data_ready or _comes_soon(self.sock)
+        self.data_ready = self.data_ready or _comes_within(self.sock, _FIRST_REQUEST)
         return bool(self.data_ready)
 
     def init(self) -> None:
@@ -70,30 +75,41 @@ class _Connection(TConn):  # type: ignore[misc]  # gunicorn ships no types
             self.parser = http.get_parser(self.cfg, self.sock, self.client)
 
 
-def _comes_soon(sock: ClientSocket) -> bool:
+def _comes_within(sock: ClientSocket, milliseconds: int) -> bool:
     poll = select.poll()
     poll.register(sock.fileno(), select.POLLIN)
-    return bool(poll.poll(_NEXT_REQUEST))
+    return bool(poll.poll(milliseconds))
+
+
+def _is_read(request: Any) -> bool:
+    return request.method in ("GET", "HEAD") and request.path not in PROBES
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
     """Gunicorn's `gthread`, with these differences.
 
     A connection that was handed over is neither closed nor counted any more. A worker whose parent was killed stops
-    listening at once, and then answers what it has begun. And a thread that has answered waits for a millisecond for
-    the next request of the same connection, unless other requests wait for a thread: a sender of one event at a time,
-    such as MinIO, gets its answers sooner by a tenth than by way of the main thread.
+    listening at once, and then answers what it has begun. And a thread that has answered waits for a moment for the
+    next request of the same connection, if few do: busy senders keep their threads, and the main thread is not in their
+    way.
 
-    No client makes others wait: a connection that sends nothing has no thread, a thread that waits for its client does
-    not count as one of the `threads`, and the main thread does not wait until a client has closed its side
-    of a connection. If there are too many connections, one that is idle is closed for each new one.
+    No client makes others wait: a connection that sends nothing has no thread for long, a thread that waits for its
+    client does not count as one of the `threads`, of which reads may have a few, and the main thread does not wait
+    until a client has closed its side of a connection. If there are too many connections, one that is idle is closed
+    for each new one.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._slots = Slots(self.cfg.threads, _MAX_WAITING_THREADS, self._add_threads)
+        threads = self.cfg.threads
+        self._slots = Slots(threads, max(1, threads // _READS), _MAX_WAITING_THREADS, self._add_threads)
+        self._staying = threading.Semaphore(threads)  # threads that wait for the next request of their connection
         self._lingering: dict[_Connection, None] = {}  # the oldest first
         self._lacks_descriptors = False
+
+    def get_thread_pool(self) -> ThreadPoolExecutor:
+        """Return threads that work, and as many that wait for the next requests of their connections."""
+        return ThreadPoolExecutor(2 * self.cfg.threads)
 
     def _add_threads(self, number: int) -> None:
         """Let the pool have so many threads more, or fewer: those that wait for their clients come on top."""
@@ -118,19 +134,21 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
 
     def handle(self, conn: Any) -> Any:
         """Handle a request, and those of the same connection that follow at once."""
-        with self._slots:
-            conn.sock.begin()
-            result = super().handle(conn)
-            while result is True and self._comes_next(conn):
+        while True:
+            with self._slots:
                 conn.sock.begin()
                 result = super().handle(conn)
-        return result
+            if result is not True or not self._comes_next(conn):
+                return result
 
     def _comes_next(self, conn: Any) -> bool:
-        """Return whether the connection has its next request within a millisecond, and no other waits meanwhile."""
-        if conn.parser.unreader.buf.getvalue() or self._slots.are_wanted or self.tpool._work_queue.qsize():
+        """Return whether the connection has its next request in a moment; what was read ahead queues up with others."""
+        if conn.parser.unreader.buf.getvalue() or not self._staying.acquire(blocking=False):
             return False
-        return _comes_soon(conn.sock)
+        try:
+            return _comes_within(conn.sock, _NEXT_REQUEST)
+        finally:
+            self._staying.release()
 
     def finish_request(self, conn: Any, fs: "Future[Any]") -> None:
         """Wait for the next request of a connection, or close it."""
@@ -222,7 +240,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
     def handle_request(self, req: Any, conn: Any) -> Any:
         """Handle one request."""
         try:
-            return super().handle_request(req, conn)
+            with self._slots.reading(conn.sock) if _is_read(req) else nullcontext():
+                return super().handle_request(req, conn)
         except SocketHandedOver as handed:
             # Gunicorn shuts down and closes the socket in `conn`, and a shutdown would also affect a copy of it.
             taken, conn.sock = conn.sock.raw, ClientSocket(socket.socket(), self._slots)

@@ -8,6 +8,7 @@ from werkzeug.wrappers import Request, Response
 
 from app.api.auth import is_signed_for
 from app.api.listen.streams import Streams
+from app.api.probes import PROBES
 from app.api.s3.errors import S3Error, error_response
 from app.api.s3.operations import BUCKET_CALLS, Handler, Operation, list_buckets, listen
 from app.api.s3.signature import ALGORITHM, Received
@@ -22,13 +23,6 @@ _CONSOLE = "/console"
 _IGNORED = frozenset({"x-id"})  # SDKs add it to name their own call
 # What MinIO itself keeps below its reserved bucket: signed like S3 requests, and answered in JSON.
 _ADMIN = ("/minio/admin/", "/minio/kms/")
-# MinIO's health probes, for `mc ready` and for load balancers that probe a MinIO.
-_HEALTH = {
-    "/minio/health/live": "/healthz",
-    "/minio/health/ready": "/readyz",
-    "/minio/health/cluster": "/readyz",
-    "/minio/health/cluster/read": "/readyz",
-}
 
 
 class Front:
@@ -41,7 +35,7 @@ class Front:
 
     def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
         """Pass the request to the application that it is for."""
-        probe = _HEALTH.get(environ.get("PATH_INFO", ""))
+        probe = PROBES.get(environ.get("PATH_INFO", ""))
         if probe:
             environ = environ | {"PATH_INFO": probe}
         return self._application(environ)(environ, start_response)

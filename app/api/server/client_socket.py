@@ -20,57 +20,69 @@ _MAX_HELD_BYTES = 160 * 2**20
 
 
 class Slots:
-    """How many threads work at the same time, and how many may wait for their clients beside them.
+    """How many threads work at the same time, how many of them with reads, and how many may wait beside them.
 
     A thread enters it as a context manager, and gives its slot to another thread while its client neither sends nor
-    reads. If more than `max_waiting` wait, the connection whose request began first is shut down; if their requests
-    hold too much memory, the one that holds most. `add_threads` is told how many threads there may be more or fewer.
+    reads, or while it waits for its turn to read. If more than `max_waiting` wait for their clients, the connection
+    whose request began first is shut down; if their requests hold too much memory, the one that holds most.
+    `add_threads` is told how many threads there may be more or fewer.
     """
 
     def __init__(
-        self, working: int, max_waiting: int, add_threads: Callable[[int], None] = lambda _number: None
+        self, working: int, reading: int, max_waiting: int, add_threads: Callable[[int], None] = lambda _number: None
     ) -> None:
         self._add_threads = add_threads
         self._free = threading.Semaphore(working)
+        self._for_reads = threading.Semaphore(reading)
         self._max_waiting = max_waiting
         self._lock = threading.Lock()
         self._waiting: dict[ClientSocket, None] = {}
-        self._wanted = 0
-
-    @property
-    def are_wanted(self) -> bool:
-        """Whether a thread with a request waits for a slot."""
-        return self._wanted > 0
 
     def __enter__(self) -> None:
-        if self._free.acquire(blocking=False):
-            return
-        with self._lock:
-            self._wanted += 1
         self._free.acquire()
-        with self._lock:
-            self._wanted -= 1
 
     def __exit__(self, *_error: object) -> None:
         self._free.release()
 
     @contextmanager
+    def reading(self, connection: "ClientSocket") -> Iterator[None]:
+        """Have the block's thread be one of those that work with reads, as soon as there is room for it."""
+        if not self._for_reads.acquire(blocking=False):
+            with self._without_slot():
+                self._for_reads.acquire()
+        connection.reads = True
+        try:
+            yield
+        finally:
+            connection.reads = False
+            self._for_reads.release()
+
+    @contextmanager
     def waiting(self, connection: "ClientSocket") -> Iterator[None]:
-        """Free the slot during the block, in which the client is waited for."""
+        """Free what the thread has during the block, in which the client is waited for."""
         with self._lock:
             self._waiting[connection] = None
             self._make_room()
-        self._free.release()
-        try:
-            self._add_threads(1)
+        if connection.reads:
+            self._for_reads.release()
+        with self._without_slot():
             try:
                 yield
             finally:
-                self._add_threads(-1)
+                with self._lock:
+                    self._waiting.pop(connection, None)
+                if connection.reads:
+                    self._for_reads.acquire()
+
+    @contextmanager
+    def _without_slot(self) -> Iterator[None]:
+        self._free.release()
+        self._add_threads(1)
+        try:
+            yield
         finally:
-            with self._lock:
-                self._waiting.pop(connection, None)
-            self.__enter__()
+            self._add_threads(-1)
+            self._free.acquire()
 
     def _make_room(self) -> None:
         if len(self._waiting) > self._max_waiting:
@@ -96,6 +108,7 @@ class ClientSocket:
         self.began = 0.0  # of the request, by `time.monotonic()`
         self.received = 0  # bytes of the request
         self.unsent = 0  # bytes of the answer
+        self.reads = False  # whether its request is one of the reads that are worked with
         self._slots = slots
         self._timeout: float | None = None
 

@@ -143,6 +143,19 @@ def test_a_sender_is_answered_while_others_hold_closed_tls_connections(secure: S
     assert posts(secure, secure.trusted) == [202] * (2 * POSTS)
 
 
+def test_a_sender_waits_behind_few_of_many_pipelined_reads(api: Api, stack: ExitStack) -> None:
+    clients = [connect(api, stack) for _ in range(100)]
+    for client in clients:
+        client.sendall(b"GET /v1/targets HTTP/1.1\r\nHost: localhost\r\n\r\n" * 30)
+    assert posts(api) == [202] * (2 * POSTS)
+    reads = 0
+    for client in clients:
+        client.setblocking(False)
+        with suppress(BlockingIOError):
+            reads += client.recv(1 << 20).count(b"HTTP/1.1 200")
+    assert reads / (2 * POSTS) < 50  # they would be 100 if each client had a turn before each post
+
+
 def test_a_slow_request_is_answered_when_it_is_complete(api: Api, stack: ExitStack, database: Database) -> None:
     content = body("slow").ljust(4000)
     begun = [connect(api, stack) for _ in range(100)]

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gunicorn.workers.gthread import ThreadWorker
 
+from app.api.listen import gunicorn_worker
 from app.api.listen.gunicorn_worker import Worker
 from app.api.server import client_socket
 from app.api.server.client_socket import ClientSocket, Slots
@@ -22,7 +24,7 @@ from tests.services import until
 def worker() -> Iterator[Worker]:
     """A worker of one thread, without anything else of gunicorn."""
     made = Worker.__new__(Worker)
-    made._slots = Slots(1, 1)
+    made._slots, made._staying = Slots(1, 1, 1), threading.Semaphore(1)
     with ThreadPoolExecutor(1) as made.tpool:
         yield made
 
@@ -49,40 +51,29 @@ def test_it_takes_a_request_that_has_come_and_waits_for_none_for_long(
     assert worker._comes_next(connection(server))
 
 
-def test_it_takes_none_while_another_request_waits_for_a_thread(
+def test_few_threads_wait_for_the_next_requests_of_their_connections(
     worker: Worker, ends: tuple[socket.socket, socket.socket]
 ) -> None:
     client, server = ends
     client.send(b"GET / HTTP/1.1\r\n")
-    over = threading.Event()
-    handled = worker.tpool.submit(over.wait)
-    other = worker.tpool.submit(over.wait)
-    try:
+    with worker._staying:
         assert not worker._comes_next(connection(server))
-    finally:
-        over.set()
-    assert (handled.result(), other.result()) == (True, True)
     assert worker._comes_next(connection(server))
 
 
-def test_it_takes_none_while_another_thread_waits_for_its_turn(
-    worker: Worker, ends: tuple[socket.socket, socket.socket]
+def test_a_thread_that_waits_for_the_next_request_has_no_slot(
+    monkeypatch: pytest.MonkeyPatch, worker: Worker, ends: tuple[socket.socket, socket.socket]
 ) -> None:
     client, server = ends
-    client.send(b"GET / HTTP/1.1\r\n")
-    slots = worker._slots
-
-    def take_a_turn() -> None:
-        with slots:
-            pass
-
-    with ThreadPoolExecutor(1) as other:
-        with slots:
-            turn = other.submit(take_a_turn)
-            until(lambda: slots.are_wanted, 10, what="another thread to wait")
-            assert not worker._comes_next(connection(server))
-        turn.result()
-    assert worker._comes_next(connection(server))
+    monkeypatch.setattr(gunicorn_worker, "_NEXT_REQUEST", 10_000)
+    answers = iter((True, False))
+    monkeypatch.setattr(ThreadWorker, "handle", lambda _self, _conn: next(answers))
+    waiting = ClientSocket(server, worker._slots)
+    handled = worker.tpool.submit(worker.handle, connection(waiting))
+    until(lambda: worker._staying._value == 0, 10, what="the thread to wait")
+    with worker._slots:
+        client.send(b"GET / HTTP/1.1\r\n")
+    assert handled.result(10) is False
 
 
 def test_gunicorn_itself_goes_on_with_what_it_has_read_ahead(
@@ -97,7 +88,7 @@ def test_a_thread_gives_its_turn_to_another_while_its_client_sends_nothing(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     client, server = ends
-    slots = Slots(1, 1)
+    slots = Slots(1, 1, 1)
     waiting = ClientSocket(server, slots)
 
     def receive() -> bytes:
@@ -109,15 +100,55 @@ def test_a_thread_gives_its_turn_to_another_while_its_client_sends_nothing(
         until(lambda: slots._waiting, 10, what="the thread to wait")
         with slots:
             client.send(b"late")
-            until(lambda: slots.are_wanted, 10, what="the thread to want its turn back")
         assert received.result(10) == b"late"
+
+
+def test_a_read_beyond_their_number_waits_for_its_turn_without_a_slot(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    added: list[int] = []
+    slots = Slots(2, 1, 1, added.append)
+    first, second = (ClientSocket(end, slots) for end in ends)
+
+    def read() -> None:
+        with slots, slots.reading(second):
+            pass
+
+    with ThreadPoolExecutor(1) as other:
+        with slots, slots.reading(first):
+            reading = other.submit(read)
+            until(lambda: added, 10, what="the other to wait")
+            with slots:
+                assert not reading.done()
+        reading.result(10)
+    assert added == [1, -1]
+
+
+def test_a_read_gives_its_turn_to_another_while_its_client_is_waited_for(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    client, server = ends
+    slots = Slots(2, 1, 1)
+    waiting, beside = (ClientSocket(end, slots) for end in (server, client))
+
+    def receive() -> bytes:
+        with slots, slots.reading(waiting):
+            return waiting.recv(10)
+
+    with ThreadPoolExecutor(1) as other:
+        received = other.submit(receive)
+        until(lambda: slots._waiting, 10, what="the thread to wait")
+        with slots, slots.reading(beside):
+            client.send(b"late")
+        assert received.result(10) == b"late"
+    assert slots._for_reads.acquire(blocking=False)
 
 
 def test_a_client_that_sends_and_reads_nothing_is_given_up(
     monkeypatch: pytest.MonkeyPatch, ends: tuple[socket.socket, socket.socket]
 ) -> None:
     monkeypatch.setattr(client_socket, "_PATIENCE", 0.01)
-    slots = Slots(1, 1)
+    slots = Slots(1, 1, 1)
     with slots:
         server = ClientSocket(ends[1], slots)
         with pytest.raises(ConnectionResetError, match="neither sent nor read anything"):
@@ -133,7 +164,7 @@ def test_of_unfinished_requests_that_hold_too_much_memory_the_largest_is_given_u
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client_socket, "_MAX_HELD_BYTES", 10)
-    slots = Slots(2, 9)
+    slots = Slots(2, 1, 9)
     pairs = [socket.socketpair() for _ in range(2)]
     servers = [ClientSocket(pair[1], slots) for pair in pairs]
 
