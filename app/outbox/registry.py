@@ -6,7 +6,7 @@ uses the new rules, and an append before it uses the old ones.
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,8 @@ from app.outbox.markers import NO_LIMIT
 from app.outbox.rules import StoredRule, audit_facts, read_rules, rule_to_row
 from app.outbox.service_settings import read_api_settings, write_api_settings
 from app.outbox.targets import OPENING_DUE, StoredTarget, UnknownTarget, find_target, stored_target
-from app.rules.model import Rule, check, check_expressions
+from app.rules.expression_limits import check_expressions
+from app.rules.model import EVERY_BUCKET, Rule, check
 
 if TYPE_CHECKING:
     from app.outbox.bucket_settings import BucketRegistry
@@ -313,13 +314,11 @@ class Registry(SealedSettings[TargetSettings]):
         with self._database.writing() as connection:
             # If two processes add the same rule at once, the second one sees the first one's.
             log_head.change_routing(connection)
-            others = read_rules(connection, rule.bucket)
-            for stored in others:
+            for stored in read_rules(connection, rule.bucket):
                 if stored.rule == rule:
                     return stored.row_id
-            if rule.filters.regex:
-                check_expressions([rule, *(stored.rule for stored in others)])
             number = inserted_id(connection.execute(tables.rules.insert().values(**rule_to_row(connection, rule))))
+            _check_expressions(connection, [rule])
             _record_rules(connection, "rule.add", [rule])
             return number
 
@@ -333,8 +332,7 @@ class Registry(SealedSettings[TargetSettings]):
             if rows:
                 connection.execute(tables.rules.insert(), rows)
                 _record_rules(connection, "rule.add", rules)
-            for bucket in {rule.bucket for rule in rules if rule.filters.regex}:
-                check_expressions(stored.rule for stored in read_rules(connection, bucket))
+            _check_expressions(connection, rules)
 
     @repeated_after_deadlock
     def remove_rules(self, row_ids: Collection[int]) -> list[int]:
@@ -354,7 +352,6 @@ class Registry(SealedSettings[TargetSettings]):
         Raises `BadRules`, `UnknownTarget`; then nothing has changed.
         """
         check(rules)
-        check_expressions(rules)
         with self._database.writing() as connection:
             log_head.change_routing(connection)
             rows = {rule: rule_to_row(connection, rule) for rule in rules}
@@ -365,8 +362,17 @@ class Registry(SealedSettings[TargetSettings]):
             connection.execute(tables.rules.delete().where(tables.rules.c.id.in_([stored.row_id for stored in gone])))
             if rows:
                 connection.execute(tables.rules.insert(), list(rows.values()))
+            _check_expressions(connection, rules)
             _record_rules(connection, "rule.remove", [stored.rule for stored in gone])
             _record_rules(connection, "rule.add", list(rows))
+
+
+def _check_expressions(connection: sa.Connection, changed: Iterable[Rule]) -> None:
+    """Check the expressions of all rules that are tried for the same events as those just stored. Raises `BadRules`."""
+    for bucket in {rule.bucket for rule in changed if rule.filters.regex}:
+        stored = read_rules(connection, None if bucket == EVERY_BUCKET else bucket)
+        of_every = () if bucket == EVERY_BUCKET else read_rules(connection, EVERY_BUCKET)
+        check_expressions(one.rule for one in (*stored, *of_every))
 
 
 def open_registry(database: Database, settings: Settings) -> Registry:

@@ -1,8 +1,10 @@
-"""Match a key with many regular expressions at once, and with costly ones in one thread at a time.
+"""Match a key with many regular expressions at once, and with costly ones by themselves, in one thread at a time.
 
 An automaton takes microseconds for most keys, whatever the number of its expressions. Expressions and keys can be
-written for which it takes nanoseconds for each byte and each instruction: a second for a bucket's. Of the threads of a
-process only one goes on with such a key at a time, so that others are not slowed down.
+written for which each byte leads to another state of it; then each expression is matched by itself, without states that
+are kept, which takes a few nanoseconds for each byte and instruction: a fifth of what an automaton takes. How many
+instructions a key can meet is bounded (`check_expressions`). Of the threads of a process only one goes on with such a
+key at a time, so that others are not slowed down.
 """
 
 import logging
@@ -21,10 +23,12 @@ from app.rules.filters import MAX_MATCHED_BYTES, compile_regex, regex_options, r
 log = logging.getLogger("bucketwire.rules")
 
 _TOGETHER = 250  # expressions of one automaton
-_INSTRUCTIONS = 5_000  # of one automaton, unless it has one expression: bounds the time between two looks at the clock
+_INSTRUCTIONS = 2_000  # of one automaton, unless it has one expression: bounds the time between two looks at the clock
 _MEMORY = 1 << 24  # bytes that an automaton of so many expressions may use, whatever the keys are
 _MIN_MEMORY = 1 << 20  # that one of few expressions may use
-_FREE_SECONDS = 0.02  # of the processor that an event may use without regard to others
+# That an expression by itself may use: enough for its program, and too few to keep states for long.
+_ALONE_MEMORY, _ALONE_BYTES = 1 << 14, 128  # and so many for each instruction
+_FREE_SECONDS = 0.02  # of the processor that an event may use without regard to others, and by automata
 _BUSY_SECONDS = 0.1  # for which a thread that may not wait waits for another one's costly key
 _EVERYTHING = r"(?s)\C*"  # matches every key, so that its absence shows that the automaton has no room
 
@@ -54,10 +58,15 @@ class Effort:
 
     seconds: float = 0.0
 
+    @property
+    def is_great(self) -> bool:
+        """Whether automata were slow for the event's key."""
+        return self.seconds > _FREE_SECONDS
+
     @contextmanager
     def spending(self) -> Iterator[None]:
         """Measure the block, and let it wait for other threads if much was spent already. Raises `MatchingBusy`."""
-        waits = self.seconds > _FREE_SECONDS
+        waits = self.is_great
         if waits and not one_at_a_time.acquire(timeout=_BUSY_SECONDS if getattr(_own, "is_hurried", False) else -1):
             raise MatchingBusy("another event is being compared with costly regular expressions; try again")
         began = time.thread_time()
@@ -98,7 +107,7 @@ class Expressions:
         matching: list[str] = []
         for part in compiled:
             with effort.spending():
-                matching += part.matches(key)
+                matching += part.matches_alone(key) if effort.is_great else part.matches(key)
         return matching if len(compiled) == 1 else set(matching)
 
 
@@ -124,7 +133,7 @@ class _Alone:
     def __init__(self, text: str) -> None:
         self._text = text
         try:
-            self._compiled: Any = compile_regex(text)
+            self._compiled: Any = compile_regex(text, _ALONE_MEMORY + _ALONE_BYTES * regex_size(text))
         except BadValue as error:
             self._compiled = None
             _log_invalid(text, error.problem)
@@ -158,6 +167,10 @@ class _Together:
         places = self._set.Match(key) if self._set is not None else ()
         if self._everything in places:
             return [self._texts[place] for place in places if place != self._everything]
+        return self.matches_alone(key)
+
+    def matches_alone(self, key: bytes) -> Collection[str]:
+        """Return those that match the key, of which each is tried by itself."""
         if self._alone is None:
             self._alone = [_Alone(text) for text in self._texts.values()]
         return [text for one in self._alone for text in one.matches(key)]

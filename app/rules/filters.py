@@ -18,7 +18,7 @@ from app.config.fields.field_types import Size, written_size
 
 MAX_REGEX_BYTES = 1024
 MAX_MATCHED_BYTES = 1024  # of a key that an expression matches: S3 has no longer ones
-MAX_PROGRAMS = 400_000  # instructions of all expressions of a bucket's rules
+MAX_PROGRAMS = 40_000  # instructions of all expressions that a key is compared with
 MAX_PAIRS = 50
 MAX_NAME = 256  # characters of the name of a tag, or of a metadata entry
 MAX_VALUE = 2048  # characters
@@ -129,8 +129,10 @@ def filter_problems(filters: Filters) -> Iterator[Problem]:
         yield Problem("min_size", str(filters.min_size), "is more than max_size", "no object has such a size")
 
 
-def compile_regex(text: str) -> Any:
+def compile_regex(text: str, memory: int = _MAX_MEMORY) -> Any:
     """Compile a regular expression; `fullmatch` of the result matches the bytes of a key. Raises `BadValue`.
+
+    It uses up to `memory` bytes, most of them to match some keys faster.
 
     RE2 does not backtrack: a match takes time in proportion to the key's length and the expression's instructions, both
     of which are bounded, whatever they are.
@@ -144,7 +146,7 @@ def compile_regex(text: str) -> Any:
     if "\x00" in text:
         raise BadValue("contains a NUL", "no key can match it; leave it out")
     try:
-        compiled = re2.compile(text, regex_options(_MAX_MEMORY))
+        compiled = re2.compile(text, regex_options(memory))
     except re2.error as error:
         reason = _reason(error)
         if not reason.startswith(_TOO_LARGE):

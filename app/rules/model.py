@@ -10,7 +10,7 @@ from app.config.errors import BadSettings, Problem
 from app.events.names import UnknownEventName, expand, nearest
 from app.events.normalize import MAX_KEY_BYTES
 from app.events.service_events import SERVICE_BUCKET
-from app.rules.filters import MAX_PROGRAMS, NO_FILTERS, Filters, filter_problems, regex_size
+from app.rules.filters import NO_FILTERS, Filters, filter_problems
 
 EVERY_BUCKET = "*"
 PREFIX_AND_SUFFIX = ("prefix", "suffix")
@@ -73,14 +73,6 @@ def check(rules: Sequence[Rule]) -> None:
         seen.add(rule)
     if problems:
         raise BadRules(problems)
-
-
-def check_expressions(rules: Iterable[Rule]) -> None:
-    """Check that the regular expressions of a bucket's rules together can be matched fast enough. Raises `BadRules`."""
-    size = sum(map(regex_size, {rule.filters.regex for rule in rules if rule.filters.regex}))
-    if size > MAX_PROGRAMS:
-        reason = f"makes {size} instructions of all regular expressions of the bucket's rules, of {MAX_PROGRAMS}"
-        raise BadRules([Problem("regex", "", reason, "use fewer or simpler ones, or a prefix or suffix instead")])
 
 
 def problems_of(rule: Rule) -> Iterator[Problem]:

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from app.events.parsing import parse
 from app.rules.conditions import EventFacts
+from app.rules.expression_limits import check_expressions
 from app.rules.expressions import Expressions, MatchingBusy, not_waiting, one_at_a_time
-from app.rules.filters import Filters, Pairs, compile_regex
+from app.rules.filters import MAX_MATCHED_BYTES, MAX_PROGRAMS, Filters, Pairs, compile_regex, regex_size
 from app.rules.matching import compile_rules, pattern
-from app.rules.model import BadRules, Rule, check_expressions
+from app.rules.model import BadRules, Rule
+from tests.services import speed
 from tests.support.captured import LINES
 from tests.support.properties import thorough, times
 from tests.support.rule_matching import DELETE, PUT, TARGET, deep_match, fastest
@@ -273,11 +275,63 @@ def test_a_thousand_expressions_cost_less_than_fifty_alone() -> None:
     assert fastest(many, events) < time.thread_time() - start
 
 
-def test_the_expressions_of_a_bucket_are_bounded_together() -> None:
-    hostile = [rule(Filters(regex=f"(.*a.{{{100 + number}}}|.*b.{{{390 - number}}})")) for number in range(110)]
-    check_expressions(hostile[:90] + hostile[:90])
-    with pytest.raises(BadRules, match="of all regular expressions of the bucket's rules"):
-        check_expressions(hostile)
+HOSTILE = [f"(.*a.{{{100 + number}}}|.*b.{{{390 - number}}})" for number in range(20)]  # about 3,900 instructions each
+
+
+@pytest.mark.parametrize(
+    ("rules", "refused"),
+    [
+        ([rule(Filters(regex=text)) for text in HOSTILE[:10]], False),
+        ([rule(Filters(regex=text)) for text in HOSTILE[:10] * 2], False),
+        ([rule(Filters(regex=text)) for text in HOSTILE[:11]], True),
+        ([rule(Filters(regex=text), bucket=f"b{n}") for n, text in enumerate(HOSTILE)], False),
+        ([rule(Filters(regex=text), bucket="*" if n % 2 else "b") for n, text in enumerate(HOSTILE[:10])], False),
+        ([rule(Filters(regex=text), bucket="*" if n % 2 else "b") for n, text in enumerate(HOSTILE[:11])], True),
+        ([rule(Filters(regex=text), bucket="*") for text in HOSTILE[:11]], True),
+        ([rule(Filters(regex=text), prefix=f"{n:02}/") for n, text in enumerate(HOSTILE)], False),
+        ([rule(Filters(regex=f"{n:02}.*a.{{{300 + n}}}b.{{390}}")) for n in range(20)], False),
+        ([rule(Filters(regex=HOSTILE[0]), prefix="a" * n) for n in range(20)], True),
+        ([rule(Filters(regex=HOSTILE[0]), suffix="a" * n) for n in range(20)], True),
+        ([rule(Filters(regex=HOSTILE[0]), prefix="a?*" + "a" * n) for n in range(20)], True),
+    ],
+)
+def test_the_expressions_that_a_key_is_compared_with_are_bounded_together(rules: list[Rule], refused: bool) -> None:
+    if not refused:
+        check_expressions(rules)
+        return
+    with pytest.raises(BadRules, match="instructions of regular expressions for a key of bucket"):
+        check_expressions(rules)
+
+
+def test_a_thousand_ordinary_expressions_are_accepted() -> None:
+    check_expressions([rule(Filters(regex=f".*/team-{number}/.*[.](jpg|png)")) for number in range(1000)])
+    check_expressions([rule(Filters(regex=f"in/{number:05}/.*/[a-z0-9]+[.]jpe?g")) for number in range(10_000)])
+
+
+@pytest.mark.parametrize(
+    "form",
+    [".*a[ab]{{{}}}b.*x", "[ab]*a[ab]{{{}}}c", "([ab]*c?){{{}}}d", "(.*a.{{{}}}|.*b.{{200}})"],
+)
+def test_a_key_that_is_costly_for_all_that_is_accepted_takes_a_fraction_of_a_second(form: str) -> None:
+    texts, size = [], 0
+    for number in range(1000):
+        text = form.format(60 + number % 60) + str(number)
+        if size + regex_size(text) > MAX_PROGRAMS:
+            break
+        texts.append(text)
+        size += regex_size(text)
+    check_expressions([rule(Filters(regex=text)) for text in texts])
+    expressions = Expressions()
+    for text in texts:
+        expressions.add(text)
+    keys = ["".join(Random(seed).choices("ab", k=MAX_MATCHED_BYTES)).encode() for seed in range(3)]
+    expressions.matches(keys[0])  # compiles them
+    took = []
+    for key in keys[1:]:
+        began = time.thread_time()
+        expressions.matches(key)
+        took.append(time.thread_time() - began)
+    assert min(took) < 0.3 * speed.slowness(), took
 
 
 def test_one_thread_at_a_time_goes_on_with_a_key_that_is_costly(monkeypatch: pytest.MonkeyPatch) -> None:
