@@ -15,11 +15,13 @@ class DatabasePolicy(NamedTuple):
     max_extra_connections: int = 20  # that it opens beyond them while they are needed
     connect_seconds: int = 5
     statement_seconds: float = 20.0  # unless the settings say otherwise
-    lock_seconds: int = 15  # that a statement waits for a lock
+    # That a statement waits for a lock: less than `idle_transaction_seconds`, so that of clients that are gone together
+    # none gets the lock of another one, for as long again.
+    lock_seconds: int = 6
     single_lock_seconds: int = 1  # that one in one round trip does: then its caller has time left for another way
     # After which the server ends a connection whose client says nothing, so that its locks are free: far longer than a
     # process that works takes between two statements, and short enough to end before requests have waited in vain.
-    idle_transaction_seconds: int = 10
+    idle_transaction_seconds: int = 8
     silence_seconds: int = 20  # after which a server that acknowledges nothing is lost
     max_deadlocks: int = 3  # of a transaction, each of which is followed by another try
     clock_seconds: float = 1.0  # for which a reading of the database's clock is used
@@ -28,6 +30,9 @@ class DatabasePolicy(NamedTuple):
 class AppendPolicy(NamedTuple):
     """How events are recorded."""
 
+    # That the thread which commits posts waits for an answer at most: their requests have given up by then, and a
+    # connection that the network has forgotten must not keep the next ones waiting.
+    statement_seconds: float = 12.0
     max_trip_events: int = 200  # in one round trip; for more, COPY is faster in spite of its round trips
     min_copied_rows: int = 8  # with fewer, the extra round trip costs more than COPY saves
     copy_bytes: int = 1 << 18  # that the driver sends at once

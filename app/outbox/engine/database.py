@@ -1,6 +1,7 @@
 """Open the outbox database: SQLite, PostgreSQL, or MySQL/MariaDB, each configured so that a commit is durable."""
 
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -80,6 +81,8 @@ class Database:
         patience: float | None = DATABASE.statement_seconds,
     ) -> None:
         self.url = sa.make_url(url)
+        self._patience = patience
+        self._own = threading.local()  # `seconds` of this thread
         self.engine = _open(self.url, pool_size, patience)
         self._reader: sa.Engine = self.engine.execution_options(reading=True)
         if self.dialect != "sqlite":
@@ -93,6 +96,9 @@ class Database:
         self._single: sa.Engine = self._reader
         if self.dialect == "postgresql":
             self._single = _open(self.url, 1, patience, autocommit=True, lock_seconds=DATABASE.single_lock_seconds)
+        if self.dialect != "sqlite":
+            for engine in {self.engine, self._reader, self._single}:
+                sa_event.listen(engine, "checkout", self._limit)
         self._largest_event: int | None = None if self.dialect == "mysql" else UNLIMITED
         if self.dialect == "mysql":
             sa_event.listen(self.engine, "connect", self._learn_limit)
@@ -107,6 +113,18 @@ class Database:
         """`sqlite`, `postgresql` or `mysql` (MariaDB included)."""
         name = self.engine.dialect.name
         return "mysql" if name == "mariadb" else name
+
+    @contextmanager
+    def answering_within(self, seconds: float) -> Iterator[None]:
+        """Have no statement of this thread take longer than `seconds`, nor than `patience`, until the block ends.
+
+        It holds for connections that are taken within the block, not on SQLite.
+        """
+        self._own.seconds = seconds
+        try:
+            yield
+        finally:
+            self._own.seconds = None
 
     def writing(self) -> AbstractContextManager[sa.Connection]:
         """Return a context manager for a connection in a transaction that commits at the end or rolls back."""
@@ -170,6 +188,10 @@ class Database:
                 # For this transaction only: resetting the connection when it is returned could fail.
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             yield connection
+
+    def _limit(self, connection: Any, _entry: ConnectionPoolEntry, _face: Any) -> None:
+        limits = [seconds for seconds in (self._patience, getattr(self._own, "seconds", None)) if seconds is not None]
+        connection.patience = min(limits, default=None)
 
     def _replace_lost(self, context: sa.engine.ExceptionContext) -> None:
         """After a lost connection close the others, most likely lost too; SQLAlchemy does so for one engine only."""

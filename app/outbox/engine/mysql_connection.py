@@ -16,6 +16,17 @@ class Connection(DriverConnection):
     """The driver's connection; those without TLS options share one TLS context."""
 
     server_version: str  # set by the driver
+    _read_timeout: float | None
+    _write_timeout: float | None
+
+    @property
+    def patience(self) -> float | None:
+        """For how many seconds it waits for the server; None: for any time."""
+        return self._read_timeout
+
+    @patience.setter
+    def patience(self, seconds: float | None) -> None:
+        self._read_timeout = self._write_timeout = seconds
 
     @property
     def is_mariadb(self) -> bool:

@@ -137,7 +137,8 @@ class GroupCommit:
             committing.thread_waits = True
             with committing.lock:
                 committing.thread_waits = False
-                self._commit_group(committing, self._take_group(first, committing.queue))
+                with self._database.answering_within(APPEND.statement_seconds):
+                    self._commit_group(committing, self._take_group(first, committing.queue))
             del first  # with its events, which may be many megabytes
 
     def _commit_group(self, committing: _Committing, group: Sequence[_Waiting]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from time import sleep
 
 import pytest
@@ -13,14 +14,18 @@ from app.outbox import log_head
 from app.outbox.engine import mysql_engine
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.locks import lock_cursors, lock_tail
+from app.outbox.log import group_commit
 from app.outbox.log.append import Log
+from app.outbox.log.group_commit import GroupCommit
+from app.outbox.policies import APPEND, DATABASE
 from tests import services
 from tests.services import until
 from tests.support.builders import add_target, event, registry
+from tests.support.tuning import tune
 
 SERVERS = ("postgresql", "mysql", "mariadb")
 SILENCE = 5  # seconds
-SOON = 20  # seconds after the network is back
+SOON = 15  # seconds after the network is back
 
 
 @pytest.fixture
@@ -84,6 +89,35 @@ def test_events_of_which_a_part_has_arrived_hold_nobody_up(
             wire.release()
             wire.close()
     gone.close()
+
+
+def test_the_configured_times_add_up_to_less_than_it_takes_at_most() -> None:
+    assert DATABASE.lock_seconds < DATABASE.idle_transaction_seconds
+    assert DATABASE.lock_seconds + DATABASE.idle_transaction_seconds < SOON
+    assert DATABASE.lock_seconds < APPEND.statement_seconds < SOON
+
+
+@pytest.mark.parametrize("outbox_url", SERVERS, indirect=True)
+def test_posts_are_recorded_soon_after_a_silence_whatever_time_other_statements_have(
+    database: Database, wire: services.Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(monkeypatch, group_commit, "APPEND", statement_seconds=1)
+    add_target(database)
+    url = database.url.set(port=wire.port).render_as_string(hide_password=False)
+    with closing(Database(url, patience=600)) as behind:
+        commits = GroupCommit(behind)
+
+        def is_recorded() -> bool:
+            try:
+                return _succeeds(lambda: commits.append([event()], 0.5))
+            except TimeoutError:
+                return False
+
+        until(is_recorded, SOON)
+        wire.swallow()
+        assert not is_recorded()
+        wire.heal()
+        until(is_recorded, SOON)
 
 
 @pytest.mark.parametrize("outbox_url", SERVERS, indirect=True)
