@@ -229,8 +229,9 @@ class ProcessStates:
             pool.next_known = (place + 1) % _MAX_KNOWN
             pool.known[place], pool.slow_until[place] = group, 0.0
         if seconds > _LONG_CALL_SECONDS:
+            if not pool.slow_until[place]:  # else it held no last process, and says nothing of unknown groups
+                pool.unknown_from = _after_pause(seconds)
             pool.slow_until[place] = now + _SLOW_SECONDS
-            pool.unknown_from = _after_pause(seconds)
         elif pool.slow_until[place] <= now:
             pool.slow_until[place] = 0.0
 

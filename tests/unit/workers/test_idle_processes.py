@@ -212,6 +212,17 @@ def test_an_unknown_target_waits_for_the_last_process_after_another_took_long(
             assert unknown
 
 
+def test_one_that_is_known_to_be_slow_does_not_keep_an_unknown_one_waiting(
+    pool: Pool, later: Callable[[float], None]
+) -> None:
+    """A target whose requests take 20 s each, again and again."""
+    _call(pool(0), A, later, 20)
+    _call(pool(0), A, later, 20)
+    later(11)
+    with pool(0).serving(A), pool(1).serving(A), pool(2).serving(C) as unknown:
+        assert unknown
+
+
 @pytest.mark.parametrize("targets", [(A, B, C), (A, A, B), (A, A, A)])
 def test_of_a_pool_that_waits_for_long_one_process_has_to_end(
     pool: Pool, later: Callable[[float], None], targets: tuple[int, ...]
