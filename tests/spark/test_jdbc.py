@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +20,7 @@ from spark_jobs.jdbc import mysql_url, postgresql_url
 from spark_jobs.stores import CannotRead, rows
 from tests import services
 from tests.support.asking_postgres import Asking
+from tests.support.rogue_server import RogueServer, exactly
 from tests.support.sample_events import put
 from workers.delivery.outcomes import DELIVERED
 from workers.targets.mysql.target import MysqlTarget
@@ -35,8 +34,8 @@ _CAPABILITIES = (
 )  # 4.1, files, passwords, plugins, database
 
 
-@dataclass
-class RogueMySQL:
+@dataclass(eq=False)
+class RogueMySQL(RogueServer):
     """A MySQL server that lets everybody in and answers each statement by asking the client for a file."""
 
     asks_for: str
@@ -45,28 +44,9 @@ class RogueMySQL:
     received: bytes = b""
 
     def __post_init__(self) -> None:
-        self._listener = socket.create_server((services.LOOPBACK, 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
+        super().__init__()
 
-    def close(self) -> None:
-        """Stop."""
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            client.settimeout(30)
-            with client, contextlib.suppress(OSError, EOFError):
-                self._talk(client)
-
-    def _talk(self, client: socket.socket) -> None:
+    def talk(self, client: socket.socket) -> None:
         capabilities = struct.pack("<I", _CAPABILITIES)
         greeting = b"\x0a8.0.30\0" + struct.pack("<I", 1) + b"12345678\0" + capabilities[:2] + b"\x2d\x02\0"
         _send(client, 0, greeting + capabilities[2:] + b"\x15" + bytes(10) + b"123456789012\0mysql_native_password\0")
@@ -88,18 +68,8 @@ def _send(client: socket.socket, number: int, payload: bytes) -> None:
 
 
 def _receive(client: socket.socket) -> tuple[int, bytes]:
-    header = _exactly(client, 4)
-    return header[3], _exactly(client, int.from_bytes(header[:3], "little"))
-
-
-def _exactly(client: socket.socket, size: int) -> bytes:
-    content = b""
-    while len(content) < size:
-        part = client.recv(size - len(content))
-        if not part:
-            raise EOFError
-        content += part
-    return content
+    header = exactly(client, 4)
+    return header[3], exactly(client, int.from_bytes(header[:3], "little"))
 
 
 def deliver(target: MysqlTarget | PostgresTarget) -> None:
