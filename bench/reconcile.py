@@ -145,7 +145,7 @@ def job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     from spark_jobs.jobs.reconcile import ReconcileConfig, reconcile
 
     config = ReconcileConfig(
-        bucket=BUCKET, target=TargetId(options.store, NAME), folder=folder / "reports", arrival=0.0,
+        bucket=BUCKET, target=TargetId(options.store, NAME), reports=str(folder / "reports"), arrival=0.0,
         listing=str(folder / LISTING), listed_at=now_ms(), versions=options.case == "versions",
     )  # fmt: skip
     with outbox(folder, options) as database:
@@ -159,6 +159,7 @@ def job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 def steps(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Run the steps of the job with the rows from Parquet, which no target has."""
     from app.rules.model import Rule
+    from spark_jobs.folders import Folder
     from spark_jobs.jobs.comparison import count_findings, mark_in_flight
     from spark_jobs.jobs.difference_files import write_differences
     from spark_jobs.listings.listing import from_parquet
@@ -166,14 +167,15 @@ def steps(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
     rule = Rule(bucket=BUCKET, events=("*",), prefix="", suffix="", target=TargetId("postgresql", NAME))
 
+    findings_folder = Folder.of(folder / "findings")
+
     def run(spark: "SparkSession") -> Mapping[str, int]:
-        (folder / "findings").mkdir()
         listing = from_parquet(spark, str(folder / LISTING), BUCKET, versioned=options.case == "versions")
         differences, sizes = write_differences(
-            listing, spark.read.parquet(str(folder / ROWS)), folder / "findings", has_single_rows=True, bucket=BUCKET,
+            listing, spark.read.parquet(str(folder / ROWS)), findings_folder, has_single_rows=True, bucket=BUCKET,
             rules=[rule], policy="mirror",
         )  # fmt: skip
-        findings = write_findings(mark_in_flight(differences, None, young=now_ms()), folder / "findings")
+        findings = write_findings(mark_in_flight(differences, None, young=now_ms()), findings_folder)
         return {**count_findings(findings), **sizes, "unreadable": listing.unreadable_count}
 
     try:

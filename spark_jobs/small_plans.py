@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from pyspark.sql import SparkSession
+
+from spark_jobs.folders import Folder
 
 FEW = 200_000  # rows and entries
 _FEW_BYTES = 8 << 20  # of their files
@@ -44,6 +45,6 @@ def is_few(size: int) -> bool:
     return 0 < size <= FEW
 
 
-def are_small_files(folder: Path) -> bool:
+def are_small_files(folder: Folder) -> bool:
     """Return whether the files in a folder have few rows."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= _FEW_BYTES
+    return folder.size() <= _FEW_BYTES

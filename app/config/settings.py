@@ -296,6 +296,12 @@ class Settings(Declared):
     report_retention: float = setting(
         Duration(), default="90d", about="how long reconciliations and their reports are kept"
     )
+    reports: str = setting(
+        Text(),
+        default="",
+        about="where reconciliations write their reports: a folder, or a URL of a file system that Spark reaches, "
+        "such as `s3a://bucket/prefix`; empty: `reconciliations` in the data folder",
+    )
     audit_retention: float = setting(Duration(), default="365d", about="how long the audit log is kept")
     service_events: bool = setting(
         Toggle(), default="off", about="record events about the service itself, which rules can send to any target"

@@ -80,7 +80,7 @@ class Reconciliation(_Counts):
     ]
     started_at: Time
     finished_at: Time
-    report: Annotated[str, about("the folder with the findings, on the host of the job")]
+    report: Annotated[str, about("the folder with the findings: a path on the host of the job, or a URL")]
     problem: str
     note: Annotated[str, about("why a run that waits may wait for long: no Spark worker is there; else empty")]
     progress: Annotated[RunProgress | None, about("of a run that is running, every 15 s")]

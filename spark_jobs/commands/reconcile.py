@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import click
 
@@ -31,7 +30,7 @@ _EXIT_DRIFT = 3  # the exit code of --check; 2 is that of wrong usage
 @click.option("--repair", is_flag=True, help="Repair the drift.")
 @options.limit_options
 @click.option(
-    "--report", metavar="FOLDER", help="The folder for reports; by default reconciliations/ in the data directory."
+    "--report", metavar="FOLDER", help="The folder for reports, a path or a URL; by default that of BUCKETWIRE_REPORTS."
 )
 @options.url_option
 @click.option("--scheduled", default="", metavar="RUN", hidden=True, help="Begin a scheduled run; ends with its input.")
@@ -60,7 +59,7 @@ def run(
     config = job.ReconcileConfig(
         **source,
         target=target,
-        folder=Path(report).absolute() if report else settings.folder / "reconciliations",
+        reports=report or settings.reports or str(settings.folder / "reconciliations"),
         grace=listing.grace(grace),
         log_retention=int(settings.retention * 1000),
         repair=repair,
@@ -84,7 +83,7 @@ def run(
     sentence = f"{result.state}{of_prefix}: {count_noun(result.drift, 'difference')} ({counts}); {result.page}"
     if result.problem:
         click.echo(result.problem, err=True)
-    context.done(sentence, state=result.state, page=str(result.page), problem=result.problem, **result.counts)
+    context.done(sentence, state=result.state, page=result.page, problem=result.problem, **result.counts)
     end_java()
     return _EXIT_DRIFT if check and result.state == "drift" else 0
 

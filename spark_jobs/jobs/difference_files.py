@@ -1,13 +1,13 @@
 """Compare a listing with a target's rows, and write the differences, so that no source has to be read again."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.resources.drift import DriftKind
+from spark_jobs.folders import Folder
 from spark_jobs.jobs.comparison import compare, namespace_by_key, parsed
 from spark_jobs.jobs.sizes import Sizes
 from spark_jobs.key_groups import by_key
@@ -16,7 +16,7 @@ from spark_jobs.reports.report import write_parquet
 
 
 def write_differences(
-    listing: Listing, rows: DataFrame, folder: Path, *, has_single_rows: bool, bucket: str, **options: Any
+    listing: Listing, rows: DataFrame, folder: Folder, *, has_single_rows: bool, bucket: str, **options: Any
 ) -> tuple[DataFrame, Mapping[str, int]]:
     """Write the DIFFERENCES between a listing and ROWS into a folder, by the `options` of `compare`.
 

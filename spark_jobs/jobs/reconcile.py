@@ -6,14 +6,12 @@ events since. An object that changed in between is among those, and is left alon
 """
 
 import json
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
@@ -22,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.errors import UnknownRun
 from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile import log_queries
 from app.outbox.reconcile import runs as r
@@ -32,6 +31,7 @@ from app.resources.drift import DRIFT_KINDS, DriftKind, drift_of
 from spark_jobs import stores
 from spark_jobs.api_client import Api, repairable
 from spark_jobs.errors import root_cause
+from spark_jobs.folders import Folder
 from spark_jobs.jobs.comparison import count_findings, mark_in_flight
 from spark_jobs.jobs.difference_files import write_differences
 from spark_jobs.listings.listing import Listing
@@ -39,12 +39,14 @@ from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.progress import COMPARING, REPAIRING, REPORTING, ProgressMeter, watched
 from spark_jobs.repair_limits import RepairLimits
 from spark_jobs.reports.html_report import prepare_charts
-from spark_jobs.reports.report import ReportHeader, write_findings, write_page
+from spark_jobs.reports.report import PAGE, ReportHeader, check_shared, write_findings, write_page
 from spark_jobs.run_lease import LEASE_MS, renewed
 from spark_jobs.small_plans import are_small_files, is_few, small_plans
 
 _SAMPLE_SIZE = 20_000  # keys by which a bucket's listing is divided
 _TASKS_PER_CORE = 2  # key ranges, because they are not equally long
+_SCRATCH = "scratch"  # beside the reports
+_IN_FLIGHT = "in-flight.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ class ReconcileConfig(ListingSource):
     """What to compare, and whether to repair it. Times are milliseconds since 1970."""
 
     target: TargetId
-    folder: Path  # the report gets a new folder in it
+    reports: str  # a path or a URL of a folder, in which the report gets a new one
     arrival: float = 2.0  # seconds that an event may need from the bucket to the log
     may_be_gone: bool = True  # its rows are orphaned then
     repair: bool = False
@@ -69,8 +71,13 @@ class ReconcileResult:
 
     state: str
     counts: dict[str, int]
-    page: Path
+    report: str  # the path of its folder, or the URL in another file system
     problem: str
+
+    @property
+    def page(self) -> str:
+        """Where the report's page is."""
+        return f"{self.report}/{PAGE}"
 
     @property
     def drift(self) -> int:
@@ -107,30 +114,38 @@ def run(
     try:
         if config.repair:
             api.check_repairs(config.target)  # rather than after the comparison
-        with renewed(runs, name, lambda: meter.latest) as lost, watched(meter, show), open_session() as spark:
-            result = _run(spark, database, registry, settings, config, api, name, lost, meter)
+        with ExitStack() as session:
+            with renewed(runs, name, lambda: meter.latest) as lost, watched(meter, show):
+                spark = session.enter_context(open_session())
+                result = _run(spark, database, registry, settings, config, api, name, lost, meter)
+            runs.end(name, result.state, result.counts, report=result.report, problem=result.problem)
+            _delete_reports(spark, runs.delete_old(config.target, config.bucket, now_ms() - config.retention))
     except KeyboardInterrupt:
         runs.end(name, r.FAILED, {}, problem=r.STOPPED_EARLY)
         raise
     except BaseException as error:
         runs.end(name, r.FAILED, {}, problem=f"{type(error).__name__}: {root_cause(error)}")
         raise
-    runs.end(name, result.state, result.counts, report=str(result.page.parent), problem=result.problem)
-    _delete_reports(runs.delete_old(config.target, config.bucket, now_ms() - config.retention))
     return result
 
 
-def _delete_reports(reports: Mapping[str, str]) -> None:
-    """Delete the reports of runs that are on this machine."""
+def _delete_reports(spark: SparkSession, reports: Mapping[str, str]) -> None:
+    """Delete the reports of runs, as far as this machine reaches them."""
     for run, report in reports.items():
-        if Path(report).name == run:  # a report has a folder of its own; no other folder is ever deleted
-            shutil.rmtree(report, ignore_errors=True)
+        folder = Folder.of(report, spark)
+        if folder.name == run:  # a report has a folder of its own; no other folder is ever deleted
+            folder.delete()
 
 
 def _run(
     spark: SparkSession, database: Database, registry: Registry, settings: NamespaceSettings,
     config: ReconcileConfig, api: Api, run: str, lost: threading.Event, meter: ProgressMeter,
 ) -> ReconcileResult:  # fmt: skip
+    reports = Folder.of(config.reports, spark)
+    folder = reports / run
+    with _scratch(reports / _SCRATCH / run) as scratch:
+        check_shared(spark, scratch)
+    _delete_killed(reports, r.Reconciliations(database), run)
     begun = time.monotonic()
     meter.enter(COMPARING, spark)
     listed_at, mark = config.listed_at or now_ms(), log_queries.log_mark(database, config.target, config.bucket)
@@ -145,8 +160,7 @@ def _run(
         rows = rows.persist(StorageLevel.DISK_ONLY)
         sample = _sample_keys(rows)
     listing = config.list_bucket(spark, tasks=_TASKS_PER_CORE * cores, sample=sample)
-    folder = config.folder / run
-    with _scratch(folder) as scratch:
+    with _scratch(reports / _SCRATCH / run) as scratch:
         with small_plans(spark, is_small=is_few(config.size)):
             differences, sizes = write_differences(
                 listing, rows, scratch, has_single_rows=stores.has_single_rows(settings), bucket=config.bucket,
@@ -161,7 +175,7 @@ def _run(
         changed = log_queries.keys_recorded_since(
             database, config.bucket, seq=mark.seq, received_at=listed_at - config.grace if config.listed_at else None
         )
-        in_flight = frame_of_keys(spark, chain(mark.in_flight, changed), scratch / "in-flight.jsonl")
+        in_flight = frame_of_keys(spark, chain(mark.in_flight, changed), scratch)
         is_small = are_small_files(scratch)
         with small_plans(spark, is_small=is_small):
             findings = write_findings(mark_in_flight(differences, in_flight, young=listed_at - config.grace), folder)
@@ -192,31 +206,38 @@ def _run(
             counts,
             problem,
         )
-        return ReconcileResult(state, counts, write_page(findings, header, folder), problem)
+        write_page(findings, header, folder)
+        return ReconcileResult(state, counts, str(folder), problem)
 
 
 @contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
-    """Make the folder of a report, and in it one for files that are deleted at the end."""
-    scratch = folder / "scratch"
-    scratch.mkdir(parents=True)
+def _scratch(scratch: Folder) -> Iterator[Folder]:
+    """Delete a folder and its files at the end."""
     try:
         yield scratch
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.delete()
 
 
-def frame_of_keys(spark: SparkSession, keys: Iterable[str], path: Path) -> DataFrame | None:
-    """Return the keys as the column `key`, by way of a file; None for no keys. Memory holds one at a time.
+def _delete_killed(reports: Folder, runs: r.Reconciliations, run: str) -> None:
+    """Delete the files of runs that were killed. What is not of a run that this service knows is left alone."""
+    for name in (reports / _SCRATCH).names():
+        with suppress(UnknownRun):
+            known = runs.get(name)
+            if name != run and (known.finished_at or known.alive_until < now_ms() - LEASE_MS):
+                (reports / _SCRATCH / name).delete()
+                if not known.report:
+                    (reports / name).delete()
+
+
+def frame_of_keys(spark: SparkSession, keys: Iterable[str], folder: Folder) -> DataFrame | None:
+    """Return the keys as the column `key`, by way of a file in a folder; None for no keys. Memory holds few at a time.
 
     A frame made of Python's objects would need Python workers, and has no size by which Spark could plan a join.
     """
     # Not by orjson, which refuses half of a surrogate pair: that is the key of no object, and must not end a run.
-    with path.open("w") as lines:
-        lines.writelines(json.dumps({"key": key}) + "\n" for key in keys)
-    if not path.stat().st_size:
-        return None
-    return spark.read.schema("key string").json(str(path))
+    size = folder.write(_IN_FLIGHT, (json.dumps({"key": key}) + "\n" for key in keys))
+    return spark.read.schema("key string").json((folder / _IN_FLIGHT).reading_url) if size else None
 
 
 def _sample_keys(rows: DataFrame) -> list[str]:

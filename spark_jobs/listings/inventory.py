@@ -22,6 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.config.bucket_settings import BucketSettings
 from app.events.buckets import name_at_store
 from spark_jobs.errors import BadListing
+from spark_jobs.folders import Folder
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.listing import Listing, from_columns
 
@@ -66,7 +67,8 @@ class Manifest:
             raise BadListing(f"{self.location} is an inventory of {self.bucket}, not of {bucket}")
         if versions and not self.versioned:
             raise BadListing(f"{self.location} lists current versions only; leave out --versions, or list all versions")
-        entries = self._read(spark, [f"file://{path}" for path in self._verified_files(spark, endpoint, access)])
+        paths = self._verified_files(spark, endpoint, access)
+        entries = self._read(spark, [Folder.of(path).reading_url for path in paths])
         entries = entries.withColumn("key", F.when(F.col("bucket") == self.bucket, F.col("key")))
         listing = from_columns(entries, self.location, versioned=self.versioned)
         return replace(listing, versioned=False) if versions is False else listing

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.buckets import name_at_store
 from spark_jobs.errors import BadListing
+from spark_jobs.folders import spark_url
 from spark_jobs.key_groups import KEY_HASH, one_per_key
 from spark_jobs.schemas import LISTING, etag, milliseconds, version
 
@@ -66,7 +67,7 @@ def from_mc(spark: SparkSession, path: str, bucket: str, *, versioned: bool) -> 
     Raises `BadListing` for an empty one, and one of another bucket, of a prefix or without the objects in folders.
     Lines of an old mc do not name their place.
     """
-    lines = spark.read.option("lineSep", "\n").text(path).where(F.trim("value") != "")
+    lines = spark.read.option("lineSep", "\n").text(spark_url(path)).where(F.trim("value") != "")
     entries = lines.select(F.col("value").alias("line"), F.from_json("value", _MC).alias("e")).select("line", "e.*")
     entries = entries.withColumn("modified", milliseconds(F.col("lastModified")))
     good = _is_true(F.col("status") == "success") & F.col("key").isNotNull() & F.col("modified").isNotNull()
@@ -115,7 +116,7 @@ def from_parquet(spark: SparkSession, path: str, bucket: str, *, versioned: bool
     Raises `BadListing` if one is missing, for no rows, and for a row whose column `bucket`, if there is one, names
     another.
     """
-    frame = spark.read.parquet(path)
+    frame = spark.read.parquet(spark_url(path))
     if names := [name for name in frame.columns if name.lower() == "bucket"]:
         column = F.col(names[0])
         own = column.eqNullSafe(bucket) | column.eqNullSafe(name_at_store(bucket))

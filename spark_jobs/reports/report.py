@@ -5,14 +5,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j has none
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, Observation, Row
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.resources.drift import DRIFT_KINDS
+from spark_jobs.errors import root_cause
+from spark_jobs.folders import Folder, NotShared
 from spark_jobs.jobs.comparison import UNMATCHED
 from spark_jobs.jobs.repair_events import format_time
 from spark_jobs.reports import html_report
@@ -24,6 +27,7 @@ _PALETTE = ("#4c78a8", "#f0a63a", "#b3352b", "#7a5195", "#54a24b", "#72b7b2", "#
 _COLOURS = dict(zip(DRIFT_KINDS, itertools.cycle(_PALETTE), strict=False))
 _MAX_SAMPLES = 20
 _MAX_FOLDERS = 12
+_MAX_PROBES = 64
 _DAY = 86_400_000
 _AGES = (("under a day", _DAY), ("under a week", 7 * _DAY), ("under a month", 30 * _DAY), ("under a year", 365 * _DAY))
 _OLDER = "older"
@@ -43,42 +47,64 @@ class ReportHeader:
     problem: str
 
 
-class NotShared(Exception):
-    """The report folder is not shared by all executors; the message says what to do."""
+def check_shared(spark: SparkSession, scratch: Folder) -> None:
+    """Raise `NotShared` unless executors write files in a folder that this process reads and deletes.
+
+    On one machine, where the tasks run in this process, only another file system is asked.
+    """
+    scratch.check()
+    if is_local(spark):
+        return
+    probe, tasks = scratch / "probe", min(_MAX_PROBES, 2 * spark.sparkContext.defaultParallelism)
+    try:
+        write_parquet(spark.range(0, tasks, 1, tasks).toDF("number"), probe)
+    except (Py4JJavaError, PySparkException) as error:
+        raise NotShared(
+            f"executors cannot write in {scratch}: {root_cause(error)}; let them run as the user of this process, give "
+            "them a folder in which both may write, or name another file system in BUCKETWIRE_REPORTS"
+        ) from None
+    if not probe.delete():
+        raise NotShared(
+            f"this process cannot delete what executors have written in {scratch}: they run as another user; let both "
+            "run as the same, or name another file system in BUCKETWIRE_REPORTS"
+        )
 
 
-def write_findings(findings: DataFrame, folder: Path) -> DataFrame:
+def write_findings(findings: DataFrame, folder: Folder) -> DataFrame:
     """Write every finding; return a frame that reads them back, so that nothing is compared twice.
 
     Raises `NotShared`.
     """
     written = write_parquet(findings, folder / FINDINGS)
-    written.write.mode("errorifexists").json(str(folder / LINES))
+    written.write.mode("errorifexists").json((folder / LINES).url)
     return written
 
 
-def write_parquet(frame: DataFrame, path: Path) -> DataFrame:
+def write_parquet(frame: DataFrame, folder: Folder) -> DataFrame:
     """Write a frame; return one that reads it back.
 
     Raises `NotShared` if not all rows can be read: then executors have written to folders of their own.
     """
     observation = Observation()
     counted = frame.observe(observation, F.count(F.lit(1)).alias("rows"))
-    counted.write.mode("errorifexists").parquet(str(path))
-    written = frame.sparkSession.read.schema(frame.schema).parquet(str(path))
+    counted.write.mode("errorifexists").parquet(folder.url)
+    written = frame.sparkSession.read.schema(frame.schema).parquet(folder.reading_url)
     if not is_local(frame.sparkSession):
-        check_complete(written, observation.get["rows"], str(path))
+        check_complete(written, observation.get["rows"], str(folder))
     return written
 
 
 def check_complete(written: DataFrame, expected: int, path: str) -> None:
     """Raise `NotShared` unless every written row can be read: otherwise drift could be overlooked."""
     if expected and written.count() != expected:
-        raise NotShared(f"not all findings are in {path}: on a cluster, use a folder that all machines share")
+        raise NotShared(
+            f"not all findings are in {path}: on a cluster, use a folder that all machines share, or name another file "
+            "system in BUCKETWIRE_REPORTS"
+        )
 
 
-def write_page(findings: DataFrame, header: ReportHeader, folder: Path) -> Path:
-    """Write the page and return its path."""
+def write_page(findings: DataFrame, header: ReportHeader, folder: Folder) -> None:
+    """Write the page."""
     drift = findings.where(F.col("kind").isin(*DRIFT_KINDS) & ~F.col("in_flight"))
     counts = {kind: header.counts[kind] for kind in DRIFT_KINDS}
     total = sum(counts.values())
@@ -117,9 +143,7 @@ def write_page(findings: DataFrame, header: ReportHeader, folder: Path) -> Path:
         charts=charts,
         samples=shown,
     )
-    path = folder / PAGE
-    path.write_text(page)
-    return path
+    folder.write(PAGE, [page])
 
 
 def samples(findings: DataFrame, kinds: Sequence[str]) -> Sequence[tuple[str, Sequence[Mapping[str, Any]]]]:

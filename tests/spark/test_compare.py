@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.events.effects import ContentChange, content_change
 from app.events.names import KNOWN
 from spark_jobs.event_names import has_change
+from spark_jobs.folders import Folder
 from spark_jobs.jobs.comparison import compare, documents, is_encoded, mark_in_flight, namespace_by_key, parsed
 from spark_jobs.jobs.difference_files import has_repeated_keys, write_differences
 from spark_jobs.jobs.reconcile import frame_of_keys
@@ -138,7 +139,8 @@ def test_both_sides_are_counted_to_their_ends(
 ) -> None:
     listing = frame_of(planned, [thing(f"k{number}") for number in range(objects)], LISTING)
     rows, sizes = frame_of(planned, [row(f"k{number}") for number in range(target_rows)], NAMESPACE), Sizes()
-    differences = write_parquet(compared(listing, rows, sizes, rules=[rule(prefix)]), tmp_path / "differences")
+    folder = Folder.of(tmp_path / "differences")
+    differences = write_parquet(compared(listing, rows, sizes, rules=[rule(prefix)]), folder)
     assert sizes.counts == {"objects": objects, "target_rows": target_rows}
     assert not has_repeated_keys(differences, sizes)
 
@@ -159,10 +161,10 @@ def test_keys_in_flight_are_found_whatever_is_in_them(spark: SparkSession, tmp_p
     ]
     found = [(key, "missing", "", "e", 1, T, "", *[None] * 6) for key in [*keys, "other"]]
     differences = frame_of(spark, found, DIFFERENCES)
-    in_flight = frame_of_keys(spark, [*keys, "elsewhere", "\ud800"], tmp_path / "keys")
+    in_flight = frame_of_keys(spark, [*keys, "elsewhere", "\ud800"], Folder.of(tmp_path / "keys"))
     marked = {one["key"]: one["in_flight"] for one in mark_in_flight(differences, in_flight, young=T + 1).collect()}
     assert marked == dict.fromkeys(keys, True) | {"other": False}
-    assert frame_of_keys(spark, [], tmp_path / "none") is None
+    assert frame_of_keys(spark, [], Folder.of(tmp_path / "none")) is None
     assert not any(one["in_flight"] for one in mark_in_flight(differences, None, young=T + 1).collect())
     assert all(one["in_flight"] for one in mark_in_flight(differences, None, young=T).collect())
 

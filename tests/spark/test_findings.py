@@ -16,12 +16,13 @@ from app.config.arn import TargetId
 from app.resources.reconciliation import COUNTS
 from app.rules.filters import Filters, Pairs
 from app.rules.model import Rule
+from spark_jobs.folders import Folder, NotShared
 from spark_jobs.jobs.comparison import count_findings, documents, namespace_by_key
 from spark_jobs.reports import report
 from spark_jobs.reports.report import FINDINGS as FOLDER
 from spark_jobs.reports.report import (
     LINES,
-    NotShared,
+    PAGE,
     ReportHeader,
     by_folder_and_age,
     check_complete,
@@ -201,7 +202,7 @@ def test_findings_that_are_lost_are_not_taken_for_less_drift(spark: SparkSession
     compared = find_drift(
         listing, rows, moving, bucket="b", rules=[rule()], policy="mirror", versioned=False, young=T + 1_000_000
     )
-    written = write_findings(compared.repartition(3, "key"), tmp_path)
+    written = write_findings(compared.repartition(3, "key"), Folder.of(tmp_path))
     assert written.count() == 3
     parts = sorted((tmp_path / FOLDER).glob("part-*"), key=lambda part: part.stat().st_size)
     parts[-1].unlink()  # as if an executor had written it on its own machine
@@ -220,7 +221,7 @@ def test_what_is_written_is_counted_again_only_if_executors_may_have_written_it_
     group = f"written-{has_executors}"
     spark.sparkContext.setJobGroup(group, "")
     try:
-        written = write_parquet(spark.range(5), tmp_path / FOLDER)
+        written = write_parquet(spark.range(5), Folder.of(tmp_path / FOLDER))
     finally:
         spark.sparkContext._jsc.sc().clearJobGroup()  # an empty one is a group, too
     tracker = spark.sparkContext.statusTracker()
@@ -238,13 +239,13 @@ def test_a_report_shows_hostile_names_as_names(spark: SparkSession, tmp_path: Pa
     rows, moving = frame_of(spark, [], NAMESPACE), frame_of(spark, [], "key string")
     every = Rule(bucket="*", events=("*",), target=TargetId("redis", "x"))
     compared = find_drift(listing, rows, moving, bucket=hostile, rules=[every], policy="mirror", versioned=False)
-    findings = write_findings(compared, tmp_path)
+    findings = write_findings(compared, Folder.of(tmp_path))
     counts = dict.fromkeys(COUNTS, 0) | {"missing": len(BUCKETS)}
     for number, name in enumerate(NAMES):
         folder = tmp_path / str(number)
-        folder.mkdir()
         header = ReportHeader("r" * 32, name, "redis:x", "mirror", False, T, counts, f"it is {name}")
-        page = write_page(findings, header, folder).read_text()
+        write_page(findings, header, Folder.of(folder))
+        page = (folder / PAGE).read_text()
         assert "&lt;script&gt;" in page
         assert "<script" not in page
     assert {path.name for path in tmp_path.iterdir()} == {*map(str, range(len(NAMES))), FOLDER, LINES}

@@ -109,7 +109,7 @@ class Stage:
         settings = Settings.from_environ(self.whole.settings)
         registry: Registry = open_registry(self.whole.database, settings)
         kind, _, name = target.partition(":")
-        chosen = {"grace": 0, "arrival": 0.0, "endpoint": self.minio.url, "folder": self.folder} | more
+        chosen = {"grace": 0, "arrival": 0.0, "endpoint": self.minio.url, "reports": str(self.folder)} | more
         config = ReconcileConfig(bucket=bucket, target=TargetId(kind, name), **chosen)
         return reconcile(self.spark, self.whole.database, registry, config, Api(self.whole.api.url))
 
@@ -145,7 +145,7 @@ def lines(result: ReconcileResult) -> dict[str, str]:
     That the time differs, too, is left out: it counts only where more than a minute went by, as on a busy machine.
     """
     found = {}
-    for part in (result.page.parent / LINES).glob("*.json"):
+    for part in Path(result.report, LINES).glob("*.json"):
         for one in map(orjson.loads, part.read_text().splitlines()):
             kind = one["kind"] + (f":{one['differs']}" if one["differs"] else "")
             found[one["key"]] = "~" * one["in_flight"] + kind.removesuffix(",time")
@@ -266,11 +266,11 @@ def test_drift_of_every_kind_is_found_exactly_and_repaired_exactly(stage: Stage,
     )
     assert (found.state, lines(found), found.counts["repaired"]) == ("drift", expected, 0)
     assert f"{removals} of" in found.problem
-    stored = read_findings(stage.whole.database, found.page.parent.name, limit=RECONCILIATIONS.max_findings)
+    stored = read_findings(stage.whole.database, Path(found.report).name, limit=RECONCILIATIONS.max_findings)
     assert {one.facts["key"]: one.kind for one in stored} == {
         key: kind.partition(":")[0] for key, kind in expected.items()
     }
-    page = found.page.read_text()
+    page = Path(found.page).read_text()
     assert "Drift by folder" in page
     assert "new and unreported" in page
 
@@ -287,7 +287,7 @@ def test_drift_of_every_kind_is_found_exactly_and_repaired_exactly(stage: Stage,
     assert last.counts["objects"] == last.counts["target_rows"] == len(stage.objects(bucket))
     states = [each.state for each in Reconciliations(stage.whole.database).list(limit=3)]
     assert states == ["clean", "repaired", "drift"]
-    reports = [each.page.parent.exists() for each in (first, found, repaired, last)]
+    reports = [Path(each.report).exists() for each in (first, found, repaired, last)]
     assert reports == [False, True, True, True], "of each state the last is kept"
     for entry in stage.whole.audits():
         assert entry.difference == 0

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs import connectors, small_plans
 from spark_jobs.class_archive import ClassArchive
+from spark_jobs.folders import Folder
 from tests import provision, services
 from tests.services import spark_classes
 
@@ -113,10 +114,10 @@ def test_what_is_few(tmp_path: Path) -> None:
     assert not small_plans.is_few(small_plans.FEW + 1)
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "0").write_bytes(b"x")
-    assert small_plans.are_small_files(tmp_path)
+    assert small_plans.are_small_files(Folder.of(tmp_path))
     with (tmp_path / "part" / "1").open("wb") as file:
         file.truncate(9 << 20)
-    assert not small_plans.are_small_files(tmp_path)
+    assert not small_plans.are_small_files(Folder.of(tmp_path))
 
 
 @pytest.mark.parametrize("debug", ["", pytest.param("1", marks=pytest.mark.tier3)])
