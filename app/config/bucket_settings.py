@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from app.config.errors import BadValue, Problem
 from app.config.fields.aws import Endpoint, Region
-from app.config.fields.field_types import FieldType, Path, Text
+from app.config.fields.field_types import Choice, FieldType, Path, Text, Toggle
 from app.config.fields.fields import Declared, declared, setting
 from app.events.buckets import name_at_store
 
@@ -68,6 +69,13 @@ class BucketSettings(Declared):
         default="",
         about="PEM file of the authorities to trust, on every machine of the job",
     )
+
+    addressing_style: Literal["auto", "path", "virtual"] = setting(
+        Choice("auto", "path", "virtual"),
+        default="auto",
+        about="where a request has the bucket's name: in the path, or in the host's (virtual); auto: path, but for AWS",
+    )
+    requester_pays: bool = setting(Toggle(), default="off", about="pay for the requests of the job at AWS")
 
     def problems(self) -> Iterator[Problem]:
         """Yield what is missing beside an access key."""

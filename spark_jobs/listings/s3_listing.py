@@ -2,17 +2,21 @@
 
 boto3 finds endpoint, credentials, region and certificates: `AWS_ENDPOINT_URL_S3`, `AWS_PROFILE`, `AWS_ACCESS_KEY_ID`,
 `AWS_CA_BUNDLE` and so on, on the machine where the job is started; only a certificate bundle has to exist on the
-executors as well. A range that cannot be listed to its end fails the job (`pages`).
+executors as well. Temporary credentials are renewed where they are used, once those of that machine have expired. A
+range that cannot be listed to its end fails the job (`pages`).
 """
 
 import os
+import platform
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 import boto3  # type: ignore[import-untyped]  # ships no types
+import botocore.session
 from botocore.config import Config
+from botocore.credentials import CredentialProvider, CredentialResolver, RefreshableCredentials
 from botocore.exceptions import ClientError
 from botocore.handlers import validate_bucket_name
 from pyspark.sql import SparkSession
@@ -20,13 +24,73 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 import app.boto_connections  # noqa: F401 - reads answers strictly
 from app.config.bucket_settings import BucketSettings
+from spark_jobs.errors import BadListing
+from spark_jobs.listings import page_parser
+from spark_jobs.listings.bisection import divide
 from spark_jobs.listings.listing import Listing
 from spark_jobs.listings.pages import PAGE_KEYS, is_bound, pages
 from spark_jobs.schemas import ENTRIES, LISTING
 
 Row = tuple[str, str, int, int, str]  # LISTING
 KeyRange = tuple[str, str | None]  # keys after the first, up to and including the second; None: to the end
+Login = tuple[str, str, str | None]  # access key, secret key, session token
 _MAX_PREFIX_REQUESTS = 16
+_ATTEMPTS = 12  # of a request
+_AWS = (".amazonaws.com", ".amazonaws.com.cn")
+_NEVER = "9999-01-01T00:00:00+00:00"
+
+
+def _pay(params: dict[str, Any], **_: Any) -> None:
+    params["RequestPayer"] = "requester"
+
+
+def _login(session: boto3.session.Session) -> tuple[Login | None, str]:
+    """Return the credentials of a session, and when they expire."""
+    credentials = session.get_credentials()
+    if credentials is None:
+        return None, ""
+    access, secret, token = credentials.get_frozen_credentials()[:3]
+    # No public interface says it; without it they are taken for lasting ones, and end the run when they have expired.
+    expiry = getattr(credentials, "_expiry_time", None)
+    return (access, secret, token), expiry.isoformat() if expiry else ""
+
+
+def _renewing(login: Login, expiry: str) -> botocore.session.Session:
+    """Return a session that has a login until shortly before it expires, and from then on what boto3 finds here."""
+    session = botocore.session.Session()
+    provider = _RenewedLogin(login, expiry)
+    session.register_component("credential_provider", CredentialResolver([provider]))
+    return session
+
+
+class _RenewedLogin(CredentialProvider):  # type: ignore[misc]  # botocore ships no types
+    """A login that boto3's credentials on this machine replace when it expires."""
+
+    METHOD = "bucketwire"
+
+    def __init__(self, login: Login, expiry: str) -> None:
+        super().__init__()
+        self._first = login, expiry
+
+    def load(self) -> RefreshableCredentials:
+        """Return the login, which botocore renews."""
+        return RefreshableCredentials.create_from_metadata(
+            _metadata(*self._first), refresh_using=self._renew, method=self.METHOD
+        )
+
+    def _renew(self) -> dict[str, str | None]:
+        login, expiry = _login(boto3.session.Session())
+        if login is None:
+            raise BadListing(
+                f"the credentials expired at {self._first[1]}, and boto3 finds no others on {platform.node()}: give "
+                "the executors a role, or use credentials that last"
+            )
+        return _metadata(login, expiry or _NEVER)
+
+
+def _metadata(login: Login, expiry: str) -> dict[str, str | None]:
+    access, secret, token = login
+    return {"access_key": access, "secret_key": secret, "token": token, "expiry_time": expiry}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +101,12 @@ class Bucket:
     endpoint: str = ""  # empty: AWS itself
     region: str = "us-east-1"
     ca_bundle: str = ""  # a file of certificates; empty: the system's
-    login: tuple[str, str, str | None] | None = field(default=None, repr=False)  # access key, secret key, session token
+    login: Login | None = field(default=None, repr=False)
+    expiry: str = ""  # when the login expires, in ISO 8601; empty: never
+    fips: bool = False
+    dual_stack: bool = False
+    style: str = ""  # how a request names the bucket: auto, path or virtual; empty: path, but for AWS
+    requester_pays: bool = False
     prefix: str = ""  # only the keys that begin with it
 
     @classmethod
@@ -49,27 +118,42 @@ class Bucket:
         own, session = settings or BucketSettings(), boto3.session.Session()
         region, endpoint = own.region or session.region_name or "us-east-1", own.endpoint or endpoint
         if own.access_key:
-            login: tuple[str, str, str | None] | None = own.access_key, own.secret_key, own.session_token or None
+            login: Login | None = own.access_key, own.secret_key, own.session_token or None
+            expiry = ""
         else:
-            credentials = session.get_credentials()
-            login = tuple(credentials.get_frozen_credentials()[:3]) if credentials else None
+            login, expiry = _login(session)
         client = session.client("s3", endpoint_url=endpoint or None, region_name=region)
+        unset = session.client("s3", region_name=region, config=Config(ignore_configured_endpoint_urls=True))
         try:
-            url, region = client.meta.endpoint_url, client.meta.region_name
+            url, config = client.meta.endpoint_url, client.meta.config
+            is_given = endpoint or url != unset.meta.endpoint_url  # otherwise AWS's, which the executors find as well
         finally:
             client.close()
-        is_aws = (urlsplit(url).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
+            unset.close()
+        style = (config.s3 or {}).get("addressing_style") or ""
+        if own.addressing_style != "auto":
+            style = own.addressing_style
         ca_bundle = (
             own.tls_ca or os.environ.get("AWS_CA_BUNDLE") or session._session.get_config_variable("ca_bundle") or ""
         )
-        return cls(name, "" if is_aws else url, region, own.tls_ca or ca_bundle, login)
+        return cls(
+            name, url if is_given else "", client.meta.region_name, ca_bundle, login, expiry,
+            fips=bool(config.use_fips_endpoint), dual_stack=bool(config.use_dualstack_endpoint),
+            style=style,
+            requester_pays=own.requester_pays,
+        )  # fmt: skip
 
     def client(self) -> Any:
         """Return a client; the caller closes it."""
         # Self-hosted servers usually have no DNS names for buckets; for AWS boto3 chooses.
-        style = {"addressing_style": "path"} if self.endpoint else {}
-        access, secret, token = self.login or (None, None, None)
-        client = boto3.client(
+        is_aws = not self.endpoint or (urlsplit(self.endpoint).hostname or "").endswith(_AWS)
+        style = self.style or ("auto" if is_aws else "path")
+        # boto3 itself has read what it knows of S3 once; each other session does it again.
+        session, login = boto3, self.login
+        if login and self.expiry:
+            session, login = boto3.session.Session(botocore_session=_renewing(login, self.expiry)), None
+        access, secret, token = login or (None, None, None)
+        client = session.client(
             "s3",
             endpoint_url=self.endpoint or None,
             region_name=self.region,
@@ -77,10 +161,20 @@ class Bucket:
             aws_access_key_id=access,
             aws_secret_access_key=secret,
             aws_session_token=token,
-            config=Config(retries={"mode": "standard", "max_attempts": 5}, s3=style),
+            config=Config(
+                # A server that is busy (503 SlowDown) is asked again for some minutes, ever less often.
+                retries={"mode": "standard", "max_attempts": _ATTEMPTS},
+                s3={"addressing_style": style},
+                use_fips_endpoint=self.fips,
+                use_dualstack_endpoint=self.dual_stack,
+            ),
         )
         # AWS has no TENANT:BUCKET, as Ceph calls a bucket of another tenant than that of the credentials.
         client.meta.events.unregister("before-parameter-build.s3", validate_bucket_name)
+        page_parser.register(client)
+        if self.requester_pays:
+            for operation in ("ListObjectsV2", "ListObjectVersions", "GetObject", "HeadObject"):
+                client.meta.events.register(f"before-parameter-build.s3.{operation}", _pay)
         return client
 
     def is_gone(self) -> bool:
@@ -112,7 +206,7 @@ def listing(
 
     `sample` has some of its keys, if they are known.
     """
-    ranges = between(sample, tasks, after) if sample else between(prefixes(bucket, tasks), 4 * tasks, after)
+    ranges = between(sample, tasks, after) if sample else between(found_bounds(bucket, tasks), 4 * tasks, after)
     key_ranges = spark.sparkContext.parallelize(ranges, len(ranges))
     unreadable = spark.range(0).select(F.lit("").alias("line"))
     newest = key_ranges.flatMap(lambda keys: objects(bucket, keys, versioned=versioned))
@@ -175,24 +269,39 @@ def between(points: Iterable[str], tasks: int, after: str = "") -> list[KeyRange
     return list(zip([after, *bounds], [*bounds, None], strict=True))
 
 
-def prefixes(bucket: Bucket, count: int) -> list[str]:
-    """Return prefixes of keys: list the folders, outermost first, until there are enough."""
+def found_bounds(bucket: Bucket, count: int) -> list[str]:
+    """Return keys and prefixes that divide a bucket of which nothing is known: folders, or a flat one by bisection."""
     client = bucket.client()
+
+    def first_after(text: str) -> str | None:
+        page = client.list_objects_v2(Bucket=bucket.name, Prefix=bucket.prefix, StartAfter=text, MaxKeys=1)
+        return next((entry["Key"] for entry in page.get("Contents", ())), None)
+
     try:
-        known, unlisted = list[str](), [bucket.prefix]
-        for _ in range(_MAX_PREFIX_REQUESTS):
-            if not unlisted or len(known) >= 4 * count:
-                break
-            prefix = unlisted.pop(0)
-            page = client.list_objects_v2(Bucket=bucket.name, Prefix=prefix, Delimiter="/")
-            folders = [entry["Prefix"] for entry in page.get("CommonPrefixes", ())]
-            # The last key of a truncated page is a bound too.
-            ends = [entry["Key"] for entry in page.get("Contents", ())[-1:]] if page.get("IsTruncated") else []
-            known += folders + ends
-            unlisted += folders
-        return known
+        folders, is_large = prefixes(client, bucket, count)
+        return folders + divide(first_after, folders, 4 * count) if is_large and len(folders) < count else folders
     finally:
         client.close()
+
+
+def prefixes(client: Any, bucket: Bucket, count: int) -> tuple[list[str], bool]:
+    """Return prefixes of keys: list the folders, outermost first, until there are enough.
+
+    The second value is whether a folder had more than one page.
+    """
+    known, unlisted, is_large = list[str](), [bucket.prefix], False
+    for _ in range(_MAX_PREFIX_REQUESTS):
+        if not unlisted or len(known) >= 4 * count:
+            break
+        prefix = unlisted.pop(0)
+        page = client.list_objects_v2(Bucket=bucket.name, Prefix=prefix, Delimiter="/")
+        folders = [entry["Prefix"] for entry in page.get("CommonPrefixes", ())]
+        is_large |= bool(page.get("IsTruncated"))
+        # The last key of a truncated page is a bound too.
+        ends = [entry["Key"] for entry in page.get("Contents", ())[-1:]] if page.get("IsTruncated") else []
+        known += folders + ends
+        unlisted += folders
+    return known, is_large
 
 
 def _row(entry: Any) -> Row:

@@ -69,7 +69,8 @@ def listing(port: int) -> None:
 
 READERS = {client.__name__: client for client in (command_line, frontend, openid, spark)}
 CLIENTS = READERS | {client.__name__: client for client in (health, completion, minio, listing)}
-S3 = b"<Answer><Buckets></Buckets><Contents><Key>a</Key></Contents></Answer>"
+ENTRY = b"<Contents><Key>%s</Key><LastModified>2026-11-28T00:00:00Z</LastModified><Size>1</Size></Contents>"
+S3 = b"<Answer><Buckets></Buckets>%s</Answer>" % (ENTRY % b"a")
 
 
 def answer(asked: Asked) -> bytes:
@@ -126,7 +127,7 @@ def test_an_answer_has_a_limit(client: Callable[[int], None], hostile: Callable[
 
 
 def test_a_listing_is_not_the_one_before() -> None:
-    page = b"<ListBucketResult><Contents><Key>%d</Key></Contents></ListBucketResult>"
+    page = b"<ListBucketResult>" + ENTRY.replace(b"%s", b"%d") + b"</ListBucketResult>"
 
     def twice(asked: Asked) -> Pieces:
         pages = [written(200, page % number).replace(b"json", b"xml") for number in (len(server.asked), 0)]

@@ -48,6 +48,6 @@ def _buckets() -> BucketRegistry:
 
 def _resource(stored: StoredBucket) -> BucketSettings:
     name, shown = stored.bucket.name, _buckets().redacted_texts(stored)
-    naming = {key: stored.values.get(key, "") for key in ("bucket", "endpoint", "access_key")}
-    name_in_storage = Settings(**naming).name_in_storage(name)
+    bucket, endpoint, access_key = (stored.values.get(key, "") for key in ("bucket", "endpoint", "access_key"))
+    name_in_storage = Settings(bucket=bucket, endpoint=endpoint, access_key=access_key).name_in_storage(name)
     return BucketSettings.of(stored, name=name, name_in_storage=name_in_storage, settings=shown)

@@ -50,7 +50,8 @@ def show(context: CommandContext, which: BucketId) -> None:
 def set_(context: CommandContext, which: BucketId, pairs: tuple[tuple[str, str], ...], dry_run: bool) -> None:
     """Set where a bucket is; keys that are left out keep their values, an empty value resets to the default.
 
-    The keys are endpoint, bucket (its name there), region, access_key, secret_key, session_token and tls_ca.
+    The keys are endpoint, bucket (its name there), region, access_key, secret_key, session_token,
+    tls_ca, addressing_style and requester_pays.
     The next job that lists the bucket uses them.
     """
     set_keys(context, buckets={which: dict(pairs)}, dry_run=dry_run, lenient=False)

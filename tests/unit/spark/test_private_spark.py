@@ -7,7 +7,9 @@ from collections import defaultdict
 from pathlib import Path
 
 JOBS = Path(__file__).parents[3] / "spark_jobs"
-PRIVATE = re.compile(r"(?<![\w\"'])[\w.()]+\.(_jvm|_gateway|_jsc|_jdf|_jsparkSession|_jconf|_lock|_ensure_initialized)\b")
+PRIVATE = re.compile(
+    r"(?<![\w\"'])[\w.()]+\.(_jvm|_gateway|_jsc|_jdf|_jsparkSession|_jconf|_lock|_ensure_initialized)\b"
+)
 # What each is used for; a new one needs a reason, or a public interface.
 USES = {
     "class_archive.py": {"_gateway", "_jvm"},  # end the JVM, so that it writes its archive
