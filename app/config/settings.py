@@ -429,6 +429,11 @@ class Settings(Declared):
                 "lease_max_work", "", "is not shorter than the lease", "shorten it, or raise BUCKETWIRE_LEASE_TTL"
             )
         yield from self._problems_of_tables()
+        if self.spark_master.startswith("sc:"):
+            yield Problem(
+                "spark_master", self.spark_master, "is a Spark Connect server, on which the jobs cannot run",
+                "name a master, such as local[*], spark://host:7077, yarn or k8s://https://host:6443",
+            )  # fmt: skip
         if not re.fullmatch(r"[A-Za-z0-9_-]*", self.region):
             yield Problem("region", self.region, "is not a region", "letters, digits and -, such as us-east-1")
         if not self.broker_url and len(str(self.broker_socket).encode()) > _MAX_SOCKET_PATH:

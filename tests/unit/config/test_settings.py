@@ -97,6 +97,12 @@ def test_a_broker_that_cannot_be_is_refused(url: str) -> None:
     assert set(problems({f"{B}BROKER_URL": url})) == {f"{B}BROKER_URL"}
 
 
+def test_a_connect_server_is_refused_because_the_jobs_cannot_run_there() -> None:
+    found = problems({f"{B}SPARK_MASTER": "sc://host:15002"})
+    assert "is a Spark Connect server, on which the jobs cannot run" in found[f"{B}SPARK_MASTER"]
+    assert settings(SPARK_MASTER="spark://host:7077").spark_master == "spark://host:7077"
+
+
 def test_no_secret_stands_in_the_printed_form_or_in_an_error() -> None:
     environ = {
         f"{B}DATABASE_URL": "postgresql://u:hunter2@h/db",
