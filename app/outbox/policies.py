@@ -15,13 +15,13 @@ class DatabasePolicy(NamedTuple):
     max_extra_connections: int = 20  # that it opens beyond them while they are needed
     connect_seconds: int = 5
     statement_seconds: float = 20.0  # unless the settings say otherwise
-    # That a statement waits for a lock: less than `idle_transaction_seconds`, so that of clients that are gone together
-    # none gets the lock of another one, for as long again.
-    lock_seconds: int = 6
+    # That a statement waits for a lock. PostgreSQL waits twice, for its turn and for the row: less together than
+    # `idle_transaction_seconds`, so that of clients that are gone together none gets another one's lock, for as long.
+    lock_seconds: int = 4
     single_lock_seconds: int = 1  # that one in one round trip does: then its caller has time left for another way
     # After which the server ends a connection whose client says nothing, so that its locks are free: far longer than a
     # process that works takes between two statements, and short enough to end before requests have waited in vain.
-    idle_transaction_seconds: int = 8
+    idle_transaction_seconds: int = 9
     silence_seconds: int = 20  # after which a server that acknowledges nothing is lost
     max_deadlocks: int = 3  # of a transaction, each of which is followed by another try
     clock_seconds: float = 1.0  # for which a reading of the database's clock is used

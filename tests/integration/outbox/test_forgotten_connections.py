@@ -51,10 +51,11 @@ def test_what_a_forgotten_connection_has_locked_is_free_soon_after_the_silence(
     log_head.reserve(head, 1)
     lock_tail(tail)
     assert lock_cursors(cursors, registry(database).target(target).row_id)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(_succeeds, lambda: _take_the_head(gone))  # gets it when its client is long gone
+    with ThreadPoolExecutor(3) as pool:
+        # On PostgreSQL the second gets the turn of the first one, and would get the lock when its client is long gone.
+        waiting = [pool.submit(_succeeds, lambda: _take_the_head(gone)) for _ in range(3)]
         sleep(0.5)
-        assert not waiting.done()
+        assert not any(one.done() for one in waiting)
         wire.swallow()
         sleep(SILENCE)
         wire.heal()
@@ -92,7 +93,7 @@ def test_events_of_which_a_part_has_arrived_hold_nobody_up(
 
 
 def test_the_configured_times_add_up_to_less_than_it_takes_at_most() -> None:
-    assert DATABASE.lock_seconds < DATABASE.idle_transaction_seconds
+    assert 2 * DATABASE.lock_seconds < DATABASE.idle_transaction_seconds
     assert DATABASE.lock_seconds + DATABASE.idle_transaction_seconds < SOON
     assert DATABASE.lock_seconds < APPEND.statement_seconds < SOON
 
