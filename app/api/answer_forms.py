@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import NamedTuple
 from xml.etree.ElementTree import Element, SubElement
 
-from flask import Response, g, request
+from flask import Request, Response, g, request
 
 from app.api.auth import is_signed_for
 from app.api.errors import ApiProblem
@@ -73,16 +73,17 @@ def refuse(problem: ApiProblem) -> Response:
 
 
 def _form() -> AnswerForm:
-    if "answer_form" not in g:
-        g.answer_form = _declared_form()
-    form: AnswerForm = g.answer_form
+    form: AnswerForm | None = g.get("answer_form")
+    if form is None:
+        g.answer_form = form = _declared_form()
     return form
 
 
 def _declared_form() -> AnswerForm:
     """Return the form that the headers of a request to post events declare, also of one with another path."""
-    environ = request.environ
-    if request.method != "POST" or (request.endpoint not in ("events.record", "events.root", None)):
+    asked: Request = request._get_current_object()  # type: ignore[attr-defined]  # each use of the proxy takes time
+    environ = asked.environ
+    if asked.method != "POST" or (asked.endpoint not in ("events.record", "events.root", None)):
         return _OF_OTHERS
     if _FIREHOSE_REQUEST in environ:
         return _OF_FIREHOSE

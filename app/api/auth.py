@@ -117,7 +117,9 @@ def authenticate(request: Request, *, posts_events: bool = False) -> ApiToken | 
         presented = presented_token(authorization)
         if posts_events and not authorization:
             presented = request.headers.get("X-Amz-Firehose-Access-Key", "")
-            in_url = not presented and bool(presented := request.args.get("token", ""))
+            if not presented and request.environ.get("QUERY_STRING"):
+                presented = request.args.get("token", "")
+                in_url = bool(presented)
         digest, identity = hash_token(presented) if presented else "", None
     else:
         digest, identity = session.digest, session.identity

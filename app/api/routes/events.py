@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 
 import sqlalchemy as sa
-from flask import Blueprint, Response, g, request
+from flask import Blueprint, Request, Response, g, request
 from msgspec import UNSET, UnsetType
 
 from app.api import answer_forms
@@ -18,6 +18,7 @@ from app.api.token_scopes import INGEST, PUBLIC, may_see, needs, require_bucket
 from app.api.tracing import appending
 from app.config.arn import TargetId
 from app.config.errors import did_you_mean
+from app.config.settings import ApiToken
 from app.events.frontends import S3_FRONTENDS, Frontend
 from app.events.model import Event
 from app.events.origin import by_request
@@ -119,20 +120,22 @@ def _bytes_of(events: Sequence[Event]) -> int:
 
 def _parsed() -> Parsed:
     made = services()
-    partial = parse_flag("partial", request.args.get("partial") or False) if request.query_string else False
-    name = request.args.get("frontend", "") if request.query_string else ""
-    sender = _sender(name or (g.token.frontend if g.token else ""))
-    body = read_body(request, made.settings.body_limit)
+    asked: Request = request._get_current_object()  # type: ignore[attr-defined]  # each use of the proxy takes time
+    token: ApiToken | None = g.token
+    partial = parse_flag("partial", asked.args.get("partial") or False) if asked.query_string else False
+    name = asked.args.get("frontend", "") if asked.query_string else ""
+    sender = _sender(name or (token.frontend if token else ""))
+    body = read_body(asked, made.settings.body_limit)
     answer_forms.settle(body)
     return parse(
         body,
-        event_headers(request),
+        event_headers(asked),
         now_ms=now_ms(),
         limits=made.limits,
         partial=partial,
         sender=sender,
-        tenant=g.token.tenant if g.token else "",
-        origin=by_request(g.token.name if g.token else ""),
+        tenant=token.tenant if token else "",
+        origin=by_request(token.name if token else ""),
     )
 
 
