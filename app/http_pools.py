@@ -7,7 +7,6 @@ import contextlib
 import io
 import ssl
 import threading
-import zlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPResponse, HTTPSCon
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ProtocolError
 
+from app.events.unpacking import GZIP_OR_ZLIB, NotUnpacked, UnpacksTooLong, unpacked
 from app.http_answers import Answer
 
 MAX_ANSWER_BYTES = 16 << 20  # enough for the answers to the largest requests that are made
@@ -183,19 +183,12 @@ def _unpack(body: bytes, coding: str, limit: int) -> bytes:
         return body
     if coding not in ("gzip", "x-gzip", "deflate"):
         raise ProtocolError(f"the answer is packed as {coding!r}, which was not asked for")
-    unpacked = bytearray()
     try:
-        while body:
-            stream = zlib.decompressobj(zlib.MAX_WBITS | 32)  # by its header, gzip or zlib
-            unpacked += stream.decompress(body, limit + 1 - len(unpacked))
-            if len(unpacked) > limit:
-                raise AnswerTooLong(f"the answer of {len(body):,} bytes unpacks to more than {limit:,}")
-            if not stream.eof:
-                raise ProtocolError("the packed answer ends early")
-            body = stream.unused_data
-    except zlib.error as error:
-        raise ProtocolError(f"the answer cannot be unpacked: {error}") from error
-    return bytes(unpacked)
+        return b"".join(unpacked(body, limit, GZIP_OR_ZLIB))
+    except UnpacksTooLong as error:
+        raise AnswerTooLong(f"the answer of {len(body):,} bytes {error}") from None
+    except NotUnpacked as error:
+        raise ProtocolError(f"the packed answer {error}") from None
 
 
 def _pending(sock: Any) -> int:

@@ -1,7 +1,6 @@
 """Read and decompress a request's body, within its limits and its process's share of memory (`app.api.memory`)."""
 
 import contextlib
-import zlib
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -14,12 +13,11 @@ from app.api.services import services, work_share
 from app.events.errors import BadEvents
 from app.events.limits import Allowance
 from app.events.parsing import HEADERS
+from app.events.unpacking import NotUnpacked, UnpacksTooLong, unpacked
 
 _SMALL = 1 << 20  # bytes of a request without events
 _CHUNK = 1 << 16
-_PART = 1 << 18  # bytes that are unpacked at a time
 _DRAINED = 1 << 20
-_GZIP = 31  # zlib's code for a gzip header and the largest window
 _WSGI_NAMES = {
     name: "CONTENT_TYPE" if name == "content-type" else f"HTTP_{name.upper().replace('-', '_')}" for name in HEADERS
 }
@@ -119,25 +117,13 @@ def _unpacked(packed: bytes | bytearray, limit: int) -> bytearray:
 
 
 def _parts(packed: bytes | bytearray, limit: int) -> Iterator[bytes]:
-    """Yield the unpacked body in parts."""
-    size = 0
-    inflater = zlib.decompressobj(_GZIP)
-    for start in range(0, len(packed), _CHUNK):
-        chunk = bytes(packed[start : start + _CHUNK])
-        while chunk:
-            if inflater.eof:
-                inflater = zlib.decompressobj(_GZIP)  # a gzip body may have several members
-            try:
-                part = inflater.decompress(chunk, _PART)
-            except zlib.error as error:
-                raise ApiProblem("bad-request", f"the body is not gzip: {error}") from None
-            size += len(part)
-            if size > limit:
-                raise _too_large(limit)
-            yield part
-            chunk = inflater.unconsumed_tail or inflater.unused_data
-    if not inflater.eof:
-        raise ApiProblem("bad-request", "the gzip body is truncated")
+    """Yield the unpacked body in parts. Raises `ApiProblem`."""
+    try:
+        yield from unpacked(packed, limit)
+    except UnpacksTooLong:
+        raise _too_large(limit) from None
+    except NotUnpacked as error:
+        raise ApiProblem("bad-request", f"the gzip body {error}") from None
 
 
 def _drain(stream: IO[bytes]) -> None:

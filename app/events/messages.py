@@ -1,6 +1,5 @@
 """Messages of a queue: what a source pulls, and what is read in them."""
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -13,13 +12,14 @@ from app.events.minio_json import YEAR_10000
 from app.events.model import Event
 from app.events.origin import UNKNOWN, by_source
 from app.events.parsing import HEADERS, parse
+from app.events.unpacking import NotUnpacked, UnpacksTooLong, unpacked
 
 KEY_HEADER = "kafka-key"  # under which `headers` have a message's key that may be a path
 
 
 ENCODING_HEADER = "content-encoding"
 _READ_ENCODINGS = frozenset(("", "identity", "gzip", "x-gzip", "utf-8", "utf8"))  # the last two are of careless senders
-_GZIP, _GZIP_CODE = b"\x1f\x8b", 31  # how such a body begins, as no JSON does; and zlib's code for it
+_GZIP = b"\x1f\x8b"  # how such a body begins, as no JSON does
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +86,9 @@ def _unpacked(body: bytes, most: int) -> bytes:
     """Return a body without its compression, if it has one. Raises `BadEvents`."""
     if not body.startswith(_GZIP):
         return body
-    unpacked = bytearray()
-    while body:  # may have several members
-        inflater = zlib.decompressobj(_GZIP_CODE)
-        try:
-            unpacked += inflater.decompress(body, most + 1 - len(unpacked))
-        except zlib.error as error:
-            raise BadEvents(f"The body begins as gzip does, but is not: {error}.") from None
-        if len(unpacked) > most:
-            raise BadEvents(f"The body has more than {most} bytes when it is decompressed: send it in parts.", 413)
-        if not inflater.eof:
-            raise BadEvents("The gzip body is truncated.")
-        body = inflater.unused_data
-    return bytes(unpacked)
+    try:
+        return b"".join(unpacked(body, most))
+    except UnpacksTooLong as error:
+        raise BadEvents(f"The body begins as gzip does, and {error}: send it in parts.", 413) from None
+    except NotUnpacked as error:
+        raise BadEvents(f"The body begins as gzip does, and {error}.") from None

@@ -6,7 +6,6 @@ batch, or the rest of one, is a single record whose value is `Unreadable`. To im
 """
 
 import struct
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,15 +15,15 @@ from kafka.record import default_records, legacy_records
 from kafka.record.default_records import DefaultRecord, DefaultRecordBatch
 from kafka.record.legacy_records import LegacyRecord, LegacyRecordBatch
 
+from app.events.unpacking import NotUnpacked, unpacked
 from workers.sources.any_text import AnyText
 from workers.targets.answer_limit import MAX_MESSAGE_BYTES
 
-_GZIP = 31  # zlib's code for it
 _XERIAL_HEADER_BYTES = 16
 _MAX_NUMBERS = 20_000  # of variable length in one record: two for each header
 _SMALL_BYTES = 1 << 20  # a batch that cannot have so many numbers that they matter
 _MIN_MESSAGE_BYTES = 14  # of versions 0 and 1: checksum, version, attributes, and the sizes of key and value
-_ERRORS = (CorruptRecordError, struct.error, zlib.error, AssertionError, EOFError, LookupError, OSError, RuntimeError,
+_ERRORS = (CorruptRecordError, struct.error, AssertionError, EOFError, LookupError, OSError, RuntimeError,
            ValueError)  # fmt: skip
 
 
@@ -58,15 +57,11 @@ class _Parts:
         self.content += part
 
 
-def _gunzip(payload: Any) -> bytearray:
-    parts, rest = _Parts(), bytes(payload)
-    while rest:  # may have several members
-        stream = zlib.decompressobj(_GZIP)
-        parts.add(stream.decompress(rest, parts.left))
-        if not stream.eof:
-            raise ValueError("the gzip stream ends early")
-        rest = stream.unused_data
-    return parts.content
+def _gunzip(payload: Any) -> bytes:
+    try:
+        return b"".join(unpacked(payload, MAX_MESSAGE_BYTES))
+    except NotUnpacked as error:
+        raise ValueError(f"it {error}") from None
 
 
 def _unsnap(payload: Any) -> bytearray:

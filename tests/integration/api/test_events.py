@@ -192,6 +192,8 @@ def test_a_large_body_is_refused_before_it_is_read_and_while_it_is_unpacked(log:
 def test_a_body_that_is_no_gzip_or_half_of_one_is_refused(plain: Api) -> None:
     problem(plain.post(body("a"), content_encoding="gzip"), 400, "bad-request")
     problem(plain.post(gzip.compress(body("a"))[:-9], content_encoding="gzip"), 400, "bad-request")
+    members = problem(plain.post(gzip.compress(b"") * 10_001, content_encoding="gzip"), 400, "bad-request")
+    assert "more than 10,000 members" in members["detail"]
     answer = plain.post(body("a"), content_encoding="br")
     problem(answer, 415, "unknown-encoding")
     assert "gzip" in answer.headers["accept-encoding"]

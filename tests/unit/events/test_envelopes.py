@@ -166,9 +166,9 @@ def test_a_message_is_decompressed_whatever_its_headers_are() -> None:
     ("body", "words"),
     [
         (gzip.compress(b"{}", mtime=0)[:-3], "is truncated"),
-        (b"\x1f\x8bno", "but is not"),
-        (gzip.compress(b" " * 5000, mtime=0), "more than 1000 bytes when it is decompressed"),
-        (gzip.compress(b"{}", mtime=0) + b"rest", "but is not"),
+        (b"\x1f\x8bno", "cannot be unpacked"),
+        (gzip.compress(b" " * 5000, mtime=0), "unpacks to more than 1,000 bytes: send it in parts"),
+        (gzip.compress(b"{}", mtime=0) + b"rest", "cannot be unpacked"),
     ],
     ids=["cut off", "no gzip", "too large", "with a rest"],  # gzip writes the time
 )
