@@ -102,7 +102,7 @@ def test_a_report_is_where_its_url_says_whatever_the_default_file_system_is(
 def test_a_file_system_that_is_not_there_is_said_at_the_start(
     spark: SparkSession, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(NotShared, match=r'nowhere://.*host/x cannot be reached: No FileSystem for scheme "nowhere"'):
+    with pytest.raises(NotShared, match=r'nowhere://.*host/x/.* cannot be reached: No FileSystem for scheme "nowhere"'):
         compared(spark, database, tmp_path, "nowhere://user@host/x", monkeypatch)
     [run] = Reconciliations(database).list()
     assert run.state == "failed"
