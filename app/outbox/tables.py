@@ -278,8 +278,6 @@ reconciliations = sa.Table(
     sa.Column("repair", sa.String(8), nullable=False, default=""),  # yes | no, as requested; "": by the settings
     sa.Column("progress", sa.Text),  # JSON, while it runs
     sa.Column("prefix", sa.String(1024), nullable=False, default=""),  # only keys below it; "": all of the bucket
-    sa.Column("since", sa.BigInteger),  # only keys of events after this seq; NULL: all
-    sa.Column("position", sa.BigInteger),  # the seq after which the next run that has a `since` begins; NULL: it cannot
     sa.Index(None, "type", "name"),
 )
 

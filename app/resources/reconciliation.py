@@ -72,7 +72,6 @@ class Reconciliation(_Counts):
     target: Arn
     bucket: str
     prefix: Annotated[str, about("the run is about the keys below it only; empty: about the whole bucket")]
-    incremental: Annotated[bool, about("whether the run is only about the keys that the log named since the last run")]
     job: Annotated[str, about("what the run does", enum=list(JOBS))]
     state: Annotated[str, about("`drift`: it left some", enum=list(STATES))]
     repair: Annotated[

@@ -1,4 +1,4 @@
-"""Which keys a run compares: those below a prefix, or those of events since a position of the log."""
+"""Which keys a run compares: those below a prefix."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,10 +11,7 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("reconciliations", sa.Column("prefix", sa.String(1024), nullable=False, server_default=""))
-    op.add_column("reconciliations", sa.Column("since", sa.BigInteger(), nullable=True))
-    op.add_column("reconciliations", sa.Column("position", sa.BigInteger(), nullable=True))
 
 
 def downgrade() -> None:
-    for name in ("position", "since", "prefix"):
-        op.drop_column("reconciliations", name)
+    op.drop_column("reconciliations", "prefix")

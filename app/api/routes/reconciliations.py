@@ -173,7 +173,6 @@ def _resource(run: runs.Reconciliation, has_worker: Callable[[], bool] = _has_sp
         run,
         id=run.run,
         target=run.target.arn(services().settings.region),
-        incremental=run.since is not None,
         note=_NO_WORKER if run.state == runs.WAITING and not has_worker() else "",
         progress=RunProgress.of(run.progress) if run.progress else None,
         **run.counts,

@@ -79,7 +79,7 @@ def trends(runs: Sequence[Mapping[str, Any]]) -> list[Trend]:
     pairs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     failed: dict[tuple[str, str], Mapping[str, Any]] = {}
     for each in runs:
-        if each["prefix"] or each["incremental"]:
+        if each["prefix"]:
             continue  # it says nothing of the rest of the bucket
         pair = each["bucket"], each["target"]
         if each["job"] == "reconcile" and each["state"] in _COMPARED:

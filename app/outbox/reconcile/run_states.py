@@ -97,7 +97,7 @@ def _starts(connection: sa.Connection, now: int) -> tuple[dict[Key, int], set[Ke
     """Return when the last run began that counts for the schedule, which runs are active, and which wait."""
     r = tables.reconciliations.c
     pair = (r.job, r.type, r.name, r.bucket)
-    counts = sa.and_(*WHOLE, r.repair != "no", r.state.not_in(("backfilling", "backfilled", "unfinished")))
+    counts = sa.and_(WHOLE, r.repair != "no", r.state.not_in(("backfilling", "backfilled", "unfinished")))
     began = sa.select(*pair, sa.func.max(r.started_at).label("at")).where(counts, r.state != WAITING).group_by(*pair)
     begun = {(row.job, TargetId(row.type, row.name), row.bucket): row.at for row in connection.execute(began)}
     active = sa.select(*pair, r.state).where(counts, r.finished_at == 0, r.alive_until > now)

@@ -35,8 +35,7 @@ _MAX_KEY_BYTES = 1024  # S3's limit
 _DEAD_STATE = {RUNNING: FAILED, BACKFILLING: UNFINISHED}  # the state of a run after its process died
 _ACTIVITY = {RUNNING: "reconciled with", BACKFILLING: "backfilled from"}
 
-# Conditions of the rows of runs of a whole bucket.
-WHOLE = (tables.reconciliations.c.prefix == "", tables.reconciliations.c.since.is_(None))
+WHOLE = tables.reconciliations.c.prefix == ""  # the condition of rows of runs of a whole bucket
 
 STOPPED_EARLY = "the run was stopped before it finished"
 PROCESS_DIED = "the process of the run died"
@@ -65,13 +64,11 @@ class Reconciliation:
     progress: Progress | None = None  # of a run that is running, after its first renewal
     alive_until: int = 0  # a run that is not renewed before is dead; 0: it was cancelled
     prefix: str = ""  # it is about the keys below it only
-    since: int | None = None  # it is about the keys that the log names after this position only
-    position: int | None = None  # after which a later run of this kind has to begin; None: it cannot go on from here
 
     @property
     def place(self) -> str:
         """The bucket, or what of it the run is about."""
-        return describe_place(self.bucket, self.prefix, since=self.since is not None)
+        return describe_place(self.bucket, self.prefix)
 
     def is_dead(self, now: int) -> bool:
         """Return whether its process died, which no later run has recorded yet."""
@@ -151,7 +148,7 @@ class Reconciliations:
     def last_size(self, target: TargetId, bucket: str) -> int:
         """Return how many objects and rows the last reconciliation of the whole pair compared; 0 without one."""
         r = tables.reconciliations.c
-        finished = (r.job == RECONCILE, r.state.in_((CLEAN, DRIFT, REPAIRED)), *WHOLE)
+        finished = (r.job == RECONCILE, r.state.in_((CLEAN, DRIFT, REPAIRED)), WHOLE)
         same = (r.type == target.type, r.name == target.name, r.bucket == bucket)
         query = sa.select(tables.reconciliations).where(*same, *finished).order_by(r.id.desc()).limit(1)
         with self._database.reading() as connection:
@@ -169,25 +166,6 @@ class Reconciliations:
             values |= {"counts": numbers, "progress": None}
             connection.execute(tables.reconciliations.update().where(r.run == run, r.alive_until > 0).values(**values))
 
-    def compares_since(self, run: str, since: int | None, position: int | None) -> None:
-        """Record that a run is about the keys that the log names after `since` only, and where a later one begins."""
-        change = tables.reconciliations.update().where(tables.reconciliations.c.run == run)
-        with self._database.writing() as connection:
-            connection.execute(change.values(since=since, position=position))
-
-    def last_compared(self, target: TargetId, bucket: str) -> Reconciliation | None:
-        """Return the last finished reconciliation of a whole bucket after which one since then may begin; None: none.
-
-        It may itself have been one of the keys since an earlier one.
-        """
-        r = tables.reconciliations.c
-        same = (r.type == target.type, r.name == target.name, r.bucket == bucket, r.job == RECONCILE, r.prefix == "")
-        finished = (r.state.in_((CLEAN, DRIFT, REPAIRED)), r.position.is_not(None))
-        query = sa.select(tables.reconciliations).where(*same, *finished).order_by(r.id.desc()).limit(1)
-        with self._database.reading() as connection:
-            row = connection.execute(query).one_or_none()
-        return _reconciliation(row) if row is not None else None
-
     def is_cancelled(self, run: str) -> bool:
         """Return whether the run was cancelled after it began."""
         r = tables.reconciliations.c
@@ -202,7 +180,7 @@ class Reconciliations:
         """
         r = tables.reconciliations.c
         same = (r.type == target.type, r.name == target.name, r.bucket == bucket, r.job == job)
-        last = sa.select(sa.func.max(r.id)).where(*same, *WHOLE).group_by(r.state)
+        last = sa.select(sa.func.max(r.id)).where(*same, WHOLE).group_by(r.state)
         with self._database.writing() as connection:
             kept = connection.execute(last).scalars().all()
             old = (*same, r.finished_at > 0, r.finished_at < before, r.id.not_in(kept))
@@ -238,7 +216,7 @@ def _reconciliation(row: Any) -> Reconciliation:
         {"yes": True, "no": False}.get(row.repair),
         Progress.from_text(row.progress) if row.state in _DEAD_STATE else None,
         row.alive_until,
-        row.prefix, row.since, row.position,
+        row.prefix,
     )  # fmt: skip
 
 
@@ -255,9 +233,9 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
-def describe_place(bucket: str, prefix: str, *, since: bool = False) -> str:
+def describe_place(bucket: str, prefix: str) -> str:
     """Return what a run is about in one text: no bucket's name has a slash."""
-    return (f"{bucket}/{prefix}" if prefix else bucket) + ("/ since the last run" if since else "")
+    return f"{bucket}/{prefix}" if prefix else bucket
 
 
 def counts_of(row: Any) -> Mapping[str, int]:
@@ -269,7 +247,7 @@ def counts_of(row: Any) -> Mapping[str, int]:
 def latest_results(connection: sa.Connection) -> Sequence[tuple[TargetId, str, int, int]]:
     """Return the last finished run of each target and whole bucket: when it ended (ms), and the remaining drift."""
     r = tables.reconciliations.c
-    finished = sa.and_(r.job == RECONCILE, r.state.in_((CLEAN, DRIFT, REPAIRED)), *WHOLE)
+    finished = sa.and_(r.job == RECONCILE, r.state.in_((CLEAN, DRIFT, REPAIRED)), WHOLE)
     last = sa.select(sa.func.max(r.id)).where(finished).group_by(r.type, r.name, r.bucket)
     query = sa.select(tables.reconciliations).where(r.id.in_(last)).order_by(r.type, r.name, r.bucket)
     runs = [_reconciliation(row) for row in connection.execute(query)]
@@ -288,7 +266,7 @@ def newest_runs(
     states = r.state.in_(_SUCCESSFUL) if successful else r.state != WAITING
     kind = sa.case((r.state.in_(_OF_BACKFILLS), BACKFILL), else_=r.job)
     # By the time of the start: a run that waited may have begun after one with a later row.
-    order = sa.func.row_number().over(partition_by=(kind, r.type, r.name, r.bucket, r.prefix, r.since.is_(None)),
+    order = sa.func.row_number().over(partition_by=(kind, r.type, r.name, r.bucket, r.prefix),
                                       order_by=(r.started_at.desc(), r.id.desc()))  # fmt: skip
     numbered = sa.select(r.id, order.label("place")).where(states).subquery()
     newest = sa.select(numbered.c.id).where(numbered.c.place == 1)

@@ -202,7 +202,7 @@ def _due(connection: sa.Connection, pairs: Iterable[tuple[str, TargetId, str, st
     # Earlier starts are before every time at which a run can be due, and later ones are of a clock that was ahead.
     recent = (
         counts,
-        *WHOLE,
+        WHOLE,
         r.started_at.between(now - RECONCILIATIONS.max_delay_ms, now + RECONCILIATIONS.max_delay_ms),
         r.state.not_in((BACKFILLING, BACKFILLED, UNFINISHED)),
     )
@@ -227,6 +227,6 @@ def _row(job: str, target: TargetId, bucket: str, now: int) -> dict[str, object]
 def _has_finished(connection: sa.Connection, row: sa.Row[tuple[object, ...]]) -> bool:
     """Return whether a reconciliation of the same target and bucket has ever finished."""
     r = tables.reconciliations.c
-    same = (r.type == row.type, r.name == row.name, r.bucket == row.bucket, r.job == RECONCILE, *WHOLE)
+    same = (r.type == row.type, r.name == row.name, r.bucket == row.bucket, r.job == RECONCILE, WHOLE)
     query = sa.select(r.id).where(*same, r.state.in_((CLEAN, DRIFT, REPAIRED))).limit(1)
     return connection.execute(query).first() is not None
