@@ -69,6 +69,7 @@ class ListingOptions:
     versions: bool | None
     listing: str
     listed_at: int | None
+    listing_of: str
     inventory: str
     prefix: str
 
@@ -77,6 +78,8 @@ class ListingOptions:
 
         Raises `click.UsageError` where the options contradict each other, `BadListing`, and what S3 raises.
         """
+        if self.listing_of and not self.listing:
+            raise click.UsageError("--listing-of says what the file of --listing is; give both, or neither")
         if bool(self.listing) != bool(self.listed_at):
             raise click.UsageError(
                 "--listing and --listed-at belong together: objects that changed after the listing must be left alone"
@@ -94,7 +97,7 @@ class ListingOptions:
             "prefix": self.prefix,
         }
         if not self.inventory:
-            return fields | {"listing": self.listing, "listed_at": self.listed_at or 0}
+            return fields | {"listing": self.listing, "listed_at": self.listed_at or 0, "listing_of": self.listing_of}
         if self.listing:
             raise click.UsageError("--inventory and --listing exclude each other; give one of them")
         with spark_imports():
@@ -132,7 +135,13 @@ def listing_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--listing",
             default="",
             metavar="PATH",
-            help="Read the listing from a file: the output of `mc ls --json`, or Parquet.",
+            help="The listing in a file: of `mc ls --json`, `aws s3api list-objects-v2`, `rclone lsjson`; Parquet.",
+        ),
+        click.option(
+            "--listing-of",
+            default="",
+            metavar="BUCKET[/PREFIX]",
+            help="Of what that listing is, where it does not say so itself: those of aws and rclone do not.",
         ),
         click.option("--listed-at", type=TIME, help="When that listing was started, such as 2026-11-21T02:00:00Z."),
         click.option(

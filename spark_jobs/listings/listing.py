@@ -1,4 +1,4 @@
-"""Read a bucket's listing from a file: JSON lines of `mc ls`, or Parquet.
+"""Read a bucket's listing from a file: JSON lines of `mc ls`, JSON documents of other programs, or Parquet.
 
 A listing that names another place than the whole bucket is refused: all that the bucket has would seem to be missing
 from it. So is an empty one, which is what `mc` prints of an empty bucket, and what is left of a file that was lost.
@@ -6,8 +6,12 @@ Unreadable lines are counted and kept apart; a listing with unreadable lines is 
 from a target because the listing lacks it.
 """
 
+import atexit
 import re
+import shutil
+import tempfile
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
@@ -15,7 +19,8 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.events.buckets import name_at_store
 from spark_jobs.errors import BadListing
 from spark_jobs.folders import spark_url
-from spark_jobs.key_groups import KEY_HASH, one_per_key
+from spark_jobs.key_groups import KEY_HASH, by_key, one_per_key
+from spark_jobs.listings.json_documents import AWS, Place, convert
 from spark_jobs.schemas import LISTING, etag, milliseconds, version
 
 _MC = (
@@ -38,6 +43,7 @@ class Listing:
     single: DataFrame | None = None  # the same objects if no key has two entries, which nobody has checked
     counted: int | None = None  # the unreadable entries, if they have been counted
     note: str = ""  # what else is to be said of it
+    has_etags: bool = True  # without them nothing can be repaired, because an event has the ETag
 
     @property
     def frame(self) -> DataFrame:
@@ -108,6 +114,24 @@ def from_mc(spark: SparkSession, path: str, bucket: str, *, versioned: bool) -> 
     single = None if versioned else objects.where("not marker").select(*LISTING.names)
     unreadable = entries.where(~good).select("line")
     return Listing(newest(objects), versioned, unreadable, problem, objects, single, checked["unreadable"])
+
+
+def from_json_documents(spark: SparkSession, path: str, form: str, place: Place) -> Listing:
+    """Read a listing of `aws` or `rclone`, which is converted in the temporary folder (TMPDIR) first.
+
+    Raises `BadListing`.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="bucketwire-listing-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    convert(path, form, place, folder / "entries.jsonl")
+    columns = "key string, etag string, size bigint, lastModified string"
+    entries = spark.read.schema(columns).json(spark_url(f"{folder}/entries.jsonl"))
+    entries = entries.withColumn("modified", milliseconds(F.col("lastModified"))).withColumn("version", F.lit(""))
+    good = F.col("modified").isNotNull()
+    objects = entries.where(good).select(*LISTING.names)
+    unreadable = entries.where(~good).select(F.to_json(F.struct("*")).alias("line"))
+    # Of the order that aws promises it is checked that no key is there twice; rclone lists each path once.
+    return Listing(by_key(objects), False, unreadable, single=objects, has_etags=form == AWS)
 
 
 def from_parquet(spark: SparkSession, path: str, bucket: str, *, versioned: bool) -> Listing:

@@ -15,7 +15,8 @@ from spark_jobs.errors import BadListing
 from spark_jobs.jobs.repair_events import format_time
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.inventory import Manifest
-from spark_jobs.listings.listing import Listing, from_mc, from_parquet
+from spark_jobs.listings.json_documents import Place, form_of
+from spark_jobs.listings.listing import Listing, from_json_documents, from_mc, from_parquet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class ListingSource:
 
     bucket: str
     listing: str = ""  # a file; empty: list S3
+    listing_of: str = ""  # of what somebody says that the file is, as BUCKET or BUCKET/PREFIX
     inventory: Manifest | None = None  # read instead of S3
     listed_at: int = 0  # when the listing in the file or the inventory was started
     log_retention: int = 7 * 86_400_000  # ms for which the log keeps delivered events
@@ -97,6 +99,13 @@ class ListingSource:
         if name.startswith(("_", ".")):
             raise BadListing(f"{self.listing}: Spark does not read what begins with _ or a dot; give it another name")
         is_parquet = self.listing.endswith((".parquet", "/")) or Path(self.listing).is_dir()
+        names = frozenset((self.name_in_storage, self.bucket, name_at_store(self.bucket)))
+        place = Place(names, self.prefix, self.listing_of)
+        if not is_parquet and (form := form_of(self.listing)):
+            if self.versions:
+                raise BadListing(f"{self.listing} lists current versions only; leave out --versions")
+            return from_json_documents(spark, self.listing, form, place)
+        place.check_statement(self.listing)
         return (from_parquet if is_parquet else from_mc)(
             spark, self.listing, self.name_in_storage, versioned=bool(self.versions)
         )

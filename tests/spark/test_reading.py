@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,28 @@ def test_unreadable_lines_are_counted_and_a_failure_is_reported(spark: SparkSess
     file.unlink()
     assert listing.unreadable_count == 7, "they were counted with the search for errors"
     assert "Unable to list folder" in listing.problem
+
+
+def test_listings_of_aws_and_rclone_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    time, file = "2026-11-21T07:02:48+00:00", tmp_path / "listing.json"
+    keys = ["a", "p/line\nfeed", "p/é🎉", "q"]
+    objects = [{"Key": key, "LastModified": time, "ETag": '"e-2"', "Size": 3} for key in keys]
+    file.write_text(json.dumps({"Contents": objects}, indent=4))
+    source = ListingSource(bucket="ceph:images", listing=str(file), listed_at=1, listing_of="images")
+    listing = source.list_bucket(spark, tasks=1)
+    assert objects_of(listing) == dict.fromkeys(keys, ("e-2", 3, ""))
+    assert (listing.has_etags, listing.unreadable_count) == (True, 0)
+    assert [row["modified"] for row in listing.frame.collect()] == [1_795_244_568_000] * 4
+    below = replace(source, prefix="p/").list_bucket(spark, tasks=1)
+    assert objects_of(below).keys() == {"p/line\nfeed", "p/é🎉"}
+    with pytest.raises(BadListing, match="current versions only"):
+        replace(source, versions=True).list_bucket(spark, tasks=1)
+    for another in (replace(source, listing_of="others"), replace(source, listing_of="")):
+        with pytest.raises(BadListing):
+            another.list_bucket(spark, tasks=1)
+    file.write_text(json.dumps([{"Path": "a", "Size": 3, "ModTime": time, "IsDir": False}]))
+    listing = source.list_bucket(spark, tasks=1)
+    assert (objects_of(listing), listing.has_etags) == ({"a": (None, 3, "")}, False)
 
 
 def test_a_listing_of_another_place_is_refused(spark: SparkSession, at_minio: services.MinIO, tmp_path: Path) -> None:
