@@ -3,7 +3,7 @@
 What a route answers is the same either way, and so is what it refuses.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 from urllib.parse import urlencode
 
@@ -52,14 +52,16 @@ class Client:
 
     def pages(self, path: str, member: str, *, limit: int, after: Any = None, **query: Any) -> list[dict[str, Any]]:
         """Return the first `limit` rows of a list that comes in pages, after the row or page `after`."""
-        rows: list[dict[str, Any]] = []
-        while len(rows) < limit:
-            page = self.get(path, limit=min(MAX_PAGE, limit - len(rows)), after=after, **query)
-            rows += page[member]
-            after = page["next"]
+        return list(self.each(path, member, limit=limit, after=after, **query))
+
+    def each(self, path: str, member: str, *, limit: int, after: Any = None, **query: Any) -> Iterator[dict[str, Any]]:
+        """Yield the same rows; one page of them is in memory at a time."""
+        while limit:
+            page = self.get(path, limit=min(MAX_PAGE, limit), after=after, **query)
+            yield from page[member]
+            limit, after = limit - len(page[member]), page["next"]
             if after is None:
                 break
-        return rows
 
     def close(self) -> None:
         """Close the connection; what was changed on this machine wakes the service."""

@@ -14,6 +14,7 @@ from app.outbox.errors import AlreadyRunning
 from app.outbox.reconcile.progress import Progress
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
+from app.resources.finding_lines import FORMATS
 from spark_jobs import java_options, shutdown
 from spark_jobs.commands import options
 from spark_jobs.repair_limits import RepairLimits
@@ -32,12 +33,18 @@ _EXIT_DRIFT = 3  # the exit code of --check; 2 is that of wrong usage
 @click.option(
     "--report", metavar="FOLDER", help="The folder for reports, a path or a URL; by default that of BUCKETWIRE_REPORTS."
 )
+@click.option(
+    "--format", "formats", type=click.Choice(list(FORMATS)), multiple=True,
+    help="Also write all findings beside the report as lines, in findings.FORMAT: "
+    + "; ".join(f"{form}: {about}" for form, about in FORMATS.items()) + ".",
+)  # fmt: skip
 @options.url_option
 @click.option("--scheduled", default="", metavar="RUN", hidden=True, help="Begin a scheduled run; ends with its input.")
 @options.with_context
 def run(
     context: ServiceContext, bucket: str, target: TargetId, listing: options.ListingOptions, grace: int | None,
-    check: bool, repair: bool, limits: RepairLimits, report: str | None, url: str, scheduled: str,
+    check: bool, repair: bool, limits: RepairLimits, report: str | None, formats: tuple[str, ...], url: str,
+    scheduled: str,
 ) -> int:  # fmt: skip
     """Compare the rows of TARGET with the objects of BUCKET, report every difference, and repair it with --repair.
 
@@ -64,6 +71,7 @@ def run(
         log_retention=int(settings.retention * 1000),
         repair=repair,
         limits=limits,
+        formats=formats,
         retention=int(settings.report_retention * 1000),
         connections=settings.spark_connections,
         size=size,

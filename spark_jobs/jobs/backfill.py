@@ -30,7 +30,7 @@ from app.outbox.registry import Registry
 from app.resources.drift import DriftKind
 from app.rules.model import Rule
 from spark_jobs.api_client import BATCH_SIZE, Api, EventSender, batches
-from spark_jobs.errors import BadListing, root_cause
+from spark_jobs.errors import root_cause
 from spark_jobs.jobs.repair_events import BACKFILL_SOURCE, MULTIPART, PUT, backfill_event
 from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.rule_predicates import is_matched, matched_events
@@ -142,9 +142,7 @@ def _run(
     # An event that is older than the listing can still arrive late, but not for objects that are older than `grace`.
     after = log_queries.last_seq_before(database, listed_at - config.grace) if config.listed_at else mark.seq
     tasks = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
-    listing = config.list_bucket(spark, tasks=tasks, after=checkpoint)
-    if not listing.has_etags:
-        raise BadListing(f"{config.listing} has no ETags, which events need: list by mc or aws")
+    listing = config.list_bucket(spark, tasks=tasks, after=checkpoint, needs_etags=True)
     objects = listing.frame.persist(StorageLevel.DISK_ONLY)
     in_flight = spark.createDataFrame([(key,) for key in mark.in_flight], "key string")
     classified = classify(objects, in_flight, rules=rules, bucket=config.bucket, young=listed_at - config.grace)

@@ -8,7 +8,7 @@ events since. An object that changed in between is among those, and is left alon
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -39,7 +39,7 @@ from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.progress import COMPARING, REPAIRING, REPORTING, ProgressMeter, watched
 from spark_jobs.repair_limits import RepairLimits
 from spark_jobs.reports.html_report import prepare_charts
-from spark_jobs.reports.report import PAGE, ReportHeader, check_shared, write_findings, write_page
+from spark_jobs.reports.report import PAGE, ReportHeader, check_shared, write_findings, write_lines, write_page
 from spark_jobs.run_lease import LEASE_MS, renewed
 from spark_jobs.small_plans import are_small_files, is_few, small_plans
 
@@ -62,6 +62,7 @@ class ReconcileConfig(ListingSource):
     run: str = ""  # the name of a run that the schedule has registered
     retention: int = 90 * 86_400_000  # ms for which earlier runs of the same pair and their reports are kept
     connections: int = 8  # at once to the target, at most
+    formats: Sequence[str] = ()  # in which the findings are written beside the report
     size: int = 0  # about how many entries and rows there are; 0 if that is not known
 
 
@@ -159,7 +160,7 @@ def _run(
     if not config.is_written:
         rows = rows.persist(StorageLevel.DISK_ONLY)
         sample = _sample_keys(rows)
-    listing = config.list_bucket(spark, tasks=_TASKS_PER_CORE * cores, sample=sample)
+    listing = config.list_bucket(spark, tasks=_TASKS_PER_CORE * cores, sample=sample, needs_etags=config.repair)
     with _scratch(reports / _SCRATCH / run) as scratch:
         with small_plans(spark, is_small=is_few(config.size)):
             differences, sizes = write_differences(
@@ -184,6 +185,8 @@ def _run(
         drift = drift_of(counts)
         if drift:
             prepare_charts()
+        for form in config.formats:
+            write_lines(findings, folder, form, config.name_in_storage)
         drifted = findings.where(F.col("kind").isin(*DRIFT_KINDS) & ~F.col("in_flight"))
         listed = drifted.limit(RECONCILIATIONS.max_findings)
         store_findings(database, run, (row.asDict() for row in (listed.collect() if drift else ())))

@@ -36,13 +36,17 @@ class ListingSource:
     access: BucketSettings = field(default_factory=BucketSettings)  # the bucket's own: where it is, and how to log in
     may_be_gone: bool = False  # whether a bucket that is not there counts as empty
 
-    def list_bucket(self, spark: SparkSession, *, tasks: int, sample: Sequence[str] = (), after: str = "") -> Listing:
+    def list_bucket(
+        self, spark: SparkSession, *, tasks: int, sample: Sequence[str] = (), after: str = "", needs_etags: bool = False
+    ) -> Listing:  # fmt: skip
         """Return the listing of the keys after `after`; `sample` has some of the bucket's keys, to divide the work.
 
-        Raises `BadListing`, and what Spark and S3 raise.
+        Raises `BadListing`, also with `needs_etags` for one without them, and what Spark and S3 raise.
         """
         if self.is_written:
             listing = self._read(spark)
+            if needs_etags and not listing.has_etags:
+                raise BadListing(f"{self.listing} has no ETags, which the events for a target have: list by mc or aws")
             if self.prefix:
                 listing = listing.where(F.col("key").startswith(self.prefix))
             return listing.where(F.col("key") > after) if after else listing

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.resources.drift import DRIFT_KINDS
+from app.resources.finding_lines import COMBINED, CONTROLS, CSV_VERSIONS, PICTURES, SIGNS
 from spark_jobs.errors import root_cause
 from spark_jobs.folders import Folder, NotShared
 from spark_jobs.jobs.comparison import UNMATCHED
@@ -78,6 +79,20 @@ def write_findings(findings: DataFrame, folder: Folder) -> DataFrame:
     written = write_parquet(findings, folder / FINDINGS)
     written.write.mode("errorifexists").json((folder / LINES).url)
     return written
+
+
+def write_lines(findings: DataFrame, folder: Folder, form: str, bucket: str) -> None:
+    """Write the lines of drift in one of the `FORMATS` into a folder beside the others, as text files in any number."""
+    drift = findings.where(F.col("kind").isin(*DRIFT_KINDS) & ~F.col("in_flight"))
+    if form == COMBINED:
+        sign = F.create_map(*(F.lit(part) for kind, sign in SIGNS.items() for part in (kind, sign)))
+        lines = drift.select(F.concat_ws(" ", sign[F.col("kind")], F.translate("key", CONTROLS, PICTURES)))
+    else:
+        # As `quote` of Python does; Java writes a blank as a plus sign.
+        parts = [F.lit(bucket), F.replace(F.url_encode("key"), F.lit("+"), F.lit("%20"))]
+        parts += [F.col("version")] if form == CSV_VERSIONS else []
+        lines = drift.where(F.col("modified").isNotNull()).select(F.concat_ws(",", *parts))
+    lines.write.mode("errorifexists").option("lineSep", "\n").text((folder / f"findings.{form}").url)
 
 
 def write_parquet(frame: DataFrame, folder: Folder) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Buckets of one name in two storages are listed each in its own."""
+"""Where a bucket is listed, and what of it: buckets of one name in two storages, the keys below a prefix."""
 
 from __future__ import annotations
 
@@ -39,3 +39,22 @@ def test_buckets_of_one_name_in_two_storages_are_told_apart(monkeypatch: pytest.
         unknown = ListingSource(bucket="ceph:same-name", endpoint=at_minio.url).storage
         with pytest.raises(ClientError, match=r"InvalidBucketName|NoSuchBucket"):
             list(s3_listing.objects(unknown, ("", None), versioned=False))
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+def test_only_the_keys_below_a_prefix_are_listed_whatever_is_in_it(
+    monkeypatch: pytest.MonkeyPatch, versioned: bool
+) -> None:
+    prefix = "p %2F_*'\"+&é🎉/"
+    inside = sorted(f"{prefix}{folder}/{number}" for folder in "ab" for number in range(3))
+    with services.minio() as server:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
+        client = server.client()
+        client.make_bucket("prefixed")
+        for key in (*inside, "p", f"{prefix[:-1]}0/x", "p %/x", "z"):
+            client.put_object("prefixed", key, io.BytesIO(b"x"), 1)
+        storage = ListingSource(bucket="prefixed", endpoint=server.url, prefix=prefix).storage
+        ranges = s3_listing.between(s3_listing.found_bounds(storage, 2), 2)
+        found = [row[0] for keys in ranges for row in s3_listing.objects(storage, keys, versioned=versioned)]
+    assert found == inside

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from pyspark.testing import assertDataFrameEqual
 
 from app.config.arn import TargetId
+from app.resources.finding_lines import FORMATS, finding_line
 from app.resources.reconciliation import COUNTS
 from app.rules.filters import Filters, Pairs
 from app.rules.model import Rule
@@ -27,6 +29,7 @@ from spark_jobs.reports.report import (
     by_folder_and_age,
     check_complete,
     write_findings,
+    write_lines,
     write_page,
     write_parquet,
 )
@@ -231,6 +234,24 @@ def test_what_is_written_is_counted_again_only_if_executors_may_have_written_it_
 
 
 NAMES = ("<script>alert(1)</script>", "../../x", "new\nline\x1b[31m", "🎉" * 250)[:: times(2, 1)]  # each is a page
+
+
+def test_findings_are_lines_for_other_programs(spark: SparkSession, tmp_path: Path) -> None:
+    keys = ["a b/+%é", "line\nfeed\x7f", "~*'(quoted)", "gone"]
+    facts = [("missing", 1, "v1"), ("stale", 2, ""), ("malformed", 3, "v3"), ("orphaned", None, None)]
+    rows = [
+        Row(**dict.fromkeys(FINDINGS.names) | {"key": key, "kind": kind, "modified": modified, "version": version,
+            "in_flight": False}) for key, (kind, modified, version) in zip(keys, facts, strict=True)
+    ]  # fmt: skip
+    moving = Row(**rows[0].asDict() | {"key": "moving", "in_flight": True})
+    unmatched = Row(**rows[0].asDict() | {"key": "unmatched", "kind": "unmatched"})
+    frame = spark.createDataFrame([*rows, moving, unmatched], FINDINGS)
+    for form in FORMATS:
+        write_lines(frame, Folder.of(tmp_path), form, "images")
+        files = (tmp_path / f"findings.{form}").glob("part-*")
+        found = [line for file in files for line in file.read_text().split("\n") if line]
+        expected = [finding_line(form, "images", row.asDict()) for row in rows]
+        assert sorted(map(unquote, found)) == sorted(map(unquote, filter(None, expected))), form
 
 
 def test_a_report_shows_hostile_names_as_names(spark: SparkSession, tmp_path: Path) -> None:

@@ -157,6 +157,8 @@ def test_listings_of_aws_and_rclone_are_read(spark: SparkSession, tmp_path: Path
     file.write_text(json.dumps([{"Path": "a", "Size": 3, "ModTime": time, "IsDir": False}]))
     listing = source.list_bucket(spark, tasks=1)
     assert (objects_of(listing), listing.has_etags) == ({"a": (None, 3, "")}, False)
+    with pytest.raises(BadListing, match="has no ETags"):
+        source.list_bucket(spark, tasks=1, needs_etags=True)
 
 
 def test_a_listing_of_another_place_is_refused(spark: SparkSession, at_minio: services.MinIO, tmp_path: Path) -> None:

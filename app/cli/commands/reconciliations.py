@@ -11,8 +11,10 @@ from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
 from app.cli_common.param_types import TARGET
 from app.config.arn import TargetId
-from app.resources.drift import DRIFT_KINDS
-from app.resources.reconciliation import Finding, Reconciliation
+from app.events.buckets import name_at_store
+from app.resources.drift import DRIFT_KINDS, drift_of
+from app.resources.finding_lines import FORMATS, finding_line
+from app.resources.reconciliation import MAX_FINDINGS, Finding, Reconciliation
 
 _PATH = "/v1/reconciliations"
 
@@ -70,15 +72,41 @@ def cancel(context: CommandContext, run: str) -> None:
 @reconcile.command()
 @click.argument("run")
 @click.option("--kind", type=click.Choice(DRIFT_KINDS), help="Only those of this kind.")
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Show this many.")
+@click.option(
+    "--limit", type=click.IntRange(1, MAX_FINDINGS), help="Show this many.  [default: 100; with --format all]"
+)
+@click.option(
+    "--format", "form", type=click.Choice(list(FORMATS)),
+    help="; ".join(f"{form}: {about}" for form, about in FORMATS.items()) + ".",
+)  # fmt: skip
 @with_api
-def findings(context: CommandContext, run: str, kind: str | None, limit: int) -> None:
-    """Show the differences that RUN found: the first 10,000, all of them are in its report."""
+def findings(context: CommandContext, run: str, kind: str | None, limit: int | None, form: str | None) -> None:
+    """Show the differences that RUN found: the first 10,000, all of them are in its report.
+
+    With --format they are printed as lines for other programs; csv is a manifest of S3 Batch Operations.
+    """
+    if form:
+        _print_lines(context, run, kind, limit or MAX_FINDINGS, form)
+        return
+    limit = limit or 100
     differences = context.api.pages(f"{_run_path(run)}/findings", "findings", limit=limit, kind=kind)
     context.rows(differences, Finding.columns, "no difference is stored")
 
 
 reconcile.add_command(run)
+
+
+def _print_lines(context: CommandContext, run: str, kind: str | None, limit: int, form: str) -> None:
+    """Print what a run found, one line each; say so if the service has not kept all of it."""
+    shown = context.api.get(_run_path(run))
+    bucket, number = name_at_store(shown["bucket"]), 0
+    for finding in context.api.each(f"{_run_path(run)}/findings", "findings", limit=limit, kind=kind):
+        number += 1
+        if line := finding_line(form, bucket, finding):
+            click.echo(line)
+    found = shown[kind] if kind else drift_of(shown)
+    if number < found:
+        click.echo(f"{number:,} of {found:,} differences; all of them are in the report: {shown['report']}", err=True)
 
 
 def _describe_start(run: Mapping[str, Any]) -> str:

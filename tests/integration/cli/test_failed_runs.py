@@ -47,6 +47,28 @@ def test_a_failed_run_is_said_with_what_the_last_good_one_found(cli: Cli, databa
     assert "backfill" in cli("reconcile", "ls").out
 
 
+def test_what_a_run_found_is_printed_for_other_programs(cli: Cli, database: Database) -> None:
+    mirror = add_target(database, "rows", type_name="redis", values=MIRROR)
+    runs = Reconciliations(database)
+    run = runs.begin(mirror, "acme:images", lease=60_000)
+    found = [
+        {"kind": "missing", "key": "a b/+%é", "modified": 1, "version": "v1"},
+        {"kind": "stale", "key": "line\nfeed", "modified": 1, "version": ""},
+        {"kind": "orphaned", "key": "gone", "modified": None},
+        {"kind": "malformed", "key": "bad", "modified": None},
+    ]
+    store_findings(database, run, found)
+    runs.end(run, "drift", {"missing": 1, "stale": 2, "orphaned": 1, "malformed": 1}, report="/reports/x")
+    printed = cli("reconcile", "findings", run, "--format", "csv")
+    assert printed.out.splitlines() == ["images,a%20b%2F%2B%25%C3%A9", "images,line%0Afeed"]
+    assert "4 of 5 differences; all of them are in the report: /reports/x" in printed.err
+    versions = cli("reconcile", "findings", run, "--format", "csv-versions", "--kind", "missing")
+    assert (versions.out, versions.err) == ("images,a%20b%2F%2B%25%C3%A9,v1\n", "")
+    combined = cli("reconcile", "findings", run, "--format", "combined").out
+    assert combined.splitlines() == ["+ a b/+%é", "* line␊feed", "- gone", "! bad"]
+    assert len(cli("reconcile", "findings", run, "--json", "--limit", "2").json) == 2
+
+
 def test_what_is_overdue_is_said_where_neither_beat_nor_a_worker_runs(
     cli: Cli, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
