@@ -62,6 +62,7 @@ def test_a_columns_function_needs_nothing_but_members() -> None:
                 "counters": defaultdict(int),
                 "age": 0.0,
                 "progress": 0.0,
+                "settings": {},
             }
             return known.get(name, "")
 
