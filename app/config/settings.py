@@ -266,6 +266,9 @@ class Settings(Declared):
     secret_keys: tuple[str, ...] = setting(
         SecretKeys(), default="", secret=True, about="encrypt stored secrets; empty: a generated key in the data folder"
     )
+    b2_signing_secrets: tuple[str, ...] = setting(
+        Values(), default="", secret=True, about="of Backblaze B2's rules; empty: no signature is verified"
+    )
     oidc_issuer: str = setting(
         Issuer(), default="", about="OpenID Connect provider that people sign in to the console with; empty: none"
     )

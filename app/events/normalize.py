@@ -99,6 +99,8 @@ def _bucket_and_object(record: dict[str, Any], tenant: str) -> tuple[str, dict[s
 
 def _mend(thing: dict[str, Any]) -> None:
     """Make a text size a number, and remove the quotes around an ETag, which S3 has in its headers only."""
+    if "etag" in thing:  # RustFS before 2026
+        thing.setdefault("eTag", thing.pop("etag"))
     size, etag = thing.get("size"), thing.get("eTag")
     if type(size) is str and size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS:
         thing["size"] = int(size)

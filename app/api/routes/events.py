@@ -19,7 +19,7 @@ from app.api.tracing import appending
 from app.config.arn import TargetId
 from app.config.errors import did_you_mean
 from app.config.settings import ApiToken
-from app.events.frontends import S3_FRONTENDS, Frontend
+from app.events.frontends import S3_FRONTENDS, Frontend, b2
 from app.events.model import Event
 from app.events.origin import by_request
 from app.events.parsing import EventGridValidation, Parsed, SnsConfirmation, parse
@@ -45,6 +45,11 @@ _BODY = {
 }
 _COPIES, _BESIDE_RECORD = 4, 2000  # bytes for each character of a record, and for the other members of an event
 _TO_CONSOLE = ("a request that accepts HTML before JSON is led to the console", None)
+_UNSIGNED = f"events of Backblaze B2 need the header {b2.SIGNATURE_HEADER}: set a signing secret in their rule"
+_NOT_SIGNED = (
+    f"{b2.SIGNATURE_HEADER} is not the signature of this body by any secret in BUCKETWIRE_B2_SIGNING_SECRETS, which "
+    "needs that of each rule"
+)
 _ASSUMED_EVENT = 4_000_000  # bytes that every database accepts, also one whose limit is not known yet
 
 # Seconds to wait for the commit: senders give up after 5 s (EventBridge) or 10 s (SeaweedFS). With a spool folder there
@@ -61,7 +66,7 @@ def record() -> Receipt | Response:
     A 202 means that the events are recorded durably: in the outbox, or in the spool folder while the database is
     unavailable. After any other answer, or none, send the request again: recording is idempotent, so an event that
     arrives twice is recorded once. An SNS subscription confirmation is answered with 202 and logged for a person. Calls
-    of SNS, CloudEvents, deliveries of Firehose and Event Grid's handshake are answered as their protocols say.
+    of SNS, CloudEvents, deliveries of Firehose, B2, Tigris and Event Grid's handshake are answered as these ask.
     """
     parsed = _parsed()
     if parsed.handshake is not None and not parsed.events:
@@ -127,7 +132,7 @@ def _parsed() -> Parsed:
     sender = _sender(name or (token.frontend if token else ""))
     body = read_body(asked, made.settings.body_limit)
     answer_forms.settle(body)
-    return parse(
+    parsed = parse(
         body,
         event_headers(asked),
         now_ms=now_ms(),
@@ -137,6 +142,12 @@ def _parsed() -> Parsed:
         tenant=token.tenant if token else "",
         origin=by_request(token.name if token else ""),
     )
+    secrets = made.settings.b2_signing_secrets
+    if secrets and b2.B2.name in parsed.senders:
+        signature = asked.headers.get(b2.SIGNATURE_HEADER, "")
+        if not b2.is_signed(body, signature, secrets):
+            raise ApiProblem("unauthorized", _NOT_SIGNED if signature else _UNSIGNED)
+    return parsed
 
 
 def _sender(name: str) -> Frontend | None:

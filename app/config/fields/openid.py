@@ -36,7 +36,7 @@ class ConsoleUrl(HttpUrl):
 
 
 class Values(FieldType[tuple[str, ...]]):
-    """Comma-separated values of a claim; `*` stands for everybody who signs in."""
+    """Comma-separated values."""
 
     label = "comma-separated values"
     empty = ()

@@ -11,11 +11,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.events.frontends.frontend import Frontend, normalize_raw, object_of
+from app.events.minio_json import Encoded
 from app.events.order import from_time, sequencer_of
 
 SOURCE = "noobaa:s3"
 _VERSION = "2.3"
 _MILLISECONDS = re.compile("[0-9a-f]{11}")  # from 2004 to 2527
+_OLD_TESTS = (b'"test notification"', b"test notification")
+
+
+def is_old_test(body: Encoded) -> bool:
+    """Return whether a body is what NooBaa up to 5.18 tests a connection with: the text in JSON, or by reports bare."""
+    return body.startswith(_OLD_TESTS) and body.strip() in _OLD_TESTS
 
 
 def matches(record: Mapping[str, Any]) -> bool:

@@ -198,6 +198,24 @@ def test_an_integer_of_any_other_sender_is_refused() -> None:
         taken(sent)
 
 
+@pytest.mark.parametrize("sent", [b'"test notification"', b"test notification", b"test notification\n"])
+def test_the_text_by_which_noobaa_tested_a_connection_is_ignored(sent: bytes) -> None:
+    parsed = parse(sent, {}, now_ms=0)
+    assert (parsed.events, parsed.ignored) == ([], 1)
+    for other in (b"test notification, again", b'["test notification"]', b'"test notification" {}', b"notification"):
+        with pytest.raises(BadEvents):
+            parse(other, {}, now_ms=0)
+
+
+def test_an_etag_of_rustfs_before_2026_is_found_though_it_is_in_lower_case() -> None:
+    made = body("rustfs", "s3:ObjectCreated:Put")
+    thing = made["Records"][0]["s3"]["object"]
+    digest = thing["etag"] = thing.pop("eTag")
+    (event,) = taken(made).events
+    assert json.loads(event.record)["s3"]["object"]["eTag"] == digest
+    assert "etag" not in json.loads(event.record)["s3"]["object"]
+
+
 def test_a_test_event_of_noobaa_is_ignored_though_it_is_in_records() -> None:
     parsed = taken(body("noobaa", "s3:TestEvent"))
     assert (parsed.events, parsed.ignored) == ([], 1)
