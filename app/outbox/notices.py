@@ -101,7 +101,7 @@ def decide(
                 notices.append(Notice(one, before, Known(0, before.notified_at), low))
         elif before is None and first:
             notices.append(Notice(one, None, Known(one.value, 0)))
-        elif before is not None and one.value < before.value:  # counted anew
+        elif before is not None and one.value < before.value:  # counted again
             notices.append(Notice(one, before, Known(one.value, before.notified_at)))
         elif one.value > (before.value if before else 0) and not rests:
             count = one.value - (before.value if before else 0)

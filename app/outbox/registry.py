@@ -255,7 +255,7 @@ class Registry(SealedSettings[TargetSettings]):
     def resume(self, target: TargetId) -> None:
         """End a pause, close the circuit breaker, and have retried events tried at once. Raises `UnknownTarget`.
 
-        Failed attempts in a row are counted anew.
+        Failed attempts in a row are counted again.
         """
         again = {"revision": tables.targets.c.revision + 1}  # of which the mark of failures is made
         closed = {"breaker": "closed", "failures": 0, "resume_at": 0}

@@ -25,6 +25,7 @@ _PROBES = {  # they share their servers
     "tests/contract/test_hanging_server.py",
     "tests/contract/test_target_contract.py",
     "tests/contract/test_target_test.py",
+    "tests/contract/test_untrue_answers.py",
 }
 _SOURCES = {f"tests/contract/test_source_{name}.py" for name in ("contract", "test")}  # these too
 _ELASTIC = {  # they use one Elasticsearch and one Kafka

@@ -44,12 +44,12 @@ class LimitedSocket:
         return count
 
     def send(self, *arguments: Any) -> int:
-        """Send bytes; the limit begins anew."""
+        """Send bytes; the limit begins again."""
         self._left = self._limit
         return int(self.socket.send(*arguments))
 
     def sendall(self, *arguments: Any) -> None:
-        """Send all bytes; the limit begins anew."""
+        """Send all bytes; the limit begins again."""
         self._left = self._limit
         self.socket.sendall(*arguments)
 

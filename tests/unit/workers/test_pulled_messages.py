@@ -42,7 +42,7 @@ def test_messages_that_are_large_once_they_are_read_are_read_by_and_by() -> None
     ]
     assert max(map(len, bodies)) < 15_000
     queue = _Queue([Message(body, position=str(number)) for number, body in enumerate(bodies)])
-    settings: Any = type("Settings", (), {"frontend": "", "batch_size": 100})
+    settings: Any = type("Settings", (), {"frontend": "", "batch_size": 100, "tenant": ""})
     source: Any = queue
     reading, keys = _Reading(source, "amqp:x", settings, Limits()), list[str]()
     while read := reading.next(()):

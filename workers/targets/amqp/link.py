@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 from amqp import Message, spec
-from amqp.exceptions import AccessRefused, AMQPError
+from amqp.exceptions import AccessRefused, AMQPError, UnexpectedFrame
 from amqp.serialization import dumps
 
 from app.config.errors import BadValue
@@ -205,9 +205,13 @@ class AmqpLink:
 
     def _on_return(self, refusal: AMQPError, exchange: str, routing_key: str, message: Message) -> None:
         place = f"exchange {exchange!r} with routing key {routing_key!r}" if exchange else f"queue {routing_key!r}"
+        if "message_id" not in message.properties:
+            raise UnexpectedFrame("the server returned a message without its id")
         self._returned[message.properties["message_id"]] = f"{refusal.reply_text} ({refusal.reply_code}): {place}"
 
     def _settle(self, tag: int, multiple: bool, outcome: Outcome) -> None:
+        if tag > self._tag:
+            raise UnexpectedFrame(f"the server confirmed message {tag}, of {self._tag} that were sent")
         tags = list(takewhile(lambda sent: sent <= tag or tag == 0, self._unconfirmed)) if multiple else [tag]
         for settled in tags:
             index = self._unconfirmed.pop(settled, None)

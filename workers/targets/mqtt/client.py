@@ -28,6 +28,7 @@ class MqttClient(Client):
         super().__init__(CallbackAPIVersion.VERSION2, **options)
         self._settled = settled
         self._wire: Any = None
+        self._unexpected = ""
 
     def hang_up(self) -> None:
         """Close the socket, in any state of the connection."""
@@ -37,7 +38,7 @@ class MqttClient(Client):
 
     def problem(self) -> str:
         """Return what is wrong with what the broker has sent; empty if nothing is."""
-        return str((self._wire and self._wire.problem) or "")
+        return str((self._wire and self._wire.problem) or self._unexpected)
 
     def unread(self) -> bool:
         """Return whether TLS has buffered bytes, which polling the socket does not show."""
@@ -59,6 +60,9 @@ class MqttClient(Client):
         return self._wire
 
     def _handle_pubackcomp(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> MQTTErrorCode:
+        if not self._ends(cmd):
+            self._unexpected = f"the broker sent a {cmd} that confirms no message of this quality of service"
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
         self._end(PacketTypes.PUBACK if cmd == "PUBACK" else PacketTypes.PUBCOMP)
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
@@ -68,6 +72,12 @@ class MqttClient(Client):
             self._end(PacketTypes.PUBREC)
             return MQTTErrorCode.MQTT_ERR_SUCCESS
         return super()._handle_pubrec()
+
+    def _ends(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> bool:
+        """Return whether a packet of this kind ends the message that it names: each quality of service has its own."""
+        packet = self._in_packet["packet"]
+        message = self._out_messages.get(int.from_bytes(packet[:2], "big"))
+        return len(packet) >= 2 and (message is None or message.qos == (1 if cmd == "PUBACK" else 2))
 
     def _end(self, kind: int) -> None:
         """Report the message of the packet as finished, successful or not."""

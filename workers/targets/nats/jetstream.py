@@ -55,7 +55,7 @@ class JetStream:
         try:
             body = orjson.loads(answer.data)
             error = body.get("error")
-            if error is None and body["stream"]:
+            if error is None and isinstance(body["stream"], str) and body["stream"] and body["seq"] > 0:
                 return DELIVERED
             code, description = error.get("err_code"), error["description"]
         except (ValueError, LookupError, TypeError, AttributeError):

@@ -26,8 +26,8 @@ _CLIENT_ID, _HEARTBEATS, _PROTOCOL, _CONNECTION_ID = 1, 2, 3, 4
 _PUBLISH_TO, _CLOSE_AT, _CONNECT_ERROR = 1, 4, 5
 # PubMsg; its client id is field 1, too
 _GUID, _SUBJECT, _DATA, _SENT_BY = 2, 3, 5, 6
-# PubAck
-_ACK_ERROR = 2
+# PubAck; its guid is field 1
+_ACK_GUID, _ACK_ERROR = 1, 2
 
 Value = str | bytes | int
 
@@ -82,10 +82,14 @@ class Streaming:
             return Unavailable(f"{where}: no NATS Streaming server listens any more")
         try:
             fields = decoded(answer.data)
+            guid, refusal = text(fields.get(_ACK_GUID)), text(fields.get(_ACK_ERROR))
         except (LookupError, ValueError):
             return Unavailable(f"{where}: an acknowledgement cannot be read")
-        refusal = text(fields.get(_ACK_ERROR))
-        return Unavailable(f"{where}: {refusal}") if refusal else DELIVERED
+        if refusal:
+            return Unavailable(f"{where}: {refusal}")
+        if guid != answer.subject.rpartition(".")[2]:
+            return Unavailable(f"{where}: an acknowledgement is of another message")
+        return DELIVERED
 
     async def _ask(self, subject: str, question: bytes) -> bytes:
         nobody = f"there is no NATS Streaming server of cluster {self._settings.streaming_cluster_id!r}"

@@ -9,6 +9,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 from app.config.targets.nsq import NsqSettings
 from workers.targets import tcp, tls
@@ -19,7 +20,7 @@ from workers.targets.socket_deadline import Deadline
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
 
 _MAX_FRAME_BYTES = 1 << 20  # of an answer: OK, an error, or what nsqd says of itself
-_ERROR = 1  # type of a frame; 0 is an answer
+_ANSWER, _ERROR = 0, 1  # types of a frame
 
 
 class RefusedError(Exception):
@@ -81,7 +82,9 @@ class NsqConnection:
         connection is unusable.
         """
         content = b"".join([struct.pack(">l", len(bodies)), *map(_sized, bodies)])
-        self._exchange(b"MPUB " + self._topic + b"\n" + _sized(content))
+        answer = self._exchange(b"MPUB " + self._topic + b"\n" + _sized(content))
+        if answer != b"OK":
+            raise TargetUnavailable(f"{self._where}: the answer to MPUB is {answer[:80]!r}, not OK")
 
     def close(self) -> None:
         """Close the connection."""
@@ -101,7 +104,7 @@ class NsqConnection:
         }
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         answer = self._exchange(b"  V2IDENTIFY\n" + _sized(json.dumps(identity).encode()))
-        agreed = json.loads(answer) if answer.startswith(b"{") else {}
+        agreed = self._agreed(answer)
         if context is not None:
             if not agreed.get("tls_v1"):
                 raise TargetUnavailable(f"{self._where}: nsqd offers no TLS; it needs -tls-cert and -tls-key")
@@ -109,6 +112,15 @@ class NsqConnection:
             self._exchange(b"")
         if agreed.get("auth_required"):
             raise TargetUnavailable(f"{self._where}: nsqd asks for AUTH, which this target does not support")
+
+    def _agreed(self, answer: bytes) -> dict[str, Any]:
+        """Return what nsqd has agreed to; an old one answers OK, which agrees to nothing."""
+        if answer == b"OK":
+            return {}
+        with contextlib.suppress(ValueError):
+            if isinstance(agreed := json.loads(answer), dict):
+                return agreed
+        raise TargetUnavailable(f"{self._where}: the answer to IDENTIFY is {answer[:80]!r}, not that of nsqd")
 
     def _exchange(self, request: bytes) -> bytes:
         with Deadline(self._settings.timeout, self._socket.fileno()) as limit:
@@ -135,6 +147,8 @@ class NsqConnection:
         if kind == _ERROR:
             words = content.decode(errors="replace")
             raise RefusedError(words.partition(" ")[0], f"{self._where}: {words}")
+        if kind != _ANSWER:
+            raise TargetUnavailable(f"{self._where}: nsqd sent a frame of type {kind}, which is no answer")
         return content
 
     def _exactly(self, size: int) -> bytes:

@@ -1,4 +1,8 @@
-"""What Redis's errors mean."""
+"""What Redis's answers and errors mean."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
 
 from redis.exceptions import AskError, NoPermissionError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -6,6 +10,45 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 # Permissions of a target's user.
 _NEEDED = "+type +hset +hdel +hget +eval +rpush +xadd +multi +exec, with wait_replicas +wait,"
+
+_STREAM_ID = re.compile(rb"[0-9]+-[0-9]+")
+
+Commands = Sequence[Sequence[Any]]  # each is its words
+
+
+class UnexpectedAnswer(RedisConnectionError):
+    """The answer is not one of this command: what was asked may have been done or not, as after a lost connection."""
+
+
+def answers_to(commands: Commands, received: list[Any]) -> list[Any]:
+    """Return the answer to each command, or the error that it was refused with.
+
+    `received` has more answers if the commands were sent as one transaction: those to MULTI and EXEC too. Raises
+    `UnexpectedAnswer`.
+    """
+    if len(received) > len(commands):
+        if refused := next((each for each in received if isinstance(each, Exception)), None):
+            return [refused] * len(commands)
+        received = received[-1]
+        if not isinstance(received, list) or len(received) != len(commands):
+            raise UnexpectedAnswer(f"the answer to EXEC is not that of {len(commands)} commands")
+    for words, answer in zip(commands, received, strict=True):
+        if not isinstance(answer, Exception):
+            check_answer(words, answer)
+    return received
+
+
+def check_answer(words: Sequence[Any], answer: Any) -> None:
+    """Check that this is an answer to this command. Raises `UnexpectedAnswer`."""
+    name = words[0]
+    if name == "XADD":
+        right = isinstance(answer, bytes) and _STREAM_ID.fullmatch(answer) is not None
+    elif name == "RPUSH":  # the length of the list: with the entries that were appended
+        right = type(answer) is int and answer >= len(words) - 2
+    else:  # HSET, HDEL, our script: how many fields were added or removed; WAIT: how many replicas
+        right = type(answer) is int and answer >= 0
+    if not right:
+        raise UnexpectedAnswer(f"the answer to {name} is {str(answer)[:80]!r}, which is no answer to it")
 
 
 def is_about_the_server(error: Exception) -> bool:

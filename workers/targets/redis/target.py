@@ -12,6 +12,7 @@ others.
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import redis
@@ -29,7 +30,14 @@ from workers.targets.endpoint import Endpoint
 from workers.targets.messages import entry_format, shaped
 from workers.targets.payloads import log, redis_access, runs
 from workers.targets.places import grouped, places
-from workers.targets.redis.answers import describe_error, is_about_the_key, is_about_the_server
+from workers.targets.redis.answers import (
+    Commands,
+    answers_to,
+    check_answer,
+    describe_error,
+    is_about_the_key,
+    is_about_the_server,
+)
 from workers.targets.redis.commands import namespace_commands, stream_commands
 from workers.targets.redis.connection import RedisServers, describe_servers
 from workers.targets.socket_deadline import Deadline
@@ -148,13 +156,11 @@ class RedisTarget:
         outcomes: list[Outcome] = [DELIVERED] * len(events)
         if chosen.key.fixed is None:
             outcomes = self._append_to_each(client, events, keys)
-        elif chosen.format == "access":
-            _command(client, "RPUSH", chosen.key, *map(self._write_entry, events))
-        elif chosen.format == "stream":
-            commands = stream_commands(chosen.key, events, self._write_entry, chosen.max_entries)
-            outcomes = self._run(client, [command.words for command in commands], transaction=True)
-        else:
+        elif chosen.format == "namespace":
             outcomes = self._mirror(client, events, transaction=transaction)
+        else:
+            answers = self._run(client, self._appending(chosen.key.fixed, events), transaction=True)
+            outcomes = answers if len(answers) == len(events) else answers * len(events)
         if self._settings.wait_replicas:
             self._wait_for_replicas(client, self._settings.wait_replicas)
         return outcomes
@@ -163,7 +169,8 @@ class RedisTarget:
         """Return when so many replicas have everything that was written. Raises `RedisError`."""
         # The server answers a little before we stop waiting for it, with the number that it has reached.
         patience = max(1, round(self._settings.timeout * 800))
-        reached = int(client.execute_command("WAIT", needed, patience))  # type: ignore[no-untyped-call]  # as `_command`
+        reached = _command(client, "WAIT", needed, patience)
+        check_answer(["WAIT"], reached)
         if reached < needed:
             raise _TooFewReplicas(f"{reached} replicas have the events, {needed} are asked for (wait_replicas)")
 
@@ -178,28 +185,24 @@ class RedisTarget:
 
     def _append_to_each(self, client: redis.Redis, events: Sequence[Event], keys: Sequence[str]) -> list[Outcome]:
         """Append each event to its key, in one round trip; the entries of a key are written all or not at all."""
-        chosen = self._settings
         groups = grouped(range(len(events)), keys)
         outcomes: list[Outcome] = [DELIVERED] * len(events)
-        with client.pipeline(transaction=False) as pipeline:
-            ends = []
-            for key, indexes in groups.items():
-                some = [events[index] for index in indexes]
-                if chosen.format == "stream":
-                    made = stream_commands(key, some, self._write_entry, chosen.max_entries)
-                    commands = [["MULTI"], *(command.words for command in made), ["EXEC"]]
-                else:
-                    commands = [["RPUSH", key, *map(self._write_entry, some)]]
-                for words in commands:
-                    _command(pipeline, *words)
-                ends.append(len(pipeline))
-            answers = pipeline.execute(raise_on_error=False)
-        for start, end, (key, indexes) in zip([0, *ends], ends, groups.items(), strict=False):
-            if error := _first_error(answers[start:end]):
+        commands = [self._appending(key, [events[index] for index in indexes]) for key, indexes in groups.items()]
+        answers = _round_trip(client, commands, transaction=True)
+        for (key, indexes), some in zip(groups.items(), answers, strict=True):
+            if error := next((each for each in some if isinstance(each, Exception)), None):
                 outcome = self._outcome_of_key(key, error)
                 for index in indexes:
                     outcomes[index] = outcome
         return outcomes
+
+    def _appending(self, key: str, events: Sequence[Event]) -> Commands:
+        """Return the commands that append the events to this list or stream."""
+        chosen = self._settings
+        if chosen.format == "stream":
+            made = stream_commands(key, events, self._write_entry, chosen.max_entries)
+            return [command.words for command in made]
+        return [["RPUSH", key, *map(self._write_entry, events)]]
 
     def _outcome_of_key(self, key: str, error: Exception) -> Outcome:
         """Return the outcome of the events of one key of a template: what the key alone is refused for is theirs."""
@@ -211,13 +214,7 @@ class RedisTarget:
         """Make one round trip; return an outcome per command. Raises `RedisError` if they share one answer."""
         if not commands:
             return []
-        if len(commands) == 1:
-            _command(client, *commands[0])
-            return [DELIVERED]
-        with client.pipeline(transaction=transaction) as pipeline:
-            for command in commands:
-                _command(pipeline, *command)
-            answers = pipeline.execute(raise_on_error=False)
+        (answers,) = _round_trip(client, [commands], transaction=transaction)
         return [self._outcome(answer) if isinstance(answer, Exception) else DELIVERED for answer in answers]
 
     def _outcome(self, error: Exception) -> Outcome:
@@ -233,14 +230,22 @@ class RedisTarget:
         return f"{self._where}: {describe_error(error)}"
 
 
-def _first_error(answers: Sequence[Any]) -> Exception | None:
-    """Return the first error in the answers to some commands, or in the list that answers EXEC."""
-    flat = [each for answer in answers for each in (answer if isinstance(answer, list) else [answer])]
-    return next((each for each in flat if isinstance(each, Exception)), None)
+def _round_trip(client: redis.Redis, groups: Sequence[Commands], *, transaction: bool) -> list[list[Any]]:
+    """Send groups of commands, with `transaction` each as one; return the answers to each, some of which may be errors.
+
+    Raises `RedisError` and `OSError` if no answer can be trusted.
+    """
+    asked = [[["MULTI"], *group, ["EXEC"]] if transaction and len(group) > 1 else group for group in groups]
+    with client.pipeline(transaction=False) as pipeline:
+        for words in chain.from_iterable(asked):
+            _command(pipeline, *words)
+        answers = iter(pipeline.execute(raise_on_error=False))
+    pairs = zip(groups, asked, strict=True)
+    return [answers_to(group, list(islice(answers, len(sent)))) for group, sent in pairs]
 
 
-def _command(client: redis.Redis, *words: Any) -> None:
-    client.execute_command(*words)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+def _command(client: redis.Redis, *words: Any) -> Any:
+    return client.execute_command(*words)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
 
 
 def _portions(events: Sequence[Event], indexes: Sequence[int]) -> Iterator[Sequence[int]]:
