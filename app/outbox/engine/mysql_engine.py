@@ -47,19 +47,25 @@ def open_engine(url: sa.URL, pool_size: int, patience: float | None, isolation: 
         pool_use_lifo=True,  # so that those which are not needed are idle, and end
         hide_parameters=True,
         isolation_level=isolation,
-        connect_args={"connect_timeout": DATABASE.connect_seconds, "read_timeout": patience, "write_timeout": patience},
+        connect_args={"connect_timeout": DATABASE.connect_seconds},
     )
 
     @sa_event.listens_for(engine, "do_connect")
     def _connect(_dialect: sa.Dialect, _entry: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Connection:
-        # Before SQLAlchemy asks for the sql_mode, once: it quotes names by what it was told then.
-        connection = Connection(*arguments, **options)
+        # Before SQLAlchemy asks for the sql_mode, once: it quotes names by what it was told then. The driver limits a
+        # login by the time of statements.
+        login: dict[str, Any] = {
+            "read_timeout": DATABASE.connect_seconds,
+            "write_timeout": DATABASE.connect_seconds,
+        }
+        connection = Connection(*arguments, **options, **login)
         limit = "max_statement_time" if connection.is_mariadb else "max_execution_time"
         with connection.cursor() as cursor:
             values = ", ".join(f"{name} = {value}" for name, value in {**settings, limit: 0}.items())
             cursor.execute(f"SET SESSION {values}")
             # Also where each statement commits by itself: the server's default would lock gaps.
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        connection.patience = patience
         return connection
 
     @sa_event.listens_for(engine, "checkin")

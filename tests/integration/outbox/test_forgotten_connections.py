@@ -99,6 +99,19 @@ def test_the_configured_times_add_up_to_less_than_it_takes_at_most() -> None:
 
 
 @pytest.mark.parametrize("outbox_url", SERVERS, indirect=True)
+def test_a_login_without_an_answer_takes_no_longer_than_a_connection(database: Database, wire: services.Proxy) -> None:
+    url = database.url.set(port=wire.port).render_as_string(hide_password=False)
+    wire.swallow()
+    with ThreadPoolExecutor(1) as pool, closing(Database(url, patience=600)) as behind:
+        login = pool.submit(_succeeds, lambda: _last_seq(behind))
+        try:
+            until(login.done, SOON)
+        finally:
+            wire.close()
+        assert not login.result()
+
+
+@pytest.mark.parametrize("outbox_url", SERVERS, indirect=True)
 def test_posts_are_recorded_soon_after_a_silence_whatever_time_other_statements_have(
     database: Database, wire: services.Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
