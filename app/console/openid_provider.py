@@ -31,9 +31,13 @@ _FRESH = 600.0  # seconds in which the provider's description and keys are not a
 _SEARCHED = 5.0  # seconds after a search for a key that a token names in which there is no other search
 _FAILED = 5.0  # seconds in which a provider that could not be reached is not asked again
 _UNREACHABLE = (requests.ConnectionError, requests.Timeout)  # which nobody who signs in can bring about
-_USELESS = (requests.RequestException, ValueError)  # answers to questions in which nobody who signs in has a say
+# Answers to questions in which nobody who signs in has a say. JSON may be nested too deeply for Python.
+_USELESS = (requests.RequestException, ValueError, RecursionError)
+# What the libraries raise for an answer that is not as it should be; an OverflowError is an ArithmeticError.
+_INVALID = (JoseError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError)
 _LEEWAY = 60  # seconds by which the provider's clock may differ
 _MAX_NAME_CHARACTERS = 100  # characters of a name that are shown and recorded
+_MAX_SAID_CHARACTERS = 200  # characters of what the provider says that are shown
 
 
 class ProviderProblem(Exception):
@@ -86,8 +90,8 @@ class Provider:
                 f"the provider {self._settings.oidc_issuer} does not answer: {_kind(error)}"
             ) from error
         except AuthlibBaseError as error:
-            raise ProviderProblem(f"the provider refused the sign-in: {error.error}") from error
-        except (JoseError, ValueError, KeyError, TypeError) as error:
+            raise ProviderProblem(f"the provider refused the sign-in: {_said(error.error)}") from error
+        except _INVALID as error:
             raise ProviderProblem(f"the provider's answer is not valid: {_kind(error)}") from error
         subject = str(claims["sub"])
         name = _printable(str(claims.get("preferred_username") or claims.get("email") or subject))
@@ -140,10 +144,10 @@ class Provider:
         issuer = self._settings.oidc_issuer
         try:
             description = self._get(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-        except (requests.RequestException, ValueError) as error:
+        except _USELESS as error:
             raise ProviderProblem(f"the provider {issuer} cannot be reached: {_kind(error)}") from error
         if description.get("issuer") != issuer:
-            raise ProviderProblem(f"the provider calls itself {description.get('issuer')}, not {issuer}")
+            raise ProviderProblem(f"the provider calls itself {_said(description.get('issuer'))}, not {issuer}")
         for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
             if not isinstance(description.get(name), str):
                 raise ProviderProblem(f"the provider {issuer} does not describe its {name}")
@@ -217,6 +221,11 @@ class Provider:
 
 def _printable(name: str) -> str:
     return "".join(character for character in name if character.isprintable())[:_MAX_NAME_CHARACTERS] or "unnamed"
+
+
+def _said(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _MAX_SAID_CHARACTERS else f"{text[:_MAX_SAID_CHARACTERS]}…"
 
 
 def _kind(error: Exception) -> str:

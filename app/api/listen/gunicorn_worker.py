@@ -1,6 +1,8 @@
 """Gunicorn's threaded worker, extended: a request can hand its connection over, and no client makes others wait."""
 
 import errno
+import logging
+import re
 import select
 import selectors
 import socket
@@ -27,6 +29,8 @@ _MAX_WAITING_THREADS = 500  # threads that may wait for their clients, beside th
 _SEND_BUFFER = 256 * 1024
 _LINGER = 2.0  # seconds that a client has to close its side of a connection
 _MAX_DRAINED_BYTES = 1 << 16  # bytes that a client may send meanwhile
+# What is kept of gunicorn's messages that go on with the text of a request; an error of TLS has none.
+_KEPT = re.compile(r"Invalid request from ip=\S+: (?:\[SSL.*|[\w /()>-]*)|Error handling request [^?]*")
 _NO_CONNECTION = (errno.EAGAIN, errno.ECONNABORTED)
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
@@ -41,6 +45,19 @@ def _write_error(sock: Any, status: int, reason: str, message: str) -> None:
 
 
 util.write_error = _write_error
+
+
+class _WithoutRequests(logging.Filter):
+    """Keeps what a client has sent out of the log: its address, or a malformed header, may have a token."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Shorten what gunicorn says of a request that it cannot read, or that has failed."""
+        if kept := _KEPT.match(record.getMessage()):
+            record.msg, record.args = kept[0], ()
+        return True
+
+
+logging.getLogger("gunicorn.error").addFilter(_WithoutRequests())
 
 
 class SocketHandedOver(Exception):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import logging
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 from xml.etree.ElementTree import fromstring
 
 import boto3
@@ -24,6 +26,7 @@ from flask import Flask
 
 from app.api import answer_forms
 from app.api.errors import PROBLEM_TYPES, ApiProblem
+from app.api.listen import gunicorn_worker
 from app.outbox.engine.database import Database
 from app.outbox.tokens import Tokens
 from tests.integration.api.conftest import Api, Start, keys, problem, url_of
@@ -247,6 +250,41 @@ def test_a_url_has_no_token_but_for_posting_events(closed: Api, log: Database) -
     assert sent.status_code in (401, 403)  # 401 until the token is known
     assert keys(log) == ["a"]
     assert SENDER not in closed.log.read_text()
+
+
+def test_a_request_that_cannot_be_read_leaves_no_token_in_the_log(closed: Api) -> None:
+    address = urlsplit(closed.url)
+    malformed = {
+        f"POST /v1/events?token={SENDER}\r\n\r\n": "Invalid HTTP request line",
+        f"POST http://[/v1/events?token={SENDER} HTTP/1.1\r\n\r\n": "Invalid HTTP request line",
+        f"POST /v1/events?token='{SENDER}\r\n\r\n": "Invalid HTTP request line",
+        f"POST /v1/events?token= {SENDER} HTTP/1.1\r\n\r\n": "Invalid HTTP Version",
+        f"POST?token={SENDER} /v1/events HTTP/1.1\r\n\r\n": "Invalid HTTP method",
+        f"POST /v1/events HTTP/1.1\r\nAuthorization Bearer {SENDER}\r\n\r\n": "Invalid HTTP Header",
+        f"POST /v1/events HTTP/1.1\r\nX-Token {SENDER}: a\r\n\r\n": "Invalid HTTP header name",
+        f"POST /v1/events HTTP/1.1\r\nExpect: {SENDER}\r\n\r\n": "Unable to comply with expectation",
+        f"POST /v1/events HTTP/1.1\r\nTransfer-Encoding: {SENDER}\r\n\r\n": "Unsupported transfer coding",
+        f"POST /v1/events?token={SENDER}{'a' * 9000} HTTP/1.1\r\n\r\n": "Request Line is too large (",
+    }
+    for request, reason in malformed.items():
+        with socket.create_connection((address.hostname or "", address.port or 0), timeout=30) as connection:
+            connection.sendall(request.encode())
+            assert b" 4" in connection.recv(65536)[:13] or reason == "Unsupported transfer coding", request
+        assert f": {reason}" in closed.log.read_text(), request
+    assert SENDER not in closed.log.read_text()
+
+
+def test_a_request_that_fails_in_the_server_leaves_no_query_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    assert gunicorn_worker.Worker.handle_error, "the module changes what gunicorn logs"
+    logger = logging.getLogger("gunicorn.error")
+    logger.error("Error handling request %s %s", "POST", "/v1/events?token=secret")
+    logger.error("Error handling request %s", "/v1/events?token=secret")
+    logger.warning("Invalid request from ip=::1: [SSL: HTTP_REQUEST] http request")
+    assert caplog.messages == [
+        "Error handling request POST /v1/events",
+        "Error handling request /v1/events",
+        "Invalid request from ip=::1: [SSL: HTTP_REQUEST] http request",
+    ]
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ class HostileProvider(ThreadingHTTPServer):
         self.dripping: set[str] = set()
         self.endless: set[str] = set()
         self.asked: Counter[str] = Counter()
+        self.instead: dict[str, bytes] = {}
         self.logins: list[str] = []
         self.at_once = self.most_at_once = 0
         self.lock = threading.Lock()
@@ -79,7 +80,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b" ")
         while self.path in self.server.endless:
             self.wfile.write(b" " * 65_536)
-        self.wfile.write(json.dumps(self.server.answer(self.path)).encode())
+        answer = self.server.instead.get(self.path)
+        self.wfile.write(json.dumps(self.server.answer(self.path)).encode() if answer is None else answer)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -170,6 +172,27 @@ def test_an_answer_without_end_is_not_read(hostile: HostileProvider, browse: Ope
     hostile.endless.add(DISCOVERY)
     page = browse(**settings_of(hostile)).get("openid")
     assert (page.status, "the answer has more than 1,048,576 bytes" in page.text) == (503, True), page.text
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "problem"),
+    [
+        (DISCOVERY, b"[" * 100_000, "cannot be reached: RecursionError"),
+        (DISCOVERY, b'{"issuer":"' + b"x" * 900_000 + b'"}', "the provider calls itself xxx"),
+        (TOKEN, b"[" * 100_000, "answer is not valid: RecursionError"),
+        (TOKEN, b'{"id_token":"x","expires_in":Infinity}', "answer is not valid: OverflowError"),
+        (TOKEN, b'{"error":"' + b"x" * 900_000 + b'"}', "the provider refused the sign-in: xxx"),
+    ],
+    ids=["a deep description", "a long issuer", "a deep token", "an endless token", "a long error"],
+)
+def test_an_answer_that_no_library_expects_is_said_in_a_few_words(
+    hostile: HostileProvider, browse: Opened, path: str, answer: bytes, problem: str
+) -> None:
+    browser = browse(**settings_of(hostile))
+    back = "openid" if path == DISCOVERY else begun(browser)
+    hostile.instead[path] = answer
+    page = browser.get(back)
+    assert (page.status in (502, 503), problem in page.text, len(page.text) < 10_000) == (True, True, True), page.status
 
 
 def test_tokens_with_unknown_keys_do_not_have_the_keys_asked_for_each_time(
