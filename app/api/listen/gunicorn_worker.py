@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from app.api.server.client_socket import ClientSocket, Slots
 
 _FIRST_REQUEST = 1  # milliseconds
 _NEXT_REQUEST = 100  # milliseconds
-_READS = 4  # a fourth of the threads may work with reads: they take the interpreter's time from posts
+_READS = 8  # an eighth of the threads may work with reads: they take the interpreter's time from posts
 _MAX_WAITING_THREADS = 500  # threads that may wait for their clients, beside those that work
 # Bytes that the kernel keeps of answers that a client does not read; it takes twice that, and by itself megabytes.
 _SEND_BUFFER = 256 * 1024
@@ -99,7 +99,10 @@ def _comes_within(sock: ClientSocket, milliseconds: int) -> bool:
 
 
 def _is_read(request: Any) -> bool:
-    return request.method in ("GET", "HEAD") and request.path not in PROBES
+    """Return whether an answer may take long to make: not that of a probe, nor the beginning of a stream."""
+    if request.method not in ("GET", "HEAD") or request.path in PROBES:
+        return False
+    return request.path != "/v1/events/stream" and "events=" not in request.query
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
@@ -123,10 +126,6 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         self._staying = threading.Semaphore(threads)  # threads that wait for the next request of their connection
         self._lingering: dict[_Connection, None] = {}  # the oldest first
         self._lacks_descriptors = False
-
-    def get_thread_pool(self) -> ThreadPoolExecutor:
-        """Return threads that work, and as many that wait for the next requests of their connections."""
-        return ThreadPoolExecutor(2 * self.cfg.threads)
 
     def _add_threads(self, number: int) -> None:
         """Let the pool have so many threads more, or fewer: those that wait for their clients come on top."""
@@ -162,9 +161,11 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         """Return whether the connection has its next request in a moment; what was read ahead queues up with others."""
         if conn.parser.unreader.buf.getvalue() or not self._staying.acquire(blocking=False):
             return False
+        self._add_threads(1)
         try:
             return _comes_within(conn.sock, _NEXT_REQUEST)
         finally:
+            self._add_threads(-1)
             self._staying.release()
 
     def finish_request(self, conn: Any, fs: "Future[Any]") -> None:

@@ -25,6 +25,7 @@ def worker() -> Iterator[Worker]:
     """A worker of one thread, without anything else of gunicorn."""
     made = Worker.__new__(Worker)
     made._slots, made._staying = Slots(1, 1, 1), threading.Semaphore(1)
+    made._add_threads = lambda _number: None  # type: ignore[method-assign]
     with ThreadPoolExecutor(1) as made.tpool:
         yield made
 
