@@ -24,6 +24,7 @@ def _time(text: str) -> datetime:
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _EVENTS = ("before-parse.s3.ListObjectsV2", "before-parse.s3.ListObjectVersions")
 _OF_AN_OBJECT, _OF_A_MARKER = ("Key", "LastModified", "Size"), ("Key",)
+_OF_OBJECTS_ONLY = ("Size", "ETag")
 _BOOLEANS = {"true": True, "false": False}
 # Element: the member of botocore's answer, and what its text stands for.
 _ENTRIES = {"Contents": "Contents", "Version": "Versions", "DeleteMarker": "DeleteMarkers"}
@@ -62,16 +63,17 @@ def _parse(response_dict: dict[str, Any], customized_response_dict: dict[str, An
 
 
 def _entry(element: ElementTree.Element) -> dict[str, Any]:
-    entry = {}
+    entry, is_marker = {}, _local(element.tag) == "DeleteMarker"
     for child in element:
         name = _local(child.tag)
-        read = _VALUES.get(name)
+        # MinIO gives a marker a size and an ETag; a marker is known by having none.
+        read = None if is_marker and name in _OF_OBJECTS_ONLY else _VALUES.get(name)
         if read is not None:
             try:
                 entry[name] = read(child.text or "")
             except (ValueError, KeyError):
                 raise BadListing(f"an entry of the listing has {child.text!r:.100} as its {name}") from None
-    needed = _OF_A_MARKER if _local(element.tag) == "DeleteMarker" else _OF_AN_OBJECT
+    needed = _OF_A_MARKER if is_marker else _OF_AN_OBJECT
     if missing := [name for name in needed if name not in entry]:
         raise BadListing(f"an entry of the listing, {entry.get('Key', '')!r:.100}, has no {', '.join(missing)}")
     return entry

@@ -23,7 +23,7 @@ from spark_jobs.errors import BadListing
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.bisection import divide
 from spark_jobs.listings.pages import is_bound
-from spark_jobs.listings.s3_listing import Bucket, between, found_bounds, objects
+from spark_jobs.listings.s3_listing import Bucket, between, entries, found_bounds, objects
 
 ENDPOINT = "http://s3.example.com"
 TIME = "2026-11-28T21:54:02.123Z"
@@ -203,6 +203,14 @@ def test_an_entry_that_lacks_what_each_has_ends_the_listing(
     with pytest.raises(BadListing) as refused:
         list(objects(bucket, ("", None), versioned=False))
     assert reason in str(refused.value)
+
+
+def test_a_marker_that_has_a_size_is_a_marker(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MinIO writes it."""
+    marker = f"<Key>b</Key><LastModified>{TIME}</LastModified><ETag></ETag><Size>0</Size><IsLatest>true</IsLatest>"
+    answered_by(Model(["a"], entry=f"<DeleteMarker>{marker}</DeleteMarker>"), monkeypatch)
+    assert [row[0] for row in objects(bucket, ("", None), versioned=True)] == ["a"]
+    assert list(entries(bucket, ("", None), versioned=True)) == [("a", 7, False), ("b", 0, True)]
 
 
 def test_a_busy_server_is_waited_for(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
