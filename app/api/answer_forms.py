@@ -157,10 +157,9 @@ def _delivery() -> dict[str, str | int]:
 
 
 def _accept_events(receipt: Receipt, parsed: Parsed) -> Receipt | Response:
-    # A test of B2 has no events.
-    if _ONLY_200.isdisjoint(parsed.senders) and b2.SIGNATURE_HEADER not in request.headers:
-        return receipt
-    return json_response(receipt)
+    if not parsed.senders:  # as a test of B2
+        return json_response(receipt) if b2.SIGNATURE_HEADER in request.headers else receipt
+    return receipt if _ONLY_200.isdisjoint(parsed.senders) else json_response(receipt)
 
 
 _OF_OTHERS = AnswerForm(_accept_events, ApiProblem.response)
