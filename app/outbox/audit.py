@@ -9,7 +9,7 @@ import getpass
 import os
 import socket
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.engine.clock import now_column
 from app.outbox.engine.database import Database, inserted_id
+from app.outbox.engine.deadlocks import after_deadlocks
 from app.outbox.markers import NEVER
 from app.outbox.policies import AUDIT
 from app.resources.audit_entry import ACTIONS
@@ -123,17 +124,24 @@ class CountedOperation:
         self._facts = facts
         self._entry = 0
 
-    def add(self, connection: sa.Connection, number: int) -> None:
-        """Count `number` more rows, which this transaction changes; without any there is no entry."""
-        if not number:
-            return
+    def add(self, database: Database, change: Callable[..., int], *arguments: object) -> None:
+        """Make a change, given a connection and these, in a transaction of its own; count the rows that it returns."""
+
+        def transaction() -> tuple[int, int]:
+            with database.writing() as connection:
+                number = change(connection, *arguments)
+                return number, self._record(connection, number)
+
+        number, self._entry = after_deadlocks(database, transaction)
+        self.total += number
+
+    def _record(self, connection: sa.Connection, number: int) -> int:
+        """Bring the entry up to date, if `number` more rows are any; return its id, 0 if there is none yet."""
         details = {self._verb: self.total + number, **self._facts}
-        if self._entry:
+        if number and self._entry:
             a = tables.audit.c
             connection.execute(tables.audit.update().where(a.id == self._entry).values(details=_as_text(details)))
-        else:
-            self._entry = record(connection, self._action, self._resource, details)
-        self.total += number
+        return self._entry or (record(connection, self._action, self._resource, details) if number else 0)
 
 
 def entries(database: Database, which: AuditFilter, *, limit: int, after: int = 0) -> list[Entry]:

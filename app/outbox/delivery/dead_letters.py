@@ -129,8 +129,7 @@ class DeadLetters:
     def _each(self, which: DeadLetterFilter, operation: audit.CountedOperation, transition: _Transition) -> int:
         """Make a transition of the selected dead letters, some in each transaction; return their number."""
         for target_id, ids in self._by_target(which):
-            with self._database.writing() as connection:
-                operation.add(connection, transition(connection, target_id, ids))
+            operation.add(self._database, transition, target_id, ids)
         return operation.total
 
     def _by_target(self, which: DeadLetterFilter) -> Iterator[tuple[int, Sequence[int]]]:

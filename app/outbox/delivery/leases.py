@@ -26,6 +26,7 @@ from app.outbox.delivery.idle_cursors import IdleCursors
 from app.outbox.delivery.log_ahead import has_work, read_claimed
 from app.outbox.delivery.policies import DUE_WORK, LEASES
 from app.outbox.engine.database import Database, DatabaseUnavailable
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.markers import REVOKED, WHOLE_LOG
 
 log = logging.getLogger("bucketwire.outbox")
@@ -146,6 +147,7 @@ class Leases:
             lease.probing = True
         return lease
 
+    @repeated_after_deadlock
     def claim(self, row_id: int, partitions: Collection[int], token: str, now: int) -> Lease | None:
         """Lease those of a target's partitions that no worker has; return None if there are none."""
         c = tables.cursors.c
@@ -199,6 +201,7 @@ class Leases:
         self._state = log_head.LogState(0, "", is_current=True)
         return True
 
+    @repeated_after_deadlock
     def renew(self, lease: Lease, now: int) -> bool:
         """Extend the lease to `lease_ms` from now; return False if it is lost, even for only one of its partitions."""
         with self._database.committing() as connection:
@@ -213,6 +216,7 @@ class Leases:
         """Release every partition of the lease."""
         self._release(lease.target_id, lease.token)
 
+    @repeated_after_deadlock
     def _release(self, target_id: int, token: str) -> None:
         with self._database.committing() as connection:
             connection.execute(

@@ -5,6 +5,7 @@ Of each object with parked events only the oldest, the head, is retried; the oth
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from app.outbox.delivery.policies import FUTURE_TIMES, RETRIES
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.engine.deadlocks import after_deadlocks
 from app.outbox.markers import NEVER, WHOLE_LOG
 from app.resources.declaration import set_members
 from app.resources.retry import RetryFilter
@@ -116,9 +118,8 @@ class Retries:
     def _each(self, which: RetryFilter, operation: audit.CountedOperation, transition: _Transition) -> int:
         """Make a transition of the selected events, some in each transaction; return their number."""
         for target_id, places in self._chosen(which):
-            with self._database.writing() as connection:
-                positions = [(place.partition, place.seq) for place in places]
-                operation.add(connection, transition(connection, target_id, positions))
+            positions = [(place.partition, place.seq) for place in places]
+            operation.add(self._database, transition, target_id, positions)
         return operation.total
 
     def _chosen(self, which: RetryFilter) -> Iterator[tuple[int, Sequence[RetryPlace]]]:
@@ -167,10 +168,14 @@ def try_all_now(database: Database, target_id: int) -> None:
     with database.reading() as connection:
         partitions = connection.execute(sa.select(p.partition).where(*later).distinct()).scalars().all()
     for partition in sorted(partitions):
-        changed = RETRIES.batch_heads
-        while changed == RETRIES.batch_heads:
-            with database.writing() as connection:
-                changed = transitions.make_some_due(connection, target_id, partition, before, RETRIES.batch_heads)
+        some_due = partial(_make_some_due, database, target_id, partition, before)
+        while after_deadlocks(database, some_due) == RETRIES.batch_heads:
+            pass
+
+
+def _make_some_due(database: Database, target_id: int, partition: int, before: int) -> int:
+    with database.writing() as connection:
+        return transitions.make_some_due(connection, target_id, partition, before, RETRIES.batch_heads)
 
 
 def _select_retries() -> sa.Select[Any]:

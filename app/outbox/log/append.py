@@ -6,7 +6,7 @@ recorded ids) is exact until the commit. On PostgreSQL a small append is tried i
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 
 import sqlalchemy as sa
@@ -22,11 +22,11 @@ from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.copy_insert import insert
 from app.outbox.engine.database import Database
 from app.outbox.engine.db_errors import Unstorable
-from app.outbox.engine.deadlocks import is_deadlock
+from app.outbox.engine.deadlocks import after_deadlocks
 from app.outbox.log import pg_append
 from app.outbox.log.batch import Batch, QueueFull, Receipt
 from app.outbox.log.routing import Matches, Routing, load_routing
-from app.outbox.policies import APPEND, DATABASE
+from app.outbox.policies import APPEND
 
 # Built once: building a statement takes about as long as running it in the database.
 _SELECT_RECORDED = sa.select(tables.targets.c.id, tables.targets.c.recorded)
@@ -106,26 +106,7 @@ class Log:
         if not any(requests):
             return [Receipt() for _ in requests]
         self._check_sizes(requests)
-        options, deadlocks = _Options(promised, routed, only_target, guard, action), 0
-        while True:
-            # Match before locking the head, because the lock blocks all other appends.
-            current = self._match(requests, options) if matches is None else self._current(matches)
-            expected = self._expected(requests, current)
-            is_plain = expected is not None and guard is None and not action
-            try:
-                if expected is not None and is_plain and self._in_one_trip(expected, promised=promised):
-                    return expected.answers
-                return self._under_lock(requests, current, expected, options)
-            except sa.exc.DBAPIError as error:
-                deadlocks += 1
-                if deadlocks > DATABASE.max_deadlocks or not is_deadlock(error):
-                    raise
-            except RoutingChanged:
-                self._read_routing()
-                self._changes += 1
-                if matches is not None and self._changes < APPEND.max_unlocked_matches:
-                    raise
-                matches = None
+        return self._record(requests, _Options(promised, routed, only_target, guard, action), matches)
 
     def append_beside(self, events: Sequence[Event], beside: Beside) -> Receipt | QueueFull:
         """Record one request's events, and in the same commit what `beside` writes; neither if a queue is full.
@@ -133,23 +114,9 @@ class Log:
         Raises what `append` and `beside` raise, and then nothing was recorded.
         """
         self._check_sizes([events])
-        options, deadlocks = (
-            _Options(promised=False, routed=True, only_target=None, guard=None, action="", beside=beside),
-            0,
-        )
-        while True:
-            matches = self._match([events], options)
-            try:
-                [answer] = self._under_lock([events], matches, self._expected([events], matches), options)
-            except sa.exc.DBAPIError as error:
-                deadlocks += 1
-                if deadlocks > DATABASE.max_deadlocks or not is_deadlock(error):
-                    raise
-            except RoutingChanged:
-                self._read_routing()
-                self._changes += 1
-            else:
-                return answer
+        options = _Options(promised=False, routed=True, only_target=None, guard=None, action="", beside=beside)
+        [answer] = self._record([events], options)
+        return answer
 
     def append_in_one_trip(self, events: Sequence[Event], matches: Matches, seconds: float) -> Receipt | None:
         """Record one request's events if one round trip is enough; it takes that many seconds at most.
@@ -196,6 +163,32 @@ class Log:
         parameters = pg_append.parameters(batch, self._routing.version, ceilings)
         self._expects_all = bool(self._database.in_one_trip(pg_append.CALL, parameters, seconds))
         return self._expects_all
+
+    def _record(
+        self, requests: Sequence[Sequence[Event]], options: _Options, matches: Matches | None = None
+    ) -> list[Receipt | QueueFull]:
+        """Record the requests by the rules and targets of now, however often those change meanwhile."""
+        while True:
+            try:
+                return after_deadlocks(self._database, partial(self._try, requests, options, matches))
+            except RoutingChanged:
+                self._read_routing()
+                self._changes += 1
+                if matches is not None and self._changes < APPEND.max_unlocked_matches:
+                    raise
+                matches = None
+
+    def _try(
+        self, requests: Sequence[Sequence[Event]], options: _Options, matches: Matches | None
+    ) -> list[Receipt | QueueFull]:
+        """Record the requests in one transaction. Raises `RoutingChanged`."""
+        # Match before locking the head, because the lock blocks all other appends.
+        current = self._match(requests, options) if matches is None else self._current(matches)
+        expected = self._expected(requests, current)
+        is_plain = options.guard is None and not options.action and options.beside is None
+        if expected is not None and is_plain and self._in_one_trip(expected, promised=options.promised):
+            return expected.answers
+        return self._under_lock(requests, current, expected, options)
 
     def _under_lock(
         self, requests: Sequence[Sequence[Event]], matches: Matches, batch: Batch | None, options: _Options

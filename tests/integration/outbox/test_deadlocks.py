@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from threading import Event as Flag
 from typing import Any
 
+import pymysql
 import pytest
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.events.model import Event
-from app.outbox import log_head, tables
+from app.outbox import audit, log_head, tables
 from app.outbox import registry as registry_module
+from app.outbox.audit import AuditFilter
+from app.outbox.delivery.dead_letters import DeadLetters
+from app.outbox.delivery.leases import Leases
+from app.outbox.delivery.retries import Retries
 from app.outbox.delivery.transitions import settlement_store
-from app.outbox.engine.database import Database
+from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import append
 from app.outbox.log.append import Log
 from app.outbox.log.batch import Receipt
+from app.resources.dead_letter import DeadLetterFilter
+from app.resources.retry import RetryFilter
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
-from workers.delivery.outcomes import Failed, Outcome
+from workers.delivery.outcomes import Failed, Outcome, Rejected
 
 pytestmark = [
     pytest.mark.promise,
@@ -115,3 +123,67 @@ def test_a_change_of_a_target_that_loses_a_deadlock_is_made(
     reached = flagged(monkeypatch, registry_module, "find_target")
     lose(database, lambda: registry(database).pause(target, "why"), reached, lock, log_head.lock)
     assert registry(database).target(target).paused
+
+
+def lost_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have a deadlock end the next transaction at its commit, and the next single statement; what was begun."""
+    lost: list[str] = []
+
+    def losing(name: str, begin: Callable[[], AbstractContextManager[sa.Connection]]) -> Any:
+        @contextmanager
+        def begun() -> Iterator[sa.Connection]:
+            first = name not in lost
+            lost.append(name)
+            deadlock = sa.exc.OperationalError("COMMIT", {}, pymysql.err.OperationalError(1213, "Deadlock found"))
+            if first and name == "committing":  # it commits by itself
+                raise deadlock
+            with begin() as connection:
+                yield connection
+                if first:
+                    raise deadlock
+
+        return begun
+
+    for name in ("writing", "committing"):
+        monkeypatch.setattr(database, name, losing(name, getattr(database, name)))
+    return lost
+
+
+def test_a_lease_that_loses_a_deadlock_is_claimed_renewed_and_released(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row_id = registry(database).target(add_target(database)).row_id
+    leases = Leases(database, 60_000)
+    with monkeypatch.context() as patch:
+        lost = lost_once(database, patch)
+        lease = leases.claim(row_id, [0, 1], "token", now_ms())
+        assert lease is not None
+        for call in (lambda: leases.renew(lease, now_ms()), lambda: leases.release(lease)):
+            lost.clear()
+            call()
+            assert lost == ["committing"] * 2
+    assert leases.claim(row_id, [0, 1], "other", now_ms()) is not None
+
+
+@pytest.mark.parametrize("operation", ["replay", "purge", "try_now", "give_up"])
+def test_an_operation_on_many_events_that_loses_a_deadlock_is_made_and_counted_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    target = add_target(database)
+    Log(database).append([[event(f"{number}") for number in range(5)]])
+    refuse = Rejected("never") if operation in ("replay", "purge") else Failed("not now")
+    Courier(database, target, ScriptedTarget(lambda _: refuse)).run(turns=1)
+    letters, retries = DeadLetters(database), Retries(database)
+    work = {
+        "replay": lambda: letters.replay(DeadLetterFilter()),
+        "purge": lambda: letters.purge(DeadLetterFilter()),
+        "try_now": lambda: retries.try_now(RetryFilter()),
+        "give_up": lambda: retries.give_up(RetryFilter()),
+    }[operation]
+    with monkeypatch.context() as patch:
+        lost = lost_once(database, patch)
+        assert work() == 5
+    assert lost.count("writing") >= 2
+    [entry] = audit.entries(database, AuditFilter(), limit=1)
+    assert 5 in entry.details.values()
+    assert_counters_balance(database)

@@ -210,7 +210,7 @@ class RedisTarget:
             return Failed(f"{self._reason(error)}: key {key!r}")
         return self._outcome(error)
 
-    def _run(self, client: redis.Redis, commands: list[list[Any]], *, transaction: bool) -> list[Outcome]:
+    def _run(self, client: redis.Redis, commands: Commands, *, transaction: bool) -> list[Outcome]:
         """Make one round trip; return an outcome per command. Raises `RedisError` if they share one answer."""
         if not commands:
             return []
