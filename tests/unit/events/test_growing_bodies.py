@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tracemalloc
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 
 from app.events.errors import BadEvents
 from app.events.frontends import S3_FRONTENDS
+from app.events.frontends.envelopes import sns_call
 from app.events.frontends.frontend import Frontend
 from app.events.limits import MAX_EVENT_BYTES, Limits
-from app.events.messages import Message, read_message
+from app.events.messages import KEY_HEADER, Message, read_message
 from app.events.parsing import Parsed, parse
 from tests.support.captured import record
 from tests.support.frontend_records import sns
@@ -155,3 +157,33 @@ def test_the_byte_at_which_a_body_breaks_off_is_exact_wherever_it_is(body: bytes
     assert offset is not None
     body[:offset].decode()  # all before it is text
     assert offset in (0, body.find(b"x]"), body.find(b"\xff"), 65_535)
+
+
+def test_a_form_of_escapes_takes_a_few_times_its_size() -> None:
+    message = json.dumps({"Event": "s3:TestEvent", "Bucket": "b", "Note": "+ %41 中 %"})
+    escaped = "".join(f"%{byte:02X}" for byte in message.encode() + b" " * 1_000_000)
+    body = b"Action=Publish&Empty=&Message=" + escaped.encode()
+    tracemalloc.start()
+    try:
+        call = sns_call(body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (call.fields["Message"].rstrip(" "), "Empty" in call.fields) == (message, False)
+    assert peak < 5 * len(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"\0" * 2_000_000, "is not JSON"),
+        (b"\x0a\x00" * 2_000_000, "more than 500,000 fields"),
+        (b"\x12\x80\x89\x7a" + b"\x1a\x00" * 1_000_000, "more than 500,000 fields"),
+    ],
+    ids=["nothing", "entries", "chunks"],
+)
+def test_a_body_of_many_small_fields_is_refused_before_it_keeps_its_reader_busy(body: bytes, problem: str) -> None:
+    started = time.process_time()
+    refusal(body)
+    assert problem in read_message(Message(body, headers={KEY_HEADER: "/a"}), Limits(), None).problem
+    assert time.process_time() - started < 6
