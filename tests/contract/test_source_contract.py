@@ -17,6 +17,7 @@ from app.events.limits import Limits
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.policies import DATABASE
 from tests import services
 from tests.contract.source_probes.base import SourceProbe
 from tests.services import until
@@ -328,7 +329,7 @@ def test_killed_and_stopped_workers_lose_nothing_and_keep_the_order(
 def test_postgresql_ends_what_a_stopped_worker_has_begun(outbox: Database) -> None:
     with outbox.reading() as connection:
         seconds = connection.execute(sa.text("SHOW idle_in_transaction_session_timeout")).scalar_one()
-    assert seconds == "10s"
+    assert seconds == f"{DATABASE.idle_transaction_seconds}s"
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def test_of_several_entries_and_rows_of_a_key_one_counts(
     entries, rows, expected = REPEATED[repeated]
     listing = listed(planned, [*map(entry, KEYS), *entries])
     found, sizes = write_differences(
-        listing, frame_of(planned, [*map(stored, KEYS), *rows], ROWS), tmp_path,
+        listing, frame_of(planned, [*map(stored, KEYS), *rows], ROWS), Folder.of(tmp_path),
         has_single_rows=has_single_rows, bucket="b", rules=[rule()], policy="mirror",
     )  # fmt: skip
     assert sorted((one["key"], one["kind"]) for one in found.collect()) == sorted(expected.items())
@@ -116,7 +116,7 @@ def test_a_row_that_a_better_one_excuses_is_no_difference(planned: SparkSession,
     """Without a rule for removals a row without an object is none, but if its document is of another object."""
     rows = frame_of(planned, [stored("z"), stored("z", bucket="other"), stored("y", bucket="other")], ROWS)
     found, sizes = write_differences(
-        listed(planned, []), rows, tmp_path,
+        listed(planned, []), rows, Folder.of(tmp_path),
         has_single_rows=True, bucket="b", rules=[rule(events=["s3:ObjectCreated:*"])], policy="mirror",
     )  # fmt: skip
     assert [(one["key"], one["kind"]) for one in found.collect()] == [("y", "malformed")]

@@ -225,6 +225,7 @@ def test_the_drift_of_a_mirror_is_followed_from_run_to_run() -> None:
             "bucket": bucket,
             "target": "arn:minio:sqs::m:redis",
             "job": job,
+            "prefix": "",
             "state": state,
             "id": bucket,
         } | counts

@@ -31,10 +31,12 @@ PRIVATE = {
         "workers/targets/amqp/connection.py": {"_connect", "_read", "_setup_transport", "_transport", "_wrap_socket"},
     },
     "billiard": {"workers/celery.py": {"_parent_pid"}},
-    "boto3": {"spark_jobs/listings/s3_listing.py": {"_session"}},
+    "boto3": {"spark_jobs/listings/s3_listing.py": {"_expiry_time", "_session"}},
     "gunicorn": {"app/api/listen/gunicorn_worker.py": {"_cap_keepalive"}},  # and the whole class of the worker
     "kafka-python": {
-        "workers/sources/kafka.py": {"_buffer", "_coordinator", "_read_msg"},
+        "workers/sources/kafka.py": {"_coordinator"},
+        "workers/sources/kafka_batches.py":
+            {"_buffer", "_detect_xerial_stream", "_maybe_uncompress", "_next_record_index", "_read_msg", "_timestamp"},
         "workers/targets/kafka/client.py": {"_scram_client"},
         "workers/targets/kafka/target.py": {"_metadata", "_sender"},
     },
@@ -54,6 +56,7 @@ PRIVATE = {
     },
     "pyspark": {
         "spark_jobs/class_archive.py": {"_gateway", "_jvm"},
+        "spark_jobs/folders.py": {"_jsc", "_jvm"},
         "spark_jobs/iceberg/catalog.py": {"_jvm"},
         "spark_jobs/iceberg/table.py": {"_jsparkSession", "_jvm"},
         "spark_jobs/listings/inventory.py": {"_jvm"},

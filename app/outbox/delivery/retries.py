@@ -160,7 +160,7 @@ class Retries:
 def try_all_now(database: Database, target_id: int) -> None:
     """Have the retried events of a target (by row id) tried at once, some in each transaction; attempts stay counted.
 
-    They waited for a target that was resumed or set anew meanwhile. Those of the next 15 minutes, the longest wait that
+    They waited for a target that was resumed or changed meanwhile. Those of the next 15 minutes, the longest wait that
     a remote may ask for: a longer one is a back-off that the target's settings ask for.
     """
     p, before = tables.parked.c, now_ms() + FUTURE_TIMES.max_retry_after_ms

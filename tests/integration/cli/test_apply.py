@@ -112,7 +112,7 @@ def test_a_declared_target_is_whole_and_one_that_is_not_declared_stays_until_pru
         ("targets: {{redis:a: {{address: h}}, redis:a: {{}}}}", "'redis:a' is given twice"),
         ("targets: [", "line 1, column"),
         ("targets: {{redis:a: {{address: 'h:1', key: k, password: 'env:NOWHERE'}}}}", "the variable NOWHERE is empty"),
-        ("[1]", "write targets:, sources: and rules:"),
+        ("[1]", "write targets:, sources:, buckets: and rules:"),
         ("sources: {{kafca:x: {{}}}}", "sources.kafca:x: is not a known source type; did you mean kafka?"),
     ],
 )  # fmt: skip

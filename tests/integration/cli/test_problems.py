@@ -56,8 +56,8 @@ def test_secrets_are_not_sealed_again_while_a_key_is_missing(bare: Cli, monkeypa
     for name in ("endpoint", "auth_token"):
         assert f"{name}: *redacted* was sealed with a key that is not among" in refused.err
     monkeypatch.setenv("BUCKETWIRE_SECRET_KEYS", f"{second},{first}")
-    assert bare("config", "reseal", "--json").json == {"targets": 2, "sources": 1}
-    assert bare("config", "reseal").out == "encrypted the secrets of 2 targets and 1 source again\n"
+    assert bare("config", "reseal", "--json").json == {"targets": 2, "sources": 1, "buckets": 0}
+    assert bare("config", "reseal").out == "encrypted the secrets of 2 targets, 1 source and 0 buckets again\n"
     monkeypatch.setenv("BUCKETWIRE_SECRET_KEYS", second)
     assert "hush-one" in bare("config", "export", "--secrets").out
 

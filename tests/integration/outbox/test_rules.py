@@ -115,7 +115,7 @@ def test_expressions_that_are_too_much_together_are_refused_however_the_rules_co
     assert len(stored.rules("costly")) == 10
     with pytest.raises(BadRules, match="for a key of bucket costly"):
         stored.add_rule(replace(rules[10], bucket="*"))
-    assert stored.rules("*") == []
+    assert not any(rule.rule.filters.regex for rule in stored.rules("*"))
 
 
 def _add_one_by_one(stored: Registry, rules: Sequence[Rule]) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.metadata
-import json
 import os
 import select
 import socket
@@ -10,6 +9,8 @@ import ssl
 import struct
 from collections.abc import Sequence
 from typing import Any
+
+import orjson
 
 from app.config.targets.nsq import NsqSettings
 from workers.targets import tcp, tls
@@ -103,7 +104,7 @@ class NsqConnection:
             "heartbeat_interval": -1,
         }
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        answer = self._exchange(b"  V2IDENTIFY\n" + _sized(json.dumps(identity).encode()))
+        answer = self._exchange(b"  V2IDENTIFY\n" + _sized(orjson.dumps(identity)))
         agreed = self._agreed(answer)
         if context is not None:
             if not agreed.get("tls_v1"):
@@ -118,7 +119,7 @@ class NsqConnection:
         if answer == b"OK":
             return {}
         with contextlib.suppress(ValueError):
-            if isinstance(agreed := json.loads(answer), dict):
+            if isinstance(agreed := orjson.loads(answer), dict):
                 return agreed
         raise TargetUnavailable(f"{self._where}: the answer to IDENTIFY is {answer[:80]!r}, not that of nsqd")
 
