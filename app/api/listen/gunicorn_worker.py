@@ -102,7 +102,9 @@ def _is_read(request: Any) -> bool:
     """Return whether an answer may take long to make: not that of a probe, nor the beginning of a stream."""
     if request.method not in ("GET", "HEAD") or request.path in PROBES:
         return False
-    return request.path != "/v1/events/stream" and "events=" not in request.query
+    if request.path.startswith(("/v1/", "/console")):  # where `events` is no listener of the S3 API
+        return bool(request.path != "/v1/events/stream")
+    return "events=" not in request.query
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types

@@ -145,6 +145,25 @@ def test_a_read_gives_its_turn_to_another_while_its_client_is_waited_for(
     assert slots._for_reads.acquire(blocking=False)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "query", "is_read"),
+    [
+        ("GET", "/v1/targets", "", True),
+        ("GET", "/v1/targets", "events=", True),
+        ("GET", "/console/events", "events=x", True),
+        ("HEAD", "/metrics", "", True),
+        ("GET", "/v1/events/stream", "events=put", False),
+        ("GET", "/images", "events=s3:ObjectCreated:*", False),
+        ("GET", "/healthz", "", False),
+        ("POST", "/v1/events", "", False),
+    ],
+)
+def test_what_may_take_long_is_a_read_and_no_query_makes_it_a_stream(
+    method: str, path: str, query: str, is_read: bool
+) -> None:
+    assert gunicorn_worker._is_read(SimpleNamespace(method=method, path=path, query=query)) is is_read
+
+
 def test_a_client_that_sends_and_reads_nothing_is_given_up(
     monkeypatch: pytest.MonkeyPatch, ends: tuple[socket.socket, socket.socket]
 ) -> None:
