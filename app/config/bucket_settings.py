@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.config.errors import BadValue, Problem
-from app.config.fields.aws import Endpoint, Region
+from app.config.fields.aws import Endpoint, Region, key_problems
 from app.config.fields.field_types import Choice, FieldType, Path, Text, Toggle
 from app.config.fields.fields import Declared, declared, setting
 from app.events.buckets import name_at_store
@@ -80,11 +80,7 @@ class BucketSettings(Declared):
     def problems(self) -> Iterator[Problem]:
         """Yield what is missing beside an access key."""
         yield from super().problems()
-        if bool(self.access_key) != bool(self.secret_key):
-            missing = "secret_key" if self.access_key else "access_key"
-            yield Problem(missing, "", "is missing", "give access_key and secret_key, or neither")
-        if self.session_token and not self.access_key:
-            yield Problem("session_token", "", "is used only with an access key", "set access_key and secret_key")
+        yield from key_problems(self.access_key, self.secret_key, self.session_token)
 
     def ineffective(self) -> Iterator[Problem]:
         """Yield `tls_ca` without TLS."""

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HttpUrl
-from app.config.fields.aws import Endpoint, Region
+from app.config.fields.aws import Endpoint, Region, key_problems
 from app.config.fields.field_types import Choice, Text, Toggle
 from app.config.fields.fields import declared, setting
 from app.config.targets.base import MessageSettings, Payload, TlsFiles
@@ -80,11 +80,7 @@ class SqsConnection(TlsFiles):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        if bool(self.access_key) != bool(self.secret_key):
-            missing = "secret_key" if self.access_key else "access_key"
-            yield Problem(missing, "", "is missing", "give access_key and secret_key, or neither")
-        if self.session_token and not self.access_key:
-            yield Problem("session_token", "", "is used only with an access key", "set access_key and secret_key")
+        yield from key_problems(self.access_key, self.secret_key, self.session_token)
         if self.instance_role and self.access_key:
             yield Problem("instance_role", "on", "is a second way to log in beside access_key", "keep one of them")
         if not self.instance_role and not self.access_key:
