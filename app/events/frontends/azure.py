@@ -2,7 +2,7 @@
 
 A container is the bucket, and its blob's name the raw key. `sequencer` orders the events of a blob, and only these, so
 an event's order is its second and then its sequencer. A blob's renaming has the URLs of both names, in which a name may
-be encoded or not; its content is not told. What happens to a folder is not told of the blobs in it.
+be encoded or not; its content is unknown. An event of a folder names no blob in it.
 """
 
 import re

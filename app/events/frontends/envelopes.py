@@ -97,7 +97,7 @@ def cloud_event_data(value: Mapping[str, Any], allowance: Allowance) -> tuple[st
 
 
 def is_pub_sub(value: Mapping[str, Any]) -> bool:
-    """Return whether the object is what a push subscription of Google Pub/Sub posts, unless it was told not to wrap."""
+    """Return whether the object is what a push subscription of Google Pub/Sub posts, unless it does not wrap."""
     return isinstance(value.get("subscription"), str) and isinstance(value.get("message"), dict)
 
 

@@ -1,6 +1,6 @@
 """Oracle Cloud Infrastructure Object Storage, by its service Events: a topic of Notifications, a stream, or a function.
 
-Keys are raw. Nothing orders the events of a second, and the version that an event concerns is not told reliably. An
+Keys are raw. Nothing orders the events of a second, and the version that an event concerns is not sent reliably. An
 ETag is not that of the S3 API, and there is no size.
 """
 
