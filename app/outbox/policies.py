@@ -23,7 +23,8 @@ class DatabasePolicy(NamedTuple):
     # process that works takes between two statements, and short enough to end before requests have waited in vain.
     idle_transaction_seconds: int = 9
     silence_seconds: int = 20  # after which a server that acknowledges nothing is lost
-    max_deadlocks: int = 3  # of a transaction, each of which is followed by another try
+    max_deadlocks: int = 3  # of a transaction, or waits for its locks, each of which is followed by another try
+    repeat_seconds: float = 6.0  # after its start, in which a transaction is tried again
     clock_seconds: float = 1.0  # for which a reading of the database's clock is used
 
 

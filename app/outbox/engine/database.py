@@ -247,9 +247,9 @@ def _open(
     patience: float | None,
     *,
     autocommit: bool = False,
-    lock_seconds: int = DATABASE.lock_seconds,
+    lock_seconds: int | None = None,
 ) -> sa.Engine:
-    name = url.get_backend_name()
+    name, isolation = url.get_backend_name(), "AUTOCOMMIT" if autocommit else "READ COMMITTED"
     if name == "sqlite":
         return _open_sqlite(url, pool_size)
     # Only what opens the database in use: the drivers take a while to import.
@@ -260,7 +260,7 @@ def _open(
     else:
         raise ValueError(f"BUCKETWIRE_DATABASE_URL: {name!r} is no outbox database; use sqlite, postgresql or mysql")
     # Do not use the server's default: a SELECT after locking the log's head must see every earlier commit.
-    return open_engine(url, pool_size, patience, "AUTOCOMMIT" if autocommit else "READ COMMITTED", lock_seconds)
+    return open_engine(url, pool_size, patience, isolation, lock_seconds or DATABASE.lock_seconds)
 
 
 def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:

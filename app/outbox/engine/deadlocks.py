@@ -1,9 +1,13 @@
-"""Repeat a transaction that the database has rolled back to end a deadlock.
+"""Repeat a transaction that the database has rolled back to end a deadlock, or a long wait for a lock.
 
 The locks have one order (`engine.locks`), so it takes a migration, a cluster that commits on several nodes, or a
 statement of somebody else. The server says that nothing of the transaction is left, and that it may be tried again.
+
+A wait for a lock is short, so that a client that is gone does not wait for long. One that is still there asks again:
+a server whose disk stands still for some seconds keeps its locks for as long.
 """
 
+import time
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
@@ -15,26 +19,29 @@ from app.outbox.policies import DATABASE
 
 _T = TypeVar("_T")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
-_POSTGRESQL = {"40001", "40P01"}  # a serialisation failure, as some clusters report it, and a deadlock
-_MYSQL = 1213  # a deadlock; of Galera also a commit that was first on another node
+# A serialisation failure, as some clusters report it, a deadlock, and a lock that was not to be had in time.
+_POSTGRESQL = {"40001", "40P01", "55P03"}
+# A deadlock, of Galera also a commit that was first on another node, and a lock that was not to be had in time.
+_MYSQL = {1213, 1205}
 
 
-def is_deadlock(error: BaseException) -> bool:
-    """Return whether the database has rolled the whole transaction back, so that it may succeed when repeated."""
+def _may_be_repeated(error: BaseException) -> bool:
+    """Return whether nothing of the transaction is left once it is rolled back, and it may succeed when repeated."""
     cause: Any = error.orig if isinstance(error, sa.exc.DBAPIError) else None
     if hasattr(cause, "pgcode"):
         return cause.pgcode in _POSTGRESQL
-    return bool(cause is not None and cause.args and cause.args[0] == _MYSQL)
+    return bool(cause is not None and cause.args and cause.args[0] in _MYSQL)
 
 
 def after_deadlocks(database: Database | OpenTransaction, work: Callable[[], _T]) -> _T:
     """Do work that is one transaction of this database, and repeat it unless it is part of a larger one."""
     left = 0 if isinstance(database, OpenTransaction) else DATABASE.max_deadlocks
+    until = time.monotonic() + DATABASE.repeat_seconds
     while True:
         try:
             return work()
         except sa.exc.DBAPIError as error:
-            if not left or not is_deadlock(error):
+            if not left or time.monotonic() > until or not _may_be_repeated(error):
                 raise
             left -= 1
 

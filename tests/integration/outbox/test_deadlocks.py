@@ -23,6 +23,7 @@ from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.retries import Retries
 from app.outbox.delivery.transitions import settlement_store
+from app.outbox.engine import database as database_module
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import append
 from app.outbox.log.append import Log
@@ -31,6 +32,7 @@ from app.resources.dead_letter import DeadLetterFilter
 from app.resources.retry import RetryFilter
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
+from tests.support.tuning import tune
 from workers.delivery.outcomes import Failed, Outcome, Rejected
 
 pytestmark = [
@@ -187,3 +189,23 @@ def test_an_operation_on_many_events_that_loses_a_deadlock_is_made_and_counted_o
     [entry] = audit.entries(database, AuditFilter(), limit=1)
     assert 5 in entry.details.values()
     assert_counters_balance(database)
+
+
+def test_an_append_waits_longer_than_one_lock_while_the_server_stands_still(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that is gone waits for one lock only; one that is there asks again."""
+    target = add_target(database)
+    tune(monkeypatch, database_module, "DATABASE", lock_seconds=1)
+    impatient = Database(database.url.render_as_string(hide_password=False))
+    try:
+        with ThreadPoolExecutor(1) as pool, database.writing() as connection:
+            log_head.lock(connection)
+            recording = pool.submit(Log(impatient).append, [[event("k")]])
+            time.sleep(2.5)
+            assert not recording.done()
+    finally:
+        impatient.close()
+    [receipt] = recording.result()
+    assert isinstance(receipt, Receipt)
+    assert receipt.matched == {target: 1}
