@@ -4,7 +4,6 @@ import os
 import threading
 from collections.abc import Sequence
 
-from app.api.application import create_app
 from app.api.services import Services
 from app.config.settings import Settings
 from app.events.model import Event
@@ -12,6 +11,7 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
+from app.server.application import create_app
 
 
 class SingleCommit(GroupCommit):

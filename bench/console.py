@@ -24,10 +24,10 @@ from urllib.parse import urlencode
 
 from flask.testing import FlaskClient
 
-from app.api.application import create_app
 from app.config.settings import Settings
 from app.outbox.delivery import heartbeats
 from app.outbox.engine.database import now_ms
+from app.server.application import create_app
 from bench import console_data as data
 from bench.console_data import Filled, fill
 from bench.report import Aim, show

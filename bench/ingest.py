@@ -40,7 +40,7 @@ from tests import services
 from tests.services.server_process import Server
 from tests.support.builders import add_target, migrated
 
-APP = "app.api.server.wsgi:app"
+APP = "app.server.wsgi:app"
 _numbers = itertools.count(1)
 
 
@@ -57,7 +57,7 @@ class Api(Server):
         """Nothing to check: the server is part of the project."""
 
     def argv(self) -> Sequence[str]:
-        return [sys.executable, "-m", "gunicorn", "--config", "python:app.api.server.gunicorn_conf", self.app]
+        return [sys.executable, "-m", "gunicorn", "--config", "python:app.server.gunicorn_conf", self.app]
 
     def env(self) -> dict[str, str]:
         return {

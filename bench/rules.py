@@ -66,7 +66,7 @@ def start(stack: ExitStack, server: services.Postgres, count: int, *, filtered: 
     for bucket, bucket_rules in by_bucket.items():
         registry(database).replace_rules(bucket, bucket_rules)
     database.close()
-    api = Api(url, "app.api.server.wsgi:app")
+    api = Api(url, "app.server.wsgi:app")
     stack.enter_context(api)
     api.start()
     return api

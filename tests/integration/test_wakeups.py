@@ -24,7 +24,6 @@ import workers.broker_consumer  # noqa: F401 - as a worker loads it
 from app import broker as broker_module
 from app import wakeups
 from app.api.admin.encryption import encrypt
-from app.api.application import create_app
 from app.broker import POLICY as BROKER_POLICY
 from app.broker import (
     SERVICE_QUEUE,
@@ -43,6 +42,7 @@ from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS, ReadyTargets
 from app.outbox.engine.database import Database
 from app.outbox.log.spool import Spool
 from app.outbox.log.spool_feeder import SpoolFeeder
+from app.server.application import create_app
 from app.wakeups import Due, Ready, WakeUps
 from tests import services
 from tests.services import until

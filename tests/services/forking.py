@@ -35,7 +35,7 @@ SERVICE = (
     "celery.apps.beat", "celery.concurrency.prefork", "celery.concurrency.solo", "celery.fixups.django",
     "kombu.transport.redis", "kombu.transport.pyamqp", "workers.runtime", "workers.reconcile_jobs",
     "workers.target_pool", "workers.telemetry.metrics", "app.logs", "app.wakeups", "gunicorn.app.wsgiapp",
-    "gunicorn.workers.gthread", "app.api.server.worker_imports", "psycopg2", "pymysql",
+    "gunicorn.workers.gthread", "app.server.worker_imports", "psycopg2", "pymysql",
     "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql", "sqlalchemy.dialects.sqlite", "flower.app",
     "flower.command",
 )  # fmt: skip

@@ -46,7 +46,7 @@ class Trace:
 
 def main(arn: str) -> None:
     """Trace one event that goes to this target."""
-    from app.api.server.wsgi import app
+    from app.server.wsgi import app
     from workers import tasks
 
     def post() -> None:

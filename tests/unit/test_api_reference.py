@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from app.api.application import create_app
 from app.api.errors import PROBLEM_TYPES
 from app.config.settings import Settings
+from app.server.application import create_app
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/api.md").read_text()
 

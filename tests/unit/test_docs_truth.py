@@ -10,9 +10,9 @@ import click
 import pytest
 from werkzeug.routing import MapAdapter
 
-from app.api.application import create_app
 from app.cli import bucketwire
 from app.config.settings import _NOT_SETTINGS, Settings
+from app.server.application import create_app
 from spark_jobs.__main__ import jobs
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ PUBLIC = {"_asdict", "_exit", "_fields", "_get_current_object", "_replace", "_va
 # What is used of each library, and where. One more needs an upper bound in pyproject.toml, and a reason in the code.
 PRIVATE = {
     "python": {  # its versions are tried by `make matrix`
-        "app/api/listen/gunicorn_worker.py":
+        "app/server/gunicorn_worker.py":
             {"_adjust_thread_count", "_max_workers", "_shutdown", "_shutdown_lock", "_work_queue"},
         "app/http_answers.py": {"_close_conn", "_read_next_chunk_size", "_read_status"},
     },
@@ -32,7 +32,7 @@ PRIVATE = {
     },
     "billiard": {"workers/celery.py": {"_parent_pid"}},
     "boto3": {"spark_jobs/listings/s3_listing.py": {"_expiry_time", "_session"}},
-    "gunicorn": {"app/api/listen/gunicorn_worker.py": {"_cap_keepalive"}},  # and the whole class of the worker
+    "gunicorn": {"app/server/gunicorn_worker.py": {"_cap_keepalive"}},  # and the whole class of the worker
     "kafka-python": {
         "workers/sources/kafka.py": {"_coordinator"},
         "workers/sources/kafka_batches.py":

@@ -88,7 +88,7 @@ OFF = """
 import sys
 from bucketwire.start import load
 load()
-import app.api.server.wsgi, app.cli.commands.processes, workers.tasks
+import app.server.wsgi, app.cli.commands.processes, workers.tasks
 from app import telemetry
 from workers import runtime
 
@@ -97,7 +97,7 @@ telemetry.start("api")
 telemetry.send_metrics(list)
 with telemetry.span("x", a=1) as span:
     span.set("b", 2)
-app.api.server.wsgi.app.test_client().post("/v1/events", json={"Records": []})
+app.server.wsgi.app.test_client().post("/v1/events", json={"Records": []})
 assert runtime.current().drain.run(print) == 0
 telemetry.stop()
 print([name for name, found in sys.modules.items() if name.partition(".")[0] in ("opentelemetry", "google") and found])

@@ -2,10 +2,11 @@
 
 import os
 import resource
+import socket
 import threading
+from collections.abc import Callable
 
 from app.api.listen.broadcaster import Broadcaster
-from app.api.listen.gunicorn_worker import SocketHandedOver
 from app.api.listen.query import RESUME, StreamQuery
 from app.api.s3.errors import S3Error
 from app.outbox.engine.database import Database
@@ -16,6 +17,14 @@ MAX_TLS_STREAMS = 500  # per process: each has a thread and three descriptors
 _TLS_FILES = 3
 _OTHER_FILES = 256  # descriptors that the process needs for requests, the database and itself
 _FILES = 65_536
+
+
+class SocketHandedOver(Exception):
+    """Raised instead of returning a response: `take` gets the socket and answers on it, without the server."""
+
+    def __init__(self, take: Callable[[socket.socket], None]) -> None:
+        super().__init__("the connection was handed over")
+        self.take = take
 
 
 class Streams:

@@ -12,9 +12,8 @@ from app.api.auth import watch_token
 from app.api.description import answers
 from app.api.errors import ApiProblem
 from app.api.listen import query as listen
-from app.api.listen.gunicorn_worker import SocketHandedOver
 from app.api.listen.query import MAX_FILTER_BYTES, NO_TARGET
-from app.api.listen.streams import Streams
+from app.api.listen.streams import SocketHandedOver, Streams
 from app.api.listen.wire_format import SERVER_SENT_EVENTS
 from app.api.s3.errors import S3Error
 from app.api.services import services

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 import sqlalchemy as sa
 from werkzeug.wrappers import Request, Response
 
-from app.api.listen.gunicorn_worker import SocketHandedOver
+from app.api.listen.streams import SocketHandedOver
 from app.api.s3.errors import S3Error, request_id
 from app.api.s3.signature import Received, Seal, known_keys, verify
 from app.api.services import Services

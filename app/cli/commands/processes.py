@@ -34,7 +34,7 @@ CELERY = ("celery", "-A", "workers.celery")
 # What the processes below import, for a fork server; in order, so that a missing one of the last costs little.
 PRELOADED = (
     "workers.tasks", "celery.bin.celery", "celery.apps.worker", "celery.apps.beat", "celery.concurrency.prefork",
-    "celery.concurrency.solo", "gunicorn.app.wsgiapp", "app.api.server.worker_imports", "flower.app",
+    "celery.concurrency.solo", "gunicorn.app.wsgiapp", "app.server.worker_imports", "flower.app",
 )  # fmt: skip
 TARGET_TEST = ("workers.target_test",)  # likewise only a name here
 SOURCE_TEST = ("workers.source_test",)  # likewise
@@ -46,7 +46,7 @@ LOCAL_FLOWER = "workers.local_flower"  # likewise
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads per process. [default: 32]")
 def api(workers: int | None, threads: int | None) -> None:
     """Run the API, served by gunicorn, on BUCKETWIRE_LISTEN."""
-    from app.api.server.gunicorn_options import command  # noqa: PLC0415 - 14 MB that `up` and the workers do not need
+    from app.server.gunicorn_options import command  # noqa: PLC0415 - 14 MB that `up` and the workers do not need
 
     context = ServiceContext()
     form = context.settings.log_format

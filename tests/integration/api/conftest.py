@@ -25,11 +25,11 @@ from botocore.credentials import Credentials
 from cryptography import x509
 from cryptography.fernet import Fernet
 
-from app.api.server.gunicorn_options import command
 from app.config.settings import Settings
 from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.tokens import Tokens
+from app.server.gunicorn_options import command
 from tests import provision, services
 from tests.conftest import OUTBOXES
 from tests.services.forking import fork

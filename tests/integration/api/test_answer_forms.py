@@ -26,9 +26,9 @@ from flask import Flask
 
 from app.api import answer_forms
 from app.api.errors import PROBLEM_TYPES, ApiProblem
-from app.api.listen import gunicorn_worker
 from app.outbox.engine.database import Database
 from app.outbox.tokens import Tokens
+from app.server import gunicorn_worker
 from tests.integration.api.conftest import Api, Start, keys, problem, url_of
 from tests.support.api_requests import body
 from tests.support.builders import add_target

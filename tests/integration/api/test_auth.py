@@ -10,7 +10,6 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
-from app.api.application import create_app
 from app.api.auth import presented_token
 from app.api.token_scopes import ADMIN, INGEST, PUBLIC, READ, VISITOR, scope_of
 from app.config.errors import BadSettings, BadValue
@@ -18,6 +17,7 @@ from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.errors import TokenExists, UnknownToken
 from app.outbox.tokens import Tokens, check_listen
+from app.server.application import create_app
 from tests import services
 from tests.integration.api.conftest import Api, Start, keys, problem, settings, token, url_of
 from tests.support.api_requests import body

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.api.application import create_app
 from app.outbox import tables
 from app.outbox.delivery import heartbeats, worker_heartbeats
 from app.outbox.delivery.leases import Leases
@@ -22,6 +21,7 @@ from app.outbox.log.append import Log
 from app.outbox.reconcile.findings import store_findings
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.tokens import Tokens
+from app.server.application import create_app
 from tests.integration.api.conftest import Api, Start, problem, settings, token, url_of
 from tests.services import until
 from tests.support.builders import add_target, event, registry

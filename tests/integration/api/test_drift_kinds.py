@@ -25,7 +25,7 @@ drift.DRIFT_KINDS += ("misplaced",)  # as if the enumeration had one more member
 import sqlalchemy as sa
 from click.testing import CliRunner
 
-from app.api.application import create_app
+from app.server.application import create_app
 from app.cli import bucketwire
 from app.cli.commands.reconciliations import reconcile
 from app.config.arn import TargetId

@@ -11,9 +11,9 @@ from flask import Flask
 from flask.testing import FlaskClient
 from werkzeug.test import Client
 
-from app.api.application import create_app
 from app.config.settings import Settings
 from app.resources.declaration import format_time
+from app.server.application import create_app
 from tests.support.builders import add_target, migrated
 from tests.support.properties import times
 

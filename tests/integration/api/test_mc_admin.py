@@ -21,12 +21,12 @@ from werkzeug.test import Client, TestResponse
 
 from app.api.admin.call import LIMIT
 from app.api.admin.encryption import encrypt
-from app.api.application import create_app
 from app.config.arn import TargetId
 from app.config.secrets import Sealer
 from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
 from app.outbox.registry import Registry
+from app.server.application import create_app
 from tests import services
 from tests.integration.api.conftest import KEY, S3
 from tests.integration.api.mc_admin import Admin

@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.application import create_app
 from app.api.memory import Pool
 from app.console.views.exports import MAX_BYTES
 from app.events.limits import MAX_EVENT_BYTES
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
+from app.server.application import create_app
 from tests import services
 from tests.integration.api.conftest import Api, Start, keys, problem, settings, url_of
 from tests.support.builders import event, long_event, migrated

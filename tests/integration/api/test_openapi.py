@@ -14,8 +14,8 @@ from flask import Flask
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 
-from app.api.application import create_app
 from app.config.settings import Settings
+from app.server.application import create_app
 from tests.support.builders import add_target, migrated
 from tests.support.properties import thorough
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from cryptography.fernet import Fernet
 
-from app.api.application import create_app
 from app.cli import COMMANDS
 from app.cli.commands import processes
 from app.config.settings import Settings
+from app.server.application import create_app
 from tests import services
 from tests.integration.cli.conftest import Cli
 from tests.support.service_processes import BUCKETWIRE

@@ -17,10 +17,10 @@ from flask import Flask
 from jinja2.bccache import Bucket, BytecodeCache
 from werkzeug.test import Client, TestResponse
 
-from app.api.application import create_app
 from app.config.settings import Settings
 from app.console.session import COOKIE
 from app.outbox.engine.database import Database
+from app.server.application import create_app
 from tests.support.builders import migrated
 
 KEY = Fernet.generate_key().decode()

@@ -9,9 +9,8 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 from cryptography.fernet import Fernet
 
-from app.api.listen.gunicorn_worker import SocketHandedOver
 from app.api.listen.query import StreamQuery
-from app.api.listen.streams import Streams
+from app.api.listen.streams import SocketHandedOver, Streams
 from app.config.settings import hash_token
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.api.application import create_app
 from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
@@ -25,6 +24,7 @@ from app.outbox.log.spool import Spool
 from app.outbox.log.spool_feeder import SpoolFeeder
 from app.outbox.log.spool_format import decoded
 from app.outbox.reconcile.log_queries import unchanged_since
+from app.server.application import create_app
 from tests import services
 from tests.support.builders import add_target, event, migrated
 from tests.support.refused_events import refuse_poison

@@ -8,9 +8,9 @@ import pytest
 from flask import Flask
 from werkzeug.routing import Rule
 
-from app.api.application import create_app
 from app.api.flask_app import App
 from app.config.settings import Settings
+from app.server.application import create_app
 
 
 def test_an_app_with_all_routes_compiles_no_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

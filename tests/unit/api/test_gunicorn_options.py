@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.api.server.gunicorn_options import options
 from app.config.settings import Settings
+from app.server.gunicorn_options import options
 
 GO_IDLE_SECONDS = 90  # IdleConnTimeout of http.DefaultTransport, which MinIO and other frontends in Go have
 

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from gunicorn.workers.gthread import ThreadWorker
 
-from app.api.listen import gunicorn_worker
-from app.api.listen.gunicorn_worker import Worker
-from app.api.server import client_socket
-from app.api.server.client_socket import ClientSocket, Slots
+from app.server import client_socket, gunicorn_worker
+from app.server.client_socket import ClientSocket, Slots
+from app.server.gunicorn_worker import Worker
 from tests.services import until
 
 

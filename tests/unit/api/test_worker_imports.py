@@ -9,9 +9,9 @@ import pytest
 
 CODE = """
 import sys
-import app.api.server.gunicorn_conf
+import app.server.gunicorn_conf
 before = set(sys.modules)
-import app.api.server.wsgi
+import app.server.wsgi
 print(*sorted(name for name in set(sys.modules) - before if name.partition(".")[0] in ("app", "workers")))
 """
 
@@ -31,4 +31,4 @@ def test_what_a_worker_needs_is_imported_before_it_is_forked(tmp_path: Path) -> 
         text=True,
         check=True,
     )
-    assert imported.stdout.split() == ["app.api.server.wsgi"]
+    assert imported.stdout.split() == ["app.server.wsgi"]

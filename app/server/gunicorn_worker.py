@@ -17,9 +17,10 @@ from typing import Any
 from gunicorn import http, util
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
+from app.api.listen.streams import SocketHandedOver
 from app.api.probes import PROBES
 from app.api.protection import PROTECTION
-from app.api.server.client_socket import ClientSocket, Slots
+from app.server.client_socket import ClientSocket, Slots
 
 _FIRST_REQUEST = 1  # milliseconds
 _NEXT_REQUEST = 100  # milliseconds
@@ -58,14 +59,6 @@ class _WithoutRequests(logging.Filter):
 
 
 logging.getLogger("gunicorn.error").addFilter(_WithoutRequests())
-
-
-class SocketHandedOver(Exception):
-    """Raised instead of returning a response: `take` gets the socket and answers on it, without gunicorn."""
-
-    def __init__(self, take: Callable[[socket.socket], None]) -> None:
-        super().__init__("the connection was handed over")
-        self.take = take
 
 
 class _Connection(TConn):  # type: ignore[misc]  # gunicorn ships no types

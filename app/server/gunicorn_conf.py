@@ -1,17 +1,17 @@
-"""Gunicorn's configuration file: `gunicorn --config python:app.api.server.gunicorn_conf app.api.server.wsgi:app`."""
+"""Gunicorn's configuration file: `gunicorn --config python:app.server.gunicorn_conf app.server.wsgi:app`."""
 
 import gc
 import os
 import sys
 
-import app.api.server.worker_imports  # noqa: F401 - before the workers are forked
+import app.server.worker_imports  # noqa: F401 - before the workers are forked
 from app import telemetry
-from app.api.server.gunicorn_options import options
 from app.broker import load_transport
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.outbox.engine.database import Database
 from app.outbox.tokens import check_listen
+from app.server.gunicorn_options import options
 
 _settings = Settings.from_environ(os.environ)
 try:

@@ -1,15 +1,14 @@
 """Import all that a worker of the API needs: processes that are forked later share its memory, and start at once."""
 
 import app.api.admin.wsgi_app
-import app.api.application
-import app.api.listen.gunicorn_worker
 import app.api.s3.wsgi_app
-import app.console
 import app.outbox.delivery.dead_letters
 import app.outbox.delivery.ready_targets
 import app.outbox.log.group_commit
 import app.outbox.log.spool_feeder
 import app.outbox.sources.registry
+import app.server.application
+import app.server.gunicorn_worker
 import app.wakeups  # noqa: F401 - imported for those that import this module
 from app.config.sources.registry import SOURCE_TYPES
 from app.config.targets.registry import TYPES

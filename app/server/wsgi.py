@@ -1,4 +1,4 @@
-"""The WSGI application for gunicorn, with the environment's settings: `gunicorn app.api.server.wsgi:app`."""
+"""The WSGI application for gunicorn, with the environment's settings: `gunicorn app.server.wsgi:app`."""
 
 import os
 import sys
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from prometheus_client import Metric
 
 from app import logs, telemetry
-from app.api.application import create_app
 from app.api.memory import return_freed_blocks
 from app.api.routes.metrics import scrape
 from app.config.errors import BadSettings
 from app.config.settings import Settings
+from app.server.application import create_app
 
 _DO_NOT_RESTART = 3  # gunicorn's exit code of a worker that cannot boot: the master ends too
 

@@ -5,7 +5,7 @@ from functools import partial
 
 from flask import Flask, Response, g, request
 
-from app import telemetry
+from app import console, telemetry
 from app.api import answer_forms, asyncapi, errors, openapi, services, token_scopes, tracing
 from app.api.flask_app import App
 from app.api.memory import BoundedAnswers
@@ -63,6 +63,7 @@ _BLUEPRINTS = (
     metrics.routes,
     openapi.routes,
     asyncapi.routes,
+    console.routes,
 )
 
 
@@ -83,9 +84,6 @@ def create_app(settings: Settings) -> Flask:
     metrics.install(app, settings.database_url)
     for blueprint in _BLUEPRINTS:
         app.register_blueprint(blueprint)
-    from app.console import routes as console_routes  # noqa: PLC0415 - the console calls the routes above, so it imports them
-
-    app.register_blueprint(console_routes)
     app.after_request(partial(_wake, opened))
     if (traces := telemetry.tracing()) is not None:
         tracing.install(app, traces)

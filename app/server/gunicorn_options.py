@@ -1,4 +1,4 @@
-"""Gunicorn's options for the API; `app.api.server.gunicorn_conf` passes them to gunicorn."""
+"""Gunicorn's options for the API; `app.server.gunicorn_conf` passes them to gunicorn."""
 
 from pathlib import Path
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from gunicorn.glogging import Logger
 
 from app import logs
-from app.api.server.tls import Certificate
 from app.config.settings import Settings
+from app.server.tls import Certificate
 
 
 class JsonLogger(Logger):  # type: ignore[misc]  # gunicorn ships no types
@@ -20,8 +20,8 @@ class JsonLogger(Logger):  # type: ignore[misc]  # gunicorn ships no types
             handler.setFormatter(logs.Json())
 
 
-APP = "app.api.server.wsgi:app"
-CONFIG = "python:app.api.server.gunicorn_conf"
+APP = "app.server.wsgi:app"
+CONFIG = "python:app.server.gunicorn_conf"
 WORKERS, THREADS = 2, 32
 _MEMORY = "/dev/shm"  # noqa: S108 - gunicorn makes its own files there, unguessable and unlinked
 
@@ -33,7 +33,7 @@ def options(settings: Settings, *, workers: int = WORKERS, threads: int = THREAD
     """
     values = {
         "bind": str(settings.listen),
-        "worker_class": "app.api.listen.gunicorn_worker.Worker",  # gthread, with streams that occupy no thread
+        "worker_class": "app.server.gunicorn_worker.Worker",  # gthread, with streams that occupy no thread
         "workers": workers,
         "threads": threads,
         # Longer than senders keep an idle connection (Go's HTTP clients 90 s), so that the sender closes it: a request

@@ -1,1 +1,0 @@
-"""Serve the API with gunicorn."""
