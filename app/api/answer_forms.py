@@ -6,14 +6,15 @@ declared as a form, its content then decides whether it is a call of SNS.
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, SubElement
 
 from flask import Request, Response, g, request
 
 from app.api.auth import is_signed_for
+from app.api.description import OtherAnswer
 from app.api.errors import ApiProblem
 from app.api.serialization import json_response
 from app.events.frontends import b2, tigris
@@ -35,6 +36,32 @@ _OF_THE_PATH = frozenset(("not-found", "wrong-method"))
 _ELSEWHERE = "messages are published to /v1/events: let the client's endpoint URL end with it"
 _FIREHOSE_REQUEST = "HTTP_X_AMZ_FIREHOSE_REQUEST_ID"
 _ONLY_200 = frozenset((b2.B2.name, tigris.TIGRIS.name))  # to these a 202 is a failure, which they repeat
+
+_TEXT, _NUMBER = {"type": "string"}, {"type": "integer"}
+
+
+def _object(**members: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": members, "required": list(members), "additionalProperties": False}
+
+
+_DELIVERY = {"requestId": _TEXT, "timestamp": _NUMBER}
+_XML = {"text/xml": {"schema": _TEXT}}
+_RECEIPT, _PROBLEM = ({"$ref": f"#/components/schemas/{name}"} for name in ("Receipt", "Problem"))
+_ACCEPTED = {"anyOf": [_RECEIPT, _object(**_DELIVERY), _object(validationResponse=_TEXT)]}
+DESCRIBED: Mapping[int | str, OtherAnswer] = {  # what the route answers besides a receipt with 202
+    200: (
+        "the same to a client of SNS, in XML, to Firehose, Backblaze B2 and Tigris; and Event Grid's handshake",
+        {"application/json": {"schema": _ACCEPTED}, **_XML},
+    ),
+    "default": (
+        "a problem (RFC 9457), but to a client of SNS an error in XML, and to Firehose one with `errorMessage`",
+        {
+            "application/problem+json": {"schema": _PROBLEM},
+            "application/json": {"schema": _object(**_DELIVERY, errorMessage=_TEXT)},
+            **_XML,
+        },
+    ),
+}
 
 
 class AnswerForm(NamedTuple):

@@ -13,6 +13,7 @@ from app.api.services import reserve_rows
 from app.resources.declaration import Query, Resource, parse_body, parse_change, parse_query
 
 View = Callable[..., Any]
+OtherAnswer = tuple[str, type[Resource] | Mapping[str, Any] | None]
 EVENTS_BODY: Mapping[str, Any] = {
     "required": True,
     "description": "as for `POST /v1/events`",
@@ -25,10 +26,10 @@ _DESCRIPTION = "_description"
 class Description:
     """A route's declaration.
 
-    `text` says what the answer is; without a resource it has no content, or that of `other_answers`. `change` is a body
-    that needs a filter or `all`. What the view reads of the request itself is described by `content` (a body), and by
-    `query` if `parses` is false. `path` describes the variables of the path, some with
-    a schema, `security` what its scope does not say.
+    `text` says what the answer is; without a resource it has no content, or that of `other_answers`, which have a
+    resource or, by media type, schemas. `change` is a body that needs a filter or `all`. What the view reads of the
+    request itself is described by `content` (a body), and by `query` if `parses` is false. `path` describes the
+    variables of the path, some with a schema, `security` what its scope does not say.
     """
 
     answer: type[Resource] | None
@@ -40,7 +41,7 @@ class Description:
     parses: bool = True
     content: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None
     media_type: str = ""  # of an answer that is no resource
-    other_answers: Mapping[int, tuple[str, type[Resource] | None]] = field(default_factory=dict)
+    other_answers: Mapping[int | str, OtherAnswer] = field(default_factory=dict)
     path: Mapping[str, str | tuple[Mapping[str, Any], str]] = field(default_factory=dict)
     security: Sequence[Mapping[str, Any]] | None = None
 

@@ -127,10 +127,12 @@ def _answer(description: Description) -> dict[str, Any]:
 
 
 def _other_answers(description: Description) -> dict[str, Any]:
-    others = {}
-    for status, (text, resource) in description.other_answers.items():
-        others[str(status)] = {"description": text} | ({"content": _content(resource.__name__)} if resource else {})
-    return others | {"default": {"$ref": "#/components/responses/Problem"}}
+    others: dict[str, Any] = {"default": {"$ref": "#/components/responses/Problem"}}
+    for status, (text, answer) in description.other_answers.items():
+        others[str(status)] = {"description": text}
+        if answer is not None:
+            others[str(status)]["content"] = _content(answer.__name__) if isinstance(answer, type) else answer
+    return others
 
 
 def _variable(name: str, described: Mapping[str, str | tuple[Mapping[str, Any], str]]) -> dict[str, Any]:
@@ -144,7 +146,8 @@ def _variable(name: str, described: Mapping[str, str | tuple[Mapping[str, Any], 
 def _schemas_of(descriptions: Sequence[Description]) -> dict[str, Any]:
     """Return the schemas of what the routes take and answer, by name."""
     resources = {one.answer for one in descriptions if one.answer is not None}
-    resources |= {resource for one in descriptions for _, resource in one.other_answers.values() if resource}
+    others = [answer for one in descriptions for _, answer in one.other_answers.values()]
+    resources |= {answer for answer in others if isinstance(answer, type)}
     _, schemas = msgspec.json.schema_components(resources, ref_template="#/components/schemas/{name}")
     bodies = {one.body: False for one in descriptions if one.body is not None}
     bodies |= {one.change: True for one in descriptions if one.change is not None}

@@ -11,7 +11,7 @@ from app.outbox.bucket_settings import BucketRegistry, StoredBucket
 from app.resources.bucket import BucketSettings, BucketSettingsRemoved, BucketsSettings
 
 routes = Blueprint("buckets", __name__)
-_PATH = {"name": "of the bucket in events and rules"}
+_PATH = {"name": ({"pattern": "^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,254}$"}, "of the bucket in events and rules")}
 
 
 @routes.get("/v1/buckets")

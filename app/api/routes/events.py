@@ -59,7 +59,15 @@ _PATIENCE, _PATIENCE_WITH_SPOOL = 9.0, 2.5
 
 @routes.post("/v1/events", provide_automatic_options=False)
 @needs(INGEST, limited=True)
-@answers(Receipt, "the events are recorded", query=RecordQuery, parses=False, content=_BODY, status=202)
+@answers(
+    Receipt,
+    "the events are recorded; to CloudEvents without content",
+    query=RecordQuery,
+    parses=False,
+    content=_BODY,
+    status=202,
+    other_answers=answer_forms.DESCRIBED,
+)
 def record() -> Receipt | Response:
     """Record events.
 

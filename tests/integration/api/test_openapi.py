@@ -5,9 +5,12 @@ It takes longer to import than all of Flask, so only the process that runs these
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from flask import Flask
@@ -16,8 +19,10 @@ from hypothesis.errors import Unsatisfiable
 
 from app.config.settings import Settings
 from app.server.application import create_app
+from tests.support.api_requests import body
 from tests.support.builders import add_target, migrated
 from tests.support.properties import thorough
+from tests.support.reported_senders import reports
 
 TOKEN = "a-token-of-32-characters-for-you"
 
@@ -144,3 +149,38 @@ def _probe(operation: Any, mode: str) -> None:
         case.call_and_validate(base_url="http://127.0.0.1", headers=headers, excluded_checks=excluded)
 
     probe()
+
+
+def _forms() -> Iterator[tuple[str, dict[str, str], bytes, int, str]]:
+    """What each sender with a form of its own sends, and what status and type it gets."""
+    record, wrong, json_type = body("a").decode(), b"{", "application/json"
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    firehose, signed = {"X-Amz-Firehose-Request-Id": "one"}, {"X-Bz-Event-Notification-Signature": "x"}
+    delivery = {"requestId": "one", "records": [{"data": base64.b64encode(record.encode()).decode()}]}
+    clouds = {report["case"]: json.dumps(report["body"]).encode() for report in reports()}
+    handshake = {"eventType": "Microsoft.EventGrid.SubscriptionValidationEvent", "data": {"validationCode": "1"}}
+    yield "SNS", form, urlencode({"Action": "Publish", "Message": record}).encode(), 200, "text/xml"
+    yield "SNS, refused", form, b"Action=Publish&Message=x", 400, "text/xml"
+    yield "Firehose", firehose, json.dumps(delivery).encode(), 200, json_type
+    yield "Firehose, refused", firehose, wrong, 400, json_type
+    yield "Event Grid", {}, json.dumps([handshake]).encode(), 200, json_type
+    yield "B2", {}, clouds["Backblaze B2"], 200, json_type
+    yield "B2, a test", signed, clouds["Backblaze B2, a test"], 200, json_type
+    yield "Tigris", {}, clouds["Tigris"], 200, json_type
+    yield "MinIO", {}, record.encode(), 202, json_type
+    yield "MinIO, refused", {}, wrong, 400, "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "status", "media_type"), [pytest.param(*form, id=name) for name, *form in _forms()]
+)
+def test_an_answer_in_the_senders_form_is_as_described(
+    app: Flask, description: Any, headers: dict[str, str], content: bytes, status: int, media_type: str
+) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"} | headers
+    answer = app.test_client().post("/v1/events", data=content, headers=headers)
+    assert (answer.status_code, answer.mimetype) == (status, media_type), answer.text
+    operation = description["/v1/events"]["POST"]
+    declared = operation.definition.raw["responses"]
+    assert media_type in declared.get(str(status), declared["default"])["content"]
+    operation.validate_response(answer)
