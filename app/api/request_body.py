@@ -8,8 +8,8 @@ import orjson
 from flask import Request
 
 from app.api.errors import ApiProblem
-from app.api.memory import SMALL, Cost, Share
-from app.api.services import services, work_share
+from app.api.memory import LARGE, SMALL, Cost, Share
+from app.api.services import begin_reading, services, work_share
 from app.events.errors import BadEvents
 from app.events.limits import Allowance
 from app.events.parsing import HEADERS
@@ -26,7 +26,8 @@ _WSGI_NAMES = {
 def read_body(request: Request, limit: int) -> bytes | bytearray:
     """Return the body, decompressed if it is gzip. Raises `ApiProblem` as soon as it exceeds `limit` bytes.
 
-    The request then has a share of the memory for what reading a body that is not small takes.
+    The request then has a share of the memory for what reading a body that is not small takes, and the turn to read if
+    it is large.
     """
     try:
         return _read(request, limit)
@@ -59,9 +60,17 @@ def _read(request: Request, limit: int) -> bytes | bytearray:
         return _unpacked(body, limit)
     if len(body) > SMALL:
         cost = Cost()
-        cost.add(body)
-        work_share().resize(cost.bytes)
+        for start in range(0, len(body), _CHUNK):
+            cost.add(body[start : start + _CHUNK])
+        _begin(cost)
     return body
+
+
+def _begin(cost: Cost) -> None:
+    """Wait until the process may read a body, and has the memory for it."""
+    if cost.size > LARGE:
+        begin_reading()
+    work_share().resize(cost.bytes)
 
 
 def _received(body: bytearray, stream: IO[bytes], limit: int, received: Share) -> bytearray:
@@ -110,7 +119,7 @@ def _unpacked(packed: bytes | bytearray, limit: int) -> bytearray:
         cost = Cost()
         for part in _parts(packed, limit):
             cost.add(part)
-    work_share().resize(cost.bytes)
+    _begin(cost)
     for part in _parts(packed, limit):
         body += part
     return body

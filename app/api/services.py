@@ -189,6 +189,7 @@ def install(app: Flask, made: Services) -> None:
 
     @app.teardown_appcontext
     def _finish_work(_error: BaseException | None) -> None:
+        end_reading()
         share = g.pop("work", None)
         if share is not None:
             made.memory.finish(share)
@@ -211,6 +212,21 @@ def work_share() -> "Share":
 def has_work_share() -> bool:
     """Return whether this request has a share, which a small one has not."""
     return "work" in g
+
+
+def begin_reading() -> None:
+    """Wait for this request's turn to unpack and parse a large body. Raises `ApiProblem` if that takes too long."""
+    if "reading" not in g:
+        turn = services().memory.reading.share()
+        turn.resize(1)
+        g.reading = turn
+
+
+def end_reading() -> None:
+    """Leave the turn to another request: the body has been parsed."""
+    turn: Share | None = g.pop("reading", None)
+    if turn is not None:
+        turn.resize(0)
 
 
 def reserve(size: int) -> None:

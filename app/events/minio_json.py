@@ -26,7 +26,8 @@ _NO_ZERO = re.compile(rb"[^0]")
 _ZERO_FOR_DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _THREE_SPACES = b" " * len(codecs.BOM_UTF8)
 _LONG_NUMBER = b"0" * 19  # the shortest number that may not fit into 64 bits
-_PART = 1 << 16  # bytes of a text that are decoded at a time
+_MOST_BEFORE = 2  # bytes that show that a number begins: what stands before it, and its sign
+_PART = 1 << 16  # bytes of a text that are searched or decoded at a time
 _SAFE_NESTING = 200  # the standard library recurses, orjson does not
 _BEFORE_NUMBER = b":[, \t\r\n"
 _ESCAPES = [(letter, f"\\u{ord(letter):04x}") for letter in "<>&\u2028\u2029"]
@@ -78,14 +79,18 @@ def load(data: Encoded, *, long_numbers: bool | None = None) -> Any:
 
 def holds_long_numbers(data: Encoded) -> bool:
     """Return whether the JSON may contain a number of more than 64 bits, which orjson would silently make a float."""
-    zeros = data.translate(_ZERO_FOR_DIGITS)
-    position = zeros.find(_LONG_NUMBER)
-    while position >= 0:
-        before = position - 2 if zeros[position - 1 : position] == b"-" else position - 1
-        if before < 0 or zeros[before] in _BEFORE_NUMBER:
-            return True
-        digits = _NO_ZERO.search(zeros, position)  # digits within a text: a hash, a number in quotes
-        position = zeros.find(_LONG_NUMBER, digits.start()) if digits is not None else -1
+    # In parts, between which other threads run: each with what may stand before a number that begins in it, and with as
+    # much behind it as shows that the number is long.
+    for start in range(0, len(data), _PART):
+        first = max(0, start - _MOST_BEFORE)
+        zeros = data[first : start + _PART + len(_LONG_NUMBER) - 1].translate(_ZERO_FOR_DIGITS)
+        position = zeros.find(_LONG_NUMBER, start - first)
+        while position >= 0:
+            before = position - 2 if zeros[position - 1 : position] == b"-" else position - 1
+            if before < 0 or zeros[before] in _BEFORE_NUMBER:
+                return True
+            digits = _NO_ZERO.search(zeros, position)  # digits within a text: a hash, a number in quotes
+            position = zeros.find(_LONG_NUMBER, digits.start()) if digits is not None else -1
     return False
 
 

@@ -39,6 +39,7 @@ _LINES = frozenset(f"application/{kind}" for kind in ("x-ndjson", "ndjson", "jso
 
 _DEFAULT = Limits()
 _NOT_BLANK = re.compile(rb"\S")
+_PART = 1 << 18  # bytes in which it is looked for at a time
 _OBJECT = ord("{")
 _TRACE = frozenset(("traceparent", "tracestate", "ce-traceparent", "ce-tracestate"))
 HEADERS = ("content-type", *sorted(_TRACE), *gcs.HEADERS)  # those of a request that matter to `parse`
@@ -194,7 +195,7 @@ def _items(
     body: minio_json.Encoded, headers: Mapping[str, str], context: Context, parsed: Parsed
 ) -> Iterator[tuple[int, Item]]:
     """Yield the records of the body's JSON values, each with its line from 1; 0 in a body of one value."""
-    begins = _NOT_BLANK.search(body)
+    begins = _not_blank(body, 0)
     if begins is None:
         raise BadEvents("The body is empty; it must be JSON with at least one record.", offset=0)
     context.allowance.check_text(body)
@@ -207,7 +208,7 @@ def _items(
         return
     long_numbers = minio_json.holds_long_numbers(body)
     # Check for undeclared lines first: finding out that a long body is not one value costs more.
-    if _content_type(headers) in _LINES or _looks_like_lines(body, begins.start()):
+    if _content_type(headers) in _LINES or _looks_like_lines(body, begins):
         yield from _lines(body, context, long_numbers)
         return
     try:
@@ -244,10 +245,18 @@ def _content_type(headers: Mapping[str, str]) -> str:
     return ""
 
 
+def _not_blank(body: minio_json.Encoded, start: int) -> int | None:
+    """Return where the next byte is that is no white space; in parts, between which other threads run."""
+    for part in range(start, len(body), _PART):
+        if found := _NOT_BLANK.search(body, part, part + _PART):
+            return found.start()
+    return None
+
+
 def _looks_like_lines(body: minio_json.Encoded, begins: int) -> bool:
     """Return whether the first of several lines is a complete JSON value, and not the beginning of one."""
     ends = body.find(b"\n", begins)
-    if ends < 0 or _NOT_BLANK.search(body, ends) is None:
+    if ends < 0 or _not_blank(body, ends) is None:
         return False
     try:
         minio_json.load(body[begins:ends], long_numbers=False)
@@ -261,10 +270,10 @@ def _lines(body: minio_json.Encoded, context: Context, long_numbers: bool) -> It
     number, start = 1, 0
     while start < len(body):
         if body[start] != _OBJECT:  # nearly every line begins with its record
-            begins = _NOT_BLANK.search(body, start)
+            begins = _not_blank(body, start)
             if begins is None:
                 return
-            blank, start = start, max(start, body.rfind(b"\n", start, begins.start()) + 1)
+            blank, start = start, max(start, body.rfind(b"\n", start, begins) + 1)
             number += body.count(b"\n", blank, start)
         ends = body.find(b"\n", start)
         ends = len(body) if ends < 0 else ends

@@ -13,7 +13,7 @@ from app.api.description import answers
 from app.api.errors import ApiProblem, database_unavailable
 from app.api.request_body import event_headers, read_body
 from app.api.serialization import json_response
-from app.api.services import has_work_share, services, work_share
+from app.api.services import end_reading, has_work_share, services, work_share
 from app.api.token_scopes import INGEST, PUBLIC, may_see, needs, require_bucket
 from app.api.tracing import appending
 from app.config.arn import TargetId
@@ -84,6 +84,7 @@ def record() -> Receipt | Response:
 
 def _recorded(parsed: Parsed) -> Receipt:
     if has_work_share():
+        end_reading()
         work_share().resize(min(work_share().size, _bytes_of(parsed.events)))
     for bucket in {event.bucket for event in parsed.events}:
         require_bucket(bucket)

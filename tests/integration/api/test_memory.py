@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -13,9 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.memory import Pool
+from app.api.memory import LARGE, Pool
+from app.api.routes import events
 from app.console.views.exports import MAX_BYTES
 from app.events.limits import MAX_EVENT_BYTES
+from app.events.parsing import Parsed, parse
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.server.application import create_app
@@ -72,6 +75,48 @@ def test_bodies_that_unpack_at_the_same_time_share_a_bounded_memory(log: Databas
     with growth(api.pid) as after:
         pass
     assert (after.before - held.before) >> 20 < 100
+
+
+def test_one_large_body_is_parsed_at_a_time_and_small_ones_overtake_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    database = f"sqlite:///{tmp_path}/outbox.db"
+    log = migrated(database)
+    app = create_app(settings(database))
+    large, begun, go_on, at_once = growing("x", LARGE), list[int](), threading.Event(), threading.Semaphore(1)
+
+    def parsed(body: bytes, *arguments: Any, **more: Any) -> Parsed:
+        if len(body) > LARGE:
+            assert at_once.acquire(blocking=False), "another large body is being parsed"
+            begun.append(len(body))
+            assert go_on.wait(60)
+            at_once.release()
+        return parse(body, *arguments, **more)
+
+    monkeypatch.setattr(events, "parse", parsed)
+
+    def post(content: bytes, **headers: str) -> int:
+        return app.test_client().post("/v1/events", data=content, headers=headers).status_code
+
+    with ThreadPoolExecutor(4) as threads:
+        packed = gzip.compress(large)
+        answers = [threads.submit(post, large) for _ in range(2)]
+        answers += [threads.submit(post, packed, **{"Content-Encoding": "gzip"}) for _ in range(2)]
+        try:
+            services.until(lambda: begun)
+            usual = b"\n".join([long_event(f"batch-{number}", 1000).record.encode() for number in range(1000)])
+            assert post(usual) == 202
+            assert post(gzip.compress(usual), **{"Content-Encoding": "gzip"}) == 202
+            assert post(body("small")) == 202
+            assert begun == [len(large)]
+            assert not any(answer.done() and answer.result() == 202 for answer in answers)
+        finally:
+            go_on.set()
+        statuses = [answer.result() for answer in answers]
+    assert set(statuses) <= {202, 503}, "one that waits for too long is refused"
+    assert (statuses.count(202), 202 in statuses) == (len(begun), True)
+    assert post(large) == 202
+    log.close()
 
 
 def test_a_declaration_of_very_many_values_is_refused_for_little(plain: Api) -> None:

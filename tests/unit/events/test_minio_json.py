@@ -63,6 +63,14 @@ def test_digits_within_a_text_are_no_long_number() -> None:
     assert minio_json.holds_long_numbers(body[:-1] + b',"d":-1234567890123456789}')
 
 
+@pytest.mark.parametrize("number", [b"1234567890123456789", b"-12345678901234567890123456789"])
+def test_a_long_number_is_found_wherever_it_is_in_a_long_text(number: bytes) -> None:
+    for at in range((1 << 16) - 40, (1 << 16) + 10):
+        assert minio_json.holds_long_numbers(b'["' + b"x" * at + b'",' + number + b"]")
+        assert not minio_json.holds_long_numbers(b'["' + b"x" * at + number + b'"]')
+        assert not minio_json.holds_long_numbers(b'["' + b"x" * at + b'",' + number[:18] + b"]")
+
+
 @pytest.mark.parametrize(
     ("body", "offset", "words"),
     [
