@@ -19,6 +19,7 @@ from tests.contract.source_probes.base import SourceProbe
 from tests.contract.source_probes.registry import SOURCE_PROBES
 from tests.support.builders import migrated
 from tests.support.distribution import group
+from tests.support.host_of_worker import HostOfWorker
 
 S = TypeVar("S", bound=services.Server)
 
@@ -101,6 +102,15 @@ def served(request: pytest.FixtureRequest, slow_to_start: Shared) -> Iterator[So
     kind = SOURCE_PROBES[request.param]
     with fixtures.started(kind.way, slow_to_start) as target:
         yield kind(target)
+
+
+@pytest.fixture(scope="session")
+def host_of_worker(
+    tmp_path_factory: pytest.TempPathFactory, certificates: services.Certificates
+) -> Iterator[HostOfWorker]:
+    """A process on a host that is full of what drivers read by themselves."""
+    with HostOfWorker(tmp_path_factory.mktemp("host"), certificates) as host:
+        yield host
 
 
 @pytest.fixture

@@ -9,67 +9,16 @@ from collections.abc import Callable
 
 import pytest
 
-from app.cli.frontend_metrics import NoMetrics, fetch
-from app.cli_common.api_session import ApiSession, ApiUnavailable
-from app.cli_common.completion import complete_target
-from app.config.fields.addresses import HostPort
-from app.config.settings import Settings
-from app.config.target_settings import load
-from app.console.openid_provider import Provider, ProviderProblem
-from app.minio_import.live import bucket_rules
-from app.supervisor.start import api_answers
+from app.cli.frontend_metrics import NoMetrics
+from app.cli_common.api_session import ApiUnavailable
+from app.console.openid_provider import ProviderProblem
 from spark_jobs.listings.s3_listing import Bucket
 from spark_jobs.stores.base import CannotRead
-from spark_jobs.stores.elasticsearch import Cluster
 from tests.services import LOOPBACK
-from tests.support.raw_http import Asked, Pieces, RawServer, settings, written
+from tests.support.host_of_worker import HostOfWorker
+from tests.support.http_readers import CLIENTS, ENTRY, METRICS, READERS, TARGETS
+from tests.support.raw_http import Asked, Pieces, RawServer, written
 
-METRICS = b"minio_notify_events_sent_total 1\n"
-TARGETS = {"targets": [{"type": "redis", "name": "a", "arn": "arn"}]}
-
-
-def command_line(port: int) -> None:
-    assert ApiSession(f"http://{LOOPBACK}:{port}", max_answer_bytes=1 << 24).request("GET", "/").json() == TARGETS
-
-
-def frontend(port: int) -> None:
-    assert fetch(f"http://{LOOPBACK}:{port}/minio/v2/metrics/cluster", "").versions == {2}
-
-
-def openid(port: int) -> None:
-    issuer = f"http://{LOOPBACK}:{port}"
-    address, _ = Provider(Settings(oidc_issuer=issuer, oidc_client_id="c", oidc_console_url=issuer)).begin("/")
-    assert address.startswith(issuer)
-
-
-def health(port: int) -> None:
-    assert api_answers(HostPort(LOOPBACK, port), secure=False)
-
-
-def completion(port: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BUCKETWIRE_URL", f"http://{LOOPBACK}:{port}")
-        assert [item.value for item in complete_target("r")] == ["redis:a"]
-
-
-def spark(port: int) -> None:
-    with Cluster(load("elasticsearch", settings("elasticsearch", port))) as cluster:
-        assert cluster.request("GET", "/").body == TARGETS
-
-
-def minio(port: int) -> None:
-    assert list(bucket_rules(f"http://{LOOPBACK}:{port}", "a", "b")) == []
-
-
-def listing(port: int) -> None:
-    client = Bucket("images", f"http://{LOOPBACK}:{port}", login=("a", "b", None)).client()
-    assert [entry["Key"] for entry in client.list_objects_v2(Bucket="images")["Contents"]] == ["a"]
-    client.close()
-
-
-READERS = {client.__name__: client for client in (command_line, frontend, openid, spark)}
-CLIENTS = READERS | {client.__name__: client for client in (health, completion, minio, listing)}
-ENTRY = b"<Contents><Key>%s</Key><LastModified>2026-11-28T00:00:00Z</LastModified><Size>1</Size></Contents>"
 S3 = b"<Answer><Buckets></Buckets>%s</Answer>" % (ENTRY % b"a")
 
 
@@ -103,6 +52,16 @@ def test_a_packed_answer_is_read(client: Callable[[int], None]) -> None:
 
     with RawServer(packed) as server:
         client(server.port)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_no_login_of_the_host_is_sent(client: str, host_of_worker: HostOfWorker) -> None:
+    with RawServer(lambda asked: [answer(asked)]) as server:
+        used = host_of_worker.connect("client", name=client, port=server.port)
+        used.assert_not_sent(b"".join(asked.head + asked.body for asked in server.asked))
+    assert used.outcome == "done"
+    others = {path for path in used.opened if "/.aws/" not in path}  # where boto3 looks for what is not set
+    assert others == set()
 
 
 def unpacking(_: Asked) -> Pieces:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import pytest
 import sqlalchemy as sa
 
+from app.config.sources.registry import source_type
 from app.config.sources.source_id import SourceId
 from app.events.limits import Limits
 from app.events.model import Event
@@ -22,6 +23,7 @@ from tests import services
 from tests.contract.source_probes.base import SourceProbe
 from tests.services import until
 from tests.support.builders import SECRET_KEY, add_target, body, event, migrated, registry
+from tests.support.host_of_worker import HostOfWorker, without_secrets
 from tests.support.properties import times
 from tests.support.pulled_events import (
     Sources,
@@ -35,6 +37,7 @@ from tests.support.pulled_events import (
     url,
     wait_for,
 )
+from tests.support.recording_proxy import Wiretap
 from tests.support.service_processes import Role, source_worker, start_all, stop_all
 
 pytestmark = pytest.mark.promise
@@ -93,6 +96,21 @@ def test_what_a_source_pulls_is_recorded_in_its_tenant(probe: SourceProbe, datab
     sources.rejected.retry(stored, rejected.number, Limits(), None, stored.values["tenant"])
     with database.reading() as connection:
         assert set(connection.execute(sa.select(e.bucket)).scalars()) == {"acme:images", "other:images"}
+
+
+def test_nothing_of_the_host_is_used_with_a_login_or_without(probe: SourceProbe, host_of_worker: HostOfWorker) -> None:
+    probe.send([body(event("a.txt"))])
+    given = {name: str(value) for name, value in probe.values().items()}
+    used = host_of_worker.connect("source", kind=probe.type, values=given)
+    used.assert_nothing()
+    assert "ok=False" not in used.outcome
+    with Wiretap(probe.target) as tap:
+        there = {name: value.replace(f":{probe.target.port}", f":{tap.port}") for name, value in given.items()}
+        if (values := without_secrets(source_type(probe.type), there)) is None:
+            pytest.skip("its settings need a login")
+        used = host_of_worker.connect("source", kind=probe.type, values=values)
+        used.assert_nothing()
+        used.assert_not_sent(bytes(tap.said))
 
 
 def test_messages_are_recorded_in_the_order_of_each_share(probe: SourceProbe, database: Database) -> None:

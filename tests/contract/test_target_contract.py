@@ -21,7 +21,9 @@ from tests.contract.probes.base import LIMIT, Probe, attempt
 from tests.services import speed
 from tests.support import cloud_events, sample_events
 from tests.support.forking import in_a_child, local_ports
+from tests.support.host_of_worker import HostOfWorker, without_secrets
 from tests.support.properties import times
+from tests.support.recording_proxy import Wiretap
 from workers.delivery.outcomes import (
     DELIVERED,
     NOT_ATTEMPTED,
@@ -144,37 +146,19 @@ def test_the_right_certificate_is_accepted(probe: Probe, certificates: services.
     assert_held(probe, [event])
 
 
-# What the drivers, or the libraries below them, would read: each value, if it were used, fails the delivery.
-_OF_THE_HOST = {
-    "PGHOSTADDR": "127.0.0.9", "PGPORT": "1", "PGPASSWORD": "other", "PGSSLMODE": "disable", "PGSSLCERT": "/etc/passwd",
-    "PGOPTIONS": "-c search_path=nowhere", "PGTARGETSESSIONATTRS": "standby", "PGREQUIREAUTH": "none",
-    "PGSSLMAXPROTOCOLVERSION": "TLSv1.1", "MYSQL_PWD": "other", "MYSQL_HOST": "127.0.0.9",
-    "AWS_ACCESS_KEY_ID": "other", "AWS_SECRET_ACCESS_KEY": "other", "AWS_SESSION_TOKEN": "other",
-    "AWS_ENDPOINT_URL": "http://127.0.0.9:1", "AWS_CA_BUNDLE": "/nowhere", "REQUESTS_CA_BUNDLE": "/nowhere",
-    "CURL_CA_BUNDLE": "/nowhere", "mqtt_proxy": "socks5://127.0.0.9:1", "REDIS_URL": "redis://127.0.0.9:1",
-    "NATS_URL": "nats://127.0.0.9:1", "ELASTIC_PASSWORD": "other",
-}  # fmt: skip
-
-
-def test_nothing_is_taken_from_the_environment_or_the_home_of_the_worker(
-    probe: Probe, certificates: services.Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_nothing_of_the_host_is_used_with_a_login_or_without(
+    probe: Probe, certificates: services.Certificates, host_of_worker: HostOfWorker
 ) -> None:
-    for name, value in _OF_THE_HOST.items():
-        monkeypatch.setenv(name, value)
-    keys = tmp_path / "keys"
-    monkeypatch.setenv("SSLKEYLOGFILE", str(keys))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / ".netrc").write_text("default login other password other\n")
-    (tmp_path / ".my.cnf").write_text("[client]\nuser=other\npassword=other\n")
-    (tmp_path / ".pgpass").write_text("*:*:*:*:other\n")
-    (tmp_path / ".aws").mkdir()
-    (tmp_path / ".aws/credentials").write_text("[default]\naws_access_key_id=other\naws_secret_access_key=other\n")
-    target = probe.target(probe.by_tls(certificates.ca))
-    with closing(target):
-        target.open()
-        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
-    lines = keys.read_text().splitlines() if keys.exists() else []
-    assert [line for line in lines if line and line[0] != "#"] == [], "secrets of TLS sessions"
+    used = host_of_worker.connect("target", kind=probe.type, values=probe.by_tls(certificates.ca))
+    used.assert_nothing(but=probe.opens_of_host)
+    assert used.outcome == str([DELIVERED])
+    with Wiretap(probe) as tap:
+        values = without_secrets(TYPES[probe.type], probe.at_port(tap.port))
+        if values is None:
+            pytest.skip("its settings need a login")
+        used = host_of_worker.connect("target", kind=probe.type, values=values)
+        used.assert_nothing(but=probe.opens_of_host)
+        used.assert_not_sent(bytes(tap.said))
 
 
 def test_a_wrong_certificate_is_refused(probe: Probe, certificates: services.Certificates) -> None:

@@ -6,9 +6,17 @@ import contextlib
 import socket
 import threading
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from tests import services
+
+
+class HasPort(Protocol):
+    """A server, or what reaches one."""
+
+    @property
+    def port(self) -> int:
+        """The port on 127.0.0.1."""
 
 
 class Wiretap:
@@ -17,7 +25,7 @@ class Wiretap:
     A connection over which a client says `cut_at` is cut there.
     """
 
-    def __init__(self, server: services.Server, host: str = services.LOOPBACK, cut_at: bytes = b"") -> None:
+    def __init__(self, server: HasPort, host: str = services.LOOPBACK, cut_at: bytes = b"") -> None:
         self._listener = socket.create_server((host, 0))
         self.port: int = self._listener.getsockname()[1]
         self.said = bytearray()  # what clients sent, of several connections one after the other

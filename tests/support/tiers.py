@@ -55,6 +55,7 @@ OF_THE_CONNECTION = (
     "test_an_empty_call",
     "test_closing_is_harmless",
     "test_no_thread_socket_or_file",
+    "test_nothing_of_the_host",
     "test_opening_ends_in_time",
     "test_opening_takes_no_more",
     "test_the_right_certificate",

@@ -40,6 +40,7 @@ class Probe(ABC):
     tls_within_protocol: ClassVar[bool] = False  # TLS begins within the protocol, not with the first byte
     strangers_fail_at: ClassVar[str] = "login"  # the step of a target test at which `as_stranger` fails
     secret: ClassVar[str] = services.PASSWORD
+    opens_of_host: ClassVar[frozenset[str]] = frozenset()  # files of the worker's host, of which it uses nothing
 
     # Starts the server, which takes long, for all ways of using the type; without it each has a server of its own.
     shared_server: ClassVar[Callable[[], services.Server] | None] = None

@@ -16,6 +16,7 @@ from workers.targets import payloads
 
 class _Postgres(Probe):
     type = "postgresql"
+    opens_of_host = frozenset({".pg_service.conf"})  # libpq looks for what PGSERVICE names, before what it is given
     one_request = True
     tls_within_protocol = True
     format = "access"

@@ -1,0 +1,87 @@
+"""The process of `host_of_worker`: it connects to what each line of its input names, and answers with a line.
+
+Its arguments are the variables that nobody may read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from typing import Any
+
+from app.config import target_settings
+from app.config.sources.registry import source_type
+from app.events.limits import Limits
+from tests.services import LOOPBACK
+from tests.support import sample_events
+from workers.source_test import run_source_test
+from workers.targets import create
+from workers.targets.base import TargetUnavailable
+
+_read: set[str] = set()
+_OF_PYTHON = ("os", "collections.abc")
+# It looks for the proxies among all variables.
+_LOOKS_FOR_PROXIES = "getproxies_environment"
+
+
+def _listen(forbidden: frozenset[str]) -> None:
+    """Note who reads one of these variables from now on."""
+    kind: Any = type(os.environ)
+    get = kind.__getitem__
+
+    def noted(self: Any, name: Any) -> Any:
+        if name in forbidden:
+            frame: Any = sys._getframe(1)
+            while frame.f_globals.get("__name__") in _OF_PYTHON:
+                frame = frame.f_back
+            if frame.f_code.co_name != _LOOKS_FOR_PROXIES:
+                _read.add(f"{name}: {frame.f_code.co_filename}:{frame.f_lineno}")
+        return get(self, name)
+
+    kind.__getitem__ = noted
+
+
+def target(kind: str, values: Mapping[str, str]) -> str:
+    """Open a target, and deliver an event to it."""
+    with closing(create(kind, target_settings.load(kind, values))) as opened:
+        try:
+            opened.open()
+            return str(list(opened.deliver([sample_events.put("a")], 1)))
+        except TargetUnavailable as error:
+            return str(error)
+
+
+def source(kind: str, values: Mapping[str, str]) -> str:
+    """Open a source, and read from it."""
+    return str(list(run_source_test(target_settings.load(source_type(kind), values), {}, Limits())))
+
+
+def client(name: str, port: int) -> str:
+    """Have another part of the service connect."""
+    from tests.support.http_readers import CLIENTS
+
+    os.environ["NO_PROXY"] = LOOPBACK  # the host's proxies are meant for these
+    try:
+        CLIENTS[name](port)
+    finally:
+        del os.environ["NO_PROXY"]
+    return "done"
+
+
+WAYS: Mapping[str, Callable[..., str]] = {function.__name__: function for function in (target, source, client)}
+
+
+if __name__ == "__main__":
+    _listen(frozenset(sys.argv[1:]))
+    for line in sys.stdin:
+        told = json.loads(line)
+        _read.clear()
+        try:
+            outcome = WAYS[told.pop("way")](**told)
+        except Exception as error:  # noqa: BLE001 - it is told
+            outcome = f"{type(error).__name__}: {error}"
+        sys.stdout.write(json.dumps({"outcome": outcome, "read": sorted(_read)}) + "\n")
+        sys.stdout.flush()
