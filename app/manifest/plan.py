@@ -23,6 +23,7 @@ from app.config.target_settings import (
 from app.manifest.document import Manifest, identity
 from app.outbox.bucket_settings import StoredBucket
 from app.outbox.declared_rows import SealedSettings
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.registry import Registry
 from app.outbox.rules import StoredRule, describe_rule, rule_resource
 from app.outbox.sources.stored import StoredSource
@@ -156,6 +157,7 @@ def make_plan(registry: Registry, document: Manifest, *, prune: bool = False, le
     return decide(document, stored, registry.rules(), api=api, prune=prune, lenient=lenient)
 
 
+@repeated_after_deadlock
 def apply(
     registry: Registry, document: Manifest, *, prune: bool = False, force: bool = False, lenient: bool = False
 ) -> Plan:

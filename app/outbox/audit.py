@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.engine.clock import now_column
 from app.outbox.engine.database import Database, inserted_id
-from app.outbox.engine.deadlocks import after_deadlocks
+from app.outbox.engine.deadlocks import after_deadlocks, write_alone
 from app.outbox.markers import NEVER
 from app.outbox.policies import AUDIT
 from app.resources.audit_entry import ACTIONS
@@ -100,6 +100,11 @@ def record(connection: sa.Connection, action: str, resource: str, details: Mappi
     `resource` is `kind:name`. `details` must contain no secret; long texts and lists in them are shortened.
     """
     return inserted_id(connection.execute(_insert(connection), _row(_actor(), action, resource, details)))
+
+
+def record_alone(database: Database, action: str, resource: str, details: Mapping[str, Any]) -> None:
+    """Add an entry as `record`, in a transaction of its own: for what is done elsewhere than in the outbox."""
+    write_alone(database, lambda connection: record(connection, action, resource, details))
 
 
 def record_all(connection: sa.Connection, action: str, changes: Sequence[tuple[str, Mapping[str, Any]]]) -> None:

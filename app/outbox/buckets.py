@@ -9,6 +9,7 @@ from app.events.buckets import is_bucket_name
 from app.events.service_events import SERVICE_BUCKET
 from app.outbox import audit, log_head, tables
 from app.outbox.engine.database import Database
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.policies import APPEND, RECONCILIATIONS
 from app.rules.model import EVERY_BUCKET
 
@@ -71,6 +72,7 @@ def is_bucket(database: Database, name: str) -> bool:
         return name not in _NO_BUCKETS and any(connection.execute(query).first() for query in (known, ruled))
 
 
+@repeated_after_deadlock
 def remove_bucket(database: Database, name: str) -> None:
     """Forget a bucket and remove its rules. Its events stay, and a later event makes the bucket known again."""
     with database.writing() as connection:

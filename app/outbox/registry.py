@@ -162,6 +162,7 @@ class Registry(SealedSettings[TargetSettings]):
             audit.record(connection, "target.change", _resource(target), details)
         self._try_all_now(known.id)
 
+    @repeated_after_deadlock
     def reseal(self) -> dict[str, int]:
         """Seal the secrets of all targets, sources and buckets with the newest key; return how many there are of each.
 

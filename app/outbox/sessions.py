@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.policies import SESSIONS
 
 _sessions = tables.console_sessions.c
@@ -23,6 +24,7 @@ class Sessions:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    @repeated_after_deadlock
     def begin(self, number: str, subject: str, lifetime: int) -> None:
         """Begin a session of so many seconds; `subject` is a SHA-256 digest of the token or the person.
 
@@ -52,6 +54,7 @@ class Sessions:
             query = sa.select(_sessions.id).where(_sessions.id == _digest(number))
             return connection.execute(query).first() is not None
 
+    @repeated_after_deadlock
     def end(self, number: str) -> None:
         """End a session everywhere; does nothing if it has ended. Raises `DatabaseUnavailable`."""
         with self._database.committing() as connection:

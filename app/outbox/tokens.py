@@ -239,6 +239,7 @@ class Tokens:
             self._remembered = tokens
         return tokens
 
+    @repeated_after_deadlock
     def _record(self) -> None:
         """Record that a token has existed."""
         with self._database.reading() as connection:

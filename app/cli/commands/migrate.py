@@ -5,6 +5,7 @@ import click
 from app.cli_common.context import ServiceContext, pass_context
 from app.outbox import log_head
 from app.outbox.engine import migration, schema_version
+from app.outbox.engine.deadlocks import write_alone
 from app.private_folder import make_private
 
 
@@ -32,6 +33,5 @@ def new_epoch(context: ServiceContext) -> None:
     Deliveries that began before are repeated instead of settled, and every process reads targets and rules again. A
     new epoch is harmless when none was needed.
     """
-    with context.database.writing() as connection:
-        log_head.begin_epoch(connection, "by command")
+    write_alone(context.database, lambda connection: log_head.begin_epoch(connection, "by command"))
     context.done("a new epoch of the event log has begun")

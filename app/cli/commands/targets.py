@@ -123,7 +123,6 @@ def test(context: ServiceContext, which: TargetId) -> None:
     from app.outbox import audit  # noqa: PLC0415 - as above
 
     context.registry.settings(context.registry.target(which))
-    with context.database.writing() as connection:
-        audit.record(connection, "target.test", f"target:{which}", {"events": "sent directly"})
+    audit.record_alone(context.database, "target.test", f"target:{which}", {"events": "sent directly"})
     context.close()
     exec_process([*TARGET_TEST, str(which), *(["--json"] if context.as_json else [])])

@@ -9,8 +9,10 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 
 
+@repeated_after_deadlock
 def open_breaker(
     database: Database,
     target_id: int,
@@ -53,6 +55,7 @@ def count_failures(database: Database, target_id: int) -> int:
         return int(connection.execute(query).scalar_one_or_none() or 0)
 
 
+@repeated_after_deadlock
 def close_breaker(database: Database, target_id: int) -> None:
     """Close the circuit breaker after the target has accepted an event."""
     t = tables.targets.c

@@ -132,12 +132,8 @@ class Leases:
         among several is random: an event that the target refuses because of its content must not be the only one that
         is ever tried.
         """
-        t = tables.targets.c
-        mine = (t.id == due.row_id, t.breaker != "closed", t.resume_at == due.probe_at)
-        with self._database.committing() as connection:
-            begins = tables.targets.update().where(*mine).values(resume_at=now + LEASES.probe_begins_ms)
-            if not connection.execute(begins).rowcount:
-                return None
+        if not self._begin_probe(due, now):
+            return None
         with self._database.reading() as connection:
             refused = refused_partitions(connection, due.row_id)
         fresh = [partition for partition in due.partitions if partition.partition not in refused]
@@ -146,6 +142,15 @@ class Leases:
         if lease is not None:
             lease.probing = True
         return lease
+
+    @repeated_after_deadlock
+    def _begin_probe(self, due: DueTarget, now: int) -> bool:
+        """Return false if another worker has begun to probe the target."""
+        t = tables.targets.c
+        mine = (t.id == due.row_id, t.breaker != "closed", t.resume_at == due.probe_at)
+        begins = tables.targets.update().where(*mine).values(resume_at=now + LEASES.probe_begins_ms)
+        with self._database.committing() as connection:
+            return bool(connection.execute(begins).rowcount)
 
     @repeated_after_deadlock
     def claim(self, row_id: int, partitions: Collection[int], token: str, now: int) -> Lease | None:
@@ -181,6 +186,7 @@ class Leases:
                 lease.replays += [replay for replay in replays if replay.partition in lease.positions]
         return self._claimed(row_id, partitions, token) if self._begins_epoch(claimed.log) else lease
 
+    @repeated_after_deadlock
     def _begins_epoch(self, state: log_head.LogState) -> bool:
         """Begin a new epoch of the log if the outbox is, or may be, an older state of itself; return whether it is."""
         if not state.is_current:

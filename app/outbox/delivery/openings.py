@@ -20,6 +20,7 @@ from app.outbox import tables
 from app.outbox.delivery.policies import OPENINGS
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.markers import NEVER
 from app.outbox.targets import OPENED, OPENING_FAILED
 
@@ -62,6 +63,7 @@ def offer_openings(database: Database, now: int) -> list[Opening]:
     return offered
 
 
+@repeated_after_deadlock
 def postpone_opening(database: Database, row_id: int, opening: Opening, now: int) -> None:
     """Have the target offered again soon, because no process was free to open it; the offer counts as no try."""
     t = tables.targets.c
@@ -74,6 +76,7 @@ def postpone_opening(database: Database, row_id: int, opening: Opening, now: int
         )
 
 
+@repeated_after_deadlock
 def record_opening(database: Database, row_id: int, revision: int, now: int, problem: str = "") -> bool:
     """Record that the target was opened, or why it could not be; return whether that was recorded.
 

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.engine.database import Database
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 
 _SECOND = 1_000_000  # in the unit of the bucket, microseconds
 MAX_WAIT_MS = 2_000  # ms; a longer one is due to a clock that has been set back
@@ -37,6 +38,7 @@ class RateLimit:
                     return taken
         return 0
 
+    @repeated_after_deadlock
     def give_back(self, events: int) -> None:
         """Give back tokens that were not needed."""
         r, time = tables.rate_limits.c, events * _SECOND // self._rate
@@ -47,6 +49,7 @@ class RateLimit:
                 .values(used_until=r.used_until - time, ready_at=r.ready_at - time // 1000)
             )
 
+    @repeated_after_deadlock
     def _take(self, wanted: int) -> int | None:
         """Take tokens if the bucket stays as it was read; return None if another worker has changed it meanwhile.
 

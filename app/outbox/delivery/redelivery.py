@@ -23,6 +23,7 @@ from app.outbox.delivery.policies import REDELIVERY
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.engine.locks import lock_cursors
 
 log = logging.getLogger("bucketwire.outbox")
@@ -31,6 +32,7 @@ log = logging.getLogger("bucketwire.outbox")
 Choose = Callable[[Sequence[LoggedEvent]], LoggedEvent | None]
 
 
+@repeated_after_deadlock
 def request(
     database: Database, target_id: int, written: Mapping[ObjectHash, int], due: int = 0, *, epoch: str | None = None
 ) -> None:
@@ -62,12 +64,25 @@ def park_redeliveries(database: Database, reader: PartitionReader, lease: Lease,
             # Choose before locking: no other worker may settle an event of this partition, and other changes of the
             # chosen event are checked again under the lock.
             chosen = [_newest(reader, asked, lease.positions[partition], choose) for asked in some]
-            with database.writing() as connection:
-                events = [logged for logged in chosen if logged is not None]
-                parked = transitions.redeliver(connection, lease, partition, events)
-                lease.has_parked |= bool(parked)
-                _finish(connection, lease.target_id, some, now)
+            events = [logged for logged in chosen if logged is not None]
+            lease.has_parked |= _park(database, lease, partition, some, events, now)
             _warn(database, lease.target_id, [asked for asked, logged in zip(some, chosen, strict=True) if not logged])
+
+
+@repeated_after_deadlock
+def _park(
+    database: Database,
+    lease: Lease,
+    partition: int,
+    requested: Sequence[Redelivery],
+    events: Sequence[LoggedEvent],
+    now: int,
+) -> bool:
+    """Park these events of requests, and end what is due of the requests; return whether any event was parked."""
+    with database.writing() as connection:
+        parked = transitions.redeliver(connection, lease, partition, events)
+        _finish(connection, lease.target_id, requested, now)
+    return bool(parked)
 
 
 def _request(connection: sa.Connection, target_id: int, written: Mapping[ObjectHash, int], due: int) -> None:

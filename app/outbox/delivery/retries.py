@@ -5,7 +5,6 @@ Of each object with parked events only the oldest, the head, is retried; the oth
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from app.outbox.delivery.policies import FUTURE_TIMES, RETRIES
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.engine.deadlocks import after_deadlocks
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.markers import NEVER, WHOLE_LOG
 from app.resources.declaration import set_members
 from app.resources.retry import RetryFilter
@@ -168,11 +167,11 @@ def try_all_now(database: Database, target_id: int) -> None:
     with database.reading() as connection:
         partitions = connection.execute(sa.select(p.partition).where(*later).distinct()).scalars().all()
     for partition in sorted(partitions):
-        some_due = partial(_make_some_due, database, target_id, partition, before)
-        while after_deadlocks(database, some_due) == RETRIES.batch_heads:
+        while _make_some_due(database, target_id, partition, before) == RETRIES.batch_heads:
             pass
 
 
+@repeated_after_deadlock
 def _make_some_due(database: Database, target_id: int, partition: int, before: int) -> int:
     with database.writing() as connection:
         return transitions.make_some_due(connection, target_id, partition, before, RETRIES.batch_heads)

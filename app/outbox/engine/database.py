@@ -30,6 +30,7 @@ VALUE_ERRORS = db_errors.VALUE_ERRORS
 _BESIDE_EVENT = 1 << 14  # bytes of a MySQL packet besides the event: the statement and the ids of its targets
 
 _LOCK_NOT_AVAILABLE = "55P03"
+_ROLLED_BACK = {"40001", "40P01"}  # a serialisation failure, as some clusters report it, and a deadlock
 # No setting of PostgreSQL limits how long a COPY waits for its client, and none but another session can end it.
 _END_ABANDONED_COPIES = f"""
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
@@ -144,9 +145,10 @@ class Database:
     def in_one_trip(self, statement: str, values: Sequence[Any], seconds: float | None = None) -> Any:
         """Execute a statement that commits by itself, on PostgreSQL, and return the value that it selects.
 
-        Returns None, and has executed nothing, if a lock was not free within a second. With `seconds`, the server gets
-        no longer than that; raises `NotConnected`, and has sent nothing, if the connection is not open and free.
-        Otherwise raises what SQLAlchemy would, whose own work would take a quarter of the time of a post.
+        Returns None, and has executed nothing, if a lock was not free within a second, or after a deadlock. With
+        `seconds`, the server gets no longer than that; raises `NotConnected`, and has sent nothing, if the connection
+        is not open and free. Otherwise raises what SQLAlchemy would, whose own work would take a quarter of the time of
+        a post.
         """
         pool: Any = self._single.pool
         if seconds is not None and not pool.checkedin():
@@ -170,9 +172,11 @@ class Database:
                 cursor.execute(statement, values)
                 return cursor.fetchone()[0]
         except sa.exc.DBAPIError as error:
-            if getattr(error.orig, "pgcode", None) != _LOCK_NOT_AVAILABLE:
+            code = getattr(error.orig, "pgcode", None)
+            if code == _LOCK_NOT_AVAILABLE:
+                self._end_abandoned_copies()
+            elif code not in _ROLLED_BACK:
                 raise
-            self._end_abandoned_copies()
             return None
         finally:
             driver.patience = patience

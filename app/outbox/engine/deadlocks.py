@@ -46,11 +46,25 @@ def after_deadlocks(database: Database | OpenTransaction, work: Callable[[], _T]
             left -= 1
 
 
+def write_alone(database: Database, write: Callable[[sa.Connection], object]) -> None:
+    """Make a transaction of what `write` does with a connection, and repeat it after a deadlock."""
+
+    def transaction() -> None:
+        with database.writing() as connection:
+            write(connection)
+
+    after_deadlocks(database, transaction)
+
+
 def repeated_after_deadlock(method: _Method) -> _Method:
-    """Repeat a method that is one transaction of its object's `_database`, unless it is part of a larger one."""
+    """Repeat a method or a function, unless it is part of a larger transaction.
+
+    It is one transaction of its object's `_database`, or of the database that is its first argument, or several of
+    which those before the last may be made twice.
+    """
 
     @wraps(method)
-    def repeat(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return after_deadlocks(self._database, partial(method, self, *args, **kwargs))
+    def repeat(first: Any, *args: Any, **kwargs: Any) -> Any:
+        return after_deadlocks(getattr(first, "_database", first), partial(method, first, *args, **kwargs))
 
     return cast(_Method, repeat)

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.policies import RECONCILIATIONS
 
 
@@ -23,6 +24,7 @@ class Finding:
     facts: Mapping[str, Any]
 
 
+@repeated_after_deadlock
 def store_findings(database: Database, run: str, findings: Iterable[Mapping[str, Any]]) -> int:
     """Store the findings of a run in place of those that it has; return how many.
 

@@ -12,6 +12,7 @@ from app.outbox import audit, log_head, tables
 from app.outbox.delivery import worker_heartbeats
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.errors import AlreadyRunning, NothingToRepair, UnknownRun
 from app.outbox.markers import NEVER
 from app.outbox.reconcile.runs import (
@@ -70,6 +71,7 @@ class RunRequests:
         self._registry.settings(self._registry.target(ended.target))
         return self._register(ended.target, ended.bucket, {"repair": True, "approved": run}, ended.prefix)
 
+    @repeated_after_deadlock
     def cancel(self, run: str) -> Reconciliation:
         """Cancel a run that waits or runs; its process ends within about 15 s. Others stay as they are.
 
@@ -87,6 +89,7 @@ class RunRequests:
                 audit.record(connection, "reconciliation.cancel", f"reconciliation:{run}")
         return self._runs.get(run)
 
+    @repeated_after_deadlock
     def _register(self, target: TargetId, bucket: str, details: dict[str, object], prefix: str) -> Reconciliation:
         r = tables.reconciliations.c
         run = uuid4().hex

@@ -173,6 +173,7 @@ class Reconciliations:
             cancelled = sa.select(r.id).where(r.run == run, r.alive_until == 0)
             return connection.execute(cancelled).first() is not None
 
+    @repeated_after_deadlock
     def delete_old(self, target: TargetId, bucket: str, before: int, *, job: str = RECONCILE) -> Mapping[str, str]:
         """Delete the job's runs for a target and a bucket that ended before a time (ms), except the last of each state.
 

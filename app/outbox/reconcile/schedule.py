@@ -22,6 +22,7 @@ from app.events.names import EVERY, expand
 from app.outbox import log_head, tables
 from app.outbox.buckets import usable_buckets
 from app.outbox.engine.database import Database
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.markers import NEVER
 from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile.runs import (
@@ -86,6 +87,7 @@ class Schedule:
         with self._database.reading() as connection:
             return bool(_expressions(connection)) or connection.execute(waiting).first() is not None
 
+    @repeated_after_deadlock
     def register(self, now: int) -> int:
         """Register the runs that are due at `now` (ms) and neither wait nor run already; return their number.
 
@@ -130,6 +132,7 @@ class Schedule:
                 for row in rows
             ]
 
+    @repeated_after_deadlock
     def fail(self, run: str, problem: str, now: int) -> bool:
         """Record why a run without a process failed; return False if the run has recorded its own end."""
         r = tables.reconciliations.c

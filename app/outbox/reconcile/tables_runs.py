@@ -11,11 +11,13 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.reconcile.runs import CLEAN, FAILED, PROCESS_DIED, RUNNING, TABLES, TABLES_TARGET, Reconciliations
 
 _R = tables.reconciliations.c
 
 
+@repeated_after_deadlock
 def begin_tables(database: Database, *, lease: int) -> str:
     """Record that an update of the tables begins, and return the run's name; it is dead `lease` ms after its renewal.
 
@@ -37,6 +39,7 @@ def end_tables(database: Database, run: str, *, problem: str = "") -> None:
     runs.delete_old(TABLES_TARGET, "", now, job=TABLES)
 
 
+@repeated_after_deadlock
 def fail_tables(database: Database, problem: str, since: int) -> None:
     """Record that an update that was started at `since` (ms) has failed, unless it has recorded its own end."""
     with database.writing() as connection:

@@ -15,6 +15,7 @@ from app.outbox.delivery.leases import at_least
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, describe_error
 from app.outbox.engine.db_errors import may_be_a_value
+from app.outbox.engine.deadlocks import write_alone
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.recorder import check_writable
@@ -113,7 +114,6 @@ class SourceIntake:
                 raise TargetFull(receipt)
         else:
             receipt = Receipt()
-            with self._database.writing() as connection:
-                beside(connection, receipt)
+            write_alone(self._database, lambda connection: beside(connection, receipt))
         lease.positions |= positions
         return receipt

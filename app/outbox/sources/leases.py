@@ -12,6 +12,7 @@ from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost, at_least, new_token
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database, DatabaseUnavailable
+from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.sources.stored import StoredSource, read_positions, stored_source
 
 _S = tables.sources.c
@@ -47,6 +48,7 @@ class SourceLeases:
             rows = connection.execute(sa.select(tables.sources).where(*_PULLS, *_free(now), _S.type.in_(SOURCE_TYPES)))
             return [stored_source(row) for row in rows]
 
+    @repeated_after_deadlock
     def claim(self, stored: StoredSource, now: int) -> SourceLease | None:
         """Lease a source; return None if somebody else has, or if it was changed since it was read."""
         token = new_token()
@@ -94,6 +96,7 @@ class SourceLeases:
         with suppress(LeaseLost):
             self._set(lease, lease_token="", leased_until=0)
 
+    @repeated_after_deadlock
     def begin(self, lease: SourceLease, now: int, moved: Mapping[str, str], notice: str) -> None:
         """Store the positions at which the queue begins instead of the stored ones, and what was lost before them.
 
@@ -104,6 +107,7 @@ class SourceLeases:
             store_positions(connection, lease, moved)
         lease.positions |= moved
 
+    @repeated_after_deadlock
     def _set(self, lease: SourceLease, **values: Any) -> None:
         with self._database.committing() as connection:
             fence(connection, lease, **values)

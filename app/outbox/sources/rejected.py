@@ -14,6 +14,7 @@ from app.events.parsing import HEADERS
 from app.outbox import audit, tables
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database
+from app.outbox.engine.deadlocks import repeated_after_deadlock, write_alone
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.records import Reserve, reserve_nothing
@@ -66,6 +67,7 @@ class RejectedMessages:
             reserve(connection.execute(size).scalar() or 0)
             return _message(connection, stored, number)
 
+    @repeated_after_deadlock
     def delete(self, stored: StoredSource, numbers: Sequence[int] | None) -> int:
         """Delete messages, None for all of the source, and return how many there were."""
         chosen = (_R.source_id == stored.row_id, *([] if numbers is None else [_R.id.in_(numbers)]))
@@ -106,8 +108,7 @@ class RejectedMessages:
 
         if read.events:
             return Log(self._database).append_beside(read.events, beside)
-        with self._database.writing() as connection:
-            beside(connection, Receipt())
+        write_alone(self._database, lambda connection: beside(connection, Receipt()))
         return Receipt()
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from threading import Event as Flag
 from typing import Any
 
-import pymysql
 import pytest
 import sqlalchemy as sa
 
@@ -31,6 +29,7 @@ from app.outbox.log.batch import Receipt
 from app.resources.dead_letter import DeadLetterFilter
 from app.resources.retry import RetryFilter
 from tests.support.builders import add_target, event, registry
+from tests.support.lost_transactions import lost_once
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from tests.support.tuning import tune
 from workers.delivery.outcomes import Failed, Outcome, Rejected
@@ -125,30 +124,6 @@ def test_a_change_of_a_target_that_loses_a_deadlock_is_made(
     reached = flagged(monkeypatch, registry_module, "find_target")
     lose(database, lambda: registry(database).pause(target, "why"), reached, lock, log_head.lock)
     assert registry(database).target(target).paused
-
-
-def lost_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Have a deadlock end the next transaction at its commit, and the next single statement; what was begun."""
-    lost: list[str] = []
-
-    def losing(name: str, begin: Callable[[], AbstractContextManager[sa.Connection]]) -> Any:
-        @contextmanager
-        def begun() -> Iterator[sa.Connection]:
-            first = name not in lost
-            lost.append(name)
-            deadlock = sa.exc.OperationalError("COMMIT", {}, pymysql.err.OperationalError(1213, "Deadlock found"))
-            if first and name == "committing":  # it commits by itself
-                raise deadlock
-            with begin() as connection:
-                yield connection
-                if first:
-                    raise deadlock
-
-        return begun
-
-    for name in ("writing", "committing"):
-        monkeypatch.setattr(database, name, losing(name, getattr(database, name)))
-    return lost
 
 
 def test_a_lease_that_loses_a_deadlock_is_claimed_renewed_and_released(
