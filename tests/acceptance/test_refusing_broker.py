@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ PATIENCE = 90
 SECONDS = 6  # for which a process that says something once a second would be heard several times
 FAILS, WORKS = "cannot be used", "the broker works again"
 USUAL = {"full", "demoted"}  # of Redis
+_COMMAND = re.compile(rb"\*\d+\r\n\$\d+\r\n([A-Z]+)\r\n")
 tier3 = pytest.mark.tier3
 
 
@@ -34,6 +36,25 @@ class Refusal(NamedTuple):
     extra: tuple[str, ...] = ()
 
 
+class Answer(NamedTuple):
+    """An error that a Redis, or a cluster of them, answers to all commands but a few, which a proxy does for it."""
+
+    error: str
+    passes: frozenset[bytes] = frozenset((b"HELLO", b"AUTH", b"CLIENT", b"SELECT", b"INFO"))
+
+    @property
+    def says(self) -> str:
+        return self.error.partition(" ")[2]
+
+    def __call__(self, said: bytes) -> bytes:
+        """The answers to the commands in what a client says; none if they pass."""
+        commands = _COMMAND.findall(said)
+        if self.passes.issuperset(commands):
+            return b""
+        aborted = "EXECABORT Transaction discarded because of previous errors."
+        return b"".join([f"-{aborted if each == b'EXEC' else self.error}\r\n".encode() for each in commands])
+
+
 class AmqpRefusal(NamedTuple):
     """The same of a RabbitMQ, in Erlang's words."""
 
@@ -44,6 +65,11 @@ class AmqpRefusal(NamedTuple):
 
 def demote(server: services.Redis, client: redis.Redis) -> None:
     client.replicaof(services.LOOPBACK, str(services.free_port()))
+
+
+def lose_master(server: services.Redis, client: redis.Redis) -> None:
+    client.config_set("replica-serve-stale-data", "no")
+    demote(server, client)
 
 
 def fill_disk(server: services.Redis, client: redis.Redis) -> None:
@@ -80,6 +106,9 @@ REFUSALS: Mapping[str, Refusal] = {
         "when used memory > 'maxmemory'", ("--maxmemory-policy", "noeviction"),
     ),
     "demoted": Refusal(demote, lambda _, client: client.replicaof("NO", "ONE"), "read only replica"),
+    "without its master": Refusal(
+        lose_master, lambda _, client: client.replicaof("NO", "ONE"), "Link with MASTER is down"
+    ),
     "unsaved": Refusal(fill_disk, free_disk, "MISCONF"),
     "no permission": Refusal(forbid("-@all", "+acl", "+ping", "+client"), forbid("+@all"), "no permissions"),
     "no acknowledgement": Refusal(forbid("-zrem"), forbid("+zrem"), "no permissions"),
@@ -89,6 +118,14 @@ REFUSALS: Mapping[str, Refusal] = {
         lambda _, client: client.config_set("min-replicas-to-write", 0), "NOREPLICAS",
     ),
 }  # fmt: skip
+
+_WITH_PING = Answer("").passes | {b"PING"}
+ANSWERS: Mapping[str, Answer] = {
+    "loading": Answer("LOADING Redis is loading the dataset in memory"),
+    "busy": Answer("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE."),
+    "cluster is down": Answer("CLUSTERDOWN The cluster is down", _WITH_PING),
+    "slot moves": Answer("TRYAGAIN Multiple keys request during rehashing of slot", _WITH_PING),
+}
 
 USER = "rabbit_auth_backend_internal:change_password"
 OVER_RABBITMQ: Mapping[str, AmqpRefusal] = {
@@ -101,13 +138,14 @@ OVER_RABBITMQ: Mapping[str, AmqpRefusal] = {
         f'{USER}(<<"alice">>, <<"{services.PASSWORD}">>, <<"test">>)', "ACCESS_REFUSED",
     ),
 }  # fmt: skip
-KINDS = {**REFUSALS, **OVER_RABBITMQ}
+KINDS = {**REFUSALS, **ANSWERS, **OVER_RABBITMQ}
 
 
 @contextmanager
 def refused(kind: str, **options: Any) -> Iterator[Stage]:
     with ExitStack() as stack:
-        begin, end, url = stack.enter_context(over_rabbitmq(kind) if kind in OVER_RABBITMQ else over_redis(kind))
+        over = over_rabbitmq if kind in OVER_RABBITMQ else over_proxy if kind in ANSWERS else over_redis
+        begin, end, url = stack.enter_context(over(kind))
         outbox = f"sqlite:///{services.new_folder('outbox')}/outbox.db"
         whole = stack.enter_context(system(outbox, url, concurrency=1, **options))
         sources = source_worker(whole.settings)
@@ -124,6 +162,13 @@ def over_redis(kind: str) -> Iterator[Broker]:
     with services.redis(extra=refusal.extra) as server, server.client() as client:
         client.ping()  # so that it has its connection before anything is refused
         yield lambda: refusal.begin(server, client), lambda: refusal.end(server, client), server.url
+
+
+@contextmanager
+def over_proxy(kind: str) -> Iterator[Broker]:
+    with services.redis() as server, services.proxy(server.port) as wire:
+        url = server.url.replace(f":{server.port}", f":{wire.port}")
+        yield lambda: wire.reply(ANSWERS[kind]), wire.heal, url
 
 
 @contextmanager
@@ -191,7 +236,7 @@ def test_a_broker_that_refuses_ends_no_process_and_all_is_delivered_when_it_does
 
 
 @tier3
-@pytest.mark.parametrize("kind", ["demoted", "no permission", "unsaved"])
+@pytest.mark.parametrize("kind", ["demoted", "loading", "no permission", "unsaved"])
 def test_processes_that_start_while_the_broker_refuses_wait_for_it(kind: str, receiver: services.Receiver) -> None:
     with refused(kind, start=False) as stage, ThreadPoolExecutor() as pool:
         stage.begin()

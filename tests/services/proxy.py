@@ -65,6 +65,7 @@ class Proxy:
         self._flood: Iterable[bytes] | None = None
         self.flooded = 0
         self._refusing = False
+        self._reply: Callable[[bytes], bytes] | None = None
         self._swallowing, self._muting = threading.Event(), threading.Event()
         self._holding, self._released = threading.Event(), threading.Event()
         self.held = threading.Event()  # whether something is kept back by `hold_next()`
@@ -96,6 +97,11 @@ class Proxy:
         self.heal()
         self.flooded = 0
         self._flood = answer
+
+    def reply(self, reply: Callable[[bytes], bytes]) -> None:
+        """Answer what clients say in the server's place; what this has no answer to passes."""
+        self.heal()
+        self._reply = reply
 
     def cut(self) -> None:
         """Every connection is reset, and each new one as soon as it is made."""
@@ -129,6 +135,7 @@ class Proxy:
     def heal(self) -> None:
         """Pass on again whatever new connections bring."""
         self._delay, self._refusing, self._drip, self._interim, self._flood = 0.0, False, 0.0, 0.0, None
+        self._reply = None
         for fault in (self._swallowing, self._muting):
             if fault.is_set():
                 for wire in self._wires:
@@ -223,6 +230,17 @@ class Proxy:
             self.held.set()
             self._released.wait()
 
+    def _replied(self, wire: _Wire, said: bytes) -> bool:
+        """Whether what a client says was answered in the server's place; else note whether it gets its answer."""
+        reply = self._reply  # `heal()` may end it at any moment
+        if reply is not None and (instead := reply(said)):
+            wire.near.sendall(instead)
+            return True
+        if self._unanswered and self._unanswered in said:
+            self._unanswered = b""
+            wire.unanswered.set()
+        return False
+
     def _pump(self, wire: _Wire, source: socket.socket, sink: socket.socket) -> None:
         answers = source is wire.far
         with contextlib.suppress(OSError):
@@ -230,9 +248,8 @@ class Proxy:
                 if self._hang_up_on and not answers and self._hang_up_on in received:
                     wire.reset()
                     return
-                if self._unanswered and not answers and self._unanswered in received:
-                    self._unanswered = b""
-                    wire.unanswered.set()
+                if not answers and self._replied(wire, received):
+                    continue
                 if answers and wire.unanswered.is_set():
                     self.lost.set()
                     wire.reset()
