@@ -72,6 +72,11 @@ class Broadcaster:
     def __len__(self) -> int:
         return len(self._streams)
 
+    def held_by(self, holder: str) -> int:
+        """Return how many streams a holder has."""
+        with self._lock:
+            return sum([stream.query.holder == holder for stream in self._streams])
+
     def stream(self, query: StreamQuery, position: int, *, chunked: bool, number: str) -> Stream:
         """Create a stream of the events after seq `position`; `admit` gives it its connection."""
         return Stream(

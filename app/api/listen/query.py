@@ -24,7 +24,7 @@ class StreamQuery:
     With `target_id` (a row's id) only events for that target. With `resume_bucket` that event has to be of this bucket.
     With `seal` the ids of events that the listener does not get are sealed with it, to resume after them without
     knowing them. `is_allowed` returns whether the listener may still listen; it is called every few seconds, in the
-    thread that reads the log.
+    thread that reads the log. `holder` is the limited token that has only a share of the streams; "" for no limit.
     """
 
     rule: Rule
@@ -35,6 +35,7 @@ class StreamQuery:
     resume_bucket: str = ""
     seal: Callable[[str], str] | None = None
     is_allowed: Callable[[], bool] | None = None
+    holder: str = ""
 
 
 def parse_query(bucket: str, query: Sequence[tuple[str, str]]) -> StreamQuery:

@@ -14,6 +14,7 @@ from app.outbox.log.log_reader import log_end, position_of
 
 MAX_STREAMS = 10_000  # per process
 MAX_TLS_STREAMS = 500  # per process: each has a thread and three descriptors
+_SHARE = 8  # a limited token has one in so many, or it could keep all others from listening
 _TLS_FILES = 3
 _OTHER_FILES = 256  # descriptors that the process needs for requests, the database and itself
 _FILES = 65_536
@@ -42,11 +43,13 @@ class Streams:
         """Return the exception to raise so that the connection becomes the stream.
 
         The stream has the events from now on, or those after the query's `resume_after`. Raises `S3Error` if the log
-        does not contain that event, or if there are too many streams.
+        does not contain that event, or if there are too many streams, or too many of the query's holder.
         """
         position = self._position_after(query) if query.resume_after else log_end(self._database).last_seq
         broadcaster = self._get_broadcaster()
         if len(broadcaster) >= self._most:
+            raise S3Error("SlowDown")
+        if query.holder and broadcaster.held_by(query.holder) >= self._most // _SHARE:
             raise S3Error("SlowDown")
         stream = broadcaster.stream(query, position, chunked=chunked, number=number)
         return SocketHandedOver(lambda connection: broadcaster.admit(connection, stream))

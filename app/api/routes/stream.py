@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from flask import Blueprint, Flask, Response, current_app, request
+from flask import Blueprint, Flask, Response, current_app, g, request
 
 from app.api.auth import watch_token
 from app.api.description import answers
@@ -82,13 +82,17 @@ def stream(query: StreamQuery) -> Response:
     response = _HandOver()
     asked = listen.StreamQuery(rule, _PING, resume, SERVER_SENT_EVENTS, target_id, is_allowed=watch_token())
     if is_limited():  # it learns no event of another bucket, nor whether there is one of an id
-        asked = replace(asked, seal=partial(_seal, services().sealer), resume_bucket="" if sealed else query.bucket)
+        asked = replace(
+            asked, seal=partial(_seal, services().sealer), resume_bucket="" if sealed else query.bucket,
+            holder=g.token.name,
+        )  # fmt: skip
     try:
         response.handed_over = _begin(asked)
     except S3Error as error:
         if error.code == "SlowDown":
             raise ApiProblem(
-                "too-many-streams", "this process has as many streams as it can; try again later"
+                "too-many-streams",
+                "this process has as many streams as it can, or as many of this token as one may have; try again later",
             ) from None
         if last:  # a browser that was away for longer than the retention must not stop for ever
             response.handed_over = _begin(replace(asked, resume_after=""))

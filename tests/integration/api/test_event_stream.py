@@ -5,16 +5,19 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import orjson
 import pytest
 
+from app.api.listen import streams
 from app.api.listen.broadcaster import Broadcaster
 from app.api.listen.query import NO_TARGET, StreamQuery
 from app.api.listen.stream import MAX_BUFFERED_BYTES, Stream
 from app.api.listen.wire_format import SERVER_SENT_EVENTS, ServerSentEvents
+from app.api.s3.errors import S3Error
 from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
@@ -225,3 +228,40 @@ def test_a_filter_that_no_key_can_match_is_refused(plain: Api) -> None:
 def test_a_clients_header_does_not_change_what_a_path_means(plain: Api) -> None:
     odd = plain.client.get("/v1/events/metrics", headers={"SCRIPT_NAME": "/v1/events"})
     assert "bucketwire_" not in odd.text, "it was answered as /metrics"
+
+
+def test_a_limited_token_has_a_share_of_the_streams(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(streams, "MAX_STREAMS", 16)
+    log = migrated(f"sqlite:///{tmp_path}/outbox.db")
+    made = streams.Streams(log)
+    tenants = StreamQuery(Rule(bucket="images", events=(), target=NO_TARGET), holder="tenant")
+    connections = list[socket.socket]()
+
+    def begin(query: StreamQuery) -> None:
+        handed_over = made.begin(query, chunked=False, number="1")
+        with socket.create_server((services.LOOPBACK, 0)) as listener:
+            connections.append(socket.create_connection(listener.getsockname()))
+            handed_over.take(listener.accept()[0])
+        connections[-1].settimeout(30)
+        assert connections[-1].recv(4) == b"HTTP"
+
+    def begins_again() -> bool:
+        try:
+            begin(tenants)
+        except S3Error:
+            return False
+        return True
+
+    try:
+        begin(tenants)
+        begin(tenants)
+        with pytest.raises(S3Error, match="SlowDown"):
+            begin(tenants)
+        for holder in ("", "", "", "another"):
+            begin(replace(tenants, holder=holder))
+        connections.pop(0).close()
+        until(begins_again)
+    finally:
+        for connection in connections:
+            connection.close()
+        log.close()
