@@ -249,7 +249,8 @@ def test_processes_that_start_while_the_broker_refuses_wait_for_it(kind: str, re
         for started in waiting:
             started.result()
         stage.whole.add_target("webhook:all", endpoint=receiver.url)
-        until(lambda: stage.post() or stage.delivered(), PATIENCE, what="everything delivered")
+        stage.post()  # once: a busy machine may never have delivered all of what is posted again and again
+        until(stage.delivered, PATIENCE, what="everything delivered")
         assert all(role.running for role in stage.roles)
         assert sum(stage.lines("Traceback").values()) == 0
         assert max(stage.lines(FAILS).values()) == 1
