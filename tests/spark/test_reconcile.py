@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -39,7 +42,7 @@ from tests.spark import test_inventory as inventories
 from tests.spark.conftest import Job
 from tests.support.listings import unpack
 from tests.support.properties import times
-from tests.support.service_processes import System, system
+from tests.support.service_processes import BUCKETWIRE, System, source_worker, system
 from tests.support.target_contents import (
     TABLE,
     ElasticsearchContents,
@@ -60,6 +63,7 @@ ODD = ["dir/", "x y+%41é🎉.txt", "quotes\"'`\\<&>", "new\nline\ttab", "%2F", 
 COUNT = 120
 OLD = times(200, 2_100)  # so many that few of them are removed
 BUSY = times(12, 60)  # keys of a busy writer
+ADMIN = "admin-0123456789abcdef"
 PAUSE = 1.2 / BUSY  # seconds between two of its writes: it changes the most of the keys while a run reads them
 
 
@@ -111,7 +115,7 @@ class Stage:
         kind, _, name = target.partition(":")
         chosen = {"grace": 0, "arrival": 0.0, "endpoint": self.minio.url, "reports": str(self.folder)} | more
         config = ReconcileConfig(bucket=bucket, target=TargetId(kind, name), **chosen)
-        return reconcile(self.spark, self.whole.database, registry, config, Api(self.whole.api.url))
+        return reconcile(self.spark, self.whole.database, registry, config, Api(self.whole.api.url, ADMIN))
 
     def settle(self, target: str) -> None:
         contents, bucket = self.stores[target], BUCKETS[target]
@@ -160,8 +164,9 @@ def stage(spark: SparkSession, postgres_server: services.Postgres) -> Iterator[S
         cursor.execute("CREATE TABLE rows (key varchar PRIMARY KEY, value jsonb)")  # as MinIO leaves one
     with ExitStack() as stack:
         broker, redis = (stack.enter_context(services.redis()) for _ in range(2))
-        whole = stack.enter_context(system(postgres_server.create_database(outbox), broker.url))
-        minio = stack.enter_context(services.minio(webhooks={"BW": (f"{whole.api.url}/v1/events", "")}))
+        outbox_url, tokens = postgres_server.create_database(outbox), f"tests:admin:{ADMIN}"
+        whole = stack.enter_context(system(outbox_url, broker.url, token=ADMIN, api_tokens=tokens))
+        minio = stack.enter_context(services.minio(webhooks={"BW": (f"{whole.api.url}/v1/events", ADMIN)}))
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("AWS_ACCESS_KEY_ID", minio.access_key)
         patch.setenv("AWS_SECRET_ACCESS_KEY", minio.secret_key)
@@ -446,8 +451,71 @@ def test_the_rows_of_a_bucket_that_is_gone_are_orphaned_within_the_limits(stage:
     until(lambda: not [path for path in store.all() if path.startswith(f"{bucket}/")], what="no rows")
 
 
+@pytest.mark.tier3
+def test_two_tenants_with_buckets_of_one_name_share_a_mirror_and_nothing_else(stage: Stage, job: Job) -> None:
+    """West's MinIO posts with a token, east's writes into a list of Redis that a source pulls; PostgreSQL is east's."""
+    whole, store, only_easts = stage.whole, stage.stores["redis:rows"], stage.stores["postgresql:rows"]
+    assert isinstance(store, RedisContents)
+    place = f"{services.LOOPBACK}:{store.server.port}"
+    made = {"name": "west", "scopes": ["ingest"], "tenant": "west"}
+    token = whole.ask("POST", "/v1/tokens", json=made).json()["token"]
+    whole.ask("PUT", "/v1/sources/redis/east", json={"address": place, "key": "queue", "tenant": "east"})
+    for bucket, target in (("west:both", "redis:rows"), ("east:both", "redis:rows"), ("east:both", "postgresql:rows")):
+        whole.ask("POST", "/v1/rules", json={"bucket": bucket, "target": target, "events": EVENTS})
+    queue = {"ENABLE": "on", "ADDRESS": place, "KEY": "queue", "FORMAT": "access"}
+    with ExitStack() as stack:
+        worker = source_worker(whole.settings)
+        stack.callback(worker.stop)
+        worker.start()
+        west = stack.enter_context(services.minio(webhooks={"BW": (f"{whole.api.url}/v1/events", token)}))
+        east = stack.enter_context(
+            services.minio(extra_env={f"MINIO_NOTIFY_REDIS_{name}_BW": value for name, value in queue.items()})
+        )
+        clients, paths = {}, set()
+        for name, server, kind in (("west", west, "webhook"), ("east", east, "redis")):
+            clients[name] = client = server.boto3()
+            stack.callback(client.close)
+            client.create_bucket(Bucket="both")
+            configured = [{"QueueArn": f"arn:minio:sqs::BW:{kind}", "Events": EVENTS}]
+            client.put_bucket_notification_configuration(
+                Bucket="both", NotificationConfiguration={"QueueConfigurations": configured}
+            )
+            for key in ("a", "b", "c"):
+                client.put_object(Bucket="both", Key=key, Body=name.encode() + key.encode())
+                paths.add(f"{name}:both/{key}")
+
+        def held(rows: TargetContents) -> set[str]:
+            return {path for path in rows.all() if "both/" in path}
+
+        until(lambda: held(store) == paths, 60, what="the rows of both")
+        clients["west"].delete_object(Bucket="both", Key="a")
+        clients["east"].delete_object(Bucket="both", Key="b")
+        paths -= {"west:both/a", "east:both/b"}
+        until(lambda: held(store) == paths, 60, what="each one's deletion")
+        until(lambda: held(only_easts) == {"east:both/a", "east:both/c"}, 60, what="the rows of east")
+        environment = {**whole.settings, "BUCKETWIRE_TOKEN": ADMIN, "BUCKETWIRE_URL": whole.api.url}
+        environment |= {"BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS), "AWS_ENDPOINT_URL_S3": stage.minio.url}
+        store.set("west:both/b", None)
+        store.set("east:both/c", {"Records": store.all()["west:both/c"]["Records"]})
+        for name, server in (("west", west), ("east", east)):
+            login = [f"endpoint={server.url}", f"access_key={server.access_key}", f"secret_key={server.secret_key}"]
+            setting = [BUCKETWIRE, "bucket", "set", f"{name}:both", *login]
+            subprocess.run(setting, env=os.environ | environment, check=True, capture_output=True, timeout=60)
+            words = [f"{name}:both", "--target", "redis:rows", "--grace", "0s", "--repair", "--max-removals", "9"]
+            code, out, error = job(environment, "reconcile", "run", *words, "--json")
+            assert code == 0, error
+            result = json.loads(out)
+            assert result["state"] == "repaired", result
+    until(lambda: held(store) == paths, 60, what="the repairs")
+    things = {path: row["Records"][0]["s3"] for path, row in store.all().items() if path in paths}
+    assert {path: thing["object"]["eTag"] for path, thing in things.items()} == {
+        path: hashlib.md5(f"{path[:4]}{path[-1]}".encode(), usedforsecurity=False).hexdigest() for path in paths
+    }
+
+
 def test_a_url_or_token_for_repairs_is_tried_before_anything_is_compared(stage: Stage, job: Job) -> None:
     more = {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9", "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS)}
+    more["BUCKETWIRE_TOKEN"] = ADMIN
     bucketwire = partial(job, {**stage.whole.settings, **more}, "reconcile", "run", "plain", "--target", "redis:rows")
     for url in ("http://127.0.0.1:9", f"{stage.whole.api.url}/elsewhere"):
         code, _, error = bucketwire("--repair", "--url", url)
