@@ -13,8 +13,10 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from uuid import uuid4
 
+import botocore.exceptions  # type: ignore[import-untyped]  # ships no types
 import psycopg2
 import pytest
 
@@ -22,6 +24,7 @@ from tests import provision, services
 from tests.services import senders
 from tests.services.senders import SENDERS
 from tests.services.server_process import until
+from tests.spark.conftest import QUICKLY
 from tests.support.sender_operations import (
     LOSES,
     OPERATIONS,
@@ -61,13 +64,28 @@ class Stage(Buckets):
     postgres: services.Postgres
     database: str
 
-    def drifts(self, bucket: str) -> list[dict[str, str]]:
-        """How the rows of PostgreSQL and Redis differ from the bucket's listing."""
-        listing = {key: (one["ETag"].strip('"'), one["Size"]) for key, one in self.listed(bucket).items()}
+    def held(self, bucket: str) -> list[dict[str, tuple[str, int]]]:
+        """The rows of a bucket in PostgreSQL and in Redis, by key."""
         stored: dict[str, Record] = {}
         with contextlib.suppress(psycopg2.errors.UndefinedTable):  # it is created for the first event
             stored = rows(self.postgres, self.database, "rows")
-        return [drift(contents(held, bucket), listing) for held in (stored, hashed(self.redis, "rows"))]
+        return [contents(held, bucket) for held in (stored, hashed(self.redis, "rows"))]
+
+    def drifts(self, bucket: str) -> list[dict[str, str]]:
+        """How the rows of PostgreSQL and Redis differ from the bucket's listing."""
+        listing = {key: (one["ETag"].strip('"'), one["Size"]) for key, one in self.listed(bucket).items()}
+        return [drift(held, listing) for held in self.held(bucket)]
+
+    def token(self, name: str, tenant: str) -> str:
+        """Make a token for a tenant's events."""
+        made = {"name": name, "scopes": ["ingest"], "tenant": tenant}
+        return str(self.whole.ask("POST", "/v1/tokens", json=made).json()["token"])
+
+    def end(self, bucket: str, expected: Mapping[str, tuple[str, int]]) -> None:
+        """Both mirrors end with just these rows of the bucket."""
+        with contextlib.suppress(AssertionError):  # compared once more below, where the difference is shown
+            until(lambda: self.held(bucket) == [expected, expected], LATEST[self.sender.name])
+        assert self.held(bucket) == [expected, expected]
 
     def check(self, bucket: str, expected: Mapping[str, str]) -> None:
         """Both mirrors end with just this drift, and stay so."""
@@ -76,12 +94,12 @@ class Stage(Buckets):
         self.wait()
         assert self.drifts(bucket) == [expected, expected]
 
-    def reconcile(self, bucket: str, *options: str) -> None:
+    def reconcile(self, bucket: str, *options: str, login: senders.Login = senders.LOGIN) -> None:
         """Compare the bucket with each mirror, as an operator does; no drift is left."""
         services.need("spark_jars")
         access = {
-            "AWS_ACCESS_KEY_ID": senders.ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": senders.SECRET_KEY,
+            "AWS_ACCESS_KEY_ID": login.access_key,
+            "AWS_SECRET_ACCESS_KEY": login.secret_key,
             "AWS_ENDPOINT_URL_S3": self.sender.url,
             "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS),
             "BUCKETWIRE_SPARK_MASTER": "local[2]",
@@ -91,7 +109,7 @@ class Stage(Buckets):
             words = [bucket, "--target", target, "--grace", "0s", "--check", "--url", self.whole.api.url, *options]
             done = subprocess.run(
                 [BUCKETWIRE, "reconcile", "run", *words],
-                env=os.environ | dict(self.whole.settings) | access,
+                env=os.environ | dict(self.whole.settings) | access | QUICKLY,
                 capture_output=True,
                 text=True,
                 timeout=800,
@@ -140,6 +158,9 @@ def stage(request: pytest.FixtureRequest, postgres_server: services.Postgres) ->
         stack.callback(s3.close)
         parts = (whole, redis, postgres_server, database)
         yield Stage(sender, s3, MANY, lambda: settle(whole), *parts)
+
+
+ONLY_CEPH = pytest.mark.parametrize("stage", ["ceph"], indirect=True)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
@@ -192,3 +213,75 @@ def test_what_happens_while_the_receiver_is_away_for_a_minute_is_not_lost(stage:
         assert_repaired(stage, bucket)
     else:
         stage.check(bucket, {})
+
+
+@ONLY_CEPH
+def test_buckets_of_one_name_in_two_of_cephs_tenants_are_one_unless_the_token_says_whose_they_are(stage: Stage) -> None:
+    ceph = stage.sender
+    assert isinstance(ceph, services.Ceph)
+    tenants = {name: ceph.tenant(name) for name in ("east", "west")}
+    made = {name: stage.token(name, name) for name in ("arn", *tenants)}
+    bucket, etags = f"b-{uuid4().hex[:12]}", {}
+    tokens = {
+        "plain": dict.fromkeys(tenants, SENDER_TOKEN),
+        "by-arn": dict.fromkeys(tenants, made["arn"]),
+        "by-token": made,
+    }
+    for (way, chosen), (tenant, login) in product(tokens.items(), tenants.items()):
+        client = ceph.boto3(login=login)
+        client.create_bucket(Bucket=f"{bucket}-{way}")
+        ceph.notify(f"{bucket}-{way}", ceph.topic(way, ceph.endpoint_with(chosen[tenant]), login), login)
+        for key in ("both", tenant):
+            etags[tenant] = client.put_object(Bucket=f"{bucket}-{way}", Key=key, Body=tenant.encode())["ETag"].strip(
+                '"'
+            )
+        client.close()
+    rows = {name: (etags[name], 4) for name in tenants}
+    both = {name: {"both": rows[name], name: rows[name]} for name in tenants}
+    stage.end(f"{bucket}-plain", rows | {"both": rows["west"]})
+    for way, tenant in product(("by-arn", "by-token"), tenants):
+        stage.end(f"{tenant}:{bucket}-{way}", both[tenant])
+    client = ceph.boto3(login=tenants["east"])
+    for way in tokens:
+        client.delete_object(Bucket=f"{bucket}-{way}", Key="both")
+    client.close()
+    stage.end(f"{bucket}-plain", rows)  # the row of what is still in the other tenant's bucket is gone
+    for way in ("by-arn", "by-token"):
+        stage.end(f"east:{bucket}-{way}", {"east": rows["east"]})
+        stage.end(f"west:{bucket}-{way}", both["west"])
+        stage.end(f"{bucket}-{way}", {})
+    stage.reconcile(f"west:{bucket}-by-arn", login=ceph.overseer())
+
+
+@ONLY_CEPH
+def test_what_ceph_purges_with_its_bucket_is_found_by_a_reconciliation(stage: Stage) -> None:
+    bucket = stage.bucket()
+    for key in ("a", "b+ %2F"):
+        stage.put(bucket, key)
+    stage.check(bucket, {})
+    assert isinstance(stage.sender, services.Ceph)
+    kept = stage.held(bucket)
+    stage.sender.administer("bucket", "rm", f"--bucket={bucket}", "--purge-objects")
+    stage.wait()
+    assert stage.held(bucket) == kept
+    stage.reconcile(bucket, "--repair", "--max-removals", "100")
+    stage.end(bucket, {})
+
+
+@ONLY_CEPH
+def test_ceph_refuses_what_its_page_says(stage: Stage) -> None:
+    ceph, bucket = stage.sender, stage.bucket()
+    assert isinstance(ceph, services.Ceph)
+    topic = {"Id": "expired", "TopicArn": ceph.topic("expired", ceph.endpoint_with_token)}
+    topic |= {"Events": ["s3:ObjectLifecycle:Expiration:Current"]}
+    with pytest.raises(botocore.exceptions.ClientError, match="InvalidArgument"):
+        stage.s3.put_bucket_notification_configuration(
+            Bucket=bucket, NotificationConfiguration={"TopicConfigurations": [topic]}
+        )
+    with contextlib.closing(ceph.boto3("sns")) as sns, pytest.raises(botocore.exceptions.ClientError):
+        sns.create_topic(Name="plain", Attributes={"push-endpoint": ceph.endpoint_with_token})  # not over HTTPS
+    stage.put(bucket, "k")
+    with pytest.raises(botocore.exceptions.BotoCoreError):  # no answer: the gateway has aborted
+        stage.s3.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": "k"}]})
+    ceph.restart()
+    stage.check(bucket, {})

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from uuid import uuid4
 
 import boto3  # type: ignore[import-untyped]  # ships no types
@@ -20,6 +20,16 @@ from tests.services.server_process import LOOPBACK, Server, accepting, free_port
 
 ACCESS_KEY = "bucketwire"
 SECRET_KEY = "bucketwire-secret"
+
+
+class Login(NamedTuple):
+    """Who asks a frontend."""
+
+    access_key: str
+    secret_key: str
+
+
+LOGIN = Login(ACCESS_KEY, SECRET_KEY)
 
 
 @dataclass(eq=False)
@@ -33,20 +43,24 @@ class Sender(Server):
     @property
     def endpoint_with_token(self) -> str:
         """The endpoint for frontends that have no other place for a token."""
-        return self.endpoint.replace("://", f"://bw:{self.token}@", 1)
+        return self.endpoint_with(self.token)
+
+    def endpoint_with(self, token: str) -> str:
+        """The same with another token."""
+        return self.endpoint.replace("://", f"://bw:{token}@", 1)
 
     @property
     def url(self) -> str:
         """The address of its S3 API."""
         return f"http://{LOOPBACK}:{self.port}"
 
-    def boto3(self, service: str = "s3") -> Any:
+    def boto3(self, service: str = "s3", login: Login = LOGIN) -> Any:
         """A boto3 client by path and Signature Version 4; to be closed by the caller."""
         return boto3.client(
             service,
             endpoint_url=self.url,
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
+            aws_access_key_id=login.access_key,
+            aws_secret_access_key=login.secret_key,
             region_name="us-east-1",
             config=botocore.config.Config(
                 signature_version="s3v4" if service == "s3" else None,
@@ -186,8 +200,7 @@ class Ceph(Sender):
         self.set_up([*self._ceph, "osd", "new", str(disk)])
         self.set_up(["ceph-osd", *self._as("0"), "--mkfs", "--osd-uuid", str(disk)])
         self._start("ceph-osd", "-f", *self._as("0"))
-        user = ["--uid=admin", "--display-name=admin", f"--access-key={ACCESS_KEY}", f"--secret={SECRET_KEY}"]
-        self.set_up(["radosgw-admin", "-c", self.config, "user", "create", *user])
+        self._make_user(LOGIN, "--uid=admin")
 
     def _as(self, identity: str) -> list[str | Path]:
         return ["-i", identity, "-c", self.config]
@@ -202,21 +215,49 @@ class Ceph(Sender):
     def argv(self) -> Sequence[str | Path]:
         return ["radosgw", "-f", "-n", "client.rgw", "-c", self.config]
 
-    def watch(self, bucket: str) -> None:
-        """Send the bucket's events to a persistent topic, which keeps them while the receiver is away."""
-        if not self._topic:
-            attributes = {"push-endpoint": self.endpoint_with_token, "persistent": "true"}
-            sns = self.boto3("sns")
-            sns.meta.events.register("before-sign", _as_over_https)
-            self._topic = sns.create_topic(Name="bucketwire", Attributes=attributes)["TopicArn"]
-            sns.close()
+    def administer(self, *words: str) -> None:
+        """Run radosgw-admin."""
+        self.set_up(["radosgw-admin", "-c", self.config, *words])
+
+    def _make_user(self, login: Login, *options: str) -> None:
+        keys = (f"--access-key={login.access_key}", f"--secret={login.secret_key}")
+        self.administer("user", "create", "--display-name=someone", *keys, *options)
+
+    def tenant(self, name: str) -> Login:
+        """Make a tenant with one user."""
+        login = Login(name, f"{name}-{SECRET_KEY}")
+        self._make_user(login, f"--tenant={name}", "--uid=someone")
+        return login
+
+    def overseer(self) -> Login:
+        """Make a user who may do everything, as those that sites of one realm use."""
+        login = Login("overseer", f"overseer-{SECRET_KEY}")
+        self._make_user(login, "--uid=overseer", "--system")
+        return login
+
+    def topic(self, name: str, endpoint: str, login: Login = LOGIN) -> str:
+        """Make a persistent topic, which keeps events while the receiver is away; its ARN."""
+        sns = self.boto3("sns", login)
+        sns.meta.events.register("before-sign", _as_over_https)
+        made: str = sns.create_topic(Name=name, Attributes={"push-endpoint": endpoint, "persistent": "true"})[
+            "TopicArn"
+        ]
+        sns.close()
+        return made
+
+    def notify(self, bucket: str, topic: str, login: Login = LOGIN) -> None:
+        """Send the bucket's events to a topic."""
         events = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]
-        topic = {"Id": "bucketwire", "TopicArn": self._topic, "Events": events}
-        client = self.boto3()
+        sent = {"Id": "bucketwire", "TopicArn": topic, "Events": events}
+        client = self.boto3(login=login)
         client.put_bucket_notification_configuration(
-            Bucket=bucket, NotificationConfiguration={"TopicConfigurations": [topic]}
+            Bucket=bucket, NotificationConfiguration={"TopicConfigurations": [sent]}
         )
         client.close()
+
+    def watch(self, bucket: str) -> None:
+        self._topic = self._topic or self.topic("bucketwire", self.endpoint_with_token)
+        self.notify(bucket, self._topic)
 
     def restart(self) -> None:
         """Stop the gateway and start it again; the cluster, which holds the queues of its topics, goes on."""
