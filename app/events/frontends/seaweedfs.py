@@ -104,14 +104,6 @@ def change_of(path: str, message: Any) -> tuple[str, str]:
     return "rename", f"{new_folder.rstrip('/')}/{new_name}"
 
 
-def _incomplete(event: Mapping[str, Any]) -> BadRecord:
-    kind = text(event, "event_type")
-    if kind not in ("create", "update", "delete", "rename"):
-        return BadRecord("event_type", f"is {excerpt(kind)}; it must be create, update, delete or rename")
-    entry = "old_entry" if kind == "delete" else "new_entry"
-    return BadRecord(f"message.{entry}.name", "is missing; it must be text")
-
-
 def _object(path: str, entry: Any) -> _Object | None:
     """Return the object at a path; None if it is not in a bucket, or if the entry is no object."""
     bucket, _, key = path.removeprefix(_BUCKETS).partition("/")
