@@ -66,7 +66,8 @@ HELM = CACHE / f"helm-{HELM_VERSION}"
 KUBECONFORM = CACHE / f"kubeconform-{KUBECONFORM_VERSION}"
 KUBERNETES_SCHEMAS = CACHE / f"kubernetes-schemas-{KUBERNETES_VERSION}"
 KUBERNETES = CACHE / f"kubernetes-{KUBERNETES_VERSION}"
-SEAWEEDFS_FOLDER = CACHE / f"seaweedfs-{SEAWEEDFS_VERSION}"
+# The variable is for a run of the sender contract with another version, which has to be there.
+SEAWEEDFS_FOLDER = Path(os.environ.get("SEAWEEDFS_FOLDER") or CACHE / f"seaweedfs-{SEAWEEDFS_VERSION}")
 VERSITY_FOLDER = CACHE / f"versitygw-{VERSITY_VERSION}"
 NEWEST = CACHE / "newest"  # of each server the version in Debian's sid of the day
 NEWEST_MYSQL = CACHE / "newest_mysql"

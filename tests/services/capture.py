@@ -3,6 +3,9 @@
 Each operation of the sender contract is one line of `tests/fixtures/frontends/sequences/NAME.jsonl`: its bodies as they
 came, each once, in order of arrival, with the newest versions that the bucket lists in the end; and the same after some
 of its objects were put again.
+
+`SEAWEEDFS_FOLDER=/place/of/another/version … capture seaweedfs-4.15 [OPERATION …]` keeps what that version sends, in a
+file of its own.
 """
 
 from __future__ import annotations
@@ -105,9 +108,10 @@ def quiet(name: str, bodies: list[str]) -> None:
 
 
 def main(words: list[str]) -> None:
-    name, *operations = words
+    release, *operations = words
+    name = release.partition("-")[0]
     chosen = [one for one in OPERATIONS if not operations or one.__name__ in operations]
-    file = FOLDER / f"{name}.jsonl"
+    file = FOLDER / f"{release}.jsonl"
     old = (
         {}
         if not file.exists()

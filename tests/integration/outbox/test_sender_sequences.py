@@ -34,9 +34,9 @@ from workers.delivery.namespace_policy import Policy
 pytestmark = [pytest.mark.promise, pytest.mark.slow]
 FOLDER = Path(__file__).parents[2] / "fixtures" / "frontends" / "sequences"
 CAPTURED = {
-    (name, one["operation"]): one
-    for name in SENDERS
-    for line in (FOLDER / f"{name}.jsonl").read_bytes().splitlines()
+    (file.stem, one["operation"]): one
+    for file in sorted(FOLDER.glob("*.jsonl"))
+    for line in file.read_bytes().splitlines()
     for one in [json.loads(line)]
 }
 NUMBERS = count()  # of the buckets
@@ -44,6 +44,8 @@ CASES = pytest.mark.parametrize(("name", "operation"), [pytest.param(*case, id="
 SHUFFLED = ("shuffled", "in another way", "in a third way")
 # An object from before its bucket had versions is known if its event was recorded before that of its first version.
 IN_ORDER = "null_versions"
+# These releases tell when something changed to the second, so what arrives last is what counts.
+BY_ARRIVAL = {"seaweedfs-3.97", "seaweedfs-4.15"}
 KEYLESS = '"key":""'
 Rows = dict[str, dict[str, Any]]
 
@@ -121,20 +123,21 @@ def renamed(bodies: Iterable[str], bucket: str, to: str) -> list[str]:
 
 
 def declared(name: str, operation: str) -> Mapping[str, str]:
-    loss = LOSES.get((name, operation))
+    loss = LOSES.get((name, operation)) or LOSES.get((name.partition("-")[0], operation))
     return loss.drift if loss else {}
 
 
 def test_every_operation_of_every_sender_was_captured() -> None:
     possible = {(name, one.__name__) for name in SENDERS for one in OPERATIONS} - CANNOT.keys()
-    assert CAPTURED.keys() == possible
+    assert {case for case in CAPTURED if case[0] in SENDERS} == possible
+    assert {(name.partition("-")[0], operation) for name, operation in CAPTURED} == possible  # of other releases, some
 
 
 @CASES
 def test_a_mirror_ends_equal_to_the_listing(name: str, operation: str, mirrored: Mirrored) -> None:
     one = CAPTURED[name, operation]
     orders = ["as they came"]
-    if operation != IN_ORDER:
+    if operation != IN_ORDER and name not in BY_ARRIVAL:
         orders += ["backwards", *SHUFFLED[: times(1, len(SHUFFLED))]]
     lives = {}  # each order has a bucket of its own, so that all are sent at once
     for order in orders:
