@@ -7,6 +7,7 @@ A wait for a lock is short, so that a client that is gone does not wait for long
 a server whose disk stands still for some seconds keeps its locks for as long.
 """
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial, wraps
@@ -33,10 +34,15 @@ def _may_be_repeated(error: BaseException) -> bool:
     return bool(cause is not None and cause.args and cause.args[0] in _MYSQL)
 
 
-def after_deadlocks(database: Database | OpenTransaction, work: Callable[[], _T]) -> _T:
-    """Do work that is one transaction of this database, and repeat it unless it is part of a larger one."""
-    left = 0 if isinstance(database, OpenTransaction) else DATABASE.max_deadlocks
+def after_deadlocks(database: Database | OpenTransaction, work: Callable[[], _T], seconds: float | None = None) -> _T:
+    """Do work that is one transaction of this database, and repeat it unless it is part of a larger one.
+
+    With `seconds`, it is repeated for so long, however often.
+    """
+    left: float = 0 if isinstance(database, OpenTransaction) else DATABASE.max_deadlocks
     until = time.monotonic() + DATABASE.repeat_seconds
+    if seconds is not None:
+        left, until = math.inf, time.monotonic() + seconds
     while True:
         try:
             return work()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import alembic.command
@@ -12,6 +13,7 @@ import migrations
 from app.outbox import log_head, tables
 from app.outbox.engine import schema_version
 from app.outbox.engine.database import Database
+from app.outbox.engine.deadlocks import after_deadlocks
 from app.outbox.engine.encoding import check_encoding
 from app.outbox.engine.schema_version import SchemaRefused
 
@@ -21,7 +23,8 @@ def migrate(database: Database, revision: str = "head", *, partitions: int = 16)
 
     A later version's schema with which this code works stays as it is. Raises `BadSettings` if the database's encoding
     is not UTF-8, and `SchemaRefused` for a later schema that this code cannot use. On PostgreSQL and MySQL it is safe
-    to call from several machines at once: one migrates, the others wait.
+    to call from several machines at once: one migrates, the others wait for two minutes. For as long it waits for a
+    lock on a table, a few seconds at a time: whoever else wants that table waits behind it.
     """
     with database.engine.connect() as connection, _locked(connection):
         check_encoding(connection)
@@ -30,11 +33,20 @@ def migrate(database: Database, revision: str = "head", *, partitions: int = 16)
             raise SchemaRefused(f"the outbox database {state}")
         if state.note:
             return
-        alembic.command.upgrade(_config(connection), revision)
-        connection.commit()
+        after_deadlocks(database, partial(_upgrade, connection, revision), _PATIENCE_SECONDS)
         if sa.inspect(connection).has_table(tables.log_head.name):
             log_head.create(connection, partitions)
             connection.commit()
+
+
+def _upgrade(connection: sa.Connection, revision: str) -> None:
+    """Upgrade; what was upgraded before an error is not made again by another call."""
+    try:
+        alembic.command.upgrade(_config(connection), revision)
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
 
 
 def downgrade(database: Database, revision: str) -> None:
@@ -55,9 +67,16 @@ def _config(connection: sa.Connection) -> alembic.config.Config:
 
 
 _KEY = 0x6275636B6574  # "bucket" in ASCII: the key of our advisory lock
-_MYSQL = ("SELECT GET_LOCK('bucketwire.migrate', 120)", "SELECT RELEASE_LOCK('bucketwire.migrate')")
+_PATIENCE_SECONDS = 120
+_MYSQL = (
+    f"SELECT GET_LOCK('bucketwire.migrate', {_PATIENCE_SECONDS})",
+    "SELECT RELEASE_LOCK('bucketwire.migrate')",
+)
 _LOCKS = {
-    "postgresql": (f"SELECT pg_advisory_lock({_KEY})", f"SELECT pg_advisory_unlock({_KEY})"),
+    "postgresql": (
+        f"SELECT pg_advisory_lock({_KEY}) FROM set_config('lock_timeout', '{_PATIENCE_SECONDS}s', true)",  # noqa: S608 - numbers
+        f"SELECT pg_advisory_unlock({_KEY})",
+    ),
     "mysql": _MYSQL,
     "mariadb": _MYSQL,
 }

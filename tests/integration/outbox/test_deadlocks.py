@@ -22,6 +22,7 @@ from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.retries import Retries
 from app.outbox.delivery.transitions import settlement_store
 from app.outbox.engine import database as database_module
+from app.outbox.engine import migration, schema_version
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import append
 from app.outbox.log.append import Log
@@ -184,3 +185,31 @@ def test_an_append_waits_longer_than_one_lock_while_the_server_stands_still(
     [receipt] = recording.result()
     assert isinstance(receipt, Receipt)
     assert receipt.matched == {target: 1}
+
+
+def test_a_migration_waits_for_a_reader_and_for_another_migration(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dump reads for minutes, and what waits for it must not keep others waiting for as long."""
+    migration.downgrade(database, "0017")
+    tune(monkeypatch, database_module, "DATABASE", lock_seconds=1)
+    impatient = Database(database.url.render_as_string(hide_password=False), patience=None)
+    take, give = migration._LOCKS[database.engine.dialect.name]
+    try:
+        with ThreadPoolExecutor(2) as pool, database.engine.connect() as other, database.engine.connect() as dump:
+            other.execute(sa.text(take.partition(" FROM")[0]))
+            other.commit()
+            dump.execute(sa.text("SELECT * FROM reconciliations"))
+            migrating = pool.submit(migration.migrate, impatient)
+            time.sleep(2.5)
+            assert not migrating.done()
+            other.execute(sa.text(give))
+            other.commit()
+            time.sleep(2.5)
+            assert not migrating.done()
+            dump.rollback()
+            migrating.result(60)
+    finally:
+        impatient.close()
+    assert schema_version.current(database) == schema_version.current(impatient)
+    assert "prefix" in {column["name"] for column in sa.inspect(database.engine).get_columns("reconciliations")}
