@@ -460,6 +460,18 @@ LOSES: Mapping[tuple[str, str], Loss] = {
         {"x": "missing", "x.versions/v_1": "orphaned", "in.versions/x": "orphaned", "in/.uploads/x": "orphaned"},
     ),
     ("seaweedfs", "expire"): Loss("a file whose time to live is over has no message", {"expires/one": "orphaned"}),
+    ("seaweedfs-4.15", "below_a_key"): Loss(
+        "a folder's key is gone once the key without slash is put", {"slash/": "orphaned"}
+    ),
+    ("seaweedfs-4.15", "null_versions"): Loss(
+        "it lists what is from before the versions as the newest", {"hidden": "missing", "replaced": "stale"}
+    ),
+    ("seaweedfs-4.15", "rename"): Loss(
+        "a file that is renamed there and back has the same message as when it was written", {"back": "missing"}
+    ),
+    ("seaweedfs-4.15", "rename_versions"): Loss(
+        "versions of one second come in any order", {"to/kept": "stale", "to/hidden": "orphaned", "to/removed": "stale"}
+    ),
     ("versity", "hostile_keys"): Loss(
         "its event has the key as it was sent, the folder of its files the path that this is",
         {"two//slashes": "orphaned", "two/slashes": "missing"},
