@@ -19,7 +19,7 @@ from app.config.arn import TargetId
 from app.events.buckets import is_bucket_name
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
-from app.outbox.reconcile.runs import SCAN, STOPPED_EARLY
+from app.outbox.reconcile.runs import INCREMENTAL, SCAN, STOPPED_EARLY
 from app.outbox.reconcile.schedule import Schedule, WaitingRun, describe_unscheduled
 from app.outbox.reconcile.tables_runs import fail_tables
 
@@ -135,8 +135,8 @@ def job_arguments(run: WaitingRun) -> list[str]:
     """Return the arguments of the job of a waiting run; no bucket name or prefix can be parsed as an option."""
     if run.job == SCAN:
         return ["scan", "--scheduled", run.run, "--", run.bucket]
-    prefix = [f"--prefix={run.prefix}"] if run.prefix else []
-    return ["reconcile", "run", "--target", str(run.target), "--scheduled", run.run, *prefix, "--", run.bucket]
+    part = [f"--prefix={run.prefix}"] if run.prefix else ["--incremental"] if run.job == INCREMENTAL else []
+    return ["reconcile", "run", "--target", str(run.target), "--scheduled", run.run, *part, "--", run.bucket]
 
 
 def update_tables(database: Database | None = None) -> str:

@@ -13,7 +13,7 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import now_ms
 from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile.run_states import RunState, read_run_states
-from app.outbox.reconcile.runs import BACKFILL, RECONCILE, RUNNING, SCAN, TABLES, Reconciliations
+from app.outbox.reconcile.runs import BACKFILL, INCREMENTAL, RECONCILE, RUNNING, SCAN, TABLES, Reconciliations
 from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
 
 if TYPE_CHECKING:
@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 _MAX_NAMED = 5  # other buckets in one finding
 _JOBS = MappingProxyType(
-    {RECONCILE: "reconciliation with {}", SCAN: "scan of {}", BACKFILL: "backfill from {}", TABLES: "update"}
+    {
+        RECONCILE: "reconciliation with {}",
+        INCREMENTAL: "incremental reconciliation with {}",
+        SCAN: "scan of {}",
+        BACKFILL: "backfill from {}",
+        TABLES: "update",
+    }
 )
 _LISTING = ("reconcile", "ls")
 
@@ -81,7 +87,7 @@ def _describe_good(state: RunState, now: int) -> str:
     if state.good is None:
         return "none before it is known to have succeeded"
     result = ""
-    if state.kind == RECONCILE:
+    if state.kind in (RECONCILE, INCREMENTAL):
         left = state.good.remaining_drift
         result = (
             f", and left {left:,} {'difference' if left == 1 else 'differences'}" if left else ", and left no drift"

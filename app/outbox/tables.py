@@ -266,7 +266,8 @@ reconciliations = sa.Table(
     sa.Column("type", sa.String(32), nullable=False),  # of the target, which may have been removed since
     sa.Column("name", sa.String(64), nullable=False),
     sa.Column("bucket", sa.String(255), nullable=False),
-    sa.Column("job", sa.String(16), nullable=False, default="reconcile"),  # reconcile (a backfill too) | scan
+    # reconcile (a backfill too) | incremental | scan | tables
+    sa.Column("job", sa.String(16), nullable=False, default="reconcile"),
     sa.Column("state", sa.String(16), nullable=False),  # running | clean | drift | repaired | failed
     sa.Column("started_at", sa.BigInteger, nullable=False),
     sa.Column("alive_until", sa.BigInteger, nullable=False),  # a run that is not renewed before is dead; 0: cancelled
@@ -278,6 +279,8 @@ reconciliations = sa.Table(
     sa.Column("repair", sa.String(8), nullable=False, default=""),  # yes | no, as requested; "": by the settings
     sa.Column("progress", sa.Text),  # JSON, while it runs
     sa.Column("prefix", sa.String(1024), nullable=False, default=""),  # only keys below it; "": all of the bucket
+    # JSON of the log's position from which a later incremental run goes on; null: it cannot go on from here.
+    sa.Column("position", sa.Text),
     sa.Index(None, "type", "name"),
 )
 

@@ -27,7 +27,7 @@ from app.resources.declaration import (
 from app.resources.drift import DRIFT_KINDS, DriftKind
 
 MAX_FINDINGS = 10_000  # of a run that are stored; the report has all of them
-JOBS = ("reconcile", "scan", "backfill")
+JOBS = ("reconcile", "incremental", "scan", "backfill")
 STATES = (
     "waiting", "running", "clean", "drift", "repaired", "failed", "cancelled", "backfilling", "backfilled",
     "unfinished",
@@ -72,7 +72,9 @@ class Reconciliation(_Counts):
     target: Arn
     bucket: str
     prefix: Annotated[str, about("the run is about the keys below it only; empty: about the whole bucket")]
-    job: Annotated[str, about("what the run does", enum=list(JOBS))]
+    job: Annotated[
+        str, about("what the run does; `incremental`: compare what events named since the last run", enum=list(JOBS))
+    ]
     state: Annotated[str, about("`drift`: it left some", enum=list(STATES))]
     repair: Annotated[
         bool | None, about("whether its request wants repairs; null: the target's settings decide, or an option")
@@ -104,6 +106,7 @@ class NewReconciliation(Query):
     bucket: Annotated[str, TEXT("a bucket that the target mirrors", pattern="^[A-Za-z0-9_][A-Za-z0-9._-]{2,254}$")]
     repair: Annotated[bool, FLAG("repair the drift that is found")] = False
     prefix: Annotated[str, TEXT_OR_EMPTY("only keys that begin with it")] = ""
+    incremental: Annotated[bool, FLAG("only keys that events have named since the last run")] = False
 
 
 def _describe_differences(finding: Row) -> str:

@@ -27,6 +27,11 @@ _EXIT_DRIFT = 3  # the exit code of --check; 2 is that of wrong usage
 @options.target_option
 @options.listing_options
 @options.grace_option
+@click.option(
+    "--incremental",
+    is_flag=True,
+    help="Only the keys that events have named since the last run; the whole bucket if the log lacks some of them.",
+)
 @click.option("--check", is_flag=True, help="Exit with 3 if there is drift that was not repaired.")
 @click.option("--repair", is_flag=True, help="Repair the drift.")
 @options.limit_options
@@ -43,14 +48,16 @@ _EXIT_DRIFT = 3  # the exit code of --check; 2 is that of wrong usage
 @options.with_context
 def run(
     context: ServiceContext, bucket: str, target: TargetId, listing: options.ListingOptions, grace: int | None,
-    check: bool, repair: bool, limits: RepairLimits, report: str | None, formats: tuple[str, ...], url: str,
-    scheduled: str,
+    incremental: bool, check: bool, repair: bool, limits: RepairLimits, report: str | None, formats: tuple[str, ...],
+    url: str, scheduled: str,
 ) -> int:  # fmt: skip
     """Compare the rows of TARGET with the objects of BUCKET, report every difference, and repair it with --repair.
 
     Repairs are posted to the API with BUCKETWIRE_TOKEN. The bucket's settings say where
     it is and how to log in (`bucketwire bucket set`), or boto3's.
     """
+    if incremental and (listing.prefix or listing.listing or listing.inventory):
+        raise click.UsageError("--incremental asks S3 for single keys; leave out --prefix, --listing and --inventory")
     source = listing.source(bucket, context.registry.buckets.access(bucket))
     context.registry.target(target)  # fail before Spark starts if the target is unknown
     session_name = f"bucketwire reconcile {bucket}"
@@ -75,6 +82,7 @@ def run(
         retention=int(settings.report_retention * 1000),
         connections=settings.spark_connections,
         size=size,
+        incremental=incremental,
     )
     if scheduled:
         config = replace(config, run=scheduled, repair=may_repair(context, target, scheduled))
@@ -87,8 +95,10 @@ def run(
             lambda measured: progress.update(task, description=describe_progress(measured)),
         )  # fmt: skip
     counts = ", ".join(f"{count:,} {name}" for name, count in result.counts.items() if count) or "no objects, no rows"
-    of_prefix = f" below {config.prefix!r} of the bucket" if config.prefix else ""
-    sentence = f"{result.state}{of_prefix}: {count_noun(result.drift, 'difference')} ({counts}); {result.page}"
+    part = f" below {config.prefix!r} of the bucket" if config.prefix else ""
+    if result.is_incremental:
+        part = " among the keys of events since the last run"
+    sentence = f"{result.state}{part}: {count_noun(result.drift, 'difference')} ({counts}); {result.page}"
     if result.problem:
         click.echo(result.problem, err=True)
     context.done(sentence, state=result.state, page=result.page, problem=result.problem, **result.counts)

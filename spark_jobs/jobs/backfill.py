@@ -138,13 +138,14 @@ def _run(
     checkpoint = _read_checkpoint(config.checkpoint)
     listed_at = config.listed_at or now_ms()
     creations = selectors(ContentChange.CREATED)
-    mark = log_queries.log_mark(database, config.target, config.bucket, event_names=creations)
+    moving = set[str]()
+    mark = log_queries.log_mark(database, config.target, config.bucket, moving.update, event_names=creations)
     # An event that is older than the listing can still arrive late, but not for objects that are older than `grace`.
     after = log_queries.last_seq_before(database, listed_at - config.grace) if config.listed_at else mark.seq
     tasks = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
     listing = config.list_bucket(spark, tasks=tasks, after=checkpoint, needs_etags=True)
     objects = listing.frame.persist(StorageLevel.DISK_ONLY)
-    in_flight = spark.createDataFrame([(key,) for key in mark.in_flight], "key string")
+    in_flight = spark.createDataFrame([(key,) for key in moving], "key string")
     classified = classify(objects, in_flight, rules=rules, bucket=config.bucket, young=listed_at - config.grace)
     by_action = {row["action"]: int(row["count"]) for row in classified.groupBy("action").count().collect()}
     total = by_action.get(SEND, 0)

@@ -3,6 +3,9 @@
 The order of steps makes it safe beside writers. First the log's end and the events that are still in flight are noted;
 then the rows and the bucket are read, compared, and their differences written; last, the log is asked which objects had
 events since. An object that changed in between is among those, and is left alone.
+
+An incremental run does the same with the keys that the log names since the last run. That run noted a position in the
+log before which it has judged every event, and so does this one.
 """
 
 import json
@@ -11,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from itertools import chain
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
@@ -25,6 +27,7 @@ from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile import log_queries
 from app.outbox.reconcile import runs as r
 from app.outbox.reconcile.findings import store_findings
+from app.outbox.reconcile.log_queries import LogPosition
 from app.outbox.reconcile.progress import Progress
 from app.outbox.registry import Registry
 from app.resources.drift import DRIFT_KINDS, DriftKind, drift_of
@@ -34,6 +37,7 @@ from spark_jobs.errors import root_cause
 from spark_jobs.folders import Folder
 from spark_jobs.jobs.comparison import count_findings, mark_in_flight
 from spark_jobs.jobs.difference_files import write_differences
+from spark_jobs.jobs.repair_events import CLOCK_SKEW
 from spark_jobs.listings.listing import Listing
 from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.progress import COMPARING, REPAIRING, REPORTING, ProgressMeter, watched
@@ -46,7 +50,7 @@ from spark_jobs.small_plans import are_small_files, is_few, small_plans
 _SAMPLE_SIZE = 20_000  # keys by which a bucket's listing is divided
 _TASKS_PER_CORE = 2  # key ranges, because they are not equally long
 _SCRATCH = "scratch"  # beside the reports
-_IN_FLIGHT = "in-flight.jsonl"
+_IN_FLIGHT, _NAMED = "in-flight", "named"  # folders there with keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +68,7 @@ class ReconcileConfig(ListingSource):
     connections: int = 8  # at once to the target, at most
     formats: Sequence[str] = ()  # in which the findings are written beside the report
     size: int = 0  # about how many entries and rows there are; 0 if that is not known
+    incremental: bool = False  # only the keys that the log names since the last run, if it has all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,8 @@ class ReconcileResult:
     counts: dict[str, int]
     report: str  # the path of its folder, or the URL in another file system
     problem: str
+    position: LogPosition | None = None  # from which a later incremental run goes on
+    is_incremental: bool = False  # it has compared the keys that the log names since the last run
 
     @property
     def page(self) -> str:
@@ -110,7 +117,8 @@ def run(
         )
     config.check_age()
     runs = r.Reconciliations(database)
-    name = runs.begin(config.target, config.bucket, lease=LEASE_MS, run=config.run, prefix=config.prefix)
+    job = r.INCREMENTAL if config.incremental else r.RECONCILE
+    name = runs.begin(config.target, config.bucket, lease=LEASE_MS, run=config.run, prefix=config.prefix, job=job)
     meter = ProgressMeter(runs.last_size(config.target, config.bucket))
     try:
         if config.repair:
@@ -118,9 +126,19 @@ def run(
         with ExitStack() as session:
             with renewed(runs, name, lambda: meter.latest) as lost, watched(meter, show):
                 spark = session.enter_context(open_session())
-                result = _run(spark, database, registry, settings, config, api, name, lost, meter)
-            runs.end(name, result.state, result.counts, report=result.report, problem=result.problem)
-            _delete_reports(spark, runs.delete_old(config.target, config.bucket, now_ms() - config.retention))
+                reports = Folder.of(config.reports, spark)
+                with _scratch(reports / _SCRATCH / name) as scratch:
+                    check_shared(spark, scratch)
+                    _delete_killed(reports, runs, name)
+                    result = _run(
+                        spark, database, registry, settings, config, api, name, lost, meter, reports / name, scratch
+                    )
+            runs.end(
+                name, result.state, result.counts, report=result.report, problem=result.problem,
+                position=result.position,
+            )  # fmt: skip
+            old = now_ms() - config.retention
+            _delete_reports(spark, runs.delete_old(config.target, config.bucket, old, job=runs.get(name).job))
     except KeyboardInterrupt:
         runs.end(name, r.FAILED, {}, problem=r.STOPPED_EARLY)
         raise
@@ -140,16 +158,18 @@ def _delete_reports(spark: SparkSession, reports: Mapping[str, str]) -> None:
 
 def _run(
     spark: SparkSession, database: Database, registry: Registry, settings: NamespaceSettings,
-    config: ReconcileConfig, api: Api, run: str, lost: threading.Event, meter: ProgressMeter,
+    config: ReconcileConfig, api: Api, run: str, lost: threading.Event, meter: ProgressMeter, folder: Folder,
+    scratch: Folder,
 ) -> ReconcileResult:  # fmt: skip
-    reports = Folder.of(config.reports, spark)
-    folder = reports / run
-    with _scratch(reports / _SCRATCH / run) as scratch:
-        check_shared(spark, scratch)
-    _delete_killed(reports, r.Reconciliations(database), run)
+    since, reason = _last_position(database, config, run) if config.incremental else (None, "")
     begun = time.monotonic()
     meter.enter(COMPARING, spark)
-    listed_at, mark = config.listed_at or now_ms(), log_queries.log_mark(database, config.target, config.bucket)
+    listed_at = config.listed_at or now_ms()
+    mark = log_queries.log_mark(
+        database, config.target, config.bucket, lambda keys: write_keys(scratch / _IN_FLIGHT, "undelivered", keys),
+        young=listed_at - config.grace - CLOCK_SKEW,
+    )  # fmt: skip
+    keys = _named_keys(spark, database, config, since, mark.seq, scratch) if since else None
     rules = [stored.rule for stored in registry.rules() if stored.rule.target == config.target]
     cores = spark.sparkContext.defaultParallelism
     # Each task has a connection of its own.
@@ -157,29 +177,29 @@ def _run(
     rows, sample = stores.rows(spark, settings, config.bucket, tasks=readers), list[str]()
     if config.prefix:
         rows = rows.where(F.col("key").startswith(config.prefix))
-    if not config.is_written:
+    if keys is not None:
+        rows = rows.join(keys, "key", "left_semi")
+    elif not config.is_written:
         rows = rows.persist(StorageLevel.DISK_ONLY)
         sample = _sample_keys(rows)
-    listing = config.list_bucket(spark, tasks=_TASKS_PER_CORE * cores, sample=sample, needs_etags=config.repair)
-    with _scratch(reports / _SCRATCH / run) as scratch:
-        with small_plans(spark, is_small=is_few(config.size)):
-            differences, sizes = write_differences(
-                listing, rows, scratch, has_single_rows=stores.has_single_rows(settings), bucket=config.bucket,
-                rules=rules, policy=settings.policy,
-            )  # fmt: skip
-            meter.enter(REPORTING, spark)
-            rows.unpersist()
-            unreadable = listing.unreadable_count
-        # Then events of what happened before the listing ended are in the log.
-        listed_by = begun if config.is_written else time.monotonic()
-        time.sleep(max(0.0, listed_by + config.arrival - time.monotonic()))
-        changed = log_queries.keys_recorded_since(
-            database, config.bucket, seq=mark.seq, received_at=listed_at - config.grace if config.listed_at else None
-        )
-        in_flight = frame_of_keys(spark, chain(mark.in_flight, changed), scratch)
-        is_small = are_small_files(scratch)
-        with small_plans(spark, is_small=is_small):
-            findings = write_findings(mark_in_flight(differences, in_flight, young=listed_at - config.grace), folder)
+    listing = config.list_bucket(
+        spark, tasks=_TASKS_PER_CORE * cores, sample=sample, needs_etags=config.repair, keys=keys
+    )
+    with small_plans(spark, is_small=is_few(config.size)):
+        differences, sizes = write_differences(
+            listing, rows, scratch, has_single_rows=stores.has_single_rows(settings), bucket=config.bucket,
+            rules=rules, policy=settings.policy,
+        )  # fmt: skip
+        meter.enter(REPORTING, spark)
+        rows.unpersist()
+        unreadable = listing.unreadable_count
+    # Then events of what happened before the listing ended are in the log.
+    listed_by = begun if config.is_written else time.monotonic()
+    time.sleep(max(0.0, listed_by + config.arrival - time.monotonic()))
+    in_flight = _in_flight(spark, database, config, mark.seq, scratch)
+    is_small = are_small_files(scratch)
+    with small_plans(spark, is_small=is_small):
+        findings = write_findings(mark_in_flight(differences, in_flight, young=listed_at - config.grace), folder)
     with small_plans(spark, is_small=is_small):
         counts = {**count_findings(findings), **sizes, "unreadable": unreadable, "repaired": 0}
         drift = drift_of(counts)
@@ -197,11 +217,12 @@ def _run(
                 database, findings, config, api, mark.seq, listed_at, counts["target_rows"], problem, lost
             )
             problem = " ".join(filter(None, (problem, repair_problem)))
-        problem = " ".join(filter(None, (listing.note, problem)))
+        is_complete = not listing.describe_problem(unreadable) and not config.prefix
+        problem = " ".join(filter(None, (reason, listing.note, problem)))
         state = r.CLEAN if not drift else r.REPAIRED if counts["repaired"] == drift else r.DRIFT
         header = ReportHeader(
             run,
-            r.describe_place(config.bucket, config.prefix),
+            r.describe_place(config.bucket, config.prefix) + (", events since the last run" if since else ""),
             str(config.target),
             settings.policy,
             listing.versioned,
@@ -210,7 +231,44 @@ def _run(
             problem,
         )
         write_page(findings, header, folder)
-        return ReconcileResult(state, counts, str(folder), problem)
+        # What it has found and left is for the next incremental run to find, too.
+        position = since if since and state == r.DRIFT else mark.position
+        return ReconcileResult(
+            state, counts, str(folder), problem, position if is_complete else None, is_incremental=since is not None
+        )
+
+
+def _in_flight(
+    spark: SparkSession, database: Database, config: ReconcileConfig, after: int, scratch: Folder
+) -> DataFrame | None:
+    """Return the keys that were in flight at the mark of the log, and those of the events that were recorded since."""
+    received_at = config.listed_at - config.grace if config.listed_at else None
+    changed = log_queries.keys_recorded_since(database, config.bucket, seq=after, received_at=received_at)
+    write_keys(scratch / _IN_FLIGHT, "recorded", changed)
+    return frame_of_keys(spark, scratch / _IN_FLIGHT)
+
+
+def _last_position(database: Database, config: ReconcileConfig, run: str) -> tuple[LogPosition | None, str]:
+    """Return from where in the log an incremental run goes on; None and a sentence if it compares the whole bucket."""
+    runs = r.Reconciliations(database)
+    since = runs.last_position(config.target, config.bucket)
+    problem = "no run of the whole bucket has ended"
+    if since is not None:
+        problem = log_queries.problem_of_position(database, since, config.log_retention)
+    if not problem:
+        return since, ""
+    runs.become_whole(run)
+    return None, f"The whole bucket was compared, because {problem}."
+
+
+def _named_keys(
+    spark: SparkSession, database: Database, config: ReconcileConfig, since: LogPosition, until: int, scratch: Folder
+) -> DataFrame:
+    """Return the keys that the log names after a position, up to a seq."""
+    named = log_queries.keys_named(database, config.target, config.bucket, after=since.seq, until=until)
+    write_keys(scratch / _NAMED, "keys", named)
+    keys = frame_of_keys(spark, scratch / _NAMED)
+    return spark.createDataFrame([], "key string") if keys is None else keys
 
 
 @contextmanager
@@ -233,14 +291,18 @@ def _delete_killed(reports: Folder, runs: r.Reconciliations, run: str) -> None:
                     (reports / name).delete()
 
 
-def frame_of_keys(spark: SparkSession, keys: Iterable[str], folder: Folder) -> DataFrame | None:
-    """Return the keys as the column `key`, by way of a file in a folder; None for no keys. Memory holds few at a time.
+def write_keys(folder: Folder, name: str, keys: Iterable[str]) -> None:
+    """Write keys to a file of a folder for `frame_of_keys`. Memory holds few at a time."""
+    # Not by orjson, which refuses half of a surrogate pair: that is the key of no object, and must not end a run.
+    folder.write(f"{name}.jsonl", (json.dumps({"key": key}) + "\n" for key in keys))
+
+
+def frame_of_keys(spark: SparkSession, folder: Folder) -> DataFrame | None:
+    """Return the keys in a folder's files as the column `key`; None for no keys.
 
     A frame made of Python's objects would need Python workers, and has no size by which Spark could plan a join.
     """
-    # Not by orjson, which refuses half of a surrogate pair: that is the key of no object, and must not end a run.
-    size = folder.write(_IN_FLIGHT, (json.dumps({"key": key}) + "\n" for key in keys))
-    return spark.read.schema("key string").json((folder / _IN_FLIGHT).reading_url) if size else None
+    return spark.read.schema("key string").json(folder.reading_url) if folder.size() else None
 
 
 def _sample_keys(rows: DataFrame) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.ages import format_seconds
@@ -13,7 +13,7 @@ from app.events.buckets import name_at_store
 from app.outbox.engine.database import now_ms
 from spark_jobs.errors import BadListing
 from spark_jobs.jobs.repair_events import format_time
-from spark_jobs.listings import s3_listing
+from spark_jobs.listings import named_keys, s3_listing
 from spark_jobs.listings.inventory import Manifest
 from spark_jobs.listings.json_documents import Place, form_of
 from spark_jobs.listings.listing import Listing, from_json_documents, from_mc, from_parquet
@@ -37,9 +37,12 @@ class ListingSource:
     may_be_gone: bool = False  # whether a bucket that is not there counts as empty
 
     def list_bucket(
-        self, spark: SparkSession, *, tasks: int, sample: Sequence[str] = (), after: str = "", needs_etags: bool = False
+        self, spark: SparkSession, *, tasks: int, sample: Sequence[str] = (), after: str = "",
+        needs_etags: bool = False, keys: DataFrame | None = None,
     ) -> Listing:  # fmt: skip
         """Return the listing of the keys after `after`; `sample` has some of the bucket's keys, to divide the work.
+
+        With `keys` (the column `key`) S3 is asked for each of these, and for no others.
 
         Raises `BadListing`, also with `needs_etags` for one without them, and what Spark and S3 raise.
         """
@@ -59,6 +62,8 @@ class ListingSource:
                 raise BadListing(f"there is no bucket {bucket.name} at {bucket.endpoint or 'AWS'}{hint}")
             return s3_listing.of_no_bucket(spark, bucket)
         versioned = bucket.is_versioned() if self.versions is None else self.versions
+        if keys is not None:
+            return named_keys.listing(spark, bucket, keys, versioned=versioned, tasks=tasks)
         return s3_listing.listing(spark, bucket, versioned=versioned, sample=sample, tasks=tasks, after=after)
 
     def problem_of_age(self, listed_at: int) -> str:

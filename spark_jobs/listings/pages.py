@@ -14,17 +14,17 @@ from spark_jobs.errors import BadListing
 
 PAGE_KEYS = ("Contents", "Versions", "DeleteMarkers")  # the first in a listing of objects, the others of versions
 _MAX_EMPTY_PAGES = 1000  # in a row; S3 passes over what is being deleted in pages without entries
-_MAX_KEY_BYTES = 1024  # S3's limit
+MAX_KEY_BYTES = 1024  # S3's limit
 _SHOWN = 100  # characters of a key in an error
 _SURROGATES = "\ud800"  # the first character that UTF-16 orders otherwise than UTF-8
 
 
 def pages(
-    client: Any, bucket: str, after: str = "", *, versioned: bool, prefix: str = ""
+    client: Any, bucket: str, after: str = "", *, versioned: bool, prefix: str = "", size: int = 0
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the pages of the keys after `after`, of all versions if `versioned`; of servers that ignore it all pages.
 
-    With `prefix` they are the keys that begin with it.
+    With `prefix` they are the keys that begin with it, with `size` there are so many entries on a page.
 
     Raises `BadListing`, and what boto3 raises.
     """
@@ -32,7 +32,8 @@ def pages(
     ask = client.list_object_versions if versioned else client.list_objects_v2
     start = {"KeyMarker" if versioned else "StartAfter": _unambiguous(after)}
     following: Mapping[str, str] | None = start if after else {}
-    below = {"Prefix": prefix} if prefix else {}
+    below: dict[str, Any] = {"Prefix": prefix} if prefix else {}
+    below |= {"MaxKeys": size} if size else {}
     while following is not None:
         page = ask(Bucket=bucket, **below, **following)
         following = listing.add(page, following)
@@ -44,8 +45,12 @@ def is_bound(key: str) -> bool:
 
     Rows may have keys that no object has.
     """
-    is_path = all(part not in ("", ".", "..") for part in key.removesuffix("/").split("/"))
-    return is_path and key.isprintable() and len(key.encode()) <= _MAX_KEY_BYTES and max(key) < _SURROGATES
+    return is_path(key) and key.isprintable() and len(key.encode()) <= MAX_KEY_BYTES and max(key) < _SURROGATES
+
+
+def is_path(key: str) -> bool:
+    """Return whether a server that stores objects in folders can have one of this key."""
+    return all(part not in ("", ".", "..") for part in key.removesuffix("/").split("/"))
 
 
 def _unambiguous(after: str) -> str:

@@ -230,17 +230,17 @@ def of_no_bucket(spark: SparkSession, bucket: Bucket) -> Listing:
 def objects(bucket: Bucket, keys: KeyRange, *, versioned: bool) -> Iterator[Row]:
     """Yield the objects of a range, each in its newest version, in the order of their keys."""
     for entry in _listed(bucket, keys, versioned=versioned):
-        if entry.get("IsLatest", True) and _is_object(entry):
-            yield _row(entry)
+        if entry.get("IsLatest", True) and is_object(entry):
+            yield row_of(entry)
 
 
 def entries(bucket: Bucket, keys: KeyRange, *, versioned: bool) -> Iterator[tuple[str, int, bool]]:
     """Yield every version and every delete marker of a range: ENTRIES."""
     for entry in _listed(bucket, keys, versioned=versioned):
-        yield entry["Key"], entry.get("Size", 0), not _is_object(entry)
+        yield entry["Key"], entry.get("Size", 0), not is_object(entry)
 
 
-def _is_object(entry: Any) -> bool:
+def is_object(entry: Any) -> bool:
     """Return whether it is an object, not a delete marker, which has no size."""
     return "Size" in entry
 
@@ -304,7 +304,8 @@ def prefixes(client: Any, bucket: Bucket, count: int) -> tuple[list[str], bool]:
     return known, is_large
 
 
-def _row(entry: Any) -> Row:
+def row_of(entry: Any) -> Row:
+    """Return S3's entry of an object as a row of a LISTING."""
     version = entry.get("VersionId", "")
     modified = round(entry["LastModified"].timestamp() * 1000)
     return entry["Key"], entry.get("ETag", "").strip('"'), entry["Size"], modified, "" if version == "null" else version

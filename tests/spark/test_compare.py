@@ -18,7 +18,7 @@ from spark_jobs.event_names import has_change
 from spark_jobs.folders import Folder
 from spark_jobs.jobs.comparison import compare, documents, is_encoded, mark_in_flight, namespace_by_key, parsed
 from spark_jobs.jobs.difference_files import has_repeated_keys, write_differences
-from spark_jobs.jobs.reconcile import frame_of_keys
+from spark_jobs.jobs.reconcile import frame_of_keys, write_keys
 from spark_jobs.jobs.sizes import Sizes
 from spark_jobs.key_groups import KEY_HASH
 from spark_jobs.listings.listing import Listing, from_parquet, newest
@@ -161,10 +161,14 @@ def test_keys_in_flight_are_found_whatever_is_in_them(spark: SparkSession, tmp_p
     ]
     found = [(key, "missing", "", "e", 1, T, "", *[None] * 6) for key in [*keys, "other"]]
     differences = frame_of(spark, found, DIFFERENCES)
-    in_flight = frame_of_keys(spark, [*keys, "elsewhere", "\ud800"], Folder.of(tmp_path / "keys"))
+    folder, none = Folder.of(tmp_path / "keys"), Folder.of(tmp_path / "none")
+    write_keys(folder, "some", keys[:3])
+    write_keys(folder, "others", [*keys[3:], "elsewhere", "\ud800"])
+    in_flight = frame_of_keys(spark, folder)
     marked = {one["key"]: one["in_flight"] for one in mark_in_flight(differences, in_flight, young=T + 1).collect()}
     assert marked == dict.fromkeys(keys, True) | {"other": False}
-    assert frame_of_keys(spark, [], Folder.of(tmp_path / "none")) is None
+    write_keys(none, "keys", [])
+    assert frame_of_keys(spark, none) is None
     assert not any(one["in_flight"] for one in mark_in_flight(differences, None, young=T + 1).collect())
     assert all(one["in_flight"] for one in mark_in_flight(differences, None, young=T).collect())
 

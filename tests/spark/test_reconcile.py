@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import threading
 import time
@@ -14,7 +15,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
+from urllib.parse import parse_qs, quote
 from uuid import uuid4
 
 import orjson
@@ -23,6 +26,7 @@ from pyspark.sql import SparkSession
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
+from app.outbox import tables
 from app.outbox.engine.database import now_ms
 from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile.findings import read_findings
@@ -42,6 +46,7 @@ from tests.spark import test_inventory as inventories
 from tests.spark.conftest import Job
 from tests.support.listings import unpack
 from tests.support.properties import times
+from tests.support.recording_proxy import Wiretap
 from tests.support.service_processes import BUCKETWIRE, System, source_worker, system
 from tests.support.target_contents import (
     TABLE,
@@ -298,6 +303,72 @@ def test_drift_of_every_kind_is_found_exactly_and_repaired_exactly(stage: Stage,
         assert entry.difference == 0
     if bucket in ("plain", "versioned") and times(0, 1):  # its first update of tables costs as much as all runs here
         assert inventory(stage, bucket) == stage.objects(bucket), "the repair's events reach the tables, too"
+
+
+def asked(said: bytes, bucket: str) -> list[str]:
+    """Return the prefixes of the listings of a bucket that clients asked for."""
+    queries = [query.decode() for query in re.findall(rf"GET /{bucket}\?([^ ]*) HTTP".encode(), said)]
+    return sorted(prefix for query in queries for prefix in parse_qs(query).get("prefix", ()))
+
+
+@pytest.mark.parametrize("target", ["postgresql:rows", "redis:rows"])
+def test_an_incremental_run_compares_exactly_the_keys_that_events_have_named(
+    stage: Stage, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_jobs.jobs.reconcile.CLOCK_SKEW", 0)  # or every event here is young
+    bucket, store, random = BUCKETS[target], stage.stores[target], Random(target)
+    for number in range(20):
+        stage.put(bucket, f"quiet/{number}", b"x")
+    stage.settle(target)
+    with stage.whole.database.writing() as connection:  # as before the first run
+        connection.execute(tables.reconciliations.update().values(position=None))
+    whole = stage.run(target, bucket, incremental=True)
+    assert (whole.state, whole.is_incremental) == ("clean", False)
+    assert "The whole bucket was compared, because no run of the whole bucket has ended." in whole.problem
+    keys = [
+        *ODD,
+        "folder/",  # and no "folder": MinIO lists no object below another one
+        "folder/a",
+        "folder-",
+        "a",
+        "ab",
+        "a\u00e9",
+        *(f"n/{number}" for number in range(30)),
+    ]
+    exists = dict[str, bool]()
+    for key in random.choices(keys, k=60):
+        # MinIO removes a folder's object without saying of which version.
+        exists[key] = not exists.get(key) or key.endswith("/") or random.random() < 0.6
+        if exists[key]:
+            stage.put(bucket, key, random.randbytes(9))
+        else:
+            stage.delete(bucket, key)
+    stage.settle(target)
+    rows = store.all()
+    there = sorted(key for key, is_there in exists.items() if is_there)
+    expected = dict.fromkeys(random.sample(there, 9), "missing")
+    other = orjson.dumps(rows[f"{bucket}/{there[0]}"])
+    for key in expected:
+        store.set(f"{bucket}/{key}", None)
+    for key in [key for key, is_there in exists.items() if not is_there][:3]:
+        encoded = quote(key, safe="").encode()
+        store.set(f"{bucket}/{key}", orjson.loads(other.replace(quote(there[0], safe="").encode(), encoded)))
+        expected[key] = "orphaned"
+    store.set(f"{bucket}/quiet/3", None)
+    store.set(f"{bucket}/nobody", {"of": "ours"})
+    with Wiretap(stage.minio) as tap:
+        found = stage.run(target, bucket, incremental=True, endpoint=f"http://{services.LOOPBACK}:{tap.port}")
+    assert (found.state, found.is_incremental, lines(found)) == ("drift", True, expected)
+    assert asked(tap.said, bucket) == sorted(exists)
+    assert found.counts["objects"] == len(there)
+    repaired = stage.run(target, bucket, incremental=True, repair=True)  # what was left is found again
+    assert (repaired.state, lines(repaired)) == ("repaired", expected)
+    until(stage.whole.settled, 60, what="everything delivered")
+    again = stage.run(target, bucket, incremental=True)
+    assert (again.state, lines(again)) == ("clean", {})
+    last = stage.run(target, bucket, repair=True)
+    assert lines(last) == {"quiet/3": "missing", "nobody": "malformed"}
+    stage.settle(target)
 
 
 def test_writers_at_work_are_not_taken_for_drift(stage: Stage) -> None:

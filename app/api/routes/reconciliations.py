@@ -77,7 +77,10 @@ def start(body: NewReconciliation) -> Reconciliation:
     """
     require_target(body.target)
     require_bucket(body.bucket)
-    return _resource(_requests().start(body.target, body.bucket, repair=body.repair, prefix=body.prefix))
+    run = _requests().start(
+        body.target, body.bucket, repair=body.repair, prefix=body.prefix, incremental=body.incremental
+    )
+    return _resource(run)
 
 
 @routes.post("/v1/reconciliations/<run>/repair")

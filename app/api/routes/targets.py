@@ -59,7 +59,8 @@ _SETTINGS = {
 }
 # Settings that say nothing of where a target is and how to log in there.
 _OF_EVERY_TYPE = {*fields_of(MessageSettings), *fields_of(NamespaceSettings)}
-_SCHEDULES = ("reconcile", "reconcile_repair", "scan")  # runs over every bucket in the target's events
+# Runs over every bucket in the target's events.
+_SCHEDULES = ("reconcile", "reconcile_incremental", "reconcile_repair", "scan")
 
 
 @routes.get("/v1/targets")

@@ -42,12 +42,12 @@ def ls(context: CommandContext, limit: int) -> None:
 @click.argument("bucket")
 @click.option("--repair", is_flag=True, help="Repair the drift that it finds.")
 @click.option("--prefix", default="", help="Compare only the keys that begin with this.")
+@click.option("--incremental", is_flag=True, help="Compare only the keys that events have named since the last run.")
 @with_api
-def start(context: CommandContext, target: TargetId, bucket: str, repair: bool, prefix: str) -> None:
+def start(context: CommandContext, target: TargetId, bucket: str, repair: bool, prefix: str, incremental: bool) -> None:
     """Have a `bucketwire worker --only spark` compare TARGET with BUCKET."""
-    begun = context.api.change(
-        "POST", _PATH, {"target": str(target), "bucket": bucket, "repair": repair, "prefix": prefix}
-    )
+    body = {"target": str(target), "bucket": bucket, "repair": repair, "prefix": prefix, "incremental": incremental}
+    begun = context.api.change("POST", _PATH, body)
     context.done(_describe_start(begun), **begun)
 
 

@@ -219,16 +219,20 @@ class NamespaceSettings(TargetSettings):
     reconcile: str = setting(
         Cron(), default="", about="format namespace: when to compare it with its buckets; empty: only on request"
     )
+    reconcile_incremental: str = setting(
+        Cron(),
+        default="",
+        about="format namespace: when to compare what events have named since the last run; empty: only on request",
+    )
     reconcile_repair: bool = setting(
         Toggle(), default="off", about="whether scheduled runs after the first repair the drift they find"
     )
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        if self.reconcile and self.format != "namespace":
-            yield Problem(
-                "reconcile", self.reconcile, "has nothing to compare", "leave it out, or set format=namespace"
-            )
+        for name in ("reconcile", "reconcile_incremental"):
+            if (schedule := getattr(self, name)) and self.format != "namespace":
+                yield Problem(name, schedule, "has nothing to compare", "leave it out, or set format=namespace")
         if self.payload != "minio" and self.format == "namespace":
             yield Problem(
                 "payload",
@@ -236,7 +240,7 @@ class NamespaceSettings(TargetSettings):
                 "is for events; format=namespace keeps objects, as MinIO writes them",
                 "set format=access, or leave payload out",
             )
-        if self.reconcile_repair and not self.reconcile:
+        if self.reconcile_repair and not (self.reconcile or self.reconcile_incremental):
             yield Problem(
                 "reconcile_repair", "on", "has no effect without reconcile", "set reconcile, such as 0 3 * * *"
             )

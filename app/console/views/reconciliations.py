@@ -17,7 +17,12 @@ _TILES = ("objects", "target_rows", *DRIFT_KINDS, "in_flight", "repaired")
 _SIZES = (50, 200, 1000)  # runs on the page
 _TREND = 200  # of the newest runs show how the drift has changed
 _COMPARED = ("clean", "drift", "repaired")  # states of a comparison that has ended
-_NAMES = {"reconcile": "Reconciliation", "scan": "Scan", "backfill": "Backfill"}  # by job
+_NAMES = {  # by job
+    "reconcile": "Reconciliation",
+    "incremental": "Incremental reconciliation",
+    "scan": "Scan",
+    "backfill": "Backfill",
+}
 _PAGE = 100  # findings on a page
 
 

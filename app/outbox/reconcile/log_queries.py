@@ -1,7 +1,9 @@
 """Read the log for a reconciliation or a backfill: what is in flight, what has changed, and the newest sequencers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -13,6 +15,7 @@ from app.outbox.delivery.leases import replay_partitions
 from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.logged_events import selected
 from app.outbox.engine.chunks import chunks
+from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.event_names import is_named
 from app.outbox.log.append import Guard
@@ -24,50 +27,152 @@ from app.outbox.versions.rows import ObjectKey, key_state
 _CONTENT = selectors(
     ContentChange.CREATED, ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED
 )
+_MARGIN = 3_600_000  # ms; a tenth of the retention if that is less
 _STREAMED_ROWS = 5000  # that are in memory at a time
+_YOUNG_SEQS = 5000  # of the first part of the log that is read backwards
 _OWN_EVENTS = '%"eventSource":"bucketwire:%'  # repairs and backfills, which do not change the bucket
 
 
 @dataclass(frozen=True, slots=True)
-class LogMark:
-    """The log's last seq at one moment, and the keys that had undelivered events for the target then."""
+class LogPosition:
+    """A place in the log of an epoch: every event after `seq` was received at `at` (ms) or later."""
 
     seq: int
-    in_flight: frozenset[str]
+    at: int
+    epoch: str
+
+    def to_text(self) -> str:
+        """Return the position as the table of runs stores it."""
+        return json.dumps({"seq": self.seq, "at": self.at, "epoch": self.epoch})
+
+    @classmethod
+    def from_text(cls, text: str) -> "LogPosition":
+        """Return the position of a stored text."""
+        return cls(**json.loads(text))
 
 
-def log_mark(database: Database, target: TargetId, bucket: str, *, event_names: Sequence[str] = ()) -> LogMark:
-    """Return the log's last seq, and the bucket's keys that are in flight to the target. Raises `UnknownTarget`.
+@dataclass(frozen=True, slots=True)
+class LogMark:
+    """The log's last seq at one moment; what is judged then is that of events up to `position`, and of no later one."""
 
-    With `event_names`, only these events count (`is_named`).
+    seq: int
+    position: LogPosition
+
+
+def log_mark(
+    database: Database, target: TargetId, bucket: str, keep: Callable[[Iterator[str]], object], *,
+    event_names: Sequence[str] = (), young: int | None = None,
+) -> LogMark:  # fmt: skip
+    """Return the log's last seq, and pass the bucket's keys that are in flight to the target to `keep`, some again.
+
+    Some of them are in memory at a time, however many there are. With `event_names`, only these events count
+    (`is_named`). With `young` (ms) the position is before the events that were received since.
+
+    Raises `UnknownTarget`.
     """
-    c, e, p = tables.cursors.c, tables.events.c, tables.parked.c
+    e, least = tables.events.c, _Least()
     in_bucket = [e.bucket == bucket, is_named(e.name, event_names)] if event_names else [e.bucket == bucket]
     with database.snapshot() as connection:
         target_id = find_target(connection, target).row_id
-        seq = log_head.read(connection).last_seq
-        parked = (
-            sa.select(e.key)
-            .join(tables.parked, sa.and_(p.partition == e.partition, p.seq == e.seq))
-            .where(p.target_id == target_id, *in_bucket)
+        now, state = database_now(connection), log_head.read_state(connection)
+        keep(least.keys(_undelivered(connection, target_id, in_bucket)))
+        if young is not None:
+            _find_young(connection, state.last_seq, young, least)
+    # After a failover that no worker has noticed yet, the epoch is none that a worker begins.
+    epoch = state.epoch if state.is_current else f"after {state.epoch}"
+    seq = state.last_seq if least.seq is None else min(state.last_seq, least.seq - 1)
+    return LogMark(state.last_seq, LogPosition(seq, now if least.at is None else min(now, least.at), epoch))
+
+
+class _Least:
+    """The least seq and time (ms) of events, None for no event."""
+
+    def __init__(self) -> None:
+        self.seq: int | None = None
+        self.at: int | None = None
+
+    def add(self, seq: int, at: int) -> None:
+        """Count an event."""
+        self.seq = seq if self.seq is None else min(self.seq, seq)
+        self.at = at if self.at is None else min(self.at, at)
+
+    def keys(self, rows: Iterator[Any]) -> Iterator[str]:
+        """Count events, and yield their keys."""
+        for key, seq, received_at in rows:
+            self.add(seq, received_at)
+            yield key
+
+
+def _undelivered(
+    connection: sa.Connection, target_id: int, in_bucket: Sequence[sa.ColumnElement[bool]]
+) -> Iterator[Any]:
+    """Yield key, seq and time of the events that are in flight to a target."""
+    c, e, p = tables.cursors.c, tables.events.c, tables.parked.c
+    events = sa.select(e.key, e.seq, e.received_at)
+    # One query for each cursor: MySQL and MariaDB start an index scan at a seq only if it is a constant.
+    positions = sa.select(c.partition, c.position).where(c.target_id == target_id, c.replay_id == WHOLE_LOG)
+    cursors, replays = connection.execute(positions).all(), list(replay_partitions(connection, target_id))
+    queries = [
+        events.join(tables.parked, sa.and_(p.partition == e.partition, p.seq == e.seq)).where(p.target_id == target_id)
+    ]
+    queries += [
+        events.where(e.partition == cursor.partition, e.seq > cursor.position, is_for(target_id)) for cursor in cursors
+    ]
+    queries += [
+        events.where(
+            e.partition == one.partition, e.seq > one.position, e.seq <= one.until, is_for(target_id), *selected(one)
         )
-        keys = set(connection.execute(parked).scalars())
-        # One query for each cursor: MySQL and MariaDB start an index scan at a seq only if it is a constant.
-        positions = sa.select(c.partition, c.position).where(c.target_id == target_id, c.replay_id == WHOLE_LOG)
-        for cursor in connection.execute(positions).all():
-            pending = sa.select(e.key).where(e.partition == cursor.partition, e.seq > cursor.position)
-            keys.update(connection.execute(pending.where(*in_bucket, is_for(target_id))).scalars())
-        for partition in replay_partitions(connection, target_id):
-            replayed = sa.select(e.key).where(
-                e.partition == partition.partition,
-                e.seq > partition.position,
-                e.seq <= partition.until,
-                *in_bucket,
-                is_for(target_id),
-                *selected(partition),
-            )
-            keys.update(connection.execute(replayed).scalars())
-    return LogMark(seq, frozenset(keys))
+        for one in replays
+    ]
+    streamed = connection.execution_options(yield_per=_STREAMED_ROWS)
+    for query in queries:
+        yield from streamed.execute(query.where(*in_bucket))
+
+
+def _find_young(connection: sa.Connection, last_seq: int, since: int, least: _Least) -> None:
+    """Count the events that were received since a time (ms): read the log backwards, ever more of it.
+
+    What is older than all of a part that is read cannot be younger: hosts' clocks differ by less.
+    """
+    e, until, size = tables.events.c, last_seq, _YOUNG_SEQS
+    partitions = log_head.read(connection).partitions
+    ages = sa.select(sa.func.min(e.seq), sa.func.min(e.received_at), sa.func.max(e.received_at))
+    while until > 0:
+        part = ages.where(e.partition.in_(range(partitions)), e.seq > until - size, e.seq <= until)
+        seq, oldest, newest = connection.execute(part).one()
+        if newest is not None and newest < since:
+            return
+        if newest is not None:
+            least.add(seq, oldest)
+        until, size = until - size, 2 * size
+
+
+def problem_of_position(database: Database, position: LogPosition, retention: int) -> str:
+    """Return why the log may lack events after a position, if it keeps them for `retention` (ms); "" if it has all."""
+    with database.snapshot() as connection:
+        now, state = database_now(connection), log_head.read_state(connection)
+    if not state.is_current or state.epoch != position.epoch or state.last_seq < position.seq:
+        return "the log may have lost events since the last run: the outbox was restored, or has failed over"
+    # The margin is for what leaves the log while it is read.
+    if position.at < now - retention + min(_MARGIN, retention // 10):
+        return "events since the last run may have left the log"
+    return ""
+
+
+def keys_named(database: Database, target: TargetId, bucket: str, *, after: int, until: int) -> Iterator[str]:
+    """Yield the keys of the bucket's events after a seq, up to another, that go to a target or change the content.
+
+    A key may come again. Some of them are in memory at a time, however many there are. Raises `UnknownTarget`.
+    """
+    e = tables.events.c
+    with database.snapshot() as connection:
+        target_id = find_target(connection, target).row_id
+        partitions = log_head.read(connection).partitions
+        named = sa.select(e.key).where(
+            e.partition.in_(range(partitions)), e.seq > after, e.seq <= until, e.bucket == bucket,
+            sa.or_(is_for(target_id), is_named(e.name, _CONTENT)),
+        ).distinct()  # fmt: skip
+        yield from connection.execution_options(yield_per=_STREAMED_ROWS).execute(named).scalars()
 
 
 def keys_recorded_since(database: Database, bucket: str, *, seq: int, received_at: int | None = None) -> Iterator[str]:

@@ -19,6 +19,7 @@ from app.outbox.reconcile.runs import (
     BACKFILLING,
     CANCELLED,
     DRIFT,
+    INCREMENTAL,
     RECONCILE,
     RUNNING,
     UNFINISHED,
@@ -41,13 +42,15 @@ class RunRequests:
         self._registry = registry
         self._runs = Reconciliations(database)
 
-    def start(self, target: TargetId, bucket: str, *, repair: bool, prefix: str = "") -> Reconciliation:
+    def start(
+        self, target: TargetId, bucket: str, *, repair: bool, prefix: str = "", incremental: bool = False
+    ) -> Reconciliation:
         """Register a run that starts when a Spark worker is free; with `repair` it repairs the drift that it finds.
 
-        With `prefix` it compares the keys below it only.
+        With `prefix` it compares the keys below it only, with `incremental` those that the log names since the last.
 
         Raises `AlreadyRunning` if one waits or runs, `UnknownTarget`, `BadSettings`, and `BadValue` if the target has
-        nothing to compare, or no bucket can have this name.
+        nothing to compare, no bucket can have this name, or both parts are asked for.
         """
         settings = self._registry.settings(self._registry.target(target))
         if not isinstance(settings, NamespaceSettings) or settings.format != "namespace":
@@ -58,7 +61,9 @@ class RunRequests:
             check_prefix(prefix)
         except BadValue as error:
             raise BadValue(f"the prefix {error.problem}", error.hint) from None
-        return self._register(target, bucket, {"repair": repair}, prefix)
+        if prefix and incremental:
+            raise BadValue("an incremental run has no prefix", "give one of them")
+        return self._register(target, bucket, {"repair": repair}, prefix, INCREMENTAL if incremental else RECONCILE)
 
     def repair(self, run: str) -> Reconciliation:
         """Register a run that compares again what a run compared, and repairs the drift that there is then.
@@ -66,10 +71,11 @@ class RunRequests:
         Raises `UnknownRun`, `NothingToRepair`, and what `start` raises.
         """
         ended = self._runs.get(run)
-        if ended.state != DRIFT or ended.job != RECONCILE:
+        if ended.state != DRIFT or ended.job not in (RECONCILE, INCREMENTAL):
             raise NothingToRepair(f"the run {run} is {ended.state}: only a reconciliation that found drift is repaired")
         self._registry.settings(self._registry.target(ended.target))
-        return self._register(ended.target, ended.bucket, {"repair": True, "approved": run}, ended.prefix)
+        details = {"repair": True, "approved": run}
+        return self._register(ended.target, ended.bucket, details, ended.prefix, ended.job)
 
     @repeated_after_deadlock
     def cancel(self, run: str) -> Reconciliation:
@@ -90,14 +96,17 @@ class RunRequests:
         return self._runs.get(run)
 
     @repeated_after_deadlock
-    def _register(self, target: TargetId, bucket: str, details: dict[str, object], prefix: str) -> Reconciliation:
+    def _register(
+        self, target: TargetId, bucket: str, details: dict[str, object], prefix: str, job: str
+    ) -> Reconciliation:
         r = tables.reconciliations.c
         run = uuid4().hex
         with self._database.writing() as connection:
             log_head.lock(connection)  # if two are requested at once, the second one sees the first
             now = database_now(connection)
-            same = (r.type == target.type, r.name == target.name, r.bucket == bucket, r.job == RECONCILE)
-            active = sa.select(r.state).where(*same, r.finished_at == 0, r.alive_until > now).limit(1)
+            same = (r.type == target.type, r.name == target.name, r.bucket == bucket)
+            is_comparison = r.job.in_((RECONCILE, INCREMENTAL))
+            active = sa.select(r.state).where(*same, is_comparison, r.finished_at == 0, r.alive_until > now).limit(1)
             state = connection.execute(active).scalar_one_or_none()
             if state is not None:
                 idle = state == WAITING and not worker_heartbeats.has_spark_worker(connection, now)
@@ -107,9 +116,10 @@ class RunRequests:
                 tables.reconciliations.insert().values(
                     run=run, type=target.type, name=target.name, bucket=bucket, state=WAITING, started_at=now,
                     alive_until=NEVER, finished_at=0, report="", problem="",
-                    repair="yes" if details["repair"] else "no", prefix=prefix,
+                    repair="yes" if details["repair"] else "no", prefix=prefix, job=job,
                 )
             )  # fmt: skip
             facts = {"target": str(target), "bucket": bucket, **({"prefix": prefix} if prefix else {}), **details}
+            facts |= {"incremental": True} if job == INCREMENTAL else {}
             audit.record(connection, "reconciliation.start", f"reconciliation:{run}", facts)
         return self._runs.get(run)

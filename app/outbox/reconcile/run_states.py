@@ -17,7 +17,9 @@ from app.outbox.delivery import worker_heartbeats
 from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile.runs import (
+    INCREMENTAL,
     PROCESS_DIED,
+    RECONCILE,
     TABLES,
     TABLES_TARGET,
     WAITING,
@@ -25,7 +27,7 @@ from app.outbox.reconcile.runs import (
     Reconciliation,
     newest_runs,
 )
-from app.outbox.reconcile.schedule import scheduled_pairs
+from app.outbox.reconcile.schedule import SCHEDULES, scheduled_pairs
 
 _CHANGES = 100  # of a target's settings, among which the last one of its schedule is looked for
 
@@ -75,8 +77,9 @@ def read_run_states(connection: sa.Connection, now: int, *, tables_schedule: str
         failed_at, problem = (0, "") if run is None else _failure(run, now)
         due_at = 0
         waits_for_others = key in waiting and bool(busy)
-        if key in schedules and key not in busy and not waits_for_others:
-            since = begun.get(key, 0) or _configured_at(connection, key, created)
+        covering = (RECONCILE, target, bucket) if kind == INCREMENTAL else key  # a run that counts as one of these
+        if key in schedules and not busy & {key, covering} and not waits_for_others:
+            since = max(begun.get(key, 0), begun.get(covering, 0)) or _configured_at(connection, key, created)
             due_at = _due_after(schedules[key], since, now - grace)
             if due_at:  # by a schedule that may have been another one then
                 due_at = _due_after(schedules[key], max(since, _changed_at(connection, key)), now - grace)
@@ -138,7 +141,8 @@ def _changed_at(connection: sa.Connection, key: Key) -> int:
         .order_by(a.id.desc())
         .limit(_CHANGES)
     )
-    changed = (f"+ {kind}=", f"- {kind}=", "+ enable=", "- enable=")
+    setting = SCHEDULES.get(kind)
+    changed = (f"+ {setting}=", f"- {setting}=", "+ enable=", "- enable=")
     for row in connection.execute(changes) if kind != TABLES else ():
         if any(str(line).startswith(changed) for line in orjson.loads(row.details).get("settings", ())):
             return int(row.at)

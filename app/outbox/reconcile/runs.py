@@ -16,12 +16,14 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.errors import AlreadyRunning, UnknownRun
+from app.outbox.reconcile.log_queries import LogPosition
 from app.outbox.reconcile.progress import Progress
 from app.resources.drift import drift_of
 from app.resources.reconciliation import COUNTS
 
 RUNNING, CLEAN, DRIFT, REPAIRED, FAILED = "running", "clean", "drift", "repaired", "failed"
 RECONCILE, SCAN, TABLES = "reconcile", "scan", "tables"  # the jobs
+INCREMENTAL = "incremental"  # the job of a reconciliation of the keys that the log names since the last one
 BACKFILL = "backfill"  # the kind of a run whose state is a backfill's; its job is stored as `RECONCILE`
 TABLES_TARGET = TargetId("tables", "_")  # stands for the target of the tables' runs, which have none
 WAITING = "waiting"  # registered by the schedule or on request, not started yet
@@ -29,7 +31,8 @@ CANCELLED = "cancelled"
 # Backfills are runs too, with states of their own; the next run continues an unfinished one.
 BACKFILLING, BACKFILLED, UNFINISHED = "backfilling", "backfilled", "unfinished"
 _OF_BACKFILLS = (BACKFILLING, BACKFILLED, UNFINISHED)
-_SUCCESSFUL = (CLEAN, DRIFT, REPAIRED, BACKFILLED)
+_COMPARED = (CLEAN, DRIFT, REPAIRED)
+_SUCCESSFUL = (*_COMPARED, BACKFILLED)
 
 _MAX_KEY_BYTES = 1024  # S3's limit
 _DEAD_STATE = {RUNNING: FAILED, BACKFILLING: UNFINISHED}  # the state of a run after its process died
@@ -46,7 +49,7 @@ LEASE_LOST = "Another run has taken over, because this run's lease expired."
 class Reconciliation:
     """One run. `counts` has every member of `COUNTS`; times are milliseconds since 1970, 0 for unset.
 
-    `job` says what it does: `RECONCILE`, `SCAN`, `BACKFILL` or `TABLES`.
+    `job` says what it does: `RECONCILE`, `INCREMENTAL`, `SCAN`, `BACKFILL` or `TABLES`.
     `repair` says whether the one who requested it wants repairs; None if the target's settings decide, or an option.
     """
 
@@ -93,12 +96,13 @@ class Reconciliations:
 
     @repeated_after_deadlock
     def begin(
-        self, target: TargetId, bucket: str, *, lease: int, state: str = RUNNING, run: str = "", prefix: str = ""
-    ) -> str:
+        self, target: TargetId, bucket: str, *, lease: int, state: str = RUNNING, run: str = "", prefix: str = "",
+        job: str = RECONCILE,
+    ) -> str:  # fmt: skip
         """Start a run and return its name; it is dead `lease` ms after its last `renew`. Raises `AlreadyRunning`.
 
         `state` is `RUNNING` or `BACKFILLING`; the two exclude each other. `run` is the name of a waiting run that the
-        schedule has registered. With `prefix` it is about the keys below it only.
+        schedule has registered, with its `job`. With `prefix` it is about the keys below it only.
         """
         r = tables.reconciliations.c
         with self._database.writing() as connection:
@@ -131,7 +135,7 @@ class Reconciliations:
             connection.execute(
                 tables.reconciliations.insert().values(
                     run=run, type=target.type, name=target.name, bucket=bucket, state=state, started_at=now,
-                    alive_until=now + lease, finished_at=0, report="", problem="", prefix=prefix,
+                    alive_until=now + lease, finished_at=0, report="", problem="", prefix=prefix, job=job,
                 )
             )  # fmt: skip
         return run
@@ -148,7 +152,7 @@ class Reconciliations:
     def last_size(self, target: TargetId, bucket: str) -> int:
         """Return how many objects and rows the last reconciliation of the whole pair compared; 0 without one."""
         r = tables.reconciliations.c
-        finished = (r.job == RECONCILE, r.state.in_((CLEAN, DRIFT, REPAIRED)), WHOLE)
+        finished = (r.job == RECONCILE, r.state.in_(_COMPARED), WHOLE)
         same = (r.type == target.type, r.name == target.name, r.bucket == bucket)
         query = sa.select(tables.reconciliations).where(*same, *finished).order_by(r.id.desc()).limit(1)
         with self._database.reading() as connection:
@@ -156,14 +160,33 @@ class Reconciliations:
         counts = counts_of(row) if row is not None else {}
         return counts.get("objects", 0) + counts.get("target_rows", 0)
 
+    def last_position(self, target: TargetId, bucket: str) -> LogPosition | None:
+        """Return from where in the log an incremental run of the pair goes on; None if no run has got there."""
+        r = tables.reconciliations.c
+        same = (r.type == target.type, r.name == target.name, r.bucket == bucket, r.job.in_((RECONCILE, INCREMENTAL)))
+        query = sa.select(r.position).where(*same, r.state.in_(_COMPARED), r.position.is_not(None), WHOLE)
+        with self._database.reading() as connection:
+            text = connection.execute(query.order_by(r.finished_at.desc(), r.id.desc()).limit(1)).scalar_one_or_none()
+        return LogPosition.from_text(text) if text else None
+
     @repeated_after_deadlock
-    def end(self, run: str, state: str, counts: Mapping[str, int], *, report: str = "", problem: str = "") -> None:
-        """Record the result of a run, unless it was cancelled."""
+    def become_whole(self, run: str) -> None:
+        """Record that an incremental run compares the whole bucket."""
+        with self._database.writing() as connection:
+            here = tables.reconciliations.update().where(tables.reconciliations.c.run == run)
+            connection.execute(here.values(job=RECONCILE))
+
+    @repeated_after_deadlock
+    def end(
+        self, run: str, state: str, counts: Mapping[str, int], *, report: str = "", problem: str = "",
+        position: LogPosition | None = None,
+    ) -> None:  # fmt: skip
+        """Record the result of a run, unless it was cancelled, and from where an incremental run goes on."""
         r, numbers = tables.reconciliations.c, json.dumps({name: counts.get(name, 0) for name in COUNTS})
         with self._database.writing() as connection:
             now = database_now(connection)
             values = {"state": state, "finished_at": now, "report": report, "problem": problem[:2000]}
-            values |= {"counts": numbers, "progress": None}
+            values |= {"counts": numbers, "progress": None, "position": position.to_text() if position else None}
             connection.execute(tables.reconciliations.update().where(r.run == run, r.alive_until > 0).values(**values))
 
     def is_cancelled(self, run: str) -> bool:
@@ -248,7 +271,7 @@ def counts_of(row: Any) -> Mapping[str, int]:
 def latest_results(connection: sa.Connection) -> Sequence[tuple[TargetId, str, int, int]]:
     """Return the last finished run of each target and whole bucket: when it ended (ms), and the remaining drift."""
     r = tables.reconciliations.c
-    finished = sa.and_(r.job == RECONCILE, r.state.in_((CLEAN, DRIFT, REPAIRED)), WHOLE)
+    finished = sa.and_(r.job == RECONCILE, r.state.in_(_COMPARED), WHOLE)
     last = sa.select(sa.func.max(r.id)).where(finished).group_by(r.type, r.name, r.bucket)
     query = sa.select(tables.reconciliations).where(r.id.in_(last)).order_by(r.type, r.name, r.bucket)
     runs = [_reconciliation(row) for row in connection.execute(query)]

@@ -1,10 +1,11 @@
 """Schedule reconciliations and scans: register each run once when it is due; it waits until a worker starts it.
 
-A target's settings `reconcile` and `scan` are cron expressions, and its rules name the buckets; those of a scan are the
-buckets whose scanner events the target gets. An event may name any bucket: only valid bucket names are scheduled, and
-for a rule of every bucket at most `RECONCILIATIONS.max_buckets`. Registering is idempotent: any number of processes may
-check at any time, because the table of runs decides. A registered run waits until the previous run has finished;
-`Reconciliations.begin` decides which process starts it.
+A target's settings `reconcile`, `reconcile_incremental` and `scan` are cron expressions, and its rules name the
+buckets; those of a scan are the buckets whose scanner events the target gets. A run of a whole bucket counts as the
+incremental one, too. An event may name any bucket: only valid bucket names are scheduled, and for a rule of every
+bucket at most `RECONCILIATIONS.max_buckets`. Registering is idempotent: any number of processes may check at any time,
+because the table of runs decides. A registered run waits until the previous run has finished; `Reconciliations.begin`
+decides which process starts it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from app.outbox.reconcile.runs import (
     CLEAN,
     DRIFT,
     FAILED,
+    INCREMENTAL,
     RECONCILE,
     REPAIRED,
     RUNNING,
@@ -43,6 +45,7 @@ from app.outbox.rules import read_rules
 from app.rules.model import EVERY_BUCKET, Rule, event_names
 
 _Pair = tuple[str, TargetId, str]  # the job, its target and its bucket
+SCHEDULES = {RECONCILE: "reconcile", INCREMENTAL: "reconcile_incremental", SCAN: "scan"}  # the settings of the jobs
 _SCANNER = expand("s3:Scanner:*") | {EVERY}
 
 
@@ -154,9 +157,9 @@ def _pairs(
     """Return each job of a target with each of its buckets and its schedule, and the buckets left out by target."""
     named = [
         (job, rule.target, rule.bucket)
-        for job in (RECONCILE, SCAN)
+        for job in SCHEDULES
         for rule in sorted({_Named.of(stored.rule) for stored in read_rules(connection)})
-        if (job, rule.target) in expressions and (job == RECONCILE or rule.scanner)
+        if (job, rule.target) in expressions and (job != SCAN or rule.scanner)
     ]
     every = {(job, target) for job, target, bucket in named if bucket == EVERY_BUCKET}
     usable, others = usable_buckets(connection, RECONCILIATIONS.max_buckets) if every else ([], 0)
@@ -184,14 +187,14 @@ class _Named(NamedTuple):
 
 def _expressions(connection: sa.Connection) -> dict[tuple[str, TargetId], str]:
     t = tables.targets.c
-    has_schedule = sa.or_(*(t.settings.contains(f'"{job}"') for job in (RECONCILE, SCAN)))
+    has_schedule = sa.or_(*(t.settings.contains(f'"{setting}"') for setting in SCHEDULES.values()))
     expressions = {}
     for row in connection.execute(
         sa.select(t.type, t.name, t.settings).where(t.enabled, t.problem == "", has_schedule)
     ):
         settings = orjson.loads(row.settings)
-        for job in (RECONCILE, SCAN):
-            if expression := settings.get(job):
+        for job, setting in SCHEDULES.items():
+            if expression := settings.get(setting):
                 expressions[job, TargetId(row.type, row.name)] = str(expression)
     return expressions
 
@@ -215,8 +218,11 @@ def _due(connection: sa.Connection, pairs: Iterable[tuple[str, TargetId, str, st
     active = sa.select(r.job, r.type, r.name, r.bucket).where(counts, r.finished_at == 0, r.alive_until > now)
     busy = {(row.job, TargetId(row.type, row.name), row.bucket) for row in connection.execute(active)}
     for job, target, bucket, expression in pairs:
-        due = job, target, bucket
-        if due not in busy and is_due(expression, last_starts.get(due, 0), now):
+        # The whole bucket comes first.
+        due, covering = (job, target, bucket), (RECONCILE if job == INCREMENTAL else job, target, bucket)
+        last_start = max(last_starts.get(due, 0), last_starts.get(covering, 0))
+        if not busy & {due, covering} and is_due(expression, last_start, now):
+            last_starts[due] = now
             yield due
 
 

@@ -47,7 +47,9 @@ def test_unknown_members_are_found_with_their_family_and_named(database: Databas
     begun += [event("put"), event("upper", name="S3:OBJECTREMOVED:DELETED"), event("delete", name=DELETE)]
     creations = selectors(ContentChange.CREATED)
     Log(database).append([begun])
-    assert log_mark(database, target, "images", event_names=creations).in_flight == {"made", "put"}
+    in_flight = set[str]()
+    log_mark(database, target, "images", in_flight.update, event_names=creations)
+    assert in_flight == {"made", "put"}
     late = [event(key, name=PUT) for key in ("made", "gone", "tag")]
     [receipt] = Log(database).append([late], only_target=target, guard=unchanged_since(0))
     assert receipt.overtaken == 2, "a tag is no change of the content"

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_jobs.errors import BadListing
+from spark_jobs.listings.named_keys import newest_entry
 from spark_jobs.listings.pages import is_bound, pages
 from spark_jobs.listings.s3_listing import between
 
@@ -28,7 +30,7 @@ def by_utf16(key: str) -> bytes:
 class Server:
     """Lists a bucket in pages of three, in an order of its own; `spoil` may change each answer."""
 
-    ignores_prefix = False
+    ignores_prefix = ignores_size = False
 
     def __init__(
         self, keys: Sequence[str], order: Order = str, *, versioned: bool = False,
@@ -40,28 +42,32 @@ class Server:
 
     def list_objects_v2(
         self, Bucket: str, StartAfter: str = "", ContinuationToken: str = "", Prefix: str = "",  # noqa: N803 - boto3's
+        MaxKeys: int = 3,  # noqa: N803 - as above
     ) -> Answer:  # fmt: skip
-        page, rest = self._page(ContinuationToken or StartAfter, Prefix)
-        answer: Answer = {"Name": Bucket, "IsTruncated": bool(rest), "Contents": [{"Key": key} for key in page]}
+        page, rest = self._page(ContinuationToken or StartAfter, Prefix, MaxKeys)
+        entries = [{"Key": key, "Size": 1} for key in page]
+        answer: Answer = {"Name": Bucket, "IsTruncated": bool(rest), "Contents": entries}
         if rest:
             answer["NextContinuationToken"] = page[-1]
         return self._spoil(answer)
 
     def list_object_versions(
         self, Bucket: str, KeyMarker: str = "", VersionIdMarker: str = "", Prefix: str = "",  # noqa: N803 - as above
+        MaxKeys: int = 3,  # noqa: N803 - as above
     ) -> Answer:  # fmt: skip
-        page, rest = self._page(KeyMarker, Prefix)
-        versions = [{"Key": key, "VersionId": VersionIdMarker} for key in page]
+        page, rest = self._page(KeyMarker, Prefix, MaxKeys)
+        versions = [{"Key": key, "VersionId": VersionIdMarker, "Size": 1} for key in page]
         answer: Answer = {"Name": Bucket, "IsTruncated": bool(rest), "Versions": versions[::2]}
         answer["DeleteMarkers"] = versions[1::2]
         if rest:
             answer |= {"NextKeyMarker": page[-1], "NextVersionIdMarker": "1"}
         return self._spoil(answer)
 
-    def _page(self, after: str, prefix: str) -> tuple[list[str], list[str]]:
+    def _page(self, after: str, prefix: str, size: int) -> tuple[list[str], list[str]]:
         left = [key for key in self._keys if not after or self._order(key) > self._order(after)]
         left = [key for key in left if self.ignores_prefix or key.startswith(prefix)]
-        return left[:3], left[3:]
+        size = 3 if self.ignores_size else size
+        return left[:size], left[size:]
 
 
 def listed(server: Server, after: str = "", *, versioned: bool = False, prefix: str = "") -> list[str]:
@@ -155,6 +161,31 @@ def test_a_server_that_ignores_the_prefix_is_refused(versioned: bool) -> None:
     server.ignores_prefix = True
     with pytest.raises(BadListing, match="lists 'a/1', which is not below the prefix 'b/'"):
         listed(server, versioned=versioned, prefix="b/")
+
+
+@given(KEYS, st.text(ALPHABET, min_size=1, max_size=3), st.sampled_from([str, by_utf16]), st.booleans(), st.booleans())
+def test_a_single_key_is_found_if_it_is_there_whatever_begins_with_it(
+    keys: list[str], key: str, order: Order, versioned: bool, ignores_size: bool
+) -> None:
+    server = Server(keys, order, versioned=versioned)
+    server.ignores_size = ignores_size
+    for asked in (key, *keys):
+        found = newest_entry(server, "images", asked, versioned=versioned)
+        assert (found and found["Key"]) == (asked if asked in keys else None)
+
+
+def test_a_key_that_no_object_can_have_is_not_asked_for() -> None:
+    for key in ("", "k" * 1025, "a\0b", "\ud800"):
+        assert newest_entry(None, "images", key, versioned=False) is None
+
+
+@pytest.mark.parametrize(("key", "status"), [("a", 400), ("../a", 403)])
+def test_a_refusal_is_not_taken_for_the_lack_of_an_object(key: str, status: int) -> None:
+    def refuse(_: Answer) -> Answer:
+        raise ClientError({"ResponseMetadata": {"HTTPStatusCode": status}}, "ListObjectsV2")
+
+    with pytest.raises(ClientError):
+        newest_entry(Server([], spoil=refuse), "images", key, versioned=False)
 
 
 def test_pages_without_entries_end() -> None:
