@@ -18,7 +18,6 @@ class DatabasePolicy(NamedTuple):
     # That a statement waits for a lock. PostgreSQL waits twice, for its turn and for the row: less together than
     # `idle_transaction_seconds`, so that of clients that are gone together none gets another one's lock, for as long.
     lock_seconds: int = 4
-    single_lock_seconds: int = 1  # that one in one round trip does: then its caller has time left for another way
     # After which the server ends a connection whose client says nothing, so that its locks are free: far longer than a
     # process that works takes between two statements, and short enough to end before requests have waited in vain.
     idle_transaction_seconds: int = 9
@@ -39,7 +38,7 @@ class AppendPolicy(NamedTuple):
     copy_bytes: int = 1 << 18  # that the driver sends at once
     max_group_events: int = 10_000  # of the requests that share a transaction
     max_group_bytes: int = 1 << 24  # of their records
-    spare_seconds: float = 1.2  # that a request which commits itself keeps for the other way
+    spare_seconds: float = 1.2  # that a request which commits itself keeps for a second try
     max_unlocked_matches: int = 3  # of the same events with rules that keep changing; then under the lock
     max_tries: int = 2  # of a request, each followed by a write that must succeed, before it counts as refused
     max_known_buckets: int = 100_000  # that a process remembers

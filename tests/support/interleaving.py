@@ -90,7 +90,7 @@ class Side:
         self.refused: list[str] = []  # errors of the database, also those that the operation overcame
         self._in_one_trip = database.in_one_trip
         database.in_one_trip = self._stop_before_trip  # type: ignore[method-assign]
-        for engine in {database.engine, database._reader, database._single}:
+        for engine in {database.engine, database._reader}:
             sa.event.listen(engine, "checkout", self._checked_out)
             sa.event.listen(engine, "before_cursor_execute", self._before_statement)
             sa.event.listen(engine, "commit", self._before_commit)

@@ -20,7 +20,7 @@ ELSEWHERE = {
     "app/outbox/delivery/idle_cursors.py IdleCursors.advance": _NEXT_TICK,
     "app/outbox/delivery/openings.py _mark": _NEXT_TICK,
     "app/outbox/delivery/worker_heartbeats.py": _NEXT_TICK,
-    "app/outbox/log/append.py Log._in_one_trip": "after a deadlock it has done nothing, and the other way is taken",
+    "app/outbox/log/append.py Log._in_one_trip": "as the next one",
     "app/outbox/log/append.py Log._under_lock": "Log._record repeats it with what it reads before",
     "app/outbox/log/recorder.py check_writable": "it asks whether the database takes anything; an error is an answer",
     "app/outbox/log/retention.py _purge_batch": _NEXT_TICK,

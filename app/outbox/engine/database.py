@@ -1,5 +1,6 @@
 """Open the outbox database: SQLite, PostgreSQL, or MySQL/MariaDB, each configured so that a commit is durable."""
 
+import math
 import sqlite3
 import threading
 import time
@@ -30,7 +31,6 @@ VALUE_ERRORS = db_errors.VALUE_ERRORS
 _BESIDE_EVENT = 1 << 14  # bytes of a MySQL packet besides the event: the statement and the ids of its targets
 
 _LOCK_NOT_AVAILABLE = "55P03"
-_ROLLED_BACK = {"40001", "40P01"}  # a serialisation failure, as some clusters report it, and a deadlock
 # No setting of PostgreSQL limits how long a COPY waits for its client, and none but another session can end it.
 _END_ABANDONED_COPIES = f"""
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
@@ -63,10 +63,6 @@ def describe_error(error: BaseException) -> str:
     return " ".join(text.split())[:500] or type(error).__name__
 
 
-class NotConnected(Exception):
-    """A connection would have to be opened, which may take longer than the caller can wait."""
-
-
 class Database:
     """Connections: `writing()` commits or rolls back as a whole, `reading()` and `snapshot()` never lock.
 
@@ -86,20 +82,16 @@ class Database:
         self._own = threading.local()  # `seconds` of this thread
         self.engine = _open(self.url, pool_size, patience)
         self._reader: sa.Engine = self.engine.execution_options(reading=True)
-        if self.dialect != "sqlite":
+        if self.dialect == "sqlite":
+            sa_event.listen(self.engine, "checkout", self._limit_locks)
+        else:
             # Autocommit saves BEGIN and COMMIT around a single SELECT. It needs an engine of its own: resetting a
             # connection when it is returned costs a round trip, and if the connection breaks just then, the pool never
             # stops counting it.
             self._reader = _open(self.url, pool_size, patience, autocommit=True)
             for engine in (self.engine, self._reader):
-                sa_event.listen(engine, "handle_error", self._replace_lost)
-        # The connection of `in_one_trip`.
-        self._single: sa.Engine = self._reader
-        if self.dialect == "postgresql":
-            self._single = _open(self.url, 1, patience, autocommit=True, lock_seconds=DATABASE.single_lock_seconds)
-        if self.dialect != "sqlite":
-            for engine in {self.engine, self._reader, self._single}:
                 sa_event.listen(engine, "checkout", self._limit)
+                sa_event.listen(engine, "handle_error", self._failed)
         self._largest_event: int | None = None if self.dialect == "mysql" else UNLIMITED
         if self.dialect == "mysql":
             sa_event.listen(self.engine, "connect", self._learn_limit)
@@ -115,11 +107,17 @@ class Database:
         name = self.engine.dialect.name
         return "mysql" if name == "mariadb" else name
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether a connection is open and free: to open one may take longer than a caller can wait."""
+        pool: Any = self._reader.pool
+        return bool(pool.checkedin())
+
     @contextmanager
     def answering_within(self, seconds: float) -> Iterator[None]:
         """Have no statement of this thread take longer than `seconds`, nor than `patience`, until the block ends.
 
-        It holds for connections that are taken within the block, not on SQLite.
+        It holds for connections that are taken within the block. SQLite waits no longer than that for a lock.
         """
         self._own.seconds = seconds
         try:
@@ -142,44 +140,25 @@ class Database:
         """Return a context manager for a connection that is used for SELECTs only."""
         return self._reader.connect()
 
-    def in_one_trip(self, statement: str, values: Sequence[Any], seconds: float | None = None) -> Any:
+    def in_one_trip(self, statement: str, values: Sequence[Any]) -> Any:
         """Execute a statement that commits by itself, on PostgreSQL, and return the value that it selects.
 
-        Returns None, and has executed nothing, if a lock was not free within a second, or after a deadlock. With
-        `seconds`, the server gets no longer than that; raises `NotConnected`, and has sent nothing, if the connection
-        is not open and free. Otherwise raises what SQLAlchemy would, whose own work would take a quarter of the time of
-        a post.
+        Raises what SQLAlchemy would, whose own work would take a quarter of the time of a post.
         """
-        pool: Any = self._single.pool
-        if seconds is not None and not pool.checkedin():
-            raise NotConnected
-        driver_error = self._single.dialect.loaded_dbapi.Error
+        driver_error = self._reader.dialect.loaded_dbapi.Error
         try:
-            pooled = self._single.raw_connection()
+            pooled = self._reader.raw_connection()
         except driver_error as error:  # without the statement: it was not sent
             raise sa.exc.DBAPIError.instance(None, None, error, driver_error) from error
         driver: Any = pooled.driver_connection
-        patience = driver.patience
-
-        def lost(error: BaseException) -> None:
-            pooled.invalidate(error)
-            self.close()
-
         try:
-            if seconds is not None:
-                driver.patience = seconds if patience is None else min(seconds, patience)
-            with db_errors.as_sqlalchemy(driver, statement, lost), driver.cursor() as cursor:
+            with db_errors.as_sqlalchemy(driver, statement, pooled.invalidate), driver.cursor() as cursor:
                 cursor.execute(statement, values)
                 return cursor.fetchone()[0]
         except sa.exc.DBAPIError as error:
-            code = getattr(error.orig, "pgcode", None)
-            if code == _LOCK_NOT_AVAILABLE:
-                self._end_abandoned_copies()
-            elif code not in _ROLLED_BACK:
-                raise
-            return None
+            self._recover(error.orig, is_lost=driver.closed)
+            raise
         finally:
-            driver.patience = patience
             pooled.close()
 
     @contextmanager
@@ -197,11 +176,18 @@ class Database:
         limits = [seconds for seconds in (self._patience, getattr(self._own, "seconds", None)) if seconds is not None]
         connection.patience = min(limits, default=None)
 
-    def _replace_lost(self, context: sa.engine.ExceptionContext) -> None:
+    def _limit_locks(self, connection: sqlite3.Connection, _entry: ConnectionPoolEntry, _face: Any) -> None:
+        seconds = min(DATABASE.statement_seconds, getattr(self._own, "seconds", None) or math.inf)
+        connection.execute(f"PRAGMA busy_timeout = {seconds * 1000:.0f}")
+
+    def _failed(self, context: sa.engine.ExceptionContext) -> None:
+        self._recover(context.original_exception, is_lost=context.is_disconnect)
+
+    def _recover(self, error: BaseException | None, *, is_lost: bool) -> None:
         """After a lost connection close the others, most likely lost too; SQLAlchemy does so for one engine only."""
-        if context.is_disconnect:
+        if is_lost:
             self.close()
-        elif getattr(context.original_exception, "pgcode", None) == _LOCK_NOT_AVAILABLE:
+        elif getattr(error, "pgcode", None) == _LOCK_NOT_AVAILABLE:
             self._end_abandoned_copies()
 
     def _end_abandoned_copies(self) -> None:
@@ -221,12 +207,12 @@ class Database:
 
     def forked(self) -> None:
         """Discard the connections inherited from the parent process, without closing the parent's sockets."""
-        for engine in (self.engine, self._reader, self._single):
+        for engine in (self.engine, self._reader):
             engine.dispose(close=False)
 
     def close(self) -> None:
         """Close every connection that is not in use; the next use opens another one."""
-        for engine in (self.engine, self._reader, self._single):
+        for engine in (self.engine, self._reader):
             engine.dispose()
 
 
@@ -245,14 +231,7 @@ class OpenTransaction:
         return nullcontext(self._connection)
 
 
-def _open(
-    url: sa.URL,
-    pool_size: int,
-    patience: float | None,
-    *,
-    autocommit: bool = False,
-    lock_seconds: int | None = None,
-) -> sa.Engine:
+def _open(url: sa.URL, pool_size: int, patience: float | None, *, autocommit: bool = False) -> sa.Engine:
     name, isolation = url.get_backend_name(), "AUTOCOMMIT" if autocommit else "READ COMMITTED"
     if name == "sqlite":
         return _open_sqlite(url, pool_size)
@@ -264,7 +243,7 @@ def _open(
     else:
         raise ValueError(f"BUCKETWIRE_DATABASE_URL: {name!r} is no outbox database; use sqlite, postgresql or mysql")
     # Do not use the server's default: a SELECT after locking the log's head must see every earlier commit.
-    return open_engine(url, pool_size, patience, isolation, lock_seconds or DATABASE.lock_seconds)
+    return open_engine(url, pool_size, patience, isolation)
 
 
 def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
@@ -273,7 +252,6 @@ def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
         pool_size=pool_size,
         max_overflow=DATABASE.max_extra_connections,
         hide_parameters=True,
-        connect_args={"timeout": DATABASE.statement_seconds},
     )
 
     @sa_event.listens_for(engine, "connect")

@@ -26,6 +26,7 @@ _SESSION = {
     # The same for a client that is gone in the middle of a statement or of an answer.
     "net_read_timeout": DATABASE.idle_transaction_seconds,
     "net_write_timeout": DATABASE.idle_transaction_seconds,
+    "innodb_lock_wait_timeout": DATABASE.lock_seconds,
     "completion_type": "'NO_CHAIN'",
     "foreign_key_checks": 1,
     "unique_checks": 1,
@@ -36,10 +37,10 @@ _SESSION = {
 }
 
 
-def open_engine(url: sa.URL, pool_size: int, patience: float | None, isolation: str, lock_seconds: int) -> sa.Engine:
-    """Return an engine whose statements take `patience` seconds at most, and wait `lock_seconds` for a lock."""
+def open_engine(url: sa.URL, pool_size: int, patience: float | None, isolation: str) -> sa.Engine:
+    """Return an engine whose statements take `patience` seconds at most."""
     # MySQL's greeting says that it commits by itself also where it does not, so the driver would not set it.
-    settings = _SESSION | {"innodb_lock_wait_timeout": lock_seconds, "autocommit": int(isolation == "AUTOCOMMIT")}
+    settings = _SESSION | {"autocommit": int(isolation == "AUTOCOMMIT")}
     engine = sa.create_engine(
         url.update_query_dict({"charset": "utf8mb4"}),
         pool_size=pool_size,

@@ -18,6 +18,7 @@ _SILENCE_MS = DATABASE.silence_seconds * 1000
 _SESSION = {
     "synchronous_commit": "on",  # a role or database default of "off" would break promise 1
     "statement_timeout": 0,  # a COMMIT that waits for a standby would be answered as if that had it, too
+    "lock_timeout": f"{DATABASE.lock_seconds}s",
     "idle_in_transaction_session_timeout": f"{DATABASE.idle_transaction_seconds}s",
     "default_transaction_isolation": "read committed",  # also where each statement commits by itself
     "standard_conforming_strings": "on",
@@ -37,14 +38,14 @@ _SESSION = {
 }
 
 
-def open_engine(url: sa.URL, pool_size: int, patience: float | None, isolation: str, lock_seconds: int) -> sa.Engine:
-    """Return an engine whose statements take `patience` seconds at most, and wait `lock_seconds` for a lock."""
-    settings = _SESSION | {"lock_timeout": f"{lock_seconds}s"}
-    options = [f"-c {name}={str(value).replace(' ', chr(92) + ' ')}" for name, value in settings.items()]
+def open_engine(url: sa.URL, pool_size: int, patience: float | None, isolation: str) -> sa.Engine:
+    """Return an engine whose statements take `patience` seconds at most."""
+    options = [f"-c {name}={str(value).replace(' ', chr(92) + ' ')}" for name, value in _SESSION.items()]
     engine = sa.create_engine(
         url,
         pool_size=pool_size,
         max_overflow=DATABASE.max_extra_connections,
+        pool_use_lifo=True,  # a server's process that has planned the statements of `append_events` appends again
         pool_pre_ping=False,  # a broken connection is an error like any other, and the caller retries
         pool_reset_on_return=None if isolation == "AUTOCOMMIT" else "rollback",
         hide_parameters=True,

@@ -37,7 +37,7 @@ _SELECT_KNOWN = sa.select(tables.events.c.id).where(tables.events.c.id.in_(sa.bi
 # Given the transaction, under the lock of the log's head, and events that are not in the log yet: the ids of those that
 # must not be recorded.
 Guard = Callable[[sa.Connection, Sequence[Event]], Collection[str]]
-# What else the transaction of one request writes, given its receipt. An exception takes the request's events back.
+# What else the transaction of one request writes, given its receipt.
 Beside = Callable[[sa.Connection, Receipt], None]
 
 
@@ -54,7 +54,12 @@ class _Options:
     only_target: TargetId | None
     guard: Guard | None
     action: str
-    beside: Beside | None = None
+    beside: Beside | None
+
+    @property
+    def is_one_trip(self) -> bool:
+        """Whether nothing but events and counters is written, and no other than the rules and queues decide."""
+        return self.guard is None and not self.action and self.beside is None
 
 
 class Log:
@@ -87,6 +92,7 @@ class Log:
         only_target: TargetId | None = None,
         guard: Guard | None = None,
         action: str = "",
+        beside: Beside | None = None,
     ) -> list[Receipt | QueueFull]:
         """Record the events of several requests in one commit, and return an answer for each request, in order.
 
@@ -95,7 +101,8 @@ class Log:
         `routed`, the events go to no target, independent of the rules: only listeners receive them. With `only_target`,
         they go to this target alone, independent of the rules, or to none if it is removed or disabled; a request for
         which its queue has no room is rejected as a whole. An event that the `guard` refuses counts as overtaken. With
-        an `action` the audit log has an entry of this name for that target, or for each of the buckets.
+        an `action` the audit log has an entry of this name for that target, or for each of the buckets. `beside` writes
+        in the same commit, unless the only request is rejected; what it raises takes the events back.
 
         A caller may match the events itself, in any thread, by `routing`, and give the `matches`. If the rules or
         targets have changed meanwhile, `RoutingChanged` is raised and `routing` is the new one; if they change again
@@ -106,32 +113,7 @@ class Log:
         if not any(requests):
             return [Receipt() for _ in requests]
         self._check_sizes(requests)
-        return self._record(requests, _Options(promised, routed, only_target, guard, action), matches)
-
-    def append_beside(self, events: Sequence[Event], beside: Beside) -> Receipt | QueueFull:
-        """Record one request's events, and in the same commit what `beside` writes; neither if a queue is full.
-
-        Raises what `append` and `beside` raise, and then nothing was recorded.
-        """
-        self._check_sizes([events])
-        options = _Options(promised=False, routed=True, only_target=None, guard=None, action="", beside=beside)
-        [answer] = self._record([events], options)
-        return answer
-
-    def append_in_one_trip(self, events: Sequence[Event], matches: Matches, seconds: float) -> Receipt | None:
-        """Record one request's events if one round trip is enough; it takes that many seconds at most.
-
-        Returns None, or raises `NotConnected`, if nothing was recorded and the other way is needed. Raises what
-        `append` raises, but after such an error it is unknown whether the events were recorded.
-        """
-        if self._database.dialect != "postgresql" or len(events) > APPEND.max_trip_events:
-            return None
-        self._check_sizes([events])
-        expected = self._expected([events], self._current(matches))
-        if expected is None or not self._in_one_trip(expected, seconds=seconds):
-            return None
-        [receipt] = expected.answers
-        return receipt if isinstance(receipt, Receipt) else None
+        return self._record(requests, _Options(promised, routed, only_target, guard, action, beside), matches)
 
     def _match(self, requests: Sequence[Sequence[Event]], options: _Options) -> Matches:
         routing = self._routing if options.routed else Routing.empty()
@@ -145,11 +127,7 @@ class Log:
             raise RoutingChanged
         return matches
 
-    def _expected(self, requests: Sequence[Sequence[Event]], matches: Matches) -> Batch | None:
-        """Return what is to be recorded if every event is new and every queue has room; None if that is unlikely."""
-        return Batch(requests, matches, self._partitions) if self._expects_all else None
-
-    def _in_one_trip(self, batch: Batch, *, promised: bool = False, seconds: float | None = None) -> bool:
+    def _in_one_trip(self, batch: Batch, *, promised: bool) -> bool:
         """Record an expected batch, on PostgreSQL, if it is small and as expected. Returns False if it did nothing."""
         if self._database.dialect != "postgresql" or len(batch.rows) > APPEND.max_trip_events:
             return False
@@ -161,7 +139,7 @@ class Log:
             if not (promised and target in self._routing.rejecting)
         }
         parameters = pg_append.parameters(batch, self._routing.version, ceilings)
-        self._expects_all = bool(self._database.in_one_trip(pg_append.CALL, parameters, seconds))
+        self._expects_all = bool(self._database.in_one_trip(pg_append.CALL, parameters))
         return self._expects_all
 
     def _record(
@@ -184,9 +162,9 @@ class Log:
         """Record the requests in one transaction. Raises `RoutingChanged`."""
         # Match before locking the head, because the lock blocks all other appends.
         current = self._match(requests, options) if matches is None else self._current(matches)
-        expected = self._expected(requests, current)
-        is_plain = options.guard is None and not options.action and options.beside is None
-        if expected is not None and is_plain and self._in_one_trip(expected, promised=options.promised):
+        # So are the rows of all events, unless some are likely to be known, or to find a queue full.
+        expected = Batch(requests, current, self._partitions) if self._expects_all else None
+        if expected and options.is_one_trip and self._in_one_trip(expected, promised=options.promised):
             return expected.answers
         return self._under_lock(requests, current, expected, options)
 

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 import sqlalchemy as sa
 
 from app.events.model import Event
-from app.outbox.engine.database import VALUE_ERRORS, Database, NotConnected
+from app.outbox.engine.database import VALUE_ERRORS, Database
 from app.outbox.log.append import RoutingChanged
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.recorder import Answer, Recorder
@@ -59,9 +59,9 @@ class _Committing:
 class GroupCommit:
     """Record all requests of a process. Create one object for each process; its thread starts at the first use.
 
-    A request that comes while nothing is committed commits itself, if it can in one round trip: no other thread has to
-    wake up for it. Those that come meanwhile wait for a thread, which commits them together, and so does whatever takes
-    more than one round trip: a request gets its answer in time even if the database hangs.
+    A request that comes while nothing is committed commits itself: no other thread has to wake up for it. Those that
+    come meanwhile wait for a thread, which commits them together. So does one that the database did not answer in time,
+    or not well.
 
     Each request's events are compared with the rules in its own thread, before they wait: no expression, and no number
     of them, makes others wait. If the rules change meanwhile, they are compared again.
@@ -90,11 +90,10 @@ class GroupCommit:
         while True:
             matches = committing.recorder.log.routing.match(events, (deadline - time.monotonic()) / 2)
             try:
-                receipt = self._commit_alone(
-                    committing, events, matches, deadline - time.monotonic() - APPEND.spare_seconds
-                )
-                if receipt is not None:
-                    return receipt
+                seconds = deadline - time.monotonic() - APPEND.spare_seconds
+                answer = self._commit_alone(committing, events, matches, seconds)
+                if answer is not None:
+                    return answer
                 waiting = _Waiting(events, matches)
                 committing.queue.put(waiting)
                 return waiting.result(max(0.0, deadline - time.monotonic()))
@@ -104,18 +103,20 @@ class GroupCommit:
 
     def _commit_alone(
         self, committing: _Committing, events: Sequence[Event], matches: Matches, seconds: float
-    ) -> Receipt | None:
-        """Record the events in this thread, in one round trip, or return None: the other thread has to record them.
+    ) -> Receipt | QueueFull | None:
+        """Record the events in this thread, or return None: the other thread has to record them.
 
-        It has to if requests are being committed or wait, and if one round trip is not enough or takes `seconds`.
+        It has to if requests are being committed or wait, if no connection is open, and if a statement fails or takes
+        `seconds`.
         """
-        if not events or seconds <= 0 or committing.thread_waits or not committing.queue.empty():
+        if seconds <= 0 or committing.thread_waits or not committing.queue.empty() or not self._database.is_connected:
             return None
         if not committing.lock.acquire(blocking=False):
             return None
         try:
-            return committing.recorder.log.append_in_one_trip(events, matches, seconds)
-        except (sa.exc.SQLAlchemyError, *VALUE_ERRORS, NotConnected):
+            with self._database.answering_within(seconds):
+                return committing.recorder.log.append([events], matches=matches)[0]
+        except (sa.exc.SQLAlchemyError, *VALUE_ERRORS):
             return None  # the recorder finds out whose fault it is; if the events are recorded, it records nothing
         finally:
             committing.lock.release()

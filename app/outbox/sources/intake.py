@@ -109,7 +109,7 @@ class SourceIntake:
 
         events = [event for read in messages for event in read.events]
         if events:
-            receipt = self._log.append_beside(events, beside)
+            [receipt] = self._log.append([events], beside=beside)
             if isinstance(receipt, QueueFull):
                 raise TargetFull(receipt)
         else:

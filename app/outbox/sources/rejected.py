@@ -107,7 +107,8 @@ class RejectedMessages:
             audit.record(connection, "source.retry_rejected", f"source:{stored.source}", facts)
 
         if read.events:
-            return Log(self._database).append_beside(read.events, beside)
+            [answer] = Log(self._database).append([read.events], beside=beside)
+            return answer
         write_alone(self._database, lambda connection: beside(connection, Receipt()))
         return Receipt()
 

@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
-from app.outbox.engine import database as engine
+from app.outbox.engine import pg_engine
 from app.outbox.engine.copy_insert import insert
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable
 from app.outbox.log.append import Log
@@ -27,8 +28,8 @@ from app.rules.matching import Matcher
 from app.rules.model import Rule
 from tests import services
 from tests.integration.api.conftest import keys, records
-from tests.support.builders import add_target, event, registry
-from tests.support.tuning import tune
+from tests.support.builders import add_target, event, migrated, registry
+from tests.support.outboxes import in_file
 
 
 @pytest.mark.parametrize("size", [1, 20])
@@ -102,7 +103,7 @@ def test_a_request_that_commits_itself_gives_up_in_time_and_can_be_sent_again(lo
         holding = threads.submit(hold_the_head)
         assert locked.wait(10)
         began = time.monotonic()
-        # A lock is waited for by this thread for a second, then by that for groups, for longer.
+        # A lock is waited for by this thread, then by that for groups, until both have asked for it often enough.
         with pytest.raises((TimeoutError, *DatabaseUnavailable)):
             commits.append(events, 6)
         assert time.monotonic() - began < 15
@@ -119,7 +120,7 @@ def test_a_request_that_commits_itself_gives_up_in_time_and_can_be_sent_again(lo
 def test_requests_one_by_one_commit_themselves_and_those_that_come_meanwhile_are_committed_together(
     log: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tune(monkeypatch, engine, "DATABASE", single_lock_seconds=60)
+    monkeypatch.setitem(pg_engine._SESSION, "lock_timeout", "60s")
     log = Database(log.url.render_as_string(hide_password=False))
     commits = ready(log)
     threads_used: list[str] = []
@@ -188,7 +189,7 @@ def ready(log: Database) -> GroupCommit:
 
 def single_backend(log: Database) -> int:
     """The server's process of the connection for appends in one round trip."""
-    with closing(log._single.raw_connection()) as connection:
+    with closing(log._reader.raw_connection()) as connection:
         driver: Any = connection.driver_connection
         return int(driver.info.backend_pid)
 
@@ -349,3 +350,15 @@ def test_while_an_event_is_costly_to_compare_others_are_recorded_and_costly_ones
             assert isinstance(receipt, Receipt)
             assert receipt.matched == {target: 1}
     assert commits.append([second]) == Receipt(recorded=1)
+
+
+def test_a_request_gets_its_answer_in_time_while_a_file_is_locked(tmp_path: Path) -> None:
+    with closing(migrated(in_file(tmp_path / "outbox.db"))) as database:
+        commits = GroupCommit(database)
+        assert commits.append([event("before")]) == Receipt(recorded=1)
+        with database.writing() as connection:
+            log_head.lock(connection)
+            began = time.monotonic()
+            with pytest.raises(TimeoutError):
+                commits.append([event("late")], 2.5)
+            assert time.monotonic() - began < 15  # a statement may wait for 20 s

@@ -21,8 +21,7 @@ from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.retries import Retries
 from app.outbox.delivery.transitions import settlement_store
-from app.outbox.engine import database as database_module
-from app.outbox.engine import migration, schema_version
+from app.outbox.engine import migration, mysql_engine, pg_engine, schema_version
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import append
 from app.outbox.log.append import Log
@@ -32,7 +31,6 @@ from app.resources.retry import RetryFilter
 from tests.support.builders import add_target, event, registry
 from tests.support.lost_transactions import lost_once
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
-from tests.support.tuning import tune
 from workers.delivery.outcomes import Failed, Outcome, Rejected
 
 pytestmark = [
@@ -74,6 +72,11 @@ def flagged(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> Flag:
     return flag
 
 
+def one_second_for_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(pg_engine._SESSION, "lock_timeout", "1s")
+    monkeypatch.setitem(mysql_engine._SESSION, "innodb_lock_wait_timeout", 1)
+
+
 def lock_target(database: Database, target: TargetId) -> Callable[[sa.Connection], object]:
     row_id = registry(database).target(target).row_id
     lock = sa.select(tables.targets.c.id).where(tables.targets.c.id == row_id).with_for_update(key_share=True)
@@ -88,7 +91,7 @@ def test_an_append_that_loses_a_deadlock_records_its_events(
     reached, log, one = flagged(monkeypatch, append, "_count"), Log(database), event()
 
     def work() -> object:
-        return log.append_beside([one], lambda *_: None) if beside else log.append([[one]])[0]
+        return log.append([[one]], beside=(lambda *_: None) if beside else None)[0]
 
     answer = lose(database, work, reached, lock_target(database, target), log_head.lock)
     assert isinstance(answer, Receipt)
@@ -172,7 +175,7 @@ def test_an_append_waits_longer_than_one_lock_while_the_server_stands_still(
 ) -> None:
     """A client that is gone waits for one lock only; one that is there asks again."""
     target = add_target(database)
-    tune(monkeypatch, database_module, "DATABASE", lock_seconds=1)
+    one_second_for_locks(monkeypatch)
     impatient = Database(database.url.render_as_string(hide_password=False))
     try:
         with ThreadPoolExecutor(1) as pool, database.writing() as connection:
@@ -192,7 +195,7 @@ def test_a_migration_waits_for_a_reader_and_for_another_migration(
 ) -> None:
     """A dump reads for minutes, and what waits for it must not keep others waiting for as long."""
     migration.downgrade(database, "0017")
-    tune(monkeypatch, database_module, "DATABASE", lock_seconds=1)
+    one_second_for_locks(monkeypatch)
     impatient = Database(database.url.render_as_string(hide_password=False), patience=None)
     take, give = migration._LOCKS[database.engine.dialect.name]
     try:

@@ -102,7 +102,7 @@ def test_the_statements_of_the_function_are_planned_once_for_each_connection(dat
     add_target(database, queue_limit=100)
     log = used(database)
     log.append([some(1)])
-    driver: Any = database._single.raw_connection().driver_connection
+    driver: Any = database._reader.raw_connection().driver_connection
     with driver.cursor() as cursor:
         cursor.execute("SET client_min_messages = log; SET log_planner_stats = on")
     planned = []
