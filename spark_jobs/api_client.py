@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from app.cli_common.api_session import ApiSession, ApiUnavailable, InvalidToken,
 from app.config.arn import TargetId
 from app.counts import count_noun
 from app.resources.drift import DRIFT_KINDS
-from spark_jobs.jobs.repair_events import repair_event, request_body
+from spark_jobs.jobs.repair_events import is_removal, repair_event, request_body
 from spark_jobs.repair_limits import RepairLimits
 
 BATCH_SIZE = 500
@@ -77,19 +77,25 @@ class Api:
     def post_repairs(
         self, findings: DataFrame, *, bucket: str, target: TargetId, after: int, listed_at: int, limits: RepairLimits,
         problem: Callable[[], str], newest_sequencers: Callable[[Sequence[str]], Mapping[str, str]],
+        existing: Callable[[Sequence[str]], Collection[str]],
     ) -> tuple[int, str]:  # fmt: skip
         """Post the repairs of the findings, up to the limit; return how many are recorded, and why others are not.
 
-        Repairs of objects that changed after `after` are not recorded, nor is any after `problem` has said why. Raises
-        `NotPosted`.
+        Repairs of objects that changed after `after` are not recorded, nor is any after `problem` has said why. No row
+        is removed whose key `existing` returns. Raises `NotPosted`.
         """
-        recorded, problems = 0, []
+        recorded, kept, problems = 0, 0, []
         with self.to_target(target, after=after, rate=limits.rate) as sender:
             for batch in batches(findings.limit(limits.max_repairs).toLocalIterator(), BATCH_SIZE):
                 if found := problem():
                     problems.append(found)
                     break
-                rows = [row.asDict() for row in batch]
+                found_rows = [row.asDict() for row in batch]
+                there = existing([row["key"] for row in found_rows if is_removal(row)])
+                rows = [row for row in found_rows if not (is_removal(row) and row["key"] in there)]
+                kept += len(found_rows) - len(rows)
+                if not rows:
+                    continue
                 sequencers = newest_sequencers([row["key"] for row in rows])
                 receipt = sender.send(
                     [repair_event(row, bucket, target, sequencers.get(row["key"], ""), listed_at) for row in rows]
@@ -97,6 +103,11 @@ class Api:
                 recorded += receipt["recorded"] + receipt["repeated"]
             if sender.refused:
                 problems.append(f"{count_noun(sender.refused, 'repair')} could not be recorded: {sender.reason}.")
+        if kept:
+            problems.append(
+                f"{count_noun(kept, 'row')} stayed: the storage has the objects when it is asked for each, and its "
+                "listing has not."
+            )
         return recorded, " ".join(problems)
 
     @contextmanager

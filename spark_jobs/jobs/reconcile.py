@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
@@ -214,7 +215,16 @@ def _run(
         if config.repair and drift:
             meter.enter(REPAIRING, spark)
             counts["repaired"], repair_problem = _repair(
-                database, findings, config, api, mark.seq, listed_at, counts["target_rows"], problem, lost
+                database,
+                findings,
+                config,
+                api,
+                mark.seq,
+                listed_at,
+                counts["target_rows"],
+                problem,
+                lost,
+                versioned=listing.versioned,
             )
             problem = " ".join(filter(None, (problem, repair_problem)))
         is_complete = not listing.describe_problem(unreadable) and not config.prefix
@@ -318,7 +328,7 @@ def _listing_problem(listing: Listing, unreadable: int) -> str:
 
 def _repair(
     database: Database, findings: DataFrame, config: ReconcileConfig, api: Api, after: int, listed_at: int,
-    target_rows: int, listing_problem: str, lost: threading.Event,
+    target_rows: int, listing_problem: str, lost: threading.Event, *, versioned: bool,
 ) -> tuple[int, str]:  # fmt: skip
     """Post the repairs; return how many were recorded, and what kept others from it."""
     if lost.is_set():
@@ -347,6 +357,7 @@ def _repair(
         newest_sequencers=lambda keys: log_queries.newest_sequencers(
             database, config.bucket, keys, mirror=config.target
         ),
+        existing=partial(config.existing, versioned=versioned),
     )
     problems = [problem]
     if too_many_removals:

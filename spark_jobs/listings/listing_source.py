@@ -66,6 +66,15 @@ class ListingSource:
             return named_keys.listing(spark, bucket, keys, versioned=versioned, tasks=tasks)
         return s3_listing.listing(spark, bucket, versioned=versioned, sample=sample, tasks=tasks, after=after)
 
+    def existing(self, keys: Sequence[str], *, versioned: bool) -> frozenset[str]:
+        """Return those of a few keys that the storage has, asked for each now; none if the listing was written before.
+
+        Raises as `list_bucket` does.
+        """
+        if self.is_written:
+            return frozenset()
+        return named_keys.existing(self.storage, keys, versioned=versioned)
+
     def problem_of_age(self, listed_at: int) -> str:
         """Return why nothing may go by a listing of that time: events since then may have left the log; "" if it may.
 

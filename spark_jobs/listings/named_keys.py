@@ -1,6 +1,6 @@
 """List single keys of a bucket: one request for each, whose answer has what a listing of the bucket has of it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,6 +36,13 @@ def objects(bucket: Bucket, keys: Iterable[str], *, versioned: bool) -> Iterator
                 yield from (row_of(entry) for entry in found if entry is not None)
     finally:
         client.close()
+
+
+def existing(bucket: Bucket, keys: Sequence[str], *, versioned: bool) -> frozenset[str]:
+    """Return those of a few keys that have an object, none if the bucket is gone. Raises as `objects` does."""
+    if not keys or bucket.is_gone():
+        return frozenset()
+    return frozenset(row[0] for row in objects(bucket, keys, versioned=versioned))
 
 
 def newest_entry(client: Any, bucket: str, key: str, *, versioned: bool) -> Any:

@@ -522,6 +522,62 @@ def test_the_rows_of_a_bucket_that_is_gone_are_orphaned_within_the_limits(stage:
     until(lambda: not [path for path in store.all() if path.startswith(f"{bucket}/")], what="no rows")
 
 
+def test_a_row_stays_whose_object_the_listing_leaves_out(stage: Stage) -> None:
+    """MinIO's listing has no object below the path of another one, which it gives to who asks for it."""
+    bucket, store = "hidden", stage.stores["redis:rows"]
+    stage.s3.create_bucket(Bucket=bucket)
+    rule = {"bucket": bucket, "target": "redis:rows", "events": EVENTS}
+    assert stage.whole.ask("POST", "/v1/rules", json=rule).status_code < 300
+    stage.notify(bucket, on=True)
+    for key in ("f/a", "f", "purged/1"):
+        stage.put(bucket, key, b"x")
+    until(lambda: len([path for path in store.all() if path.startswith(f"{bucket}/")]) == 3, what="the rows")
+    stage.minio.mc("rm", "--force", "--purge", f"m/{bucket}/purged/")
+    assert [one["Key"] for one in stage.s3.list_objects_v2(Bucket=bucket)["Contents"]] == ["f"]
+    found = stage.run("redis:rows", bucket, repair=True)
+    assert lines(found) == {"f/a": "orphaned", "purged/1": "orphaned"}
+    assert (found.state, found.counts["repaired"]) == ("drift", 1)
+    assert "1 row stayed: the storage has the objects when it is asked for each" in found.problem
+
+    def rows() -> list[str]:
+        return sorted(path for path in store.all() if path.startswith(f"{bucket}/"))
+
+    until(lambda: rows() == [f"{bucket}/f", f"{bucket}/f/a"], what="the other row to go")
+    for key in ("f", "f/a"):
+        stage.delete(bucket, key)
+    until(lambda: not rows(), what="no rows")
+
+
+def test_a_repair_below_a_prefix_leaves_every_other_row_as_it_is(stage: Stage) -> None:
+    target, bucket, prefix = "redis:rows", BUCKETS["redis:rows"], "part é%/a"
+    store, inside, outside = stage.stores[target], ["/1", "/2", "b"], ["part é%/", "part é%/b/1", "part"]
+    for key in (*(prefix + end for end in inside), *outside):
+        stage.put(bucket, key, key.encode())
+    stage.settle(target)
+    good = store.all()
+    store.set(f"{bucket}/{prefix}/1", None)
+    store.set(f"{bucket}/{prefix}/2", good[f"{bucket}/part"])
+    store.set(f"{bucket}/{prefix}ghost", {"of": "nobody"})
+    store.set(f"{bucket}/part é%/b/1", None)
+    store.set(f"{bucket}/part é%/ghost", {"of": "nobody"})
+    found = stage.run(target, bucket, repair=True, prefix=prefix)
+    assert lines(found) == {f"{prefix}/1": "missing", f"{prefix}/2": "malformed", f"{prefix}ghost": "malformed"}
+    assert (found.state, found.counts["objects"], found.counts["target_rows"]) == ("repaired", 3, 3)
+    assert found.position is None
+    ghost = {f"{bucket}/part é%/ghost": {"of": "nobody"}}
+    whole = described({path: row for path, row in good.items() if path != f"{bucket}/part é%/b/1"})
+    until(stage.whole.settled, 60, what="everything delivered")
+    rows = store.all()
+    assert ghost.items() <= rows.items()
+    assert described({path: row for path, row in rows.items() if path not in ghost}) == whole
+    untouched = {path: row for path, row in good.items() if not path.startswith(f"{bucket}/{prefix}")}
+    assert {path: rows[path] for path in untouched if path in rows} == {
+        path: row for path, row in untouched.items() if path != f"{bucket}/part é%/b/1"
+    }
+    assert stage.run(target, bucket, repair=True).counts["repaired"] == 2
+    stage.settle(target)
+
+
 @pytest.mark.tier3
 def test_two_tenants_with_buckets_of_one_name_share_a_mirror_and_nothing_else(stage: Stage, job: Job) -> None:
     """West's MinIO posts with a token, east's writes into a list of Redis that a source pulls; PostgreSQL is east's."""
