@@ -94,6 +94,14 @@ class Round:
         """How many times the events of another round this one has: a snapshot is old by what is written meanwhile."""
         return SNAPSHOT_WEIGHT if self.faults[0].part == SNAPSHOT else 1
 
+    @property
+    def is_late(self) -> bool:
+        """Whether a request may come to a target late: kept back by the network, or on a connection of a Redis.
+
+        One that stood still reads some kilobytes of each connection in turns, also of those that were given up.
+        """
+        return any(fault.action == DELAY or str(fault) == f"{STOP} Redis target" for fault in self.faults)
+
     def __str__(self) -> str:
         return " + ".join(map(str, self.faults))
 

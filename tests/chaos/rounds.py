@@ -14,7 +14,7 @@ from app.outbox import tables
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from tests.chaos.faults import MEANWHILE, Effect, carry_out, effects, timeline
 from tests.chaos.operations import Operator
-from tests.chaos.plan import DELAY, Round
+from tests.chaos.plan import Round
 from tests.chaos.verification import Figures, Verification
 from tests.services import speed, until
 from tests.support.backlog import waiting
@@ -87,7 +87,7 @@ class Chaos:
             row.stuck = not self._settles_after_all()
         row.events = self.flow.taken - taken
         row.resumed, row.recovered = max(incident.resumed, default=None), max(incident.recovered, default=None)
-        return self._compared(row, delayed=any(fault.action == DELAY for fault in plan.faults))
+        return self._compared(row, delayed=plan.is_late)
 
     def after_the_stop(self) -> Row:
         """Verify everything once more when the service has stopped: each process has written what it had in hand."""
@@ -96,6 +96,8 @@ class Chaos:
     def _compared(self, row: Row, *, delayed: bool = False) -> Row:
         try:
             row.figures = self.verification.look(delayed=delayed)
+            if row.figures.went_back:
+                row.problem = f"{row.problem}; went back: {self.verification.examples}".removeprefix("; ")
         except Exception as error:  # noqa: BLE001 - what cannot be read cannot be compared
             row.problem, row.stuck = f"{row.problem}; not compared: {describe(error)}".removeprefix("; "), True
         return row

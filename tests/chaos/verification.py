@@ -66,6 +66,7 @@ class Verification:
     _lost: int = 0
     _lost_by_failover: int = 0
     _unsure: set[str] = field(default_factory=set)  # objects whose state in a mirror depends on events that are lost
+    examples: str = ""  # streams and objects of the last look that went back
     _went_back: set[tuple[str, str]] = field(default_factory=set)
     _different: set[tuple[str, str, bytes | None]] = field(default_factory=set)
 
@@ -93,6 +94,7 @@ class Verification:
             counters=patiently(self._mismatch),
             lost_by_failover=self._lost_by_failover - lost_before,
         )
+        self.examples = ", ".join(f"{stream}: {name}" for stream, name in sorted(went_back - self._went_back)[:3])
         self._counts, self._lost, self._went_back, self._different = counts, lost, went_back, different
         return figures
 
