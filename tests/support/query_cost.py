@@ -62,8 +62,9 @@ def _sqlite(database: Database, cost: QueryCost) -> Iterator[None]:
 def _postgresql(database: Database, cost: QueryCost) -> Iterator[None]:
     def explain(_: sa.Connection, cursor: Any, statement: str, parameters: Any, *__: Any) -> None:
         if statement.lstrip().upper().startswith("SELECT"):
-            cursor.execute("EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) " + statement, parameters or None)
-            [[plan]] = cursor.fetchall()
+            with cursor.connection.cursor() as plain:  # the own one may be of the server, which selects only
+                plain.execute("EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) " + statement, parameters or None)
+                [[plan]] = plain.fetchall()
             cost.rows += _rows((orjson.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"])
 
     engines = (database.engine, database._reader)
