@@ -27,6 +27,8 @@ _SESSION = {
     "net_read_timeout": DATABASE.idle_transaction_seconds,
     "net_write_timeout": DATABASE.idle_transaction_seconds,
     "innodb_lock_wait_timeout": DATABASE.lock_seconds,
+    # The same for a table, for which a migration waits while a dump reads it, and everybody else behind the migration.
+    "lock_wait_timeout": DATABASE.lock_seconds,
     "completion_type": "'NO_CHAIN'",
     "foreign_key_checks": 1,
     "unique_checks": 1,

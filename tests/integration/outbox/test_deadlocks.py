@@ -74,7 +74,8 @@ def flagged(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> Flag:
 
 def one_second_for_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pg_engine._SESSION, "lock_timeout", "1s")
-    monkeypatch.setitem(mysql_engine._SESSION, "innodb_lock_wait_timeout", 1)
+    for name in mysql_engine._SESSION.keys() & {"innodb_lock_wait_timeout", "lock_wait_timeout"}:
+        monkeypatch.setitem(mysql_engine._SESSION, name, 1)
 
 
 def lock_target(database: Database, target: TargetId) -> Callable[[sa.Connection], object]:
@@ -190,6 +191,11 @@ def test_an_append_waits_longer_than_one_lock_while_the_server_stands_still(
     assert receipt.matched == {target: 1}
 
 
+def _rows_of_runs(database: Database) -> int:
+    with database.reading() as connection:
+        return int(connection.execute(sa.text("SELECT count(*) FROM reconciliations")).scalar_one())
+
+
 def test_a_migration_waits_for_a_reader_and_for_another_migration(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +214,10 @@ def test_a_migration_waits_for_a_reader_and_for_another_migration(
             assert not migrating.done()
             other.execute(sa.text(give))
             other.commit()
-            time.sleep(2.5)
+            time.sleep(1)
+            reading = pool.submit(partial(_rows_of_runs, database))
+            assert reading.result(15) == 0  # behind the migration, and not behind the dump
+            time.sleep(1.5)
             assert not migrating.done()
             dump.rollback()
             migrating.result(60)
