@@ -70,7 +70,8 @@ def repeated_after_deadlock(method: _Method) -> _Method:
     """
 
     @wraps(method)
-    def repeat(first: Any, *args: Any, **kwargs: Any) -> Any:
-        return after_deadlocks(getattr(first, "_database", first), partial(method, first, *args, **kwargs))
+    def repeat(self: Any, *args: Any, **kwargs: Any) -> Any:
+        database = self if isinstance(self, (Database, OpenTransaction)) else self._database
+        return after_deadlocks(database, partial(method, self, *args, **kwargs))
 
     return cast(_Method, repeat)

@@ -1,6 +1,5 @@
 """Read the log for a reconciliation or a backfill: what is in flight, what has changed, and the newest sequencers."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from app.outbox.event_names import is_named
 from app.outbox.log.append import Guard
 from app.outbox.log.batch import key_hash
 from app.outbox.markers import WHOLE_LOG
+from app.outbox.reconcile.log_position import LogPosition
 from app.outbox.targets import find_target
 from app.outbox.versions.rows import ObjectKey, key_state
 
@@ -31,24 +31,6 @@ _MARGIN = 3_600_000  # ms; a tenth of the retention if that is less
 _STREAMED_ROWS = 5000  # that are in memory at a time
 _YOUNG_SEQS = 5000  # of the first part of the log that is read backwards
 _OWN_EVENTS = '%"eventSource":"bucketwire:%'  # repairs and backfills, which do not change the bucket
-
-
-@dataclass(frozen=True, slots=True)
-class LogPosition:
-    """A place in the log of an epoch: every event after `seq` was received at `at` (ms) or later."""
-
-    seq: int
-    at: int
-    epoch: str
-
-    def to_text(self) -> str:
-        """Return the position as the table of runs stores it."""
-        return json.dumps({"seq": self.seq, "at": self.at, "epoch": self.epoch})
-
-    @classmethod
-    def from_text(cls, text: str) -> "LogPosition":
-        """Return the position of a stored text."""
-        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)

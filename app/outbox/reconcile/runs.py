@@ -16,7 +16,7 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.deadlocks import repeated_after_deadlock
 from app.outbox.errors import AlreadyRunning, UnknownRun
-from app.outbox.reconcile.log_queries import LogPosition
+from app.outbox.reconcile.log_position import LogPosition
 from app.outbox.reconcile.progress import Progress
 from app.resources.drift import drift_of
 from app.resources.reconciliation import COUNTS
