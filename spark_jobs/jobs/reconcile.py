@@ -5,7 +5,7 @@ then the rows and the bucket are read, compared, and their differences written; 
 events since. An object that changed in between is among those, and is left alone.
 
 An incremental run does the same with the keys that the log names since the last run. That run noted a position in the
-log before which it has judged every event, and so does this one.
+log before which it has compared what every event is about, and so does this one.
 """
 
 import json
@@ -215,17 +215,9 @@ def _run(
         if config.repair and drift:
             meter.enter(REPAIRING, spark)
             counts["repaired"], repair_problem = _repair(
-                database,
-                findings,
-                config,
-                api,
-                mark.seq,
-                listed_at,
-                counts["target_rows"],
-                problem,
-                lost,
+                database, findings, config, api, mark.seq, listed_at, counts["target_rows"], problem, lost,
                 versioned=listing.versioned,
-            )
+            )  # fmt: skip
             problem = " ".join(filter(None, (problem, repair_problem)))
         is_complete = not listing.describe_problem(unreadable) and not config.prefix
         problem = " ".join(filter(None, (reason, listing.note, problem)))

@@ -24,7 +24,7 @@ def migrate(database: Database, revision: str = "head", *, partitions: int = 16)
     A later version's schema with which this code works stays as it is. Raises `BadSettings` if the database's encoding
     is not UTF-8, and `SchemaRefused` for a later schema that this code cannot use. On PostgreSQL and MySQL it is safe
     to call from several machines at once: one migrates, the others wait for two minutes. For as long it waits for a
-    lock on a table, a few seconds at a time: whoever else wants that table waits behind it.
+    lock on a table, a few seconds at a time: others who want that table wait behind it.
     """
     with database.engine.connect() as connection, _locked(connection):
         check_encoding(connection)

@@ -1,4 +1,4 @@
-"""A place in the log up to which a run of a reconciliation has judged every event."""
+"""A position in the log: a run of a reconciliation has compared the objects of all events before it."""
 
 import json
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """A place in the log of an epoch: every event after `seq` was received at `at` (ms) or later."""
+    """A position in the log of an epoch: every event after `seq` was received at `at` (ms) or later."""
 
     seq: int
     at: int

@@ -35,7 +35,7 @@ _OWN_EVENTS = '%"eventSource":"bucketwire:%'  # repairs and backfills, which do 
 
 @dataclass(frozen=True, slots=True)
 class LogMark:
-    """The log's last seq at one moment; what is judged then is that of events up to `position`, and of no later one."""
+    """The log's last seq at one moment, and the position up to which a run that begins then compares all events."""
 
     seq: int
     position: LogPosition
