@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from gunicorn import http, util
-from gunicorn.workers.gthread import TConn, ThreadWorker
+from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker
 
 from app.api.listen.streams import SocketHandedOver
 from app.api.probes import PROBES
@@ -166,7 +166,13 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
     def finish_request(self, conn: Any, fs: "Future[Any]") -> None:
         """Wait for the next request of a connection, or close it."""
         if fs.cancelled() or fs.exception() or fs.result():
-            super().finish_request(conn, fs)
+            if not self.alive and not conn.initialized:  # gunicorn would close it, with its request on the way
+                conn.sock.setblocking(False)
+                conn.timeout = time.monotonic() + STOP_KEEPALIVE_LINGER
+                self.pending_conns.append(conn)
+                self._poll(conn, self.on_pending_socket_readable)
+            else:
+                super().finish_request(conn, fs)
             return
         try:
             conn.sock.shutdown(socket.SHUT_WR)

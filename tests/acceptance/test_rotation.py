@@ -83,8 +83,12 @@ class Sender:
         def post() -> None:
             while not over.wait(0.02):
                 headers = {"Authorization": f"Bearer {self.token}"}
-                with httpx.Client(timeout=PATIENCE, trust_env=False) as client:
-                    answer = client.post(f"{self.url}/v1/events", content=body(event("k")), headers=headers)
+                try:
+                    with httpx.Client(timeout=PATIENCE, trust_env=False) as client:
+                        answer = client.post(f"{self.url}/v1/events", content=body(event("k")), headers=headers)
+                except httpx.HTTPError as error:
+                    self.refused.append(repr(error))
+                    continue
                 if answer.status_code == 202:
                     self.taken += 1
                 else:

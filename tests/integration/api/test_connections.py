@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 import httpx
@@ -204,6 +208,21 @@ def test_new_connections_take_the_place_of_idle_ones(database: Database, stack: 
         client = connect(api, stack)
         client.sendall(requests)
     assert posts(api) == [202] * (2 * POSTS)
+
+
+def test_no_connection_is_closed_unanswered_while_processes_are_replaced(api: Api) -> None:
+    """A process that was stopped in the first millisecond of a connection closed it, and the request had no answer."""
+
+    def ask(number: int) -> bytes:
+        with socket.create_connection((services.LOOPBACK, api.port), timeout=PATIENCE) as client:
+            time.sleep(number % 3 * 0.004)
+            client.sendall(LAST)
+            return client.recv(1000)[:12]
+
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(4):
+            os.kill(api.pid, signal.SIGHUP)
+            assert set(pool.map(ask, range(500))) == {b"HTTP/1.1 200"}
 
 
 def test_of_too_many_unfinished_requests_the_oldest_are_given_up(api: Api, stack: ExitStack) -> None:
