@@ -15,7 +15,7 @@ from tests.contract.probes.base import Probe, attempt
 from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NotAttempted, Unavailable
 
-TAKEN = 100 << 20  # bytes that a client may take before it hangs up, with those in the system's buffers
+TAKEN = 100 << 20  # bytes of a connection that a client may take before it hangs up, with those in the system's buffers
 _PIECE = b"x" * (1 << 20)
 
 

@@ -93,7 +93,7 @@ class Proxy:
         self._interim = share
 
     def flood(self, answer: Iterable[bytes]) -> None:
-        """What comes in place of the server's next answer, until the client hangs up; `flooded` counts its bytes."""
+        """Send this in place of answers until the client hangs up; `flooded` is the most bytes on one connection."""
         self.heal()
         self.flooded = 0
         self._flood = answer
@@ -219,9 +219,11 @@ class Proxy:
 
     def _pour(self, sink: socket.socket) -> None:
         """Send the flood, if there is one, until the client hangs up."""
+        sent = 0
         for piece in self._flood or ():
             sink.sendall(piece)
-            self.flooded += len(piece)
+            sent += len(piece)
+            self.flooded = max(self.flooded, sent)
 
     def _hold(self, wire: _Wire, said: bytes) -> None:
         if self._holding.is_set() and self._to_hold in said:
