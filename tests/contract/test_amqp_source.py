@@ -12,15 +12,30 @@ import pika
 import pytest
 from amqp import Message as AmqpMessage
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import NackError, UnroutableError
 
 from app.config.fields.fields import parse
 from app.config.sources.amqp import AmqpSourceSettings
 from app.events.messages import Message
+from app.events.model import Event
 from app.outbox.engine.database import Database
 from tests.contract.probes.amqp import QUEUE
 from tests.contract.source_probes.amqp import Queue
 from tests.services import until
-from tests.support.pulled_events import Sources, check_minio, messages, numbered, pull, recorded, running, wait_for
+from tests.support.builders import body
+from tests.support.pulled_events import (
+    KEYS,
+    Sources,
+    by_key,
+    check_minio,
+    messages,
+    numbered,
+    pull,
+    recorded,
+    recorded_by_key,
+    running,
+    wait_for,
+)
 from workers.sources.amqp import AmqpSource
 from workers.sources.base import Opened, SourceUnavailable
 
@@ -78,6 +93,137 @@ def opens(source: AmqpSource) -> bool:
     except SourceUnavailable:
         return False
     return True
+
+
+DROPPED = "dropped"  # the queue that gets what another one drops
+DROPPING: dict[str, tuple[dict[str, Any], slice]] = {  # and what stays of ten messages
+    "lazy": ({"x-queue-mode": "lazy"}, slice(0, 10)),
+    "drop-head": ({"x-max-length": 4, "x-overflow": "drop-head"}, slice(6, 10)),
+    "drop-head of a quorum queue": ({"x-queue-type": "quorum", "x-max-length": 4}, slice(6, 10)),
+    "expired": ({"x-message-ttl": 0}, slice(0, 0)),
+}
+
+
+def declare(channel: BlockingChannel, arguments: Mapping[str, Any]) -> None:
+    """Make the queue anew; what it drops goes to another one."""
+    letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DROPPED}
+    for name, given in ((DROPPED, {}), (QUEUE, {**letters, **arguments})):
+        channel.queue_delete(name)
+        channel.queue_declare(name, durable=True, arguments=given)
+    channel.confirm_delivery()
+
+
+def publish(channel: BlockingChannel, sent: Sequence[Event], priority: int | None = None) -> list[Event]:
+    """Publish, and return what the server has not confirmed."""
+    refused = []
+    for one in sent:
+        try:
+            channel.basic_publish("", QUEUE, body(one), pika.BasicProperties(delivery_mode=2, priority=priority))
+        except NackError:
+            refused.append(one)
+    return refused
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("kind", DROPPING)
+def test_what_a_queue_keeps_is_recorded_once_and_in_order_and_what_it_drops_by_a_source_of_its_own(
+    queue: Queue, database: Database, kind: str
+) -> None:
+    sources, events = Sources(database), numbered(10)
+    arguments, kept = DROPPING[kind]
+    with queue.target.channel() as channel:
+        declare(channel, arguments)
+        assert publish(channel, events) == []
+    source = sources.put("amqp", queue.values())
+    with running(database):
+        wait_for(database, events[kept])
+        until(lambda: sources.stored(source).lag == 0, what="no lag")
+        assert recorded(database) == [one.id for one in events[kept]]
+        sources.put("amqp", {**queue.values(), "queue": DROPPED}, name="dropped")
+        wait_for(database, events)
+    assert sources.stored(source).messages == len(events[kept])
+    assert len(recorded(database)) == len(events)
+
+
+@pytest.mark.promise
+def test_what_a_full_queue_refuses_is_recorded_when_the_sender_sends_it_again(queue: Queue, database: Database) -> None:
+    sources, events = Sources(database), numbered(10)
+    with queue.target.channel() as channel:
+        declare(channel, {"x-max-length": 4, "x-overflow": "reject-publish"})
+        left = publish(channel, events)
+        assert left == events[4:]
+        sources.put("amqp", queue.values())
+        with running(database):
+            while left:
+                left = publish(channel, left[:1]) + left[1:]
+            wait_for(database, events)
+    assert recorded(database) == [one.id for one in events]
+
+
+@pytest.mark.promise
+def test_a_queue_with_priorities_keeps_the_order_of_each_object_that_has_one(queue: Queue, database: Database) -> None:
+    sources, events = Sources(database), numbered(60)
+    priorities = {one.key: number % 3 for number, one in enumerate(events[:KEYS])}
+    with queue.target.channel() as channel:
+        declare(channel, {"x-max-priority": 5})
+        for one in events:
+            assert publish(channel, [one], priorities[one.key]) == []
+    sources.put("amqp", {**queue.values(), "batch_size": "4"})
+    with running(database):
+        wait_for(database, events)
+    assert recorded_by_key(database) == by_key(events)
+    assert recorded(database) != [one.id for one in events]
+
+
+@pytest.mark.promise
+def test_a_queue_that_nobody_used_and_is_gone_is_named_and_pulled_from_when_it_is_there_again(
+    queue: Queue, database: Database
+) -> None:
+    sources, events = Sources(database), numbered(2)
+    with queue.target.channel() as channel:
+        declare(channel, {"x-expires": 1000})
+        publish(channel, events[:1])
+        source = sources.put("amqp", queue.values())
+        with running(database):
+            wait_for(database, events[:1])
+        until(lambda: not is_there(channel), what="a queue that is gone")
+        with running(database):
+            until(lambda: sources.state(source) == "failing", what="a failing source")
+            assert "no queue 'bucketevents'" in sources.stored(source).error
+            declare(channel, {})
+            publish(channel, events[1:])
+            wait_for(database, events)
+
+
+def is_there(channel: BlockingChannel) -> bool:
+    """Whether there is such a queue. To ask for it would be a use of it; a message is none."""
+    try:
+        channel.basic_publish("", QUEUE, b"", mandatory=True)
+    except UnroutableError:
+        return False
+    return True
+
+
+def test_a_quorum_queue_drops_what_it_had_to_deliver_too_often(queue: Queue, database: Database) -> None:
+    sources, events = Sources(database), numbered(2)
+    with queue.target.channel() as channel:
+        declare(channel, {"x-queue-type": "quorum", "x-single-active-consumer": True, "x-delivery-limit": 2})
+        publish(channel, events)
+        pulls = 0
+        while dropped(channel) < len(events):
+            with closing(source_of(queue.values())) as source:
+                until(lambda: opens(source), what="the only consumer")
+                pulls += bool(source.pull(10, 1.0))
+    assert pulls == 3
+    source = sources.put("amqp", {**queue.values(), "queue": DROPPED})
+    with running(database):
+        wait_for(database, events)
+    assert recorded(database) == [one.id for one in events]
+
+
+def dropped(channel: BlockingChannel) -> int:
+    """How many messages the queue has dropped."""
+    return int(channel.queue_declare(DROPPED, passive=True).method.message_count)
 
 
 STREAM = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 8000, "x-max-length-bytes": 20_000}
