@@ -22,8 +22,10 @@ from app.outbox.policies import DATABASE
 from tests import services
 from tests.contract.source_probes.base import SourceProbe
 from tests.services import until
-from tests.support.builders import SECRET_KEY, add_target, body, event, migrated, registry
+from tests.support.builders import SECRET_KEY, add_target, body, event, long_event, migrated, registry
+from tests.support.growing_bodies import messages_that_grow, texts_that_grow
 from tests.support.host_of_worker import HostOfWorker, without_secrets
+from tests.support.process_memory import growth
 from tests.support.properties import times
 from tests.support.pulled_events import (
     Sources,
@@ -253,8 +255,8 @@ def outbox(postgres_server: services.Postgres) -> Iterator[Database]:
 
 
 @contextlib.contextmanager
-def pulling(database: Database, redis_server: services.Redis) -> Iterator[list[Role]]:
-    """Two workers that pull."""
+def pulling(database: Database, redis_server: services.Redis, count: int = 2) -> Iterator[list[Role]]:
+    """Workers that pull."""
     settings = {
         "BUCKETWIRE_DATA_DIR": str(services.new_folder("var")),
         "BUCKETWIRE_DATABASE_URL": url(database),
@@ -263,12 +265,12 @@ def pulling(database: Database, redis_server: services.Redis) -> Iterator[list[R
         "BUCKETWIRE_LEASE_TTL": f"{LEASE_SECONDS}s",
         "BUCKETWIRE_LEASE_MAX_WORK": "1s",
     }
-    pair = [source_worker(settings) for _ in range(2)]
+    workers = [source_worker(settings) for _ in range(count)]
     try:
-        start_all(pair)
-        yield pair
+        start_all(workers)
+        yield workers
     finally:
-        stop_all(pair)
+        stop_all(workers)
 
 
 @pytest.fixture
@@ -342,6 +344,35 @@ def test_killed_and_stopped_workers_lose_nothing_and_keep_the_order(
     assert stored.recorded == len(events)
     if probe.keeps_positions:
         assert (stored.messages, stored.repeated) == (len(events), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_messages_that_grow_take_bounded_memory_and_interrupt_nothing(
+    probe: SourceProbe, outbox: Database, redis_server: services.Redis
+) -> None:
+    """Those that take longest come as often as it needs for a queue to take its consumer for gone."""
+    sources = Sources(outbox)
+    grown = messages_that_grow() if probe.is_binary else texts_that_grow()
+    hostile = [grown[0][0]] * 10 + [body for body, _ in grown]
+    size, count = (12_000, 4000) if probe.is_binary else (20_000, 10)
+    large = b"\n".join(long_event(f"large-{number}", size).record.encode() for number in range(count))
+    events = numbered(40)
+    source = sources.put(probe.type, probe.impatient())
+    with pulling(outbox, redis_server, 1) as [worker]:
+        probe.send(messages(events[:20]))
+        wait_for(outbox, events[:20])
+        with growth(worker.pid) as held:
+            probe.send([*hostile, gzip.compress(large) if probe.is_binary else large, *messages(events[20:])])
+            wait_for(outbox, events, 120)
+            until(lambda: sources.stored(source).lag == 0, 60, what="no lag")
+        said = worker.said()
+    assert held.grown < 600
+    stored = sources.stored(source)
+    assert (stored.rejected, stored.recorded, stored.repeated) == (len(hostile), len(events) + count, 0)
+    assert "cannot be pulled from" not in said
+    reasons = [one.reason for one in sources.rejected.page(stored, limit=100)]
+    assert all(any(why in reason for reason in reasons) for _, why in grown), reasons
 
 
 def test_postgresql_ends_what_a_stopped_worker_has_begun(outbox: Database) -> None:

@@ -12,7 +12,7 @@ import psutil
 
 @dataclass
 class Held:
-    """Bytes that the processes which serve held together before a block, and at most within it."""
+    """Bytes that the processes held together before a block, and at most within it."""
 
     before: int
     most: int = 0
@@ -25,14 +25,18 @@ class Held:
 
 @contextmanager
 def growth(parent: int) -> Iterator[Held]:
-    """Measure the resident memory of a process's children in a block; each counts with its own peak."""
-    children = psutil.Process(parent).children()
-    for child in children:
-        Path(f"/proc/{child.pid}/clear_refs").write_text("5")  # its peak is what it has now
-    held = Held(sum(_kib(child.pid, "VmRSS") for child in children) << 10)
+    """Measure the resident memory of a process and its children in a block; each counts with its own peak."""
+    pids = _family(parent)
+    for pid in pids:
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # its peak is what it has now
+    held = Held(sum(_kib(pid, "VmRSS") for pid in pids) << 10)
     yield held
-    assert [child.pid for child in psutil.Process(parent).children()] == [child.pid for child in children], "one died"
-    held.most = sum(_kib(child.pid, "VmHWM") for child in children) << 10
+    assert _family(parent) == pids, "one died"
+    held.most = sum(_kib(pid, "VmHWM") for pid in pids) << 10
+
+
+def _family(parent: int) -> list[int]:
+    return [parent, *(child.pid for child in psutil.Process(parent).children())]
 
 
 def _kib(pid: int, name: str) -> int:

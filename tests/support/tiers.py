@@ -111,14 +111,16 @@ STEPS = {
 # Each quality of service, and each version of MQTT.
 MQTT_WAYS = {("3.1.1", "0"), ("5", "1"), ("3.1.1", "2")}
 
-# Whole workers of sources: the queues that remember who took what, or have several shares; where they only wait for
-# room, one or two of these; and for an outbox that is away one whose positions the outbox has.
+# Whole workers of sources: the queues that remember who took what, or have several shares; with messages that take long
+# the one that is lost first; where they only wait for room, one or two of these; and for an outbox that is away one
+# whose positions the outbox has.
 OF_WHOLE_WORKERS = {
     "test_a_database_that_is_away": {"redis_stream"},
     "test_a_full_shelf": {"redis_list"},
     "test_a_target_without_room": {"amqp", "redis_list"},
     "test_an_operators_pause": {"redis_stream"},
     "test_killed_and_stopped_workers": {"amqp"},
+    "test_messages_that_grow": {"amqp"},
     "test_what_was_recorded_before": {"amqp", "jetstream", "kafka", "redis_list"},
     "test_a_broker_that_is_away": {"amqp", "redis_list"},
 }

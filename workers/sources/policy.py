@@ -2,6 +2,7 @@
 
 PULL_SECONDS = 0.5  # that a pull waits for messages: a change by an operator is noticed within it
 REPORT_SECONDS = 2.0  # between two reports of a source's lag; an unreachable queue is noticed by it
+READ_SECONDS = 0.5  # after which no further message of a pull is read before the queue hears of its consumer again
 COMMIT_BYTES = 1 << 24  # of the records in one commit, unless a single message has more
 FIRST_RETRY_MS, MAX_RETRY_MS = 500, 5_000  # so that pulling resumes within seconds after the queue is back
 FIRST_FULL_SECONDS, MAX_FULL_SECONDS = 0.25, 8.0  # between two tries while a target has no room

@@ -207,7 +207,8 @@ class _Reading:
     def next(self, done: Sequence[Message]) -> list[ReadMessage]:
         """Commit the messages that are recorded, pull the next unless some are left, and read those of one commit.
 
-        The others are read later: what is read in a message may take a thousand times as much as it does.
+        The others are read later: what is read in a message may take a thousand times as much memory as it does, and a
+        second of time, and a queue that does not hear of its consumer takes it for gone, and gives it the same again.
         """
         self._source.commit(done)
         if not self._pulled:
@@ -216,7 +217,8 @@ class _Reading:
             self._measured_at = time.monotonic()
             self.lag = self._source.lag()
         read, size = list[ReadMessage](), 0
-        while self._pulled and size < policy.COMMIT_BYTES:
+        until = time.monotonic() + policy.READ_SECONDS
+        while self._pulled and size < policy.COMMIT_BYTES and (not read or time.monotonic() < until):
             message, tenant = self._pulled.popleft(), self._settings.tenant
             read.append(read_message(message, self._limits, self._sender, self._name, tenant))
             size += _size(read[-1])

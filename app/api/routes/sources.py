@@ -9,7 +9,7 @@ from msgspec import UNSET
 from app.api.description import answers
 from app.api.request_body import json_object
 from app.api.routes.events import queue_problem
-from app.api.services import reserve, services
+from app.api.services import begin_reading, reserve, services
 from app.api.token_scopes import ADMIN, READ, needs
 from app.config.sources.base import Tenant
 from app.config.sources.registry import SOURCE_TYPES, source_type
@@ -178,6 +178,7 @@ def retry_rejected(type_name: str, name: str, number: int, body: Nothing) -> Rej
     sender, tenant = S3_FRONTENDS.get(stored.values.get("frontend", "")), stored.values.get("tenant", "")
     if tenant:
         Tenant().parse(tenant)  # the environment's settings may be invalid
+    begin_reading()  # a message of some KB may take hundreds of MB
     receipt = services().rejected.retry(stored, number, services().limits, sender, tenant, reserve)
     if isinstance(receipt, QueueFull):
         raise queue_problem(receipt)

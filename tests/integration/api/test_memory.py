@@ -27,6 +27,7 @@ from tests.integration.api.conftest import Api, Start, keys, problem, settings, 
 from tests.support.builders import event, long_event, migrated
 from tests.support.growing_bodies import bodies_that_grow, growing
 from tests.support.process_memory import growth
+from tests.support.pulled_events import Sources, reject
 
 LOW = "16MiB"  # limit of a body: a process then holds 256 MiB for requests
 
@@ -75,6 +76,23 @@ def test_bodies_that_unpack_at_the_same_time_share_a_bounded_memory(log: Databas
     with growth(api.pid) as after:
         pass
     assert (after.before - held.before) >> 20 < 100
+
+
+def test_rejected_messages_that_grow_are_tried_again_one_at_a_time(log: Database, start: Start) -> None:
+    Sources(log).put("kafka", {"brokers": "127.0.0.1:9", "topic": "events"}, name="minio")
+    reject(log, *[gzip.compress(growing("<", 60_000_000))] * 8)
+    api = start(url_of(log), processes=1)
+    assert api.post(body("first")).status_code == 202
+
+    def retry(number: int) -> int:
+        path = f"/v1/sources/kafka/minio/rejected/{number}/retry"
+        return httpx.post(f"{api.url}{path}", json={}, timeout=60).status_code
+
+    with growth(api.pid) as held, ThreadPoolExecutor(8) as threads:
+        statuses = list(threads.map(retry, range(1, 9)))
+    assert set(statuses) <= {409, 503}
+    assert 409 in statuses
+    assert held.grown < 500
 
 
 def test_one_large_body_is_parsed_at_a_time_and_small_ones_overtake_it(
