@@ -45,7 +45,7 @@ def run_source_test(settings: SourceSettings, positions: dict[str, str], limits:
     try:
         opened = tcp.reaching(lambda: source.open(positions), settings.timeout)
         where = "begins at new positions" if opened.moved else "goes on where it was"
-        yield step("open", "; ".join(opened.lost) or where)
+        yield step("open", "; ".join([*(opened.lost or [where]), *opened.risks]))
         lag = source.lag()
         yield step("lag", "unknown" if lag is None else f"{count_noun(lag, 'message')} waiting")
         message = _first_message(source)

@@ -354,6 +354,8 @@ def _check_sources(service: Service) -> Iterator[Finding]:
         elif state == "running":
             waiting = "" if stored.lag is None else f"; {count_noun(stored.lag, 'message')} waiting"
             yield Finding(subject, "ok", f"a worker pulls from it{waiting}")
+            if reason:
+                yield Finding(subject, "warning", reason)
         else:
             grade = "problem" if reason == INVALID_SETTINGS else "note"
             yield Finding(subject, grade, f"{state}: {reason}" if reason else state)

@@ -39,13 +39,14 @@ class Source(Resource):
     columns: ClassVar[Columns] = {
         "source": lambda source: f"{source['type']}:{source['name']}", "state": "state", "lag": "lag",
         "events": lambda source: source["counters"]["recorded"], "rejected": "rejected_messages",
-        "last answer": "pulled_at", "reason": lambda source: source["reason"] or source["notice"],
+        "last answer": "pulled_at",
+        "reason": lambda source: "; ".join(filter(None, (source["reason"], source["notice"]))),
     }  # fmt: skip
 
     type: Annotated[str, about("of the queue that it is", enum=list(SOURCE_TYPES))]
     name: str
     state: Annotated[str, about("whether it is pulled from", enum=list(SOURCE_STATES))]
-    reason: str
+    reason: Annotated[str, about("of this state; of one that runs: how its queue may lose messages unnoticed")]
     origin: Annotated[str, about("where it is defined", enum=["environment", "stored"])]
     settings: Annotated[Mapping[str, str], about("secrets are *redacted*")]
     counters: SourceCounters

@@ -255,6 +255,67 @@ def test_a_stream_from_which_messages_vanish_unnoticed_is_refused(stream: Stream
         assert "=".join(map(str, *limit.items())) in refusal(source)
 
 
+@pytest.mark.parametrize("limit", [{"storage": "memory"}, {"allow_rollup_hdrs": True}], ids=str)
+def test_a_stream_that_may_lose_messages_unnoticed_is_named(
+    stream: Stream, database: Database, limit: dict[str, Any]
+) -> None:
+    stream.target.make_stream(**limit)
+    sources = Sources(database)
+    source = sources.put("jetstream", stream.values())
+    with running(database):
+        until(lambda: next(iter(limit)) in sources.stored(source).reason, what="a warning")
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize(
+    "limit", [{"max_msgs": 3}, {"max_bytes": 1500}, {"max_age": 10**9, "duplicate_window": 10**9}], ids=str
+)
+def test_what_a_limit_of_the_stream_has_removed_is_counted(
+    stream: Stream, database: Database, limit: dict[str, int]
+) -> None:
+    sources, events = Sources(database), numbered(10)
+    source = sources.put("jetstream", stream.values())
+    stream.send(messages(events[:2]))
+    with running(database):
+        wait_for(database, events[:2])
+    stream.send(messages(events[2:9]))
+    config = stream.ask(f"STREAM.INFO.{STREAM}")["config"]
+    stream.ask(f"STREAM.UPDATE.{STREAM}", **config | limit)
+    until(lambda: first_sequence(stream) > 3, what="a stream that has removed messages")
+    stream.send(messages(events[9:]))
+    with running(database):
+        wait_for(database, events[9:])
+        until(lambda: sources.stored(source).lag == 0, what="no lag")
+    stored = sources.stored(source)
+    lost = 10 - stored.recorded
+    assert lost > 0
+    assert stored.notice == f"{lost} messages were removed before they were pulled"
+    assert recorded(database) == [one.id for one in [*events[:2], *events[2 + lost :]]]
+
+
+def first_sequence(stream: Stream) -> int:
+    """The sequence number of the stream's first message."""
+    return int(stream.ask(f"STREAM.INFO.{STREAM}")["state"]["first_seq"])
+
+
+@pytest.mark.promise
+def test_what_a_full_stream_refuses_is_recorded_when_it_is_sent_again(stream: Stream, database: Database) -> None:
+    stream.target.make_stream(max_msgs=3, discard="new")
+    sources, events = Sources(database), numbered(4)
+    source = sources.put("jetstream", stream.values())
+    stream.send(messages(events[:3]))
+    with closing(Wire(stream.server)) as wire:
+        wire.publish(SUBJECT, messages(events[3:])[0])
+        wire.flush()
+    with running(database):
+        wait_for(database, events[:3])
+        stream.ask(f"STREAM.PURGE.{STREAM}")
+        stream.send(messages(events[3:]))
+        wait_for(database, events)
+    assert recorded(database) == [one.id for one in events]
+    assert sources.stored(source).notice == ""
+
+
 def test_what_the_server_refuses_is_named() -> None:
     denied = f'{{ user: "{services.USER}", password: "{services.PASSWORD}", permissions: {{ publish: "minio.>" }} }}'
     login = f"authorization {{ users: [ {denied} ] }}\n"

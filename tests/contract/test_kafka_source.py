@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
-from confluent_kafka.admin import NewPartitions
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 from kafka import KafkaProducer
 from kafka.coordinator.consumer import ConsumerCoordinator
 
@@ -17,12 +18,13 @@ from app.config.sources.kafka import KafkaSourceSettings
 from app.config.sources.source_id import SourceId
 from app.config.target_settings import load
 from app.events.limits import Limits
-from app.outbox.engine.database import Database
+from app.events.model import Event
+from app.outbox.engine.database import Database, now_ms
 from app.outbox.sources.errors import StillRejected
 from tests.contract.probes.kafka import PARTITIONS
 from tests.contract.source_probes.kafka import Topic
 from tests.services import until
-from tests.support.pulled_events import Sources, check_minio, messages, numbered, recorded, running, wait_for
+from tests.support.pulled_events import KEYS, Sources, check_minio, messages, numbered, recorded, running, wait_for
 from tests.support.reported_senders import RIGHT, logged_facts, reports
 from workers.source_test import run_source_test
 from workers.sources.kafka import KafkaSource
@@ -176,6 +178,65 @@ def test_messages_that_kafka_has_removed_are_counted_and_those_after_them_are_pu
         wait_for(database, events[5:], 60)
     assert "the topic was made again" in sources.stored(source).notice
     assert recorded(database) == [one.id for one in [*events[:2], *events[4:]]]
+
+
+@pytest.mark.promise
+def test_what_compaction_leaves_of_a_topic_is_recorded_in_order_and_that_it_removes_messages_is_said(
+    topic: Topic, database: Database
+) -> None:
+    sources, events = Sources(database), numbered(40)
+    values = {**topic.values(), "topic": f"{topic.target.topic}-compacted"}
+    config = {"cleanup.policy": "compact,delete", "segment.ms": "1", "min.cleanable.dirty.ratio": "0.01"}
+    topic.target.create_topic(values["topic"], 1, **config)
+    clean_soon(topic)
+    source = sources.put("kafka", values)
+    send_keyed(topic, values["topic"], events[:2])
+    with running(database):
+        wait_for(database, events[:2])
+    send_keyed(topic, values["topic"], events[2:])
+    left = list[bytes]()
+
+    def is_compacted() -> bool:
+        before, left[:] = left[:], [message.value() for message in topic.target.messages(values["topic"])]
+        return len(left) < 2 * KEYS and left == before
+
+    until(is_compacted, 30, what="a topic of which Kafka has removed messages")
+    kept = [one for one in events[2:] if messages([one])[0] in left]
+    step, *_ = run_source_test(load(KafkaSourceSettings, values), {}, Limits())
+    assert "cleanup.policy=compact" in step.message
+    with running(database):
+        wait_for(database, kept)
+        until(lambda: sources.stored(source).lag == 0, what="no lag")
+        stored = sources.stored(source)
+        assert "cleanup.policy=compact" in stored.state_reason(now_ms())
+        assert recorded(database) == [one.id for one in [*events[:2], *kept]]
+        assert stored.notice == ""
+        alter(topic, ResourceType.TOPIC, values["topic"], "cleanup.policy", "delete")
+        sources.registry.resume(source)
+        until(lambda: sources.state(source) == "running", what="a source that was opened again")
+        assert sources.stored(source).reason == ""
+
+
+def send_keyed(topic: Topic, name: str, events: Sequence[Event]) -> None:
+    """Write events with the object's key, as MinIO does, each in a segment of its own."""
+    producer = Producer({"bootstrap.servers": topic.server.brokers, "linger.ms": 0})
+    for one in events:
+        producer.produce(name, messages([one])[0], key=one.key)
+        assert producer.flush(30) == 0
+
+
+def clean_soon(topic: Topic) -> None:
+    """Have the broker look all the time for what it may remove; it does so every 15 s unless set."""
+    [broker] = topic.target.admin().list_topics(timeout=20).brokers
+    alter(topic, ResourceType.BROKER, str(broker), "log.cleaner.backoff.ms", "100")
+
+
+def alter(topic: Topic, kind: ResourceType, name: str, setting: str, value: str) -> None:
+    """Change a setting of the broker, or of a topic."""
+    entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+    admin = topic.target.admin()  # kept until it has answered
+    [changed] = admin.incremental_alter_configs([ConfigResource(kind, name, incremental_configs=[entry])]).values()
+    changed.result(20)
 
 
 def make_again(topic: Topic, partitions: int = PARTITIONS) -> None:

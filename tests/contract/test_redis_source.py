@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -311,6 +312,32 @@ def test_a_redis_that_is_back_with_an_older_state_repeats_some_and_loses_nothing
     assert recorded(database) == [one.id for one in events]
     assert (sources.stored(source).recorded, sources.stored(source).repeated) == (40, 20)
     assert ("pulled from its beginning" in sources.stored(source).notice) == (kind == "stream")
+
+
+@pytest.mark.parametrize("kind", ["access", "stream"])
+def test_a_redis_that_may_remove_the_key_is_named(elements: Elements, database: Database, kind: str) -> None:
+    sources, [event] = Sources(database), numbered(1)
+    with closing(elements.server.client()) as client:
+
+        def risk() -> str:
+            with closing(source_of(elements, format=kind)) as source:
+                return "; ".join(source.open({}).risks)
+
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        assert risk() == ""  # there is no limit
+        client.config_set("maxmemory", "100mb")
+        assert re.fullmatch("Redis has maxmemory-policy allkeys-lru, .* set noeviction", risk())
+        client.config_set("maxmemory-policy", "noeviction")
+        assert risk() == ""
+        client.config_set("maxmemory", "0")
+        [text] = messages([event])
+        client.rpush(KEY, text, text) if kind == "access" else client.xadd(KEY, {"body": text})
+        client.expire(KEY, 1000)
+        source = sources.put("redis", {**elements.values(), "format": kind})
+        with running(database):
+            until(lambda: "the key expires" in sources.stored(source).reason, what="a warning")
+            wait_for(database, [event])
+        assert risk() == "" if kind == "access" else "PERSIST" in risk()  # a list that is empty is none
 
 
 # ---------------------------------------------------------------- what fills it

@@ -116,6 +116,30 @@ def test_a_group_is_with_one_worker_at_a_time_in_order(groups: Groups) -> None:
         assert texts(pull(second, 2)) == ["two", "three"]
 
 
+def test_a_queue_gives_up_what_was_received_too_often_which_is_named(queue: Unordered, database: Database) -> None:
+    sources, events = Sources(database), numbered(3)
+    server = queue.server
+    dead = server.create(f"{server.queue}-dead")
+    [arn] = server.ask("GetQueueAttributes", QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"].values()
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 2})
+    asked = {"QueueName": f"{server.queue}-redrive", "Attributes": {"RedrivePolicy": policy}}
+    server.url_of_queue = server.ask("CreateQueue", **asked)["QueueUrl"]
+    queue.send(messages(events))
+    for _ in range(2):
+        with closing(source_of(queue.values())) as source:
+            [risk] = source.open({}).risks
+            assert "maxReceiveCount=2" in risk
+            assert len(pull(source, 3)) == 3
+    stopped = sources.put("sqs", queue.values())
+    with running(database):
+        until(lambda: "maxReceiveCount=2" in sources.stored(stopped).reason, what="a warning")
+        until(lambda: sources.stored(stopped).lag == 0, what="an empty queue")
+        assert recorded(database) == []
+        sources.put("sqs", {**queue.values(), "queue_url": dead}, name="dead")
+        wait_for(database, events)
+    assert len(recorded(database)) == 3
+
+
 def test_attributes_are_headers_and_the_time_is_the_queues(queue: Unordered) -> None:
     attributes = {
         "TraceParent": {"DataType": "String", "StringValue": "00-1"},

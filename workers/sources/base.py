@@ -24,10 +24,14 @@ class SourceChanged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Where a source begins elsewhere than it was asked to, by share, and what was lost before that, as sentences."""
+    """Where a source begins elsewhere than it was asked to, by share, and what was lost before that, as sentences.
+
+    `risks` are settings of the queue by which it loses messages without anybody's notice, as far as it says them.
+    """
 
     moved: Mapping[str, str] = field(default_factory=dict)
     lost: Sequence[str] = ()
+    risks: Sequence[str] = ()
 
 
 class Source(Protocol):

@@ -104,9 +104,8 @@ class JetstreamSource:
         if (await reader.state()).share != state.share:
             raise reader.unavailable("it was made again just now")
         is_moved = positions.get(state.share) != str(start.sequence)
-        return reader, Opened(
-            {state.share: str(start.sequence)} if is_moved else {}, [start.lost] if start.lost else []
-        )
+        moved = {state.share: str(start.sequence)} if is_moved else {}
+        return reader, Opened(moved, [start.lost] if start.lost else [], state.risks)
 
     async def _state(self, reader: StreamReader, positions: Mapping[str, str]) -> StreamState:
         """Return the stream's state. One that ends before the position may have a new leader, which is catching up."""

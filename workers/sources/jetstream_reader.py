@@ -6,7 +6,7 @@ message is missing.
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -30,11 +30,12 @@ _NOBODY = "JetStream is not enabled in the server, or not for the user's account
 
 
 class StreamState(NamedTuple):
-    """When the stream was created, its first sequence number, and that of the next message to come."""
+    """When the stream was created, its first sequence number, and that of the next message to come; and its risks."""
 
     share: str
     first: int
     end: int
+    risks: Sequence[str] = ()
 
 
 class _Place(NamedTuple):
@@ -70,6 +71,19 @@ def _unfit(config: Mapping[str, Any]) -> str:
     return ""
 
 
+def _risks(config: Mapping[str, Any]) -> Sequence[str]:
+    """Return by which settings a stream may lose messages unnoticed, although that is not what they are for."""
+    risks = []
+    if config.get("storage") == "memory":
+        risks.append("the stream has storage=memory, so its messages are lost when its servers stop; set storage=file")
+    if config.get("allow_rollup_hdrs"):
+        risks.append(
+            "the stream has allow_rollup_hdrs, so whoever may publish can remove messages between others, which nobody"
+            " notices; set it off"
+        )
+    return risks
+
+
 class StreamReader:
     """A consumer of a stream. Every method raises `TargetUnavailable` if the server is gone or refuses."""
 
@@ -96,7 +110,8 @@ class StreamReader:
         if problem := _unfit(info["config"]):
             raise TargetUnavailable(f"{self._where}: {problem}")
         last = int(info["state"]["last_seq"])
-        return StreamState(info["created"], max(1, int(info["state"]["first_seq"])), last + 1)
+        first = max(1, int(info["state"]["first_seq"]))
+        return StreamState(info["created"], first, last + 1, _risks(info["config"]))
 
     async def begin(self, share: str, sequence: int) -> None:
         """Have a consumer that begins with the message of this sequence number."""

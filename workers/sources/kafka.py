@@ -15,10 +15,12 @@ beginning, however long it is. Kafka before 2.8 has no ids.
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError, UnknownTopicOrPartitionError
+from kafka.protocol.admin.configs import DescribeConfigsRequest
 from kafka.structs import OffsetAndMetadata
 
 from app.config.sources.kafka import KafkaSourceSettings
@@ -35,6 +37,7 @@ _METADATA_SECONDS = 10.0  # after which a new partition is noticed
 _COMMIT_SECONDS = 1.0  # between two commits to the group, which only show the position
 _TOPIC_ID = "topic id"  # the share whose position is no offset, but says of which topic the others are
 _BEGINNING = "0"
+_TOPIC, _POLICY = 2, "cleanup.policy"  # as DescribeConfigs names the kind of resource, and the setting
 
 
 class KafkaSource:
@@ -61,7 +64,7 @@ class KafkaSource:
             self._partitions = self._find_partitions()
             self._topic_id = self._read_topic_id()
             oldest, ends = self._bounds()
-            opened = self._begin(positions, oldest, ends)
+            opened = replace(self._begin(positions, oldest, ends), risks=self._find_risks())
             self._consumer.assign(self._partitions)
             for partition, offset in self._next.items():
                 self._consumer.seek(partition, offset)
@@ -181,6 +184,20 @@ class KafkaSource:
             return self._consumer.beginning_offsets(self._partitions, timeout_ms=milliseconds), ends
         except KeyError as error:  # the library expects that each has one
             raise UnknownTopicOrPartitionError(f"{error} is not there") from error
+
+    def _find_risks(self) -> Sequence[str]:
+        """Return whether messages between others are removed; nothing if the login may not see the topic's settings."""
+        if self._client is None:
+            return ()
+        asked = (_TOPIC, self._settings.topic, [_POLICY])
+        request = DescribeConfigsRequest(resources=[asked], include_synonyms=False, min_version=0)
+        with suppress(KafkaError, OSError, ValueError):
+            answer = self._client.ask(request, self._settings.timeout)
+            policies = [one.value or "" for topic in answer.results for one in topic.configs if one.name == _POLICY]
+            if "compact" in ",".join(policies).split(","):
+                kept = "of each message key Kafka keeps only the last message, and the removal of others is not noticed"
+                return [f"the topic has {_POLICY}=compact: {kept}; set {_POLICY}=delete"]
+        return ()
 
     def _begin(
         self, positions: Mapping[str, str], oldest: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]

@@ -114,11 +114,13 @@ class Puller(threading.Thread):
         opened = queue_thread.submit(
             tcp.reaching, partial(source.open, dict(self.lease.positions)), settings.timeout
         ).result()
-        notice = "; ".join(opened.lost)
+        notice, risk = "; ".join(opened.lost), "; ".join(opened.risks)
         if notice:
             log.error("source %s: %s", self.lease.stored.source, notice)
-        if opened.moved or notice:
-            self._outbox.leases.begin(self.lease, self._outbox.clock(), opened.moved, notice)
+        if risk:
+            log.warning("source %s: %s", self.lease.stored.source, risk)
+        if opened.moved or notice or risk != self.lease.stored.reason:
+            self._outbox.leases.begin(self.lease, self._outbox.clock(), opened.moved, notice, risk)
         reading = _Reading(source, str(self.lease.stored.source), settings, self._outbox.limits())
 
         def tell() -> None:

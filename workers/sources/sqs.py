@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, TypeVar
 
+import orjson
+
 from app.config.sources.sqs import SqsSourceSettings
 from app.events.messages import Message
 from app.outbox.engine.chunks import chunks
@@ -30,6 +32,8 @@ _PULLED_BYTES = 1 << 24  # after which a pull ends
 _COUNTS = (
     "ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible", "ApproximateNumberOfMessagesDelayed",
 )  # fmt: skip
+_MIN_RECEIVE_COUNT = 100  # a worker gives back what it had received each time that it ends
+_MIN_RETENTION_SECONDS = 4 * 86_400  # SQS's default, and a long weekend
 _ERRORS = (TargetUnavailable, Refused)
 
 
@@ -50,6 +54,9 @@ class SqsSource:
         except _ERRORS as error:
             raise SourceUnavailable(error.reason) from error
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sqs-source")
+        with suppress(SourceUnavailable):  # a server may not know these attributes
+            asked = {"AttributeNames": ["RedrivePolicy", "MessageRetentionPeriod"]}
+            return Opened(risks=find_risks(self._ask("GetQueueAttributes", asked).get("Attributes") or {}))
         return Opened()
 
     def pull(self, most: int, seconds: float) -> Sequence[Message]:  # noqa: ARG002 - SQS waits for whole seconds
@@ -148,6 +155,24 @@ class SqsSource:
             for one in calls:
                 one.cancel()
             wait(calls)
+
+
+def find_risks(attributes: Mapping[str, Any]) -> Sequence[str]:
+    """Return by which attributes of a queue messages leave it that nobody has pulled, or that were not recorded yet."""
+    risks = []
+    with suppress(ValueError, LookupError, TypeError):
+        if (most := int(orjson.loads(attributes["RedrivePolicy"])["maxReceiveCount"])) < _MIN_RECEIVE_COUNT:
+            risks.append(
+                f"the queue's redrive policy has maxReceiveCount={most}, so a message leaves it when workers were"
+                f" stopped {most} times before they had recorded it; set {_MIN_RECEIVE_COUNT} or more"
+            )
+    with suppress(ValueError, LookupError, TypeError):
+        if (seconds := int(attributes["MessageRetentionPeriod"])) < _MIN_RETENTION_SECONDS:
+            risks.append(
+                f"the queue's MessageRetentionPeriod is {seconds} s, after which SQS deletes messages that were not"
+                " pulled, without a word; set 1209600, which is 14 days"
+            )
+    return risks
 
 
 def _entries(handles: Sequence[str]) -> list[dict[str, Any]]:

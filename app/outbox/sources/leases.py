@@ -97,13 +97,14 @@ class SourceLeases:
             self._set(lease, lease_token="", leased_until=0)
 
     @repeated_after_deadlock
-    def begin(self, lease: SourceLease, now: int, moved: Mapping[str, str], notice: str) -> None:
+    def begin(self, lease: SourceLease, now: int, moved: Mapping[str, str], notice: str, risk: str = "") -> None:
         """Store the positions at which the queue begins instead of the stored ones, and what was lost before them.
 
-        Raises `LeaseLost`.
+        `risk` says by which settings of the queue messages are lost unnoticed. Raises `LeaseLost`.
         """
         with self._database.writing() as connection:
-            fence(connection, lease, **({"notice": clean_reason(notice), "notice_at": now} if notice else {}))
+            lost = {"notice": clean_reason(notice), "notice_at": now} if notice else {}
+            fence(connection, lease, reason=clean_reason(risk), **lost)
             store_positions(connection, lease, moved)
         lease.positions |= moved
 

@@ -66,17 +66,15 @@ class StoredSource(EnvironmentRow):
         return "running" if is_leased else "waiting"
 
     def state_reason(self, now: int) -> str:
-        """Return why it is in this state; empty for `running`."""
+        """Return why it is in this state; for `running` by which settings of the queue messages are lost unnoticed."""
         match self.state(now):
-            case "paused" | "disabled":
+            case "paused" | "disabled" | "running":
                 return self.reason
             case "failing":
                 return self.error
-            case "waiting":
+            case _:
                 before = f"; before that: {self.error}" if self.error else ""
                 return f"no worker pulls it; is a `bucketwire worker --only sources` running?{before}"
-            case _:
-                return ""
 
     @property
     def holder(self) -> str:

@@ -10,6 +10,7 @@ from app.config.sources.source_id import SourceId
 from app.outbox import tables
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
+from app.outbox.sources.leases import SourceLeases
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import read_sources
 from app.supervisor.start import sync_environment
@@ -117,6 +118,28 @@ def test_the_doctor_and_the_metrics_report_a_source_that_nobody_pulls_and_its_re
             sample.name for metric in source_metrics(read_sources(connection), {}, now) for sample in metric.samples
         }
     assert "bucketwire_source_answer_age_seconds" not in paused
+
+
+def test_the_doctor_and_the_lists_say_by_which_setting_a_queue_may_lose_messages_unnoticed(
+    cli: Cli, database: Database
+) -> None:
+    cli(*SET, "sasl_password=x")
+    with database.reading() as connection:
+        [stored], now = read_sources(connection), database_now(connection)
+    leases = SourceLeases(database, 600_000)
+    lease = leases.claim(stored, now)
+    assert lease is not None
+    leases.begin(lease, now, {"0": "5"}, "5 messages were removed", "the topic is compacted")
+    findings = {
+        (one["grade"], one["text"].rpartition("ago: ")[2])
+        for one in cli("doctor", "--json").json["findings"]
+        if one["subject"] == "source kafka:minio"
+    }
+    assert findings == {("warning", "the topic is compacted"), ("problem", "5 messages were removed")}
+    assert "the topic is compacted; 5 messages were removed" in " ".join(cli("source", "ls").out.split())
+    assert cli("source", "show", "kafka:minio", "--json").json["reason"] == "the topic is compacted"
+    cli("source", "resume", "kafka:minio")
+    assert "compacted" not in cli("source", "show", "kafka:minio", "--json").out
 
 
 def test_rejected_messages_are_listed_shown_retried_and_deleted(cli: Cli, database: Database) -> None:

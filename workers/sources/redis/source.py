@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from app.config.sources.redis import RedisSourceSettings
 from app.events.messages import Message
@@ -40,7 +41,7 @@ class RedisSource:
             client.response_callbacks.clear()  # answers as Redis writes them
             kind = ask(client, "TYPE", self._settings.key).decode()
             if kind in ("none", self._reader.kind):
-                return self._reader.open(client, positions)
+                return replace(self._reader.open(client, positions), risks=self._find_risks(client))
         self.close()
         raise SourceUnavailable(
             f"{describe_servers(self._settings)}: key {self._settings.key!r} holds a {kind}, but format"
@@ -69,6 +70,22 @@ class RedisSource:
         if client is not None:
             with suppress(RedisError, OSError):
                 client.connection_pool.disconnect()
+
+    def _find_risks(self, client: redis.Redis) -> Sequence[str]:
+        """Return how Redis may remove the key itself; nothing if the user may not see that."""
+        risks = []
+        with suppress(ResponseError):
+            facts = dict(line.split(":", 1) for line in ask(client, "INFO", "memory").decode().split() if ":" in line)
+            policy = facts.get("maxmemory_policy", "")
+            if policy.startswith("allkeys") and facts.get("maxmemory") != "0":
+                risks.append(
+                    f"Redis has maxmemory-policy {policy}, so it removes the key with its messages when it is full; set"
+                    " noeviction"
+                )
+        with suppress(ResponseError):
+            if ask(client, "PTTL", self._settings.key) > 0:
+                risks.append("the key expires, and its messages with it; execute PERSIST, and let nobody set EXPIRE")
+        return risks
 
     @contextmanager
     def _asking(self, seconds: float = 0.0) -> Iterator[redis.Redis]:

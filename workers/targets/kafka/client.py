@@ -63,6 +63,14 @@ class Client(KafkaNetClient):  # type: ignore[misc]  # kafka-python ships no typ
             raise bootstrapped.exception
         raise self.last_error or KafkaTimeoutError(f"no answer within {self._patience:g} s")
 
+    def ask(self, request: Any, seconds: float) -> Any:
+        """Return the answer of any broker. Raises `KafkaError`."""
+
+        async def answer() -> Any:
+            return await self._connections.wait_for(self._connections.send(request), seconds * 1000)
+
+        return self._connections.run(answer)
+
     def is_ready(self, node_id: Any, **options: Any) -> bool:
         """Override the library's; the producer's thread calls it just before it takes a batch and compresses it."""
         _producing.level = self._level
