@@ -64,6 +64,11 @@ class Folder:
         return self.url.rpartition("/")[2]
 
     @property
+    def parent(self) -> Self:
+        """The folder in which it is."""
+        return type(self)(self.url.rpartition("/")[0], self.spark)
+
+    @property
     def reading_url(self) -> str:
         """Its URL for Spark's readers, which take some characters for patterns."""
         return _GLOB.sub(r"\\\1", self.url)
@@ -88,6 +93,15 @@ class Folder:
         finally:
             stream.close()
         return size + len(chunk)
+
+    def read(self, name: str) -> str:
+        """Return the text of a small file in it."""
+        if self.path is not None:
+            return (self.path / name).read_text(encoding="utf-8")
+        if self.spark is None:
+            raise RuntimeError(f"{self.url} needs a session")  # of our own code
+        [row] = self.spark.read.text((self / name).reading_url, wholetext=True).collect()
+        return str(row[0])
 
     def names(self) -> list[str]:
         """Return the names of what is in it, none if it does not exist."""

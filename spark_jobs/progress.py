@@ -10,7 +10,8 @@ from pyspark.sql import SparkSession
 
 from app.outbox.reconcile.progress import Progress
 
-STARTING, COMPARING, REPORTING, REPAIRING = "starting Spark", "comparing", "reporting", "repairing"
+STARTING, LISTING, COMPARING = "starting Spark", "listing", "comparing"
+REPORTING, REPAIRING = "reporting", "repairing"
 _READ, _MERGED = 0.6, 0.4  # of the time of a comparison: until the shuffle is written, and from there on
 _INTERVAL = 1.0  # seconds
 
@@ -34,6 +35,13 @@ class ProgressMeter:
         self._earlier_jobs = frozenset(_jobs(spark))
         self._stage, self._spark, self._begun = stage, spark, time.monotonic()
 
+    @contextlib.contextmanager
+    def listing(self, spark: SparkSession) -> Iterator[None]:
+        """Say that the run lists the bucket before it compares."""
+        self.enter(LISTING, spark)
+        yield
+        self.enter(COMPARING, spark)
+
     def read(self) -> Progress:
         """Ask Spark for the progress; it reports what its tasks have read every 10 s, and when one of them ends."""
         self.latest = self._read()
@@ -41,21 +49,27 @@ class ProgressMeter:
 
     def _read(self) -> Progress:
         stage, seconds = self._stage, time.monotonic() - self._begun
-        if self._spark is None or stage != COMPARING:
+        if self._spark is None or stage not in (LISTING, COMPARING):
             return Progress(stage, 0, 0, None)
         written, merged, is_all_written = self._records(self._spark)
+        if stage == LISTING:
+            return Progress(stage, written, int(written / max(seconds, 1)), None)
         expected = written if is_all_written else self._expected
         return Progress(stage, written, int(written / max(seconds, 1)), remaining(written, merged, expected, seconds))
 
     def _records(self, spark: SparkSession) -> tuple[int, int, bool]:
-        """Return the numbers of records that were written to the shuffle and read from it, and whether all were."""
+        """Return the numbers of records that were written to the shuffle and read from it, and whether all were.
+
+        Of a listing, which has no shuffle, these are the records that were written to files.
+        """
         context, written, merged = spark.sparkContext, 0, 0
         tracker, store = context.statusTracker(), context._jsc.sc().statusStore()
         jobs = [tracker.getJobInfo(job) for job in _jobs(spark) if job not in self._earlier_jobs]
         for stage in {stage for job in jobs if job for stage in job.stageIds}:
             with contextlib.suppress(Py4JJavaError):  # a stage that was skipped is not known
                 measured = store.lastStageAttempt(stage)
-                written += measured.shuffleWriteRecords()
+                is_listing = self._stage == LISTING
+                written += measured.outputRecords() if is_listing else measured.shuffleWriteRecords()
                 merged += measured.shuffleReadRecords()
         return written, merged, merged > 0
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pyspark import StorageLevel
@@ -40,6 +40,7 @@ from spark_jobs.jobs.comparison import count_findings, mark_in_flight
 from spark_jobs.jobs.difference_files import write_differences
 from spark_jobs.jobs.repair_events import CLOCK_SKEW
 from spark_jobs.listings.listing import Listing
+from spark_jobs.listings.listing_parts import ListingParts, delete_old
 from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.progress import COMPARING, REPAIRING, REPORTING, ProgressMeter, watched
 from spark_jobs.repair_limits import RepairLimits
@@ -51,6 +52,7 @@ from spark_jobs.small_plans import are_small_files, is_few, small_plans
 _SAMPLE_SIZE = 20_000  # keys by which a bucket's listing is divided
 _TASKS_PER_CORE = 2  # key ranges, because they are not equally long
 _SCRATCH = "scratch"  # beside the reports
+_LARGE = 1_000_000  # entries and rows; to list fewer again takes a minute
 _IN_FLIGHT, _NAMED = "in-flight", "named"  # folders there with keys
 
 
@@ -165,6 +167,9 @@ def _run(
     since, reason = _last_position(database, config, run) if config.incremental else (None, "")
     begun = time.monotonic()
     meter.enter(COMPARING, spark)
+    parts = None if since else _listing_parts(config, scratch.parent, run)
+    if parts and parts.is_begun:
+        config = replace(config, listed_at=parts.listed_at)
     listed_at = config.listed_at or now_ms()
     mark = log_queries.log_mark(
         database, config.target, config.bucket, lambda keys: write_keys(scratch / _IN_FLIGHT, "undelivered", keys),
@@ -172,20 +177,14 @@ def _run(
     )  # fmt: skip
     keys = _named_keys(spark, database, config, since, mark.seq, scratch) if since else None
     rules = [stored.rule for stored in registry.rules() if stored.rule.target == config.target]
-    cores = spark.sparkContext.defaultParallelism
-    # Each task has a connection of its own.
-    readers = min(cores, config.connections)
-    rows, sample = stores.rows(spark, settings, config.bucket, tasks=readers), list[str]()
-    if config.prefix:
-        rows = rows.where(F.col("key").startswith(config.prefix))
-    if keys is not None:
-        rows = rows.join(keys, "key", "left_semi")
-    elif not config.is_written:
-        rows = rows.persist(StorageLevel.DISK_ONLY)
-        sample = _sample_keys(rows)
-    listing = config.list_bucket(
-        spark, tasks=_TASKS_PER_CORE * cores, sample=sample, needs_etags=config.repair, keys=keys
-    )
+    rows, sample = _rows(spark, settings, config, keys)
+    if parts and not (parts.is_begun or config.size or len(sample) == _SAMPLE_SIZE):
+        parts = None  # it is not large
+    with meter.listing(spark) if parts else nullcontext():
+        listing = config.list_bucket(
+            spark, tasks=_TASKS_PER_CORE * spark.sparkContext.defaultParallelism, sample=sample,
+            needs_etags=config.repair, keys=keys, parts=parts,
+        )  # fmt: skip
     with small_plans(spark, is_small=is_few(config.size)):
         differences, sizes = write_differences(
             listing, rows, scratch, has_single_rows=stores.has_single_rows(settings), bucket=config.bucket,
@@ -193,6 +192,8 @@ def _run(
         )  # fmt: skip
         meter.enter(REPORTING, spark)
         rows.unpersist()
+        if parts and not lost.is_set():  # otherwise another run may use it
+            parts.folder.delete()
         unreadable = listing.unreadable_count
     # Then events of what happened before the listing ended are in the log.
     listed_by = begun if config.is_written else time.monotonic()
@@ -240,6 +241,37 @@ def _run(
         )
 
 
+def _rows(
+    spark: SparkSession, settings: NamespaceSettings, config: ReconcileConfig, keys: DataFrame | None
+) -> tuple[DataFrame, Sequence[str]]:
+    """Return the target's rows, of all keys or of `keys`, and a sample of keys by which to divide the listing."""
+    # Each task has a connection of its own.
+    readers = min(spark.sparkContext.defaultParallelism, config.connections)
+    rows = stores.rows(spark, settings, config.bucket, tasks=readers)
+    if config.prefix:
+        rows = rows.where(F.col("key").startswith(config.prefix))
+    if keys is not None:
+        return rows.join(keys, "key", "left_semi"), ()
+    if config.is_written:
+        return rows, ()
+    rows = rows.persist(StorageLevel.DISK_ONLY)
+    return rows, _sample_keys(rows)
+
+
+def _listing_parts(config: ReconcileConfig, scratch: Folder, run: str) -> ListingParts | None:
+    """Return the listing in parts that an earlier run of the same pair has begun, or a new one; None for a small one.
+
+    Of a pair without an earlier run the size is not known.
+    """
+    if config.is_written or 0 < config.size < _LARGE:
+        return None
+    bucket = config.storage
+    return ListingParts(
+        scratch, run, oldest=now_ms() - config.log_retention + config.grace, target=str(config.target),
+        bucket=config.bucket, name=bucket.name, endpoint=bucket.endpoint, region=bucket.region, prefix=bucket.prefix,
+    )  # fmt: skip
+
+
 def _in_flight(
     spark: SparkSession, database: Database, config: ReconcileConfig, after: int, scratch: Folder
 ) -> DataFrame | None:
@@ -284,6 +316,7 @@ def _scratch(scratch: Folder) -> Iterator[Folder]:
 
 def _delete_killed(reports: Folder, runs: r.Reconciliations, run: str) -> None:
     """Delete the files of runs that were killed. What is not of a run that this service knows is left alone."""
+    delete_old(reports / _SCRATCH)
     for name in (reports / _SCRATCH).names():
         with suppress(UnknownRun):
             known = runs.get(name)

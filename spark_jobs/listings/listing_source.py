@@ -17,6 +17,7 @@ from spark_jobs.listings import named_keys, s3_listing
 from spark_jobs.listings.inventory import Manifest
 from spark_jobs.listings.json_documents import Place, form_of
 from spark_jobs.listings.listing import Listing, from_json_documents, from_mc, from_parquet
+from spark_jobs.listings.listing_parts import ListingParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +39,12 @@ class ListingSource:
 
     def list_bucket(
         self, spark: SparkSession, *, tasks: int, sample: Sequence[str] = (), after: str = "",
-        needs_etags: bool = False, keys: DataFrame | None = None,
+        needs_etags: bool = False, keys: DataFrame | None = None, parts: ListingParts | None = None,
     ) -> Listing:  # fmt: skip
         """Return the listing of the keys after `after`; `sample` has some of the bucket's keys, to divide the work.
 
-        With `keys` (the column `key`) S3 is asked for each of these, and for no others.
+        With `keys` (the column `key`) S3 is asked for each of these, and for no others. With `parts` S3's listing is
+        written there part by part, now, and only the parts that are not there yet.
 
         Raises `BadListing`, also with `needs_etags` for one without them, and what Spark and S3 raise.
         """
@@ -64,7 +66,10 @@ class ListingSource:
         versioned = bucket.is_versioned() if self.versions is None else self.versions
         if keys is not None:
             return named_keys.listing(spark, bucket, keys, versioned=versioned, tasks=tasks)
-        return s3_listing.listing(spark, bucket, versioned=versioned, sample=sample, tasks=tasks, after=after)
+        if parts is not None:
+            return parts.listing(spark, bucket, sample=sample, tasks=tasks, versioned=versioned)
+        ranges = s3_listing.divided(bucket, sample=sample, tasks=tasks, after=after)
+        return s3_listing.listing(spark, bucket, ranges, versioned=versioned)
 
     def existing(self, keys: Sequence[str], *, versioned: bool) -> frozenset[str]:
         """Return those of a few keys that the storage has, asked for each now; none if the listing was written before.

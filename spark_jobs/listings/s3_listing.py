@@ -199,14 +199,8 @@ class Bucket:
             client.close()
 
 
-def listing(
-    spark: SparkSession, bucket: Bucket, *, versioned: bool, sample: Sequence[str] = (), tasks: int, after: str = ""
-) -> Listing:
-    """Return the bucket's objects as LISTING, in `tasks` ranges or more; only those whose keys come after `after`.
-
-    `sample` has some of its keys, if they are known.
-    """
-    ranges = between(sample, tasks, after) if sample else between(found_bounds(bucket, tasks), 4 * tasks, after)
+def listing(spark: SparkSession, bucket: Bucket, ranges: Sequence[KeyRange], *, versioned: bool) -> Listing:
+    """Return the bucket's objects in some ranges as LISTING, each range listed by a task."""
     key_ranges = spark.sparkContext.parallelize(ranges, len(ranges))
     unreadable = spark.range(0).select(F.lit("").alias("line"))
     newest = key_ranges.flatMap(lambda keys: objects(bucket, keys, versioned=versioned))
@@ -216,6 +210,14 @@ def listing(
         frame, versioned, unreadable, entries=spark.createDataFrame(all_entries, ENTRIES, verifySchema=False),
         single=frame,
     )  # fmt: skip
+
+
+def divided(bucket: Bucket, *, sample: Sequence[str] = (), tasks: int, after: str = "") -> list[KeyRange]:
+    """Divide the bucket's keys after `after` into `tasks` ranges or more.
+
+    `sample` has some of its keys, if they are known.
+    """
+    return between(sample, tasks, after) if sample else between(found_bounds(bucket, tasks), 4 * tasks, after)
 
 
 def of_no_bucket(spark: SparkSession, bucket: Bucket) -> Listing:

@@ -32,8 +32,10 @@ from app.rules.model import Rule
 from spark_jobs.api_client import Api, NotPosted
 from spark_jobs.errors import BadListing
 from spark_jobs.jobs.backfill import BackfillConfig, BackfillResult, CannotBackfill, backfill, classify
+from spark_jobs.jobs.reconcile import ReconcileConfig, reconcile
 from spark_jobs.jobs.repair_events import backfill_event
 from spark_jobs.jobs.scan import ScanConfig, ScanLimits, scan
+from spark_jobs.listings import listing_parts, s3_listing
 from spark_jobs.schemas import LISTING
 from tests import provision, services
 from tests.services import until
@@ -234,6 +236,36 @@ def test_a_queue_gets_each_object_once_after_repeated_and_interrupted_backfills(
     assert {record["eventSource"] for record in stage.records("list")} == {"bucketwire:backfill"}
     assert stage.whole.counters()["redis:list"].discarded == 0
     assert {entry.difference for entry in stage.whole.audits()} == {0}
+
+
+@pytest.mark.tier3
+def test_a_killed_reconciliation_of_a_large_bucket_is_continued(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.target("large", "namespace", [CREATED])
+    target, runs, folder = TargetId("redis", "large"), Reconciliations(stage.whole.database), stage.folder / "reports"
+    runs.end(runs.begin(target, "b-old", lease=60_000), "clean", {"objects": 2_000_000, "target_rows": 2_000_000})
+    with stage.bucketwire(
+        "reconcile", "run", "b-old", "--target", str(target), "--grace", "0s", "--report", str(folder)
+    ):
+        until(lambda: len([*folder.glob("scratch/listing-*/*.done")]) > 1, PATIENCE, what="two parts")
+    done = len([*folder.glob("scratch/listing-*/*.done")])
+    with stage.whole.database.writing() as connection:  # a minute later
+        connection.execute(tables.reconciliations.update().values(alive_until=0))
+    listed, listing = list[int](), s3_listing.listing
+    monkeypatch.setattr(s3_listing, "listing", lambda *args, **more: listed.append(1) or listing(*args, **more))
+    config = ReconcileConfig(
+        bucket="b-old",
+        target=target,
+        reports=str(folder),
+        grace=0,
+        arrival=0.0,
+        endpoint=stage.minio.url,
+        size=4_000_000,
+    )
+    registry = open_registry(stage.whole.database, Settings.from_environ(stage.whole.settings))
+    result = reconcile(stage.spark, stage.whole.database, registry, config, Api(stage.whole.api.url))
+    assert (result.state, result.counts["objects"], result.counts["missing"]) == ("drift", len(KEYS), len(KEYS))
+    assert 0 < len(listed) <= listing_parts._PARTS - done
+    assert not [*folder.glob("scratch/*")]
 
 
 @pytest.mark.tier3

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from app.outbox.reconcile.progress import Progress
 from spark_jobs.commands.reconcile import describe_progress
-from spark_jobs.progress import COMPARING, REPORTING, STARTING, ProgressMeter, remaining, watched
+from spark_jobs.progress import COMPARING, LISTING, REPORTING, STARTING, ProgressMeter, remaining, watched
 from tests.services import until
 
 
-def test_what_a_comparison_has_read_is_counted_and_nothing_from_before_it(spark: SparkSession) -> None:
+def test_what_a_comparison_has_read_is_counted_and_nothing_from_before_it(spark: SparkSession, tmp_path: Path) -> None:
     meter = ProgressMeter(1000)
     assert meter.read() == Progress(STARTING, 0, 0, None)
     spark.range(50).repartition(2, "id").count()
@@ -21,6 +22,9 @@ def test_what_a_comparison_has_read_is_counted_and_nothing_from_before_it(spark:
     assert (meter.read().keys, meter.read().remaining) == (0, None)
     spark.range(300).repartition(2, "id").collect()
     until(lambda: meter.read().keys == 300, 30, what="what the tasks have read")
+    meter.enter(LISTING, spark)
+    spark.range(200).write.parquet(f"{tmp_path}/listed")
+    until(lambda: meter.read().keys == 200, 30, what="what the tasks have written")
     meter.enter(REPORTING, spark)
     assert meter.read() == Progress(REPORTING, 0, 0, None)
 

@@ -86,7 +86,8 @@ def test_a_bucket_is_listed_by_ranges_of_keys_and_from_what_mc_wrote(
     expected = fill(at_minio, name, versioned=versioned)
     bucket = s3_listing.Bucket.from_boto3(name, at_minio.url)
     assert bucket.is_versioned() is versioned
-    assert objects_of(s3_listing.listing(spark, bucket, versioned=versioned, tasks=2)) == expected
+    ranges = s3_listing.divided(bucket, tasks=2)
+    assert objects_of(s3_listing.listing(spark, bucket, ranges, versioned=versioned)) == expected
     # By keys as the ends of ranges, no object may fall between two; in `make nightly` by every key.
     alone = [
         row[0]

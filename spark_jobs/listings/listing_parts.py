@@ -1,0 +1,110 @@
+"""List a large bucket in parts that are written, so that a run goes on where one that ended early has stopped.
+
+The folder has the key ranges and the time at which listing began, each part, and a file for each part that is complete.
+Every run writes its parts to folders of its own, because one that was taken for dead may go on.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
+
+from app.outbox.engine.database import now_ms
+from spark_jobs.errors import BadListing
+from spark_jobs.folders import Folder
+from spark_jobs.listings import s3_listing
+from spark_jobs.listings.listing import Listing
+from spark_jobs.reports.report import write_parquet
+from spark_jobs.schemas import LISTING
+
+_PARTS = 16
+MAX_AGE = 24 * 3_600_000  # ms; since an older listing too much has changed
+_PREFIX = "listing-"  # of the names of the folders
+_BEGUN, _DONE = "begun.json", ".done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    """What a folder says of its listing."""
+
+    place: Mapping[str, Any]
+    listed_at: int  # milliseconds since 1970
+    versioned: bool
+    ranges: Sequence[s3_listing.KeyRange]
+
+
+class ListingParts:
+    """The listing of a place, which an earlier run may have begun; one run at a time has it.
+
+    `listed_at` is when listing began: what is newer may not be in it.
+    """
+
+    def __init__(self, scratch: Folder, run: str, *, oldest: int, **place: Any) -> None:
+        """Find what was begun; delete it if it is older than `oldest` or cannot be read."""
+        name = sha256(json.dumps(place, sort_keys=True).encode()).hexdigest()[:32]
+        self.folder, self._run, self._place = scratch / f"{_PREFIX}{name}", run, place
+        self._begun = _read(self.folder)
+        if self._begun is None or not max(oldest, now_ms() - MAX_AGE) < self._begun.listed_at <= now_ms():
+            self._begun = None
+            self.folder.delete()
+        self.listed_at = self._begun.listed_at if self._begun else now_ms()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether an earlier run has begun it."""
+        return self._begun is not None
+
+    def listing(
+        self, spark: SparkSession, bucket: s3_listing.Bucket, *, versioned: bool, sample: Sequence[str], tasks: int
+    ) -> Listing:
+        """List the parts that are not there yet, each by `tasks` or more, and return the whole listing.
+
+        Raises `BadListing` if versioning was enabled since it was begun, and what Spark and S3 raise.
+        """
+        begun = self._begun
+        if begun is None:
+            ranges = s3_listing.divided(bucket, sample=sample, tasks=_PARTS * tasks)
+            begun = _Begun(place=self._place, listed_at=self.listed_at, versioned=versioned, ranges=ranges)
+            self.folder.write(_BEGUN, [json.dumps(asdict(begun))])
+        if begun.versioned != versioned:
+            self.folder.delete()
+            raise BadListing("versioning was enabled since an earlier run began to list the bucket; run again")
+        number, count = min(_PARTS, len(begun.ranges)), len(begun.ranges)
+        parts = [begun.ranges[count * at // number : count * (at + 1) // number] for at in range(number)]
+        for number, part in enumerate(parts):
+            if number not in self._complete():
+                listed = s3_listing.listing(spark, bucket, part, versioned=versioned)
+                write_parquet(listed.objects, self.folder / f"{number}-{self._run}.parquet")
+                self.folder.write(f"{number}-{self._run}{_DONE}", ())
+        made = self._complete()
+        frame = spark.read.schema(LISTING).parquet(*(made[number].reading_url for number in range(len(parts))))
+        return Listing(frame, versioned, spark.range(0).select(F.lit("").alias("line")), single=frame)
+
+    def _complete(self) -> dict[int, Folder]:
+        """Return the folders of the complete parts, one for each."""
+        done = (name.removesuffix(_DONE) for name in self.folder.names() if name.endswith(_DONE))
+        return {int(name.partition("-")[0]): self.folder / f"{name}.parquet" for name in done}
+
+
+def delete_old(scratch: Folder) -> None:
+    """Delete the listings that no run will continue any more."""
+    for name in scratch.names():
+        if name.startswith(_PREFIX):
+            begun = _read(scratch / name)
+            if begun is None or begun.listed_at < now_ms() - MAX_AGE:
+                (scratch / name).delete()
+
+
+def _read(folder: Folder) -> _Begun | None:
+    """Return what a folder says of its listing; None if there is none, or it was not written to its end."""
+    if _BEGUN not in folder.names():
+        return None
+    try:
+        text = json.loads(folder.read(_BEGUN))
+        return _Begun(**text | {"ranges": [tuple(keys) for keys in text["ranges"]]})
+    except (ValueError, TypeError, KeyError):
+        return None
