@@ -1,4 +1,4 @@
-"""Read a bucket's listing from a file: JSON lines of `mc ls`, JSON documents of other programs, or Parquet.
+"""Read a bucket's listing from a file: JSON lines of `mc ls`, JSON of other programs, Parquet, or CSV.
 
 A listing that names another place than the whole bucket is refused: all that the bucket has would seem to be missing
 from it. So is an empty one, which is what `mc` prints of an empty bucket, and what is left of a file that was lost.
@@ -27,6 +27,7 @@ _MC = (
     "status string, type string, key string, size bigint, etag string, lastModified string, versionId string, "
     "versionOrdinal bigint, isDeleteMarker boolean, url string"
 )
+_BROKEN_LINE = "_broken_line"
 _EMPTY = "{} has no entries: if the bucket is empty, list it by S3, without --listing"
 _INVENTORY_COLUMNS = ("key", "size", "e_tag", "last_modified_date", "version_id", "is_latest", "is_delete_marker")
 
@@ -134,13 +135,31 @@ def from_json_documents(spark: SparkSession, path: str, form: str, place: Place)
     return Listing(by_key(objects), False, unreadable, single=objects, has_etags=form == AWS)
 
 
+def from_csv(spark: SparkSession, path: str, bucket: str, *, versioned: bool) -> Listing:
+    """Read CSV whose first line names the columns that `from_columns` needs; quotes in quotes are doubled.
+
+    A line with fewer or more values, and one whose quotes do not end, is unreadable. Raises as `from_parquet` does.
+    """
+    options = {"escape": '"', "multiLine": "true", "header": "true", "columnPruning": "false"}
+    names = spark.read.options(**options).csv(spark_url(path)).columns
+    columns = ", ".join(f"`{name.replace('`', '``')}` string" for name in (*names, _BROKEN_LINE))
+    options |= {"columnNameOfCorruptRecord": _BROKEN_LINE, "enforceSchema": "false"}
+    frame = spark.read.schema(columns).options(**options).csv(spark_url(path))
+    keys = {name: F.when(F.col(_BROKEN_LINE).isNull(), F.col(name)) for name in names if name.lower() == "key"}
+    return _from_table(frame.withColumns(keys), path, bucket, versioned=versioned)
+
+
 def from_parquet(spark: SparkSession, path: str, bucket: str, *, versioned: bool) -> Listing:
     """Read Parquet with the columns that `from_columns` needs.
 
     Raises `BadListing` if one is missing, for no rows, and for a row whose column `bucket`, if there is one, names
     another.
     """
-    frame = spark.read.parquet(spark_url(path))
+    return _from_table(spark.read.parquet(spark_url(path)), path, bucket, versioned=versioned)
+
+
+def _from_table(frame: DataFrame, path: str, bucket: str, *, versioned: bool) -> Listing:
+    listing = from_columns(frame, path, versioned=versioned)
     if names := [name for name in frame.columns if name.lower() == "bucket"]:
         column = F.col(names[0])
         own = column.eqNullSafe(bucket) | column.eqNullSafe(name_at_store(bucket))
@@ -149,7 +168,7 @@ def from_parquet(spark: SparkSession, path: str, bucket: str, *, versioned: bool
             raise BadListing(f"{path} is a listing of {others[0][0]}, not of {bucket} only (column {names[0]})")
     if frame.isEmpty():
         raise BadListing(_EMPTY.format(path))
-    return from_columns(frame, path, versioned=versioned)
+    return listing
 
 
 def from_columns(frame: DataFrame, location: str, *, versioned: bool) -> Listing:

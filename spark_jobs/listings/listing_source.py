@@ -16,7 +16,7 @@ from spark_jobs.jobs.repair_events import format_time
 from spark_jobs.listings import named_keys, s3_listing
 from spark_jobs.listings.inventory import Manifest
 from spark_jobs.listings.json_documents import Place, form_of
-from spark_jobs.listings.listing import Listing, from_json_documents, from_mc, from_parquet
+from spark_jobs.listings.listing import Listing, from_csv, from_json_documents, from_mc, from_parquet
 from spark_jobs.listings.listing_parts import ListingParts
 
 
@@ -121,14 +121,14 @@ class ListingSource:
         name = self.listing.rstrip("/").rpartition("/")[2]
         if name.startswith(("_", ".")):
             raise BadListing(f"{self.listing}: Spark does not read what begins with _ or a dot; give it another name")
-        is_parquet = self.listing.endswith((".parquet", "/")) or Path(self.listing).is_dir()
+        is_csv = self.listing.endswith((".csv", ".csv.gz"))
+        is_parquet = self.listing.endswith((".parquet", "/")) or (Path(self.listing).is_dir() and not is_csv)
         names = frozenset((self.name_in_storage, self.bucket, name_at_store(self.bucket)))
         place = Place(names, self.prefix, self.listing_of)
-        if not is_parquet and (form := form_of(self.listing)):
+        if not is_csv and not is_parquet and (form := form_of(self.listing)):
             if self.versions:
                 raise BadListing(f"{self.listing} lists current versions only; leave out --versions")
             return from_json_documents(spark, self.listing, form, place)
         place.check_statement(self.listing)
-        return (from_parquet if is_parquet else from_mc)(
-            spark, self.listing, self.name_in_storage, versioned=bool(self.versions)
-        )
+        read = from_csv if is_csv else from_parquet if is_parquet else from_mc
+        return read(spark, self.listing, self.name_in_storage, versioned=bool(self.versions))

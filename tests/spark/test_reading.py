@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
@@ -217,6 +218,49 @@ def test_an_inventory_in_parquet_is_read(spark: SparkSession, tmp_path: Path) ->
     spark.sql("SELECT 'k' AS key, 1L AS size").write.parquet(str(tmp_path / "q"))
     with pytest.raises(BadListing, match="e_tag, last_modified_date"):
         from_parquet(spark, str(tmp_path / "q"), "images", versioned=False)
+
+
+CSV = """bucket,key,size,e_tag,last_modified_date,version_id,is_latest,is_delete_marker
+images,k,1,"e1",2026-11-18T09:06:40.123Z,v1,false,false
+images,"a ""b"", c
+d",2,e2,2026-11-18 09:06:40.123,v2,true,false
+images,gone,,,2026-11-18T09:06:40.123Z,v3,true,true
+images,few,1
+images,no size,x,e,2026-11-18T09:06:40.123Z,v4,true,false
+images,no time,1,e,yesterday,v4,true,false
+"""
+
+
+@pytest.mark.parametrize("name", ["listing.csv", "listing.csv.gz", "parts.csv"])
+def test_a_listing_in_csv_is_read_by_the_names_of_its_columns(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    path, content = tmp_path / name, CSV.encode()
+    if name == "parts.csv":  # as Spark and Athena write it
+        path.mkdir()
+        (path / "part-0.csv").write_bytes(content)
+    else:
+        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    source = ListingSource(bucket="images", listing=str(path), listed_at=1, versions=True)
+    listing = source.list_bucket(spark, tasks=1)
+    assert [tuple(row) for row in listing.frame.collect()] == [('a "b", c\nd', "e2", 2, 1_794_992_800_123, "v2")]
+    assert listing.unreadable_count == 3
+    current = ListingSource(bucket="images", listing=str(path), listed_at=1).list_bucket(spark, tasks=1)
+    assert sorted(row.key for row in current.frame.collect()) == ['a "b", c\nd', "k"]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (CSV.replace("images,k", "other,k"), "is a listing of other, not of images only"),
+        (CSV.partition("\n")[0] + "\n", "has no entries"),
+        (CSV.partition("\n")[2], "has no column key, size, e_tag, last_modified_date"),
+    ],
+)
+def test_csv_of_another_bucket_without_rows_or_names_is_refused(
+    spark: SparkSession, tmp_path: Path, content: str, problem: str
+) -> None:
+    (tmp_path / "listing.csv").write_text(content)
+    with pytest.raises(BadListing, match=problem):
+        ListingSource(bucket="images", listing=f"{tmp_path}/listing.csv", listed_at=1).list_bucket(spark, tasks=1)
 
 
 def event(key: str, bucket: str, number: int) -> Event:
