@@ -58,7 +58,8 @@ def source(stack: ExitStack, *, sync: bool, buckets: Mapping[str, tuple[str, ...
     stack.callback(s3.close)
     for bucket, names in buckets.items():
         s3.create_bucket(Bucket=bucket)
-        rules = [{"QueueArn": minio.arn(name), "Events": ["s3:ObjectCreated:*"]} for name in names]
+        events = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]
+        rules = [{"QueueArn": minio.arn(name), "Events": events} for name in names]
         s3.put_bucket_notification_configuration(
             Bucket=bucket, NotificationConfiguration={"QueueConfigurations": rules}
         )
@@ -152,3 +153,33 @@ def test_what_is_in_memory_is_lost_when_minio_stops(asynchronous: Source) -> Non
     asynchronous.put("direct", "later")
     until(lambda: asynchronous.sent("direct") == ["later"], 20)
     assert len(asynchronous.receiver.requests("/slow")) < 40
+
+
+EXPIRE_ALL = """expire:
+  apiVersion: v1
+  bucket: direct
+  prefix: batch/
+  rules:
+    - type: object
+      purge: {retainVersions: 0}
+"""
+
+
+def test_a_batch_that_expires_and_a_forced_removal_send_nothing(synchronous: Source) -> None:
+    keys = ["batch/0", "batch/1", "forced/0", "forced/1"]
+    synchronous.put("direct", *keys)
+    job = synchronous.folder / "expire.yaml"
+    job.write_text(EXPIRE_ALL)
+    synchronous.minio.mc("batch", "start", "m", str(job))
+    until(lambda: left(synchronous) == keys[2:], 30, what="objects that are expired")
+    synchronous.minio.mc("rm", "--force", "--purge", "m/direct/forced/")
+    until(lambda: left(synchronous) == [], 30, what="objects that are removed")
+    synchronous.put("direct", "known")
+    synchronous.s3.delete_object(Bucket="direct", Key="known")
+    until(lambda: len(synchronous.sent("direct")) == 6, what="the last events")
+    assert synchronous.sent("direct") == [key.replace("/", "%2F") for key in keys] + ["known", "known"]
+
+
+def left(given: Source) -> list[str]:
+    """The keys in the bucket."""
+    return [one["Key"] for one in given.s3.list_objects_v2(Bucket="direct").get("Contents", ())]

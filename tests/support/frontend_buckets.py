@@ -14,6 +14,7 @@ from urllib.parse import quote, quote_plus
 
 Message = dict[str, Any]
 _START = 1795549401 * 10**9  # ns
+_UPGRADED_AT = 30  # the number of an operation in the middle of a bucket's life
 _HOSTILE = ["plain", "a b", "a+b", "100%", "x%41", "größe/ü", "q?x=1&y", "pct%2Fslash", "a<b>", "tilde~*()"]
 
 
@@ -145,6 +146,14 @@ def minio(bucket: str, operation: Operation) -> list[Message]:
     thing = {"key": quote_plus(operation.key, safe=""), "sequencer": f"{operation.time:X}"}
     record = _record(bucket, operation, "minio:s3", thing=thing, eventName=name)
     return [{"EventName": name, "Key": f"{bucket}/{operation.key}", "Records": [record]}]
+
+
+def upgraded_minio(bucket: str, operation: Operation) -> list[Message]:
+    """Up to October 2023 the sequencer is the time at which the event was made, a moment after the change."""
+    [message] = minio(bucket, operation)
+    if operation.number < _UPGRADED_AT:
+        message["Records"][0]["s3"]["object"]["sequencer"] = f"{operation.time + operation.number * 7919 % 10**6:X}"
+    return [message]
 
 
 def rustfs(bucket: str, operation: Operation) -> list[Message]:
@@ -406,6 +415,7 @@ SENDERS = {
 }
 # Those whose records are read by the code of others, in another combination.
 RARE_SENDERS = {
+    "minio upgraded": Sender(upgraded_minio, tick=10**6),
     "scality": Sender(scality, shuffles=False),
     "storj": Sender(storj),
     "localstack": Sender(localstack, shuffles=False),
