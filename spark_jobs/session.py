@@ -39,12 +39,18 @@ def session(
 ) -> Iterator[SparkSession]:  # fmt: skip
     """Open a session and stop it at the end. `jars` is a folder with the `libraries`; empty: Spark downloads them.
 
-    `more` are Spark's own settings and take precedence. Raises `FileNotFoundError` if a library is missing, and
-    `JavaNotStarted`.
+    `more` are Spark's own settings and take precedence. Under `spark-submit` its master, memory and settings take
+    precedence over all of these, and without `jars` the libraries are those that it was given.
+
+    Raises `FileNotFoundError` if a library is missing, and `JavaNotStarted`.
     """
-    conf = _conf(name, master, _settings(master, jars, memory, libraries) | dict(more or {}))
     interrupted = signal.getsignal(signal.SIGINT)  # Spark's own handler fails when its session has ended
-    jvm.start(conf)
+    if _is_submitted():
+        conf = _submitted_conf(name, jars, libraries)
+        master = conf.get("spark.master") or master
+    else:
+        conf = _conf(name, master, _settings(master, jars, memory, libraries) | dict(more or {}))
+        jvm.start(conf)
     spark = SparkSession.builder.config(conf=conf).getOrCreate()
     with TemporaryDirectory(prefix="bucketwire-") as folder:
         try:
@@ -72,7 +78,7 @@ def launch(
     Raises `FileNotFoundError` as `session` does; any other error is left to `session`.
     """
     conf = _conf(name, master, _settings(master, jars, memory, libraries))
-    if SparkContext._gateway is not None:
+    if SparkContext._gateway is not None or _is_submitted():
         return lambda: None
     options, archive = _java(is_short=is_short, cache=cache)
     if options:
@@ -84,6 +90,22 @@ def launch(
 
     threading.Thread(target=start, name="jvm").start()
     return archive.keep if archive else lambda: None
+
+
+def _is_submitted() -> bool:
+    """Return whether `spark-submit` has started this process, with a JVM."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _submitted_conf(name: str, jars: str, libraries: Sequence[str]) -> SparkConf:
+    """Return the settings of `spark-submit`, and of a session's own those that it does not have."""
+    jvm.start(SparkConf(loadDefaults=False))
+    conf = SparkConf().setAppName(name)
+    master = conf.get("spark.master") or ""
+    for key, value in _settings(master, jars, "", libraries).items():
+        if key not in ("spark.driver.memory", "spark.jars.packages"):  # it is too late for these
+            conf.setIfMissing(key, value)
+    return conf
 
 
 def _conf(name: str, master: str, settings: Mapping[str, str]) -> SparkConf:

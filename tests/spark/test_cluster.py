@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,11 +20,13 @@ from uuid import uuid4
 import psycopg2.extras
 import pytest
 
+import spark_jobs
 from app.config.arn import parse_target
 from app.outbox import tables
 from app.outbox.engine.database import now_ms
 from app.outbox.reconcile.runs import Reconciliation, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
+from spark_jobs import connectors
 from spark_jobs.reports.report import LINES
 from tests import provision, services
 from tests.services import spark_classes, speed, until
@@ -194,6 +197,29 @@ def test_a_stopped_worker_stops_its_job_and_the_run_is_recorded_as_failed(stage:
     assert (ended.state, ended.problem) == ("failed", "the run was stopped before it finished")
 
 
+def test_spark_submit_runs_a_job_with_its_own_master_settings_and_libraries(stage: Stage, tmp_path: Path) -> None:
+    libraries = [provision.SPARK_JARS / connectors.jar_name(each) for each in connectors.DRIVERS]
+    options = {
+        "spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{tmp_path}", "spark.cores.max": "2",
+        "spark.eventLog.compress": "false", "spark.eventLog.rolling.enabled": "false",
+        "spark.executor.memory": "512m", "spark.driver.host": services.LOOPBACK, "spark.app.name": "theirs",
+    }  # fmt: skip
+    argv: list[str | Path] = [
+        Path(sys.executable).with_name("spark-submit"), "--master", stage.cluster[0].master.url,
+        "--driver-memory", "700m", "--jars", ",".join(map(str, libraries)),
+        *(word for option in options.items() for word in ("--conf", "=".join(option))),
+        Path(spark_jobs.__path__[0], "__main__.py"), "reconcile", "run", BUCKET, "--target", TARGET, "--json",
+    ]  # fmt: skip
+    environment = os.environ | dict(stage.worker.settings) | {"PYSPARK_PYTHON": sys.executable}
+    for name in ("BUCKETWIRE_SPARK_MASTER", "BUCKETWIRE_SPARK_JARS", "PYSPARK_SUBMIT_ARGS"):
+        environment.pop(name, None)
+    seconds = PATIENCE * speed.slowness()
+    ran = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["objects"] == len(KEYS)
+    assert executors(tmp_path) == {"0", "1"}
+
+
 def by_hand(stage: Stage) -> subprocess.CompletedProcess[str]:
     """Start the same reconciliation by hand meanwhile."""
     argv = [BUCKETWIRE, "reconcile", "run", BUCKET, "--target", TARGET]
@@ -203,9 +229,9 @@ def by_hand(stage: Stage) -> subprocess.CompletedProcess[str]:
 
 
 def executors(events: Path) -> set[str]:
-    """The executors that have ended tasks well, by Spark's own notes of its only run."""
+    """The executors that have ended tasks well, by Spark's own notes of its first run."""
     found = set()
-    [log] = events.glob("app-*-0000")
+    log = min(events.glob("app-*"))
     for event in map(json.loads, log.read_text().splitlines()):
         if event["Event"] == "SparkListenerTaskEnd" and event["Task End Reason"]["Reason"] == "Success":
             found.add(event["Task Info"]["Executor ID"])
