@@ -135,7 +135,7 @@ def listing_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--listing",
             default="",
             metavar="PATH",
-            help="The listing in a file: of `mc ls --json`, `aws s3api list-objects-v2` or `rclone lsjson`; Parquet, CSV.",
+            help="A listing of `mc ls --json`, `aws s3api list-objects-v2` or `rclone lsjson`, in Parquet or CSV.",
         ),
         click.option(
             "--listing-of",
