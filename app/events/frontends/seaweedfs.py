@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from app.events import minio_json
+from app.events.effects import NULL
 from app.events.errors import BadRecord, excerpt
 from app.events.frontends.frontend import Frontend, Record
 from app.events.frontends.json_path import find, number, optional_text, text, without_empty
@@ -65,27 +66,29 @@ def records(event: Record) -> tuple[Record, ...]:
     The entries decide what has happened, and `event_type` only if there is none: from 3.95 to 4.17 that is `rename` for
     every change of an entry.
     """
-    label, path = text(event, "event_type"), text(event, "key")
+    path = text(event, "key")
     old, new = find(event, "message", "old_entry"), find(event, "message", "new_entry")
     kind, new_path = change_of(path, find(event, "message"))
-    if label == "rename" and not isinstance(new, dict):
-        raise BadRecord("message.new_entry.name", "is missing; it must be text")
+    kind = kind or text(event, "event_type")
     before, after = _object(path, old), _object(new_path, new)
     made: list[Record | None]
-    match kind or label:
+    match kind:
         case "create":
             made = [_created(event, after, new)]
         case "update":
-            name = _update(old, new) if before == after else _PUT
+            is_same = _named(before) == _named(after)
+            name = _update(old, new) if is_same else _PUT
             # A folder whose key was deleted while there are objects below it is not an object any more, and one that
             # becomes the object of the same key is not that of the key with a slash any more.
-            made = [None if before == after else _removed(event, before, old), _created(event, after, new, name)]
+            made = [None if is_same else _removed(event, before, old), _created(event, after, new, name)]
         case "delete":
             made = [_removed(event, before, old)]
+        case "rename" if not isinstance(new, dict):
+            raise BadRecord("message.new_entry.name", "is missing; it must be text")
         case "rename":
             made = [_removed(event, before, old, _committed(new)), _created(event, after, new, _COPY)]
         case _:
-            raise BadRecord("event_type", f"is {excerpt(label)}; it must be create, update, delete or rename")
+            raise BadRecord("event_type", f"is {excerpt(kind)}; it must be create, update, delete or rename")
     return tuple(record for record in made if record is not None)
 
 
@@ -121,6 +124,11 @@ def _object(path: str, entry: Any) -> _Object | None:
     elif not version and folder.endswith(_VERSIONS) and _UNFINISHED.fullmatch(name):
         return None  # until 4.17, a version gets its id by an update just after it was written
     return _Object(bucket, key, version, _extended_text(entry, _IS_MARKER) == "true") if key else None
+
+
+def _named(thing: _Object | None) -> _Object | None:
+    """Return the object with a version: what was written without versioning is the null version."""
+    return thing and thing._replace(version=thing.version or NULL)
 
 
 def _update(old: Any, new: Any) -> str | None:

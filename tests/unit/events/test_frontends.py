@@ -395,6 +395,9 @@ def test_the_size_of_a_file_is_found_wherever_it_stands(members: dict[str, Any],
     [
         (seaweed("update", old_entry=entry(), new_entry=entry()), [("s3:ObjectCreated:Put", "photos/a b/c.txt")]),
         (seaweed("delete", old_entry=entry()), [("s3:ObjectRemoved:Delete", "photos/a b/c.txt")]),
+        (seaweed("rename", old_entry=entry()), [("s3:ObjectRemoved:Delete", "photos/a b/c.txt")]),
+        (seaweed("", old_entry=entry()), [("s3:ObjectRemoved:Delete", "photos/a b/c.txt")]),
+        (seaweed(None, new_entry=entry()), [("s3:ObjectCreated:Put", "photos/a b/c.txt")]),
         (
             seaweed("rename", old_entry=entry(), new_entry=entry(name="d+.txt"), new_parent_path="/buckets/other/x"),
             [("s3:ObjectRemoved:Delete", "photos/a b/c.txt"), ("s3:ObjectCreated:Copy", "other/x/d+.txt")],
@@ -441,6 +444,13 @@ def test_seaweedfs_tells_of_files(sent: dict[str, Any], expected: list[tuple[str
 def test_what_is_no_object_of_a_bucket_is_ignored_and_counted(sent: dict[str, Any]) -> None:
     parsed = take(sent)
     assert (parsed.events, parsed.ignored) == ([], 1)
+
+
+def test_an_object_from_before_its_bucket_had_versions_is_overwritten_by_one_put() -> None:
+    """What has no version is the null version, as which SeaweedFS writes it once versioning is suspended."""
+    null = entry(content="eA==", extended={"Seaweed-X-Amz-Version-Id": base64.b64encode(b"null").decode()})
+    written = one(seaweed("update", old_entry=entry(), new_entry=null))
+    assert (written.name, written.version) == ("s3:ObjectCreated:Put", "null")
 
 
 def test_a_deleted_file_is_as_old_as_it_was_and_a_renamed_one_has_no_age() -> None:
@@ -500,7 +510,8 @@ def test_a_file_without_a_time_that_can_be_is_as_of_its_arrival(mtime: Any) -> N
         (eventbridge() | {"source": "aws.ec2"}, "source", 'is "aws.ec2"; it must be "aws.s3"'),
         (seaweed("chmod"), "event_type", "create, update, delete or rename"),
         (seaweed(key=""), "key", "not empty"),
-        (seaweed("rename", old_entry=entry()), "message.new_entry.name", "is missing"),
+        (seaweed("rename"), "message.new_entry.name", "is missing"),
+        (seaweed(""), "event_type", "not empty"),
         (aws(key="a%zz"), "s3.object.key", '"a%zz" has a stray %'),
     ],
 )

@@ -326,7 +326,7 @@ def test_a_version_is_one_event_though_it_gets_its_id_after_it_was_written() -> 
 
 
 def test_a_change_without_the_entries_that_it_needs_is_refused() -> None:
-    gone = filer_message("/buckets/b/a", filer_entry("a", "x"), None, "rename")
+    gone = filer_message("/buckets/b/a", None, None, "rename")
     with pytest.raises(BadEvents, match=r"message\.new_entry\.name is missing"):
         parse(json.dumps(gone).encode(), {}, now_ms=NOW)
     with pytest.raises(BadEvents, match=r"event_type is .chmod.; it must be create, update, delete or rename"):
