@@ -23,6 +23,7 @@ _MAX_PATH, _MAX_STEP = 8, 100  # members and characters of each that lead to wha
 
 _KEYLESS = ("s3:Bucket", "s3:Scanner:")  # events of a bucket, or of the root folder
 _NO_VERSION = "1"  # sent by MinIO until 2018 if there was no version (§1.9)
+_OLD_SOURCES = ("minio:s3", "aws:s3")  # as which a MinIO of then sends
 
 
 def event_of(
@@ -64,7 +65,7 @@ def event_of(
         name,
         bucket,
         key,
-        "" if version == _NO_VERSION else version,
+        "" if version == _NO_VERSION and record.get("eventSource") in _OLD_SOURCES else version,
         order(record),
         arrived if time is None else time,
         text,

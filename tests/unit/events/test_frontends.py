@@ -106,6 +106,11 @@ def test_an_old_minio_is_understood_and_its_record_left_alone(body: dict[str, An
     assert event.version == ""  # "1" was no version
 
 
+def test_a_version_1_of_another_sender_is_one() -> None:
+    sent = json.loads(json.dumps(OLD_RECORD)) | {"eventSource": "cloud:s3"}
+    assert one({"Records": [sent]}).version == "1"
+
+
 @pytest.mark.parametrize("number", [1, 18, 42, 105])
 def test_an_element_of_minios_list_in_redis_is_the_event_that_its_webhook_gets(number: int) -> None:
     element = [{"Event": [record(number)], "EventTime": record(number)["eventTime"]}]
