@@ -18,7 +18,7 @@ YEAR_10000 = 253_402_300_800_000  # ms since 1970: the first time that cannot be
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _TIME = re.compile(
-    r"([0-9]{4}-[0-9]{2}-[0-9]{2})([Tt ])([0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]{1,9})? ?([Zz]|[+-][0-9]{2}:?[0-9]{2})?"
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt ]([0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]{1,9})? ?([Zz]|[+-][0-9]{2}:?[0-9]{2})?"
 )
 _HEX = "0123456789abcdefABCDEF"
 _BYTES = {f"{high}{low}".encode(): bytes.fromhex(high + low) for high in _HEX for low in _HEX}
@@ -200,7 +200,7 @@ def decode_key(encoded: str) -> str:
 def milliseconds(moment: str) -> int | None:
     """Parse an RFC 3339 time with up to 9 decimals to milliseconds since 1970; None if it is invalid or before 1970.
 
-    A space may stand for the `T` and before the offset, as some senders write it; such a time without an offset is UTC.
+    A space may stand for the `T` and before the offset, as some senders write it. A time without an offset is UTC.
 
     Further decimals are truncated, not rounded, so that a time never moves into the next second.
     """
@@ -208,9 +208,9 @@ def milliseconds(moment: str) -> int | None:
         parsed = moment  # MinIO's own format
     else:
         parts = _TIME.fullmatch(moment)
-        if parts is None or (parts[2] != " " and not parts[5]):
+        if parts is None:
             return None
-        parsed = f"{parts[1]}T{parts[3]}{(parts[4] or '.0')[:4].ljust(4, '0')}{(parts[5] or 'Z').upper()}"
+        parsed = f"{parts[1]}T{parts[2]}{(parts[3] or '.0')[:4].ljust(4, '0')}{(parts[4] or 'Z').upper()}"
     try:
         result = (datetime.fromisoformat(parsed) - _EPOCH) // _MILLISECOND
     except ValueError:

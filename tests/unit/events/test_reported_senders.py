@@ -206,7 +206,8 @@ def test_sizes_as_text_are_numbers_and_etags_have_no_quotes(
 
 
 def test_a_time_with_a_space_is_a_time() -> None:
-    assert one(record("cloud:s3", "k") | {"eventTime": "2026-11-20 10:00:00"}).time == 1795168800000
+    for time in ("2026-11-20 10:00:00", "2026-11-20T10:00:00.000"):
+        assert one(record("cloud:s3", "k") | {"eventTime": time}).time == 1795168800000
     assert one(record("cloud:s3", "k") | {"eventTime": "Friday"}).time == NOW
 
 
