@@ -114,6 +114,25 @@ def test_equal_elements_are_one_event_and_both_are_removed(elements: Elements, d
     assert left(elements) == []
 
 
+@pytest.mark.promise
+def test_what_is_left_of_a_list_that_is_trimmed_while_it_is_pulled_is_recorded_once_and_in_order(
+    elements: Elements, database: Database
+) -> None:
+    sources, events = Sources(database), numbered(400)
+    source = sources.put("redis", {**elements.values(), "batch_size": "5"})
+    elements.send(messages(events[:300]))
+    with running(database):
+        until(lambda: len(recorded(database)) > 20, what="progress")
+        elements.target.ask("LTRIM", KEY, "-100", "-1")
+        elements.send(messages(events[300:]))
+        wait_for(database, events[200:])
+        until(lambda: sources.stored(source).lag == 0, what="no lag")
+    before = len(recorded(database)) - 200
+    ids = [one.id for one in events]
+    assert recorded(database) == ids[:before] + ids[200:]
+    assert left(elements) == []
+
+
 def test_large_elements_are_read_a_few_at_a_time(elements: Elements) -> None:
     elements.send([bytes([number]) * (1 << 18) for number in range(40)])
     with closing(source_of(elements)) as source:
