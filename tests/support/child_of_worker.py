@@ -9,7 +9,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import cache
 from typing import Any
 
 from app.config import target_settings
@@ -71,17 +72,53 @@ def client(name: str, port: int) -> str:
     return "done"
 
 
-WAYS: Mapping[str, Callable[..., str]] = {function.__name__: function for function in (target, source, client)}
+def start() -> str:
+    """Start a driver of Spark."""
+    _spark()
+    return "started"
+
+
+def store(kind: str, values: Mapping[str, str]) -> str:
+    """Have a Spark job read what a target holds."""
+    from spark_jobs.stores import rows
+
+    return f"{rows(_spark(), target_settings.load(kind, values), 'b', tasks=1).count()} rows"
+
+
+def listing(values: Mapping[str, str]) -> str:
+    """Have a Spark job list a bucket."""
+    from app.config.bucket_settings import BucketSettings
+    from spark_jobs.listings.s3_listing import Bucket, listing
+
+    bucket = Bucket.from_boto3("images", settings=target_settings.load(BucketSettings, values))
+    return f"{listing(_spark(), bucket, versioned=False, tasks=1).frame.count()} objects"
+
+
+@cache
+def _spark() -> Any:
+    from spark_jobs.session import session
+
+    # Java's home is the account's, whatever HOME says.
+    more = {"spark.driver.extraJavaOptions": f"-Duser.home={os.environ['HOME']}"}
+    opened = session("tests", master="local[1]", jars=os.environ["BUCKETWIRE_SPARK_JARS"], memory="512m", more=more)
+    return _at_end.enter_context(opened)
+
+
+_at_end = ExitStack()
+WAYS: Mapping[str, Callable[..., str]] = {
+    function.__name__: function for function in (target, source, client, start, store, listing)
+}
 
 
 if __name__ == "__main__":
     _listen(frozenset(sys.argv[1:]))
-    for line in sys.stdin:
-        told = json.loads(line)
-        _read.clear()
-        try:
-            outcome = WAYS[told.pop("way")](**told)
-        except Exception as error:  # noqa: BLE001 - it is told
-            outcome = f"{type(error).__name__}: {error}"
-        sys.stdout.write(json.dumps({"outcome": outcome, "read": sorted(_read)}) + "\n")
-        sys.stdout.flush()
+    with _at_end:
+        for line in sys.stdin:
+            told = json.loads(line)
+            _read.clear()
+            try:
+                outcome = WAYS[told.pop("way")](**told)
+            except Exception as error:  # noqa: BLE001 - it is told
+                outcome = f"{type(error).__name__}: {error}"
+            sys.stdout.write(json.dumps({"outcome": outcome, "read": sorted(_read)}) + "\n")
+            sys.stdout.flush()

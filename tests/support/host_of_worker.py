@@ -238,6 +238,7 @@ class HostOfWorker:
 
     folder: Path
     certificates: Certificates
+    more: Mapping[str, str] = field(default_factory=dict)  # variables that are meant to apply
     planted: dict[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
@@ -259,7 +260,7 @@ class HostOfWorker:
         kept = {name: os.environ[name] for name in ("PATH", "SSL_CERT_FILE", "LD_LIBRARY_PATH") if name in os.environ}
         command = [sys.executable, str(_CHILD), *sorted(self.planted.keys() - _MEANT)]
         self._child = subprocess.Popen(
-            command, cwd=work, env=kept | self.planted | {"PYTHONPATH": str(_TOP)}, stdin=subprocess.PIPE,
+            command, cwd=work, env=kept | self.planted | {"PYTHONPATH": str(_TOP)} | self.more, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._watch = Watch(home, work)

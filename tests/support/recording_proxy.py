@@ -22,15 +22,17 @@ class HasPort(Protocol):
 class Wiretap:
     """Listens on `host`, an address of the loopback network, and connects to `server` on 127.0.0.1.
 
-    A connection over which a client says `cut_at` is cut there.
+    A connection over which a client says `cut_at` is cut there. With `then` all but the first connection lead there.
     """
 
-    def __init__(self, server: HasPort, host: str = services.LOOPBACK, cut_at: bytes = b"") -> None:
+    def __init__(
+        self, server: HasPort, host: str = services.LOOPBACK, cut_at: bytes = b"", then: HasPort | None = None
+    ) -> None:
         self._listener = socket.create_server((host, 0))
         self.port: int = self._listener.getsockname()[1]
         self.said = bytearray()  # what clients sent, of several connections one after the other
         self._cut_at = cut_at
-        self._place = (services.LOOPBACK, server.port)
+        self._port, self._later = server.port, (then or server).port
         self._sockets: list[socket.socket] = [self._listener]
         self._threads = [threading.Thread(target=self._accept)]
 
@@ -51,7 +53,8 @@ class Wiretap:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(self._place)
+                far = socket.create_connection((services.LOOPBACK, self._port))
+                self._port = self._later
                 self._sockets += [near, far]
                 for source, sink in ((near, far), (far, near)):
                     thread = threading.Thread(target=self._pass_on, args=(source, sink, source is near))
