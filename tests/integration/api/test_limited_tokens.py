@@ -9,9 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 
 from app.config.arn import TargetId
 from app.config.targets.registry import TYPES
+from app.outbox import tables
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
@@ -385,6 +390,52 @@ def test_a_secret_of_the_host_goes_only_where_an_operator_sends_it(
         refused = problem(client.put(path, json=stored | more), 403, "forbidden")
         assert f"{next(iter(more))} is changed while auth_token uses what is of this host" in refused["detail"]
     assert client.put(path, json={"endpoint": "http://127.0.0.1:9/other", "auth_token": "mine"}).status_code == 200
+
+
+def signed(client: httpx.Client, method: str, path: str, body: bytes) -> httpx.Response:
+    """Send a request of S3 or of MinIO's admin API that is signed by the name of the token and the token."""
+    secret = client.headers["authorization"].removeprefix("Bearer ")
+    request = AWSRequest(method, str(client.base_url.join(path)), data=body)
+    S3SigV4Auth(Credentials("limited", secret), "s3", "us-east-1").add_auth(request)
+    return httpx.request(method, request.url, content=body, headers=dict(request.headers.items()), timeout=60)
+
+
+def test_no_other_way_sets_anything_for_a_limited_token(log: Database, limited: Callable[..., httpx.Client]) -> None:
+    """Not even its own target or bucket, which it may set by its route."""
+    client = limited(targets=[MINE], buckets=["images"])
+    mine = {"endpoint": "http://127.0.0.1:9/changed"}
+    declared = {"targets": {"webhook:mine": mine}}
+    rule = {"bucket": "images", "events": ["*"], "target": "webhook:mine"}
+    source = {"brokers": "127.0.0.1:9", "topic": "t"}
+    xml = b"<NotificationConfiguration/>"
+    before = everything(log)
+    for method, path, body in (
+        ("POST", "/v1/declaration", declared), ("POST", "/v1/declaration?dry_run=true", declared),
+        ("PATCH", "/v1/declaration", declared), ("POST", "/v1/declaration", {"rules": [rule]}),
+        ("POST", "/v1/declaration", {"buckets": {"images": {"endpoint": "http://127.0.0.1:9"}}}),
+        ("POST", "/v1/rules", rule), ("POST", "/v1/rules/remove", {"rules": [1]}), ("DELETE", "/v1/rules/1", None),
+        ("PUT", "/v1/settings/api", {}), ("PUT", "/v1/sources/kafka/mine", source),
+        ("POST", "/v1/sources/kafka/mine/pause", {}), ("DELETE", "/v1/buckets/images", None),
+        ("POST", "/v1/tokens", {"name": "more", "scopes": ["admin"]}), ("DELETE", "/v1/tokens/limited", None),
+    ):  # fmt: skip
+        answer = problem(client.request(method, path, json=body), 403, "forbidden")
+        assert "is limited" in answer["detail"], (method, path)
+    for method, path in (
+        ("PUT", "/images?notification"), ("GET", "/images?notification"), ("DELETE", "/images"), ("PUT", "/images"),
+        ("PUT", "/minio/admin/v3/set-config-kv"), ("GET", "/minio/admin/v3/get-config-kv?key=notify_webhook"),
+        ("PUT", "/minio/admin/v3/config"), ("DELETE", "/minio/admin/v3/del-config-kv"),
+    ):  # fmt: skip
+        assert client.request(method, path, content=xml).status_code in (403, 404), (method, path)
+        assert signed(client, method, path, xml).status_code == 403, (method, path)
+    assert everything(log) == before
+
+
+def everything(log: Database) -> dict[str, list[str]]:
+    """What was ever set."""
+    kinds = (tables.targets, tables.rules, tables.sources, tables.buckets, tables.bucket_settings, tables.audit)
+    with log.reading() as connection:
+        found = {table.name: sorted(map(repr, connection.execute(sa.select(table)))) for table in kinds}
+        return found | {"tokens": sorted(connection.execute(sa.select(tables.tokens.c.name)).scalars())}
 
 
 # What lets a process of the workers wait for long, by type of target, and settings that are enough otherwise.

@@ -8,6 +8,7 @@ import io
 import re
 import shlex
 import time
+import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -708,6 +709,17 @@ def test_no_text_of_a_csv_file_is_taken_for_a_formula(local: Browser, database: 
     for key in FORMULAS:
         assert {f"'{key}", key.replace('"', "\"'", 1)} & (cells - {key}), ascii(key)
     assert {f"{key[:2]}'{key[2:]}" for key in after} <= cells
+
+
+def test_no_reason_of_a_dead_letter_is_taken_for_a_formula(local: Browser, database: Database) -> None:
+    target = add_target(database, "audit", bucket="images")
+    reasons = dict(zip((f"{number}.txt" for number in range(99)), FORMULAS, strict=False))
+    Log(database).append([[event(key, bucket="images") for key in reasons]])
+    Courier(database, target, ScriptedTarget(lambda given: Rejected(reasons[given.key]))).run()
+    text = local.get("export/dead-letters.csv").response.get_data(as_text=True)
+    cells = [cell for row in csv.DictReader(io.StringIO(text, newline="")) for cell in (row["reason"], row["history"])]
+    assert len(cells) == 2 * len(reasons)
+    assert not [cell for cell in cells if unicodedata.normalize("NFKC", cell.strip("\ufeff \t\r\n"))[:1] in "=+-@"]
 
 
 @pytest.mark.parametrize(("limit", "most", "rows"), [("MAX_ROWS", 3, 3), ("MAX_BYTES", 100, 2)])
