@@ -41,6 +41,7 @@ def set_keys(
     plan = make_plan(registry, _changed(registry, settings, api), lenient=lenient)
     if plan.empty or dry_run:
         return plan
+    plan.check_size()
     with registry.at_once() as locked:
         return apply(locked, _changed(locked, settings, api), lenient=lenient)
 

@@ -32,6 +32,9 @@ from app.resources import plan as resources
 from app.resources.plan import NotDeclared, PlannedBucket, PlannedSource, PlannedTarget
 from app.rules.model import Rule
 
+# That one transaction changes: no event is recorded meanwhile, for some seconds.
+_MOST_RESOURCES, _MOST_RULES = 500, 5_000
+
 
 @dataclass(frozen=True, slots=True)
 class Current:
@@ -84,6 +87,16 @@ class Plan:
     def empty(self) -> bool:
         """Whether nothing has to change."""
         return not (self.changes or self.added or self.removed or self.pruned or self.api)
+
+    def check_size(self) -> None:
+        """Raise `BadSettings` if this is too much for one transaction."""
+        resources, rules = len(self.changes) + len(self.pruned), len(self.added) + len(self.removed)
+        for count, most, what in (
+            (resources, _MOST_RESOURCES, "targets, sources and buckets"), (rules, _MOST_RULES, "rules"),
+        ):  # fmt: skip
+            if count > most:
+                problem = f"changes {count:,} {what}; no event is recorded meanwhile"
+                raise BadSettings([Problem("declaration", "", problem, f"apply it in parts of {most:,} at most")])
 
     @property
     def api_lines(self) -> list[str]:
@@ -163,15 +176,17 @@ def apply(
 ) -> Plan:
     """Apply a document, all of it or nothing, and return the changes. It is idempotent.
 
-    Raises `BadSettings`, and without `force` `TargetInUse` if a target to remove has undelivered events or dead
-    letters, or `SourceInUse` if a source has rejected messages.
+    Raises `BadSettings`, also for more changes than one transaction may have, and without `force` `TargetInUse` if a
+    target to remove has undelivered events or dead letters, or `SourceInUse` if a source has rejected messages.
     """
     plan = make_plan(registry, document, prune=prune, lenient=lenient)
     if plan.empty:
         return plan
+    plan.check_size()
     with registry.at_once() as locked:
         # From here on no one else changes targets, sources or rules, except that a source may be paused or resumed.
         plan = make_plan(locked, document, prune=prune, lenient=lenient)
+        plan.check_size()
         if plan.removed:
             locked.remove_rules([row.row_id for row in plan.removed])
         for resource in plan.pruned:

@@ -22,6 +22,7 @@ from app.events.buckets import TENANT_HINT, is_fixed, is_tenant, name_in
 from app.events.model import Event
 from app.minio_import.queue_dir import QueueFile, files, read
 from app.outbox.delivery.counters import read_counters
+from app.outbox.engine.chunks import chunks
 from app.outbox.log.batch import QueueFull
 from app.outbox.log.recorder import Recorder
 from app.outbox.log.routing import Routing
@@ -116,8 +117,10 @@ def _copy_rules(
         if rule.target in unknown
     ]
     importable = tuple(rule for rule in rules if rule.target in known)
-    body = {"rules": [_declared(rule) for rule in importable]}
-    added = context.api.change("POST", "/v1/declaration", body, dry_run=dry_run)["rules_added"]
+    added = []
+    for part in chunks(importable):
+        body = {"rules": [_declared(rule) for rule in part]}
+        added += context.api.change("POST", "/v1/declaration", body, dry_run=dry_run)["rules_added"]
     if context.as_json:
         context.json({"dry_run": dry_run, "rules": len(importable), "added": added, "left_out": skipped})
         return

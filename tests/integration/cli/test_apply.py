@@ -125,6 +125,21 @@ def test_what_cannot_be_is_refused_with_its_place_and_nothing_changes(
     assert holds(cli) == ([], [])
 
 
+def test_more_than_one_transaction_may_change_is_refused_before_anything_waits_for_it(
+    cli: Cli, applied: Applied
+) -> None:
+    targets = "".join(f"  webhook:t{number}: {{{{endpoint: http://127.0.0.1:9/}}}}\n" for number in range(501))
+    refused = applied(f"targets:\n{targets}")
+    assert refused.code == 1
+    assert "declaration: changes 501 targets, sources and buckets; no event is recorded meanwhile" in refused.err
+    assert "apply it in parts of 500 at most" in refused.err
+    assert applied(f"targets:\n{targets}", "--dry-run").code == 0
+    target = "targets:\n  webhook:t: {{endpoint: http://127.0.0.1:9/}}\nrules:\n"
+    rules = "".join(f"  - {{{{bucket: b{number}, events: put, target: webhook:t}}}}\n" for number in range(5001))
+    assert "apply it in parts of 5,000 at most" in applied(target + rules).err
+    assert holds(cli) == ([], [])
+
+
 def test_a_prune_that_would_lose_events_changes_nothing_at_all_unless_forced(
     cli: Cli, applied: Applied, database: Database
 ) -> None:
