@@ -24,11 +24,14 @@ def pages(
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the pages of the keys after `after`, of all versions if `versioned`; of servers that ignore it all pages.
 
-    With `prefix` they are the keys that begin with it, with `size` there are so many entries on a page.
+    With `prefix` they are the keys that begin with it. With `size` there are so many entries on a page, in any order:
+    whatever it is, the prefix itself comes first.
 
     Raises `BadListing`, and what boto3 raises.
     """
-    listing = _Listing(f"{client.meta.endpoint_url}, bucket {bucket}", bucket, prefix, versioned=versioned)
+    listing = _Listing(
+        f"{client.meta.endpoint_url}, bucket {bucket}", bucket, prefix, versioned=versioned, has_order=not size
+    )
     ask = client.list_object_versions if versioned else client.list_objects_v2
     start = {"KeyMarker" if versioned else "StartAfter": _unambiguous(after)}
     following: Mapping[str, str] | None = start if after else {}
@@ -66,6 +69,7 @@ class _Listing:
     bucket: str
     prefix: str
     versioned: bool
+    has_order: bool
     last: dict[str, str] = field(default_factory=dict)  # key of each kind of entry
     empty: int = 0  # pages in a row
 
@@ -92,7 +96,7 @@ class _Listing:
             key = entry["Key"]
             if not key.startswith(self.prefix):
                 raise self._bad(f"it lists {key[:_SHOWN]!r}, which is not below the prefix {self.prefix[:_SHOWN]!r}")
-            if key < last or (key == last and not self.versioned and kind in self.last):
+            if self.has_order and (key < last or (key == last and not self.versioned and kind in self.last)):
                 raise self._bad(
                     f"it lists {key[:_SHOWN]!r} after {last[:_SHOWN]!r}, which is not S3's order (by the bytes of "
                     "UTF-8), so that a part of it may lack objects; give a listing of `mc ls` with --listing instead"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_jobs.errors import BadListing
@@ -164,6 +164,7 @@ def test_a_server_that_ignores_the_prefix_is_refused(versioned: bool) -> None:
 
 
 @given(KEYS, st.text(ALPHABET, min_size=1, max_size=3), st.sampled_from([str, by_utf16]), st.booleans(), st.booleans())
+@example(["a\ue000", "a\U0001f600"], "a", by_utf16, False, True)
 def test_a_single_key_is_found_if_it_is_there_whatever_begins_with_it(
     keys: list[str], key: str, order: Order, versioned: bool, ignores_size: bool
 ) -> None:
