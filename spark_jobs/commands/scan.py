@@ -72,7 +72,8 @@ def scan(
         options.spark_session(context, session_name) as spark,
     ):
         if dry_run:
-            warnings, problem = job.find_warnings(spark, config)
+            with job.found_warnings(spark, config) as (found, problem):
+                warnings = [row.asDict() for row in found.collect()]
         else:
             result = job.scan(spark, config, Api(*options.api_login(context, url)), now_ms())
             problem = result.problem

@@ -38,7 +38,6 @@ from spark_jobs.run_lease import LEASE_MS, renewed
 from spark_jobs.schemas import LISTING
 
 SEND, UNMATCHED, IN_FLIGHT = "send", "unmatched", "in_flight"
-_TASKS_PER_CORE = 2  # key ranges, because they are not equally long
 _PARTITION_SIZE = 50_000  # objects; the driver has one Spark partition in memory at a time
 
 
@@ -142,8 +141,7 @@ def _run(
     mark = log_queries.log_mark(database, config.target, config.bucket, moving.update, event_names=creations)
     # An event that is older than the listing can still arrive late, but not for objects that are older than `grace`.
     after = log_queries.last_seq_before(database, listed_at - config.grace) if config.listed_at else mark.seq
-    tasks = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
-    listing = config.list_bucket(spark, tasks=tasks, after=checkpoint, needs_etags=True)
+    listing = config.list_bucket(spark, tasks=config.tasks(spark), after=checkpoint, needs_etags=True)
     objects = listing.frame.persist(StorageLevel.DISK_ONLY)
     in_flight = spark.createDataFrame([(key,) for key in moving], "key string")
     classified = classify(objects, in_flight, rules=rules, bucket=config.bucket, young=listed_at - config.grace)

@@ -50,7 +50,6 @@ from spark_jobs.run_lease import LEASE_MS, renewed
 from spark_jobs.small_plans import are_small_files, is_few, small_plans
 
 _SAMPLE_SIZE = 20_000  # keys by which a bucket's listing is divided
-_TASKS_PER_CORE = 2  # key ranges, because they are not equally long
 _SCRATCH = "scratch"  # beside the reports
 _LARGE = 1_000_000  # entries and rows; to list fewer again takes a minute
 _IN_FLIGHT, _NAMED = "in-flight", "named"  # folders there with keys
@@ -70,7 +69,6 @@ class ReconcileConfig(ListingSource):
     retention: int = 90 * 86_400_000  # ms for which earlier runs of the same pair and their reports are kept
     connections: int = 8  # at once to the target, at most
     formats: Sequence[str] = ()  # in which the findings are written beside the report
-    size: int = 0  # about how many entries and rows there are; 0 if that is not known
     incremental: bool = False  # only the keys that the log names since the last run, if it has all of them
 
 
@@ -182,9 +180,8 @@ def _run(
         parts = None  # it is not large
     with meter.listing(spark) if parts else nullcontext():
         listing = config.list_bucket(
-            spark, tasks=_TASKS_PER_CORE * spark.sparkContext.defaultParallelism, sample=sample,
-            needs_etags=config.repair, keys=keys, parts=parts,
-        )  # fmt: skip
+            spark, tasks=config.tasks(spark), sample=sample, needs_etags=config.repair, keys=keys, parts=parts
+        )
     with small_plans(spark, is_small=is_few(config.size)):
         differences, sizes = write_differences(
             listing, rows, scratch, has_single_rows=stores.has_single_rows(settings), bucket=config.bucket,

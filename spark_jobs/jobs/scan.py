@@ -7,7 +7,8 @@ folder are counted, where MinIO counts the directories on a drive, and objects a
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,8 @@ MANY_VERSIONS, LARGE_VERSIONS, BIG_PREFIX = (
     "s3:Scanner:LargeVersions",
     "s3:Scanner:BigPrefix",
 )
+_NAMES = (MANY_VERSIONS, LARGE_VERSIONS, BIG_PREFIX)
 SOURCE = "bucketwire:scanner"
-_TASKS_PER_CORE = 2  # key ranges, because they are not equally long
 _DAY = 86_400_000
 _NANOSECONDS = 1_000_000  # in a millisecond
 
@@ -97,35 +98,34 @@ def warning_event(warning: Mapping[str, Any], bucket: str, listed_at: int) -> di
     }
 
 
-def find_warnings(spark: SparkSession, config: ScanConfig) -> tuple[list[dict[str, Any]], str]:
-    """Return every warning, in the order of keys, and why the listing may be incomplete ("" for no reason).
+@contextmanager
+def found_warnings(spark: SparkSession, config: ScanConfig) -> Iterator[tuple[DataFrame, str]]:
+    """Find the WARNINGS, in the order of keys, and why the listing may be incomplete ("" for no reason).
 
     Raises `BadListing`, and what Spark and S3 raise.
     """
     config.check_age()
-    listing = config.list_bucket(spark, tasks=_TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
+    listing = config.list_bucket(spark, tasks=config.tasks(spark))
     if listing.entries is None:
         raise BadListing(f"{config.listing} lists the newest versions only; a scan needs all versions")
     entries = listing.entries.persist(StorageLevel.DISK_ONLY)
-    warnings = [row.asDict() for row in warnings_of(entries, config.limits).orderBy("key", "name").collect()]
-    entries.unpersist()
-    return warnings, listing.describe_problem(listing.unreadable_count)
+    warnings = warnings_of(entries, config.limits).persist(StorageLevel.DISK_ONLY)
+    warnings.count()  # a range that cannot be listed ends the scan before a warning is sent
+    try:
+        yield warnings.orderBy("key", "name"), listing.describe_problem(listing.unreadable_count)
+    finally:
+        warnings.unpersist()
+        entries.unpersist()
 
 
 def scan(spark: SparkSession, config: ScanConfig, api: Api, now: int) -> ScanResult:
-    """Scan the bucket and post one event per warning. Raises what `find_warnings` raises, and `NotPosted`."""
-    warnings, problem = find_warnings(spark, config)
-    receipt, listed_at = Counter[str](), config.listed_at or now
-    with api.to_matching_targets(rate=config.rate) as sender:
-        for batch in batches(warnings, BATCH_SIZE):
+    """Scan the bucket and post one event per warning. Raises what `found_warnings` raises, and `NotPosted`."""
+    receipt, numbers, listed_at = Counter[str](), Counter[str](), config.listed_at or now
+    with found_warnings(spark, config) as (warnings, problem), api.to_matching_targets(rate=config.rate) as sender:
+        for batch in batches((row.asDict() for row in warnings.toLocalIterator()), BATCH_SIZE):
             receipt += sender.send([warning_event(warning, config.bucket, listed_at) for warning in batch])
-    return ScanResult(count_by_name(warnings), receipt, problem)
-
-
-def count_by_name(warnings: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the number of warnings of each name."""
-    counts = Counter(warning["name"] for warning in warnings)
-    return {name: counts[name] for name in (MANY_VERSIONS, LARGE_VERSIONS, BIG_PREFIX)}
+            numbers.update(warning["name"] for warning in batch)
+    return ScanResult({name: numbers[name] for name in _NAMES}, receipt, problem)
 
 
 def _object_warnings(entries: DataFrame, limits: ScanLimits) -> DataFrame:

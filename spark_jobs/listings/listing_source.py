@@ -19,6 +19,9 @@ from spark_jobs.listings.json_documents import Place, form_of
 from spark_jobs.listings.listing import Listing, from_csv, from_json_documents, from_mc, from_parquet
 from spark_jobs.listings.listing_parts import ListingParts
 
+_TASKS_PER_CORE = 2  # key ranges, because they are not equally long
+_KEYS_PER_TASK, _MAX_TASKS = 1_000_000, 4_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingSource:
@@ -36,6 +39,12 @@ class ListingSource:
     prefix: str = ""  # only the keys that begin with it
     access: BucketSettings = field(default_factory=BucketSettings)  # the bucket's own: where it is, and how to log in
     may_be_gone: bool = False  # whether a bucket that is not there counts as empty
+    size: int = 0  # about how many entries the listing and the target have together; 0 if that is not known
+
+    def tasks(self, spark: SparkSession) -> int:
+        """Return by how many tasks to list: by the cluster's cores, and by the bucket's size where cores come later."""
+        by_size = min(self.size // _KEYS_PER_TASK, _MAX_TASKS)
+        return max(_TASKS_PER_CORE * spark.sparkContext.defaultParallelism, by_size)
 
     def list_bucket(
         self, spark: SparkSession, *, tasks: int, sample: Sequence[str] = (), after: str = "",

@@ -356,7 +356,7 @@ def test_a_scan_warns_by_ordinary_events(stage: Stage, job: Job) -> None:
     with stage.redis.client() as redis:
         assert sorted(redis.hkeys("latest")) == [b"b-old/", b"b-old/a+b", b"b-old/gone/"]
     midnight = found[many, "a%2Bb"]["eventTime"]
-    file, _ = stage.listing()
-    config = ScanConfig(bucket="b-old", listing=file, versions=True, limits=ScanLimits(2, 33, 2))
+    file, began = stage.listing()
+    config = ScanConfig(bucket="b-old", listing=file, listed_at=began, versions=True, limits=ScanLimits(2, 33, 2))
     again = scan(stage.spark, config, Api(stage.whole.api.url), milliseconds(midnight) or 0)
     assert again.receipt == {"repeated": 4}

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from hashlib import md5
 from io import BytesIO
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import parse_qs, quote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -18,10 +19,12 @@ import pytest
 from botocore.awsrequest import AWSResponse
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 
 from spark_jobs.errors import BadListing
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.bisection import divide
+from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.listings.pages import is_bound
 from spark_jobs.listings.s3_listing import Bucket, between, entries, found_bounds, objects
 
@@ -284,3 +287,15 @@ def test_the_requester_pays_if_it_is_said(bucket: Bucket, monkeypatch: pytest.Mo
     for pays in (False, True):
         list(objects(Bucket("bkt", ENDPOINT, login=LOGIN, requester_pays=pays), ("", None), versioned=False))
         assert ("x-amz-request-payer" in model.requests[-1].headers) is pays
+
+
+@pytest.mark.parametrize(
+    ("size", "cores", "tasks"),
+    [(0, 2, 4), (900_000, 2, 4), (100_000_000, 2, 100), (100_000_000, 200, 400), (10**12, 2, 4_000)],
+)
+def test_a_large_bucket_is_listed_by_many_tasks_also_where_executors_come_later(
+    size: int, cores: int, tasks: int
+) -> None:
+    """With dynamic allocation a session begins with few cores, and gets more for tasks that wait."""
+    session = cast("SparkSession", SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=cores)))
+    assert ListingSource(bucket="b", size=size).tasks(session) == tasks
