@@ -10,14 +10,19 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from app.config import target_settings
+from app.config.sources.registry import source_type
 from tests import services
 from tests.contract.probes.base import attempt, unavailable
 from tests.support import sample_events
+from workers.sources import create as create_source
+from workers.sources.base import SourceUnavailable
 from workers.targets import create
+from workers.targets.base import TargetUnavailable
 
 SETTINGS: dict[str, Callable[[str], dict[str, str]]] = {
     "webhook": lambda place: {"endpoint": f"https://{place}/", "allow_private": "on"},
@@ -31,7 +36,19 @@ SETTINGS: dict[str, Callable[[str], dict[str, str]]] = {
     "nats": lambda place: {"address": place, "subject": "s", "tls": "on", "tls_handshake_first": "on"},
     "amqp": lambda place: {"url": f"amqps://{place}", "routing_key": "q", "mandatory": "on"},
 }  # fmt: skip
-AUTHORITY = {"nats": "cert_authority"}
+IN_PLAIN: dict[str, Callable[[str], dict[str, str]]] = {  # types that say something before TLS begins
+    "mysql": lambda place: {"dsn_string": f"u:p@tcp({place})/d?tls=true", "table": "t"},
+    "nsq": lambda place: {"nsqd_address": place, "topic": "t", "tls": "on"},
+}
+SOURCES: dict[str, Callable[[str], dict[str, str]]] = {
+    "amqp": lambda place: {"url": f"amqps://{place}", "queue": "q"},
+    "jetstream": lambda place: {"address": place, "stream": "s", "tls": "on"},
+    "kafka": SETTINGS["kafka"],
+    "redis": SETTINGS["redis"],
+    "sqs": SETTINGS["sqs"],
+}
+AUTHORITY = {"nats": "cert_authority", "jetstream": "cert_authority"}
+CERTIFICATE = {"kafka": ("client_tls_cert", "client_tls_key")}
 NO_WORDS = re.compile(r"\w\(host=|<\w+[. ]|0x[0-9a-f]{6}|object at|\(\d+, ['\"]|None")
 
 
@@ -73,6 +90,35 @@ def failing(fault: str, certificates: services.Certificates) -> Iterator[str]:
         finally:
             listening.shutdown(socket.SHUT_RDWR)
             thread.join()
+
+
+@pytest.mark.parametrize("content", [None, "no PEM"])
+@pytest.mark.parametrize("is_source", [False, True])
+def test_a_file_that_cannot_be_used_is_named_by_the_setting_of_its_type(
+    tmp_path: Path, is_source: bool, content: str | None
+) -> None:
+    (file := tmp_path / "file.pem").write_text(content or "")
+    if content is None:
+        file.unlink()
+    settings = SOURCES if is_source else SETTINGS | IN_PLAIN
+    for type_name, values in settings.items():
+        authority = AUTHORITY.get(type_name, "tls_ca")
+        for names in ((authority,), CERTIFICATE.get(type_name, ("client_cert", "client_key"))):
+            given = values(f"{services.LOOPBACK}:9") | dict.fromkeys(names, str(file))
+            reason = failure(type_name, given, is_source=is_source)
+            assert all(f"{name}: {file} " in reason or f"{name} {file} " in reason for name in names), reason
+
+
+def failure(type_name: str, values: dict[str, str], *, is_source: bool) -> str:
+    if not is_source:
+        with closing(create(type_name, target_settings.load(type_name, values))) as target:
+            with pytest.raises(TargetUnavailable) as caught:
+                target.open()
+            return caught.value.reason
+    with closing(create_source(type_name, target_settings.load(source_type(type_name), values))) as source:
+        with pytest.raises(SourceUnavailable) as refused:
+            source.open({})
+        return str(refused.value)
 
 
 @pytest.mark.parametrize("fault", ["no TLS", "close", "reset", "unknown authority", "asks for a certificate"])

@@ -46,6 +46,10 @@ class Node(NamedTuple):
         return f"{self.scheme}://{self.address}"
 
 
+# Between two URLs, or two hosts of one; a login before a host may have them.
+_SEVERAL = re.compile(r"[\s;|]https?://|://(?!.*@)[^/]*[\s;|]", re.IGNORECASE)
+
+
 class NodeUrls(HttpUrl):
     """URLs of nodes of one cluster, or of proxies in front of them; each may have a path, the first one a login."""
 
@@ -54,7 +58,7 @@ class NodeUrls(HttpUrl):
 
     def parse(self, text: str) -> str:
         """Return the URLs without trailing slashes."""
-        if any(re.search(r"[\s;|]https?://", url, re.IGNORECASE) for url in split_urls(text)):
+        if any(_SEVERAL.search(url) for url in split_urls(text)):
             raise BadValue(
                 "has something else than commas between its URLs", "write them as http://a:9200,http://b:9200"
             )

@@ -34,9 +34,13 @@ def problem(type_name: str, **values: str) -> Problem:
         ("kafka", "brokers", "a:9092 b:9092"),
         ("kafka", "brokers", "a:9092|b:9092"),
         ("kafka", "brokers", "a:9092,b:9092;c:9092"),
+        ("kafka", "brokers", "a b:9092"),
         ("nats", "address", "a:4222;b:4222"),
+        ("nats", "address", "a b"),
         ("elasticsearch", "url", "http://a:9200;http://b:9200"),
         ("elasticsearch", "url", "http://a:9200 http://b:9200"),
+        ("elasticsearch", "url", "http://a;b:9200"),
+        ("elasticsearch", "url", "http://a:9200 b:9200"),
     ],
 )
 def test_hosts_that_no_comma_separates_are_told_so(type_name: str, key: str, text: str) -> None:

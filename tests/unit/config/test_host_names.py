@@ -8,7 +8,10 @@ from cryptography.fernet import Fernet
 from app.config.errors import BadValue
 from app.config.fields.addresses import Host, Hosts, HttpUrl, RedisHost, check_host
 from app.config.settings import Settings
+from app.config.sources.registry import source_type
+from app.config.target_settings import load
 from app.config.targets.mysql_dsn import parse_dsn
+from app.config.targets.registry import TYPES
 
 NAMES = ["my_stack_kafka", "db_1", "_service", "tasks.my_db", "a_b.example.com", "x_", "_mongo._tcp.example"]
 
@@ -21,6 +24,39 @@ def test_a_host_may_have_underscores(name: str) -> None:
     assert HttpUrl().parse(f"http://{name}:8080/x") == f"http://{name}:8080/x"
     assert RedisHost().parse(f"rediss://{name}").host == name
     assert parse_dsn(f"me:pw@tcp({name}:3306)/db").host == name
+
+
+# Each way of a type to name a host; of sources those that no target has alike.
+TARGETS: list[tuple[str, dict[str, str]]] = [
+    ("amqp", {"url": "amqps://u:p@{}:5671/", "routing_key": "q"}),
+    ("elasticsearch", {"url": "https://{}:9200,https://b:9200", "index": "i"}),
+    ("kafka", {"brokers": "a:9092,{}:9092", "topic": "t"}),
+    ("mqtt", {"broker": "ws://{}:80", "topic": "t"}),
+    ("mysql", {"dsn_string": "u:p@tcp({})/d", "table": "t"}),
+    ("mysql", {"host": "{}", "username": "u", "database": "d", "table": "t"}),
+    ("nats", {"address": "a,{}:4222", "subject": "s"}),
+    ("nsq", {"nsqd_address": "{}:4150", "topic": "t"}),
+    ("postgresql", {"connection_string": "host={},b dbname=d", "table": "t"}),
+    ("postgresql", {"connection_string": "postgresql://u@{}/d", "table": "t"}),
+    ("redis", {"address": "{0}:26379", "nodes": "b,{0}", "sentinel": "m", "key": "k"}),
+    ("redis", {"address": "rediss://{}", "cluster": "on", "key": "k"}),
+    ("sqs", {"queue_url": "http://{}:9324/0/q", "access_key": "a", "secret_key": "b"}),
+    ("sqs", {"queue_url": "http://a/0/q", "endpoint": "http://{}:9324", "access_key": "a", "secret_key": "b"}),
+    ("webhook", {"endpoint": "https://{}/x"}),
+]
+SOURCES: list[tuple[str, dict[str, str]]] = [
+    ("amqp", {"url": "amqp://u:p@{}:5672/", "queue": "q"}),
+    ("jetstream", {"address": "{}:4222", "stream": "s"}),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_so_may_the_host_of_every_target_and_source(name: str) -> None:
+    assert {kind for kind, _ in TARGETS} == set(TYPES)
+    for kind, values in TARGETS:
+        load(kind, {key: text.format(name) for key, text in values.items()})
+    for kind, values in SOURCES:
+        load(source_type(kind), {key: text.format(name) for key, text in values.items()})
 
 
 @pytest.mark.parametrize("name", NAMES)
