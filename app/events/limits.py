@@ -23,7 +23,7 @@ def is_too_long(record: str) -> bool:
 
 # The memory that JSON needs depends on its values and not on its bytes: 64 MiB of `[[],[],…` take 3 GB once parsed. A
 # record of MinIO has 10 objects and 35 commas, and each envelope around it has as many again.
-_CONTAINERS, _VALUES = 64, 256  # for each record that a body may have
+_CONTAINERS, _VALUES = 64, 128  # for each record that a body may have
 _PART = 1 << 20  # bytes of a text in which values are counted while no other thread runs
 _LEAST_CONTAINERS, _LEAST_VALUES = 100_000, 400_000  # whatever the limit of records: one record may be large
 
