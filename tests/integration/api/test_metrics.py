@@ -173,6 +173,21 @@ def test_every_alert_has_its_runbook() -> None:
         assert rule["annotations"]["description"].endswith(".")
 
 
+def test_an_alert_fires_when_no_api_is_scraped_whatever_its_job_is_called(log: Database, start: Start) -> None:
+    """Every other alert resolves then: its metrics are gone."""
+    [absent] = [rule for rule in ALERTS if rule["alert"] == "BucketwireApiAbsent"]
+    [metric] = re.findall(r"^absent\((\w+)\)$", absent["expr"])
+    assert (metric, ()) in figures(start(url_of(log))), "each API has it"
+    assert absent["for"] == "30s"
+
+
+def test_an_alert_fires_for_each_process_of_the_documented_jobs() -> None:
+    [down] = [rule for rule in ALERTS if rule["alert"] == "BucketwireProcessDown"]
+    [pattern] = re.findall(r"^up\{job=~'([^']+)'\} == 0$", down["expr"])
+    jobs = re.findall(r"job_name: (\S+)", (ROOT / "docs/how-to/monitor.md").read_text())
+    assert [job for job in jobs if re.fullmatch(pattern, job)] == ["bucketwire-api", "bucketwire-workers"]
+
+
 def test_the_dashboard_selects_targets_by_its_variables() -> None:
     defined = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
     assert defined == {"datasource", "type", "target"}
