@@ -16,6 +16,7 @@ import redis
 from tests import services
 from tests.services import until
 from tests.support.builders import body, some
+from tests.support.flower import Flower
 from tests.support.rabbitmq import evaluated
 from tests.support.service_processes import Role, System, source_worker, start_all, stop_all, system
 
@@ -182,6 +183,13 @@ def over_rabbitmq(kind: str) -> Iterator[Broker]:
         )
 
 
+class ListeningFlower(Flower):
+    """Flower, ready when it has heard of a worker: what it asks workers it asks once, and then for each page."""
+
+    def ping(self) -> None:
+        assert self.ask("/workers?json=1")["data"]
+
+
 @dataclass
 class Stage:
     """The service, and how its broker begins and ends to refuse."""
@@ -238,7 +246,9 @@ def test_a_broker_that_refuses_ends_no_process_and_all_is_delivered_when_it_does
 @tier3
 @pytest.mark.parametrize("kind", ["demoted", "loading", "no permission", "unsaved"])
 def test_processes_that_start_while_the_broker_refuses_wait_for_it(kind: str, receiver: services.Receiver) -> None:
-    with refused(kind, start=False) as stage, ThreadPoolExecutor() as pool:
+    with refused(kind, start=False) as stage, ThreadPoolExecutor() as pool, ExitStack() as stack:
+        stage.roles.append(flower := ListeningFlower([], stage.whole.settings))
+        stack.callback(stop_all, [flower])
         stage.begin()
         waiting = [pool.submit(role.start) for role in stage.roles]
         workers = {name for name in stage.lines("") if name.startswith("worker")}
