@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -36,7 +37,7 @@ from tests.support.pulled_events import (
 from workers.source_test import run_source_test
 from workers.sources.base import SourceChanged, SourceUnavailable
 from workers.sources.jetstream import JetstreamSource, start_at
-from workers.sources.jetstream_reader import StreamReader, StreamState
+from workers.sources.jetstream_reader import Position, StreamReader, StreamState, read_position
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def source_of(values: Mapping[str, Any], **more: str) -> JetstreamSource:
 
 
 def sequence_numbers(pulled: list[Message]) -> list[int]:
-    return [int(message.position) - 1 for message in pulled]
+    return [read_position(message.position).next - 1 for message in pulled]
 
 
 SHARE = "2026-11-26T18:00:00Z"
@@ -79,7 +80,7 @@ SHARE = "2026-11-26T18:00:00Z"
 def test_where_a_stream_is_read_from(stored: dict[str, str], state: tuple[int, int], sequence: int, lost: str) -> None:
     for at_end in (False, True):
         start = start_at(stored, StreamState(SHARE, *state), at_end=at_end)
-        assert start.sequence == (state[1] if at_end and not stored else sequence)
+        assert start.position.next == (state[1] if at_end and not stored else sequence)
         assert lost in start.lost
         assert bool(start.lost) == bool(lost)
 
@@ -104,17 +105,64 @@ def test_messages_that_the_stream_has_removed_are_counted_and_those_after_them_a
     assert recorded(database) == [one.id for one in [*events[:2], *events[4:]]]
 
 
+@pytest.mark.promise
+@pytest.mark.parametrize("sent", [5, 30], ids=["shorter", "longer"])
+def test_a_stream_that_was_restored_is_read_whole_also_if_it_has_grown_beyond_the_position(
+    database: Database, tmp_path: Path, sent: int
+) -> None:
+    sources, events = Sources(database), numbered(20 + sent)
+    with Stream.alone() as stream:
+        stream.renew()
+        source = sources.put("jetstream", {**stream.values(), "timeout": "1s"})
+        stream.send(messages(events[:10]))
+        stream.server.stop()
+        shutil.copytree(stream.server.folder, tmp_path / "older")
+        stream.server.start()
+        stream.send(messages(events[10:20]))
+        with running(database):
+            wait_for(database, events[:20])
+        stream.server.stop()
+        shutil.rmtree(stream.server.folder)
+        shutil.copytree(tmp_path / "older", stream.server.folder)
+        stream.server.start()
+        stream.send(messages(events[20:]))
+        with running(database):
+            wait_for(database, events)
+            until(lambda: sources.stored(source).lag == 0, what="no lag")
+    assert recorded(database) == [one.id for one in events]
+    assert "it was restored or has lost messages; it is pulled from its beginning" in sources.stored(source).notice
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("kept", [0, 1], ids=["nothing", "later messages"])
+def test_a_position_whose_message_the_stream_has_removed_is_gone_on_from(
+    stream: Stream, database: Database, kept: int
+) -> None:
+    sources, events = Sources(database), numbered(4)
+    source = sources.put("jetstream", stream.values())
+    stream.send(messages(events[:3]))
+    with running(database):
+        wait_for(database, events[:3])
+    stream.send(messages(events[3 : 3 + kept]))
+    stream.ask(f"STREAM.MSG.DELETE.{STREAM}", seq=3)
+    with running(database):
+        stream.send(messages(events[3 + kept :]))
+        wait_for(database, events)
+        assert sources.stored(source).notice == ""
+    assert recorded(database) == [one.id for one in events]
+
+
 def test_a_stream_that_is_made_again_while_the_source_is_opened_is_read_whole(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream.send([b"1", b"2"])
     begin = StreamReader.begin
 
-    async def late(reader: StreamReader, share: str, sequence: int) -> None:
+    async def late(reader: StreamReader, share: str, position: Position) -> bool:
         monkeypatch.undo()
         stream.renew()
         stream.send([b"3", b"4", b"5"])
-        await begin(reader, share, sequence)
+        return await begin(reader, share, position)
 
     with closing(source_of(stream.values())) as source:
         positions = dict.fromkeys(source.open({}).moved, "3")
@@ -192,7 +240,7 @@ def test_a_subject_is_pulled_alone_and_what_the_stream_removes_of_others_is_no_l
 
     with running(database):
         wait_for(database, events[:2])
-        until(lambda: position() == "43", what="the position after all that is in the stream")
+        until(lambda: position().startswith("43:22@"), what="the position after all that is in the stream")
     stream.ask(f"STREAM.PURGE.{STREAM}", seq=43)
     stream.publish("minio.a.one", messages(events[2:]))
     with running(database):

@@ -7,7 +7,8 @@ nobody has asked it for messages for a while.
 
 Where the messages after a position have been removed by the stream's limits, or by somebody who purged it, the source
 begins with the oldest one that there is, and says how many were lost. A stream that was deleted and made again is
-another share, and is read from its beginning; so it is if its end is before the position, as in a restored one.
+another share, and is read from its beginning. So is a restored one, whose end is before the position, or which has
+another message in the place of the last one that was recorded: that is part of the position, and is asked for again.
 """
 
 import asyncio
@@ -19,19 +20,20 @@ from app.config.fields.addresses import HostPort
 from app.config.sources.jetstream import JetstreamSourceSettings
 from app.events.messages import Message
 from workers.sources.base import Opened, SourceUnavailable
-from workers.sources.jetstream_reader import StreamReader, StreamState
+from workers.sources.jetstream_reader import Position, StreamReader, StreamState, read_position
 from workers.targets.base import TargetUnavailable
 from workers.targets.event_loop_thread import EventLoopThread
 from workers.targets.nats.connection import Connection
 from workers.targets.node_rotation import NodeRotation
 
+_FROM_BEGINNING = "it is pulled from its beginning"
 _CATCHING_UP_SECONDS = 0.2  # between two looks at a stream that ends before the position
 
 
 class Start(NamedTuple):
-    """The sequence number of the first message to pull, and what was lost before it, if anything."""
+    """Where to begin, and what was lost before that, if anything."""
 
-    sequence: int
+    position: Position
     lost: str = ""
 
 
@@ -100,11 +102,17 @@ class JetstreamSource:
         state = await self._state(reader, positions)
         at_end = self._settings.start == "latest" and not positions
         start = start_at(positions, state, at_end=at_end)
-        await reader.begin(state.share, start.sequence)
+        last = start.position.last_sequence
+        known = start.position if last >= state.first else Position(start.position.next)
+        if not await reader.begin(state.share, known):
+            lost = f"the stream has another message {last}, up to which it was pulled"
+            start = Start(Position(state.first), f"{lost}: it was restored or has lost messages; {_FROM_BEGINNING}")
+            reader = StreamReader(connection, self._settings)
+            await reader.begin(state.share, start.position)
         if (await reader.state()).share != state.share:
             raise reader.unavailable("it was made again just now")
-        is_moved = positions.get(state.share) != str(start.sequence)
-        moved = {state.share: str(start.sequence)} if is_moved else {}
+        begun = str(start.position)
+        moved = {} if positions.get(state.share) == begun else {state.share: begun}
         return reader, Opened(moved, [start.lost] if start.lost else [], state.risks)
 
     async def _state(self, reader: StreamReader, positions: Mapping[str, str]) -> StreamState:
@@ -114,24 +122,25 @@ class JetstreamSource:
         while True:
             is_last = clock() >= until  # before the look, which may be an old one after a pause of this process
             state = await reader.state()
-            if is_last or state.end >= int(positions.get(state.share, 0)):
+            if is_last or state.end >= read_position(positions.get(state.share, "0")).next:
                 return state
             await asyncio.sleep(_CATCHING_UP_SECONDS)
 
 
 def start_at(positions: Mapping[str, str], state: StreamState, *, at_end: bool) -> Start:
     """Decide where to begin: after the position, unless the stream has not what is there."""
+    first = Position(state.first)
     if state.share not in positions:
         if positions:
-            return Start(state.first, "the stream was made again; it is pulled from its beginning")
-        return Start(state.end if at_end else state.first)
-    stored = int(positions[state.share])
-    if stored > state.end:
+            return Start(first, f"the stream was made again; {_FROM_BEGINNING}")
+        return Start(Position(state.end) if at_end else first)
+    stored = read_position(positions[state.share])
+    if stored.next > state.end:
         return Start(
-            state.first,
-            f"the stream ends before {state.end}, and was pulled up to {stored}: it was restored or has lost messages;"
-            " it is pulled from its beginning",
+            first,
+            f"the stream ends before {state.end}, and was pulled up to {stored.next}: it was restored or has lost"
+            f" messages; {_FROM_BEGINNING}",
         )
-    if stored < state.first:
-        return Start(state.first, f"{state.first - stored} messages were removed before they were pulled")
+    if stored.next < state.first:
+        return Start(first, f"{state.first - stored.next} messages were removed before they were pulled")
     return Start(stored)

@@ -46,9 +46,35 @@ class _Place(NamedTuple):
     timestamp: int  # at which the stream got it, in nanoseconds
 
 
+class Position(NamedTuple):
+    """The sequence number of the next message, and which one was last, as SEQUENCE@NANOSECONDS; "" if unknown."""
+
+    next: int
+    last: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.next}:{self.last}" if self.last else str(self.next)
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence number of the last message; 0 if unknown."""
+        return int(self.last.partition("@")[0] or 0)
+
+
+def read_position(text: str) -> Position:
+    """Parse a position."""
+    number, _, last = text.partition(":")
+    return Position(int(number), last)
+
+
 class _Arrived(NamedTuple):
     sequence: int
     message: Message
+
+    @property
+    def name(self) -> str:
+        """The message, as a position names the last one."""
+        return read_position(self.message.position).last
 
 
 def _unfit(config: Mapping[str, Any]) -> str:
@@ -94,6 +120,7 @@ class StreamReader:
         self._inbox = connection.client.new_inbox()
         self._share = self._consumer = ""
         self._next = 0  # the sequence number after the last message that was returned
+        self._last = ""  # that message, as a position names it
         self._arrived: deque[_Arrived] = deque()  # and are not returned yet
         self._number = 0  # of the last message that arrived
         self._sent = 0  # by the consumer, as it said last
@@ -113,15 +140,19 @@ class StreamReader:
         first = max(1, int(info["state"]["first_seq"]))
         return StreamState(info["created"], first, last + 1, _risks(info["config"]))
 
-    async def begin(self, share: str, sequence: int) -> None:
-        """Have a consumer that begins with the message of this sequence number."""
+    async def begin(self, share: str, position: Position) -> bool:
+        """Have a consumer that begins at the position; return whether the last message is still there as it was.
+
+        It is asked for once more: if another message has its number, the stream was restored, and has grown since. A
+        stream that has lost it, or does not send it in time, is believed.
+        """
         await self._connection.client.subscribe(
             self._inbox, cb=self._on_message, pending_msgs_limit=0, pending_bytes_limit=0
         )
         config: dict[str, Any] = {
             "description": CLIENT_NAME,
             "deliver_policy": "by_start_sequence",
-            "opt_start_seq": sequence,
+            "opt_start_seq": position.last_sequence or position.next,
             "ack_policy": "none",
             "replay_policy": "instant",
             "inactive_threshold": round(_CONSUMER_SECONDS * _NANOSECONDS),
@@ -129,7 +160,18 @@ class StreamReader:
         if self._settings.subject:
             config["filter_subject"] = self._settings.subject
         made = await self._ask("CONSUMER.CREATE", stream_name=self._settings.stream, config=config)
-        self._share, self._next, self._consumer = share, sequence, made["name"]
+        self._share, self._next, self._consumer = share, position.next, made["name"]
+        self._last = position.last
+        if not self._last:
+            return True
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._settings.timeout
+        while not self._arrived and (left := until - clock()) > 0:
+            await self._request(1)
+            await self._wait(min(left, max(0.0, self._ends - clock())))
+        if not self._arrived or self._arrived[0].sequence != position.last_sequence:
+            return True
+        return self._arrived.popleft().name == self._last
 
     async def pull(self, most: int, seconds: float) -> list[Message]:
         """Return up to `most` messages as soon as there are any; none after that many seconds.
@@ -177,7 +219,7 @@ class StreamReader:
         if not self._settings.subject or self._arrived or self._skip_to <= self._next:
             return None
         self._next = self._skip_to
-        return Message(b"", self._share, str(self._next), is_gap=True)
+        return Message(b"", self._share, str(Position(self._next, self._last)), is_gap=True)
 
     async def _request(self, most: int) -> None:
         """Ask for messages, unless a request is under way."""
@@ -226,7 +268,7 @@ class StreamReader:
                     raise SourceChanged
                 is_checked = True
             arrived = self._arrived.popleft()
-            self._next = arrived.sequence + 1
+            self._next, self._last = arrived.sequence + 1, arrived.name
             messages.append(arrived.message)
         return messages
 
@@ -250,7 +292,7 @@ class StreamReader:
         message = Message(
             body=received.data,
             share=self._share,
-            position=str(place.sequence + 1),
+            position=str(Position(place.sequence + 1, f"{place.sequence}@{place.timestamp}")),
             headers=headers,
             sent_at=place.timestamp // _NANOSECONDS_PER_MS,
         )
