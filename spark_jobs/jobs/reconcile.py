@@ -31,6 +31,7 @@ from app.outbox.reconcile.findings import store_findings
 from app.outbox.reconcile.log_position import LogPosition
 from app.outbox.reconcile.progress import Progress
 from app.outbox.registry import Registry
+from app.outbox.tokens import read_target_owners
 from app.resources.drift import DRIFT_KINDS, DriftKind, drift_of
 from spark_jobs import stores
 from spark_jobs.api_client import Api, repairable
@@ -116,6 +117,8 @@ def run(
         raise stores.CannotRead(
             f"{config.target} has no rows to compare: {config.target.type} targets receive events and keep no rows"
         )
+    if config.target in read_target_owners(database):
+        stores.refuse_link_local(settings)
     config.check_age()
     runs = r.Reconciliations(database)
     job = r.INCREMENTAL if config.incremental else r.RECONCILE

@@ -1,12 +1,15 @@
 """Read a target's rows of a bucket as ROWS: one module, named as the type, for each with a format `namespace`."""
 
 import re
+import socket
+from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config.errors import BadValue
+from app.config.networks import is_link_local
 from app.config.targets.base import NamespaceSettings, TargetSettings
 from spark_jobs.schemas import ROWS
 from spark_jobs.stores.base import CannotRead, NoTable
@@ -29,6 +32,15 @@ def rows(spark: SparkSession, settings: TargetSettings, bucket: str, *, tasks: i
         return spark.createDataFrame([], ROWS)
     except BadValue as error:
         raise CannotRead(f"{settings.title}: the address {error.problem}; {error.hint}") from None
+
+
+def refuse_link_local(settings: TargetSettings) -> None:
+    """Raise `CannotRead` if a name or address of the target leads to this link, or to a cloud's metadata service."""
+    for host in filter(None, _store(settings).hosts(settings)):
+        with suppress(OSError, UnicodeError):  # a socket's path, or a name that nobody knows now
+            for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+                if is_link_local(address := str(entry[4][0])):
+                    raise CannotRead(f"{address} is link-local, where a target of a limited token may not be")
 
 
 def has_single_rows(settings: TargetSettings) -> bool:

@@ -97,6 +97,11 @@ def rows(
     return spark.createDataFrame(slices.flatMap(point.read), ROWS, verifySchema=False)
 
 
+def hosts(settings: ElasticsearchSettings) -> Sequence[str]:
+    """Return the hosts of the nodes that are set."""
+    return [node.address.host for node in settings.nodes]
+
+
 def open_point_in_time(
     settings: ElasticsearchSettings, bucket: str, *, tasks: int, page: int = _PAGE_SIZE
 ) -> PointInTime | None:

@@ -5,6 +5,7 @@ that all of them together read the table once. A table without that column is re
 """
 
 import re
+from collections.abc import Sequence
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j has none
 from pyspark.sql import DataFrame, SparkSession
@@ -59,6 +60,11 @@ def rows(spark: SparkSession, settings: MysqlSettings, bucket: str, *, tasks: in
         if _NO_TABLE.search(str(error.java_exception)):
             raise NoTable(f"MySQL: there is no table {settings.table}") from None
         raise
+
+
+def hosts(settings: MysqlSettings) -> Sequence[str]:
+    """Return the host, as every store does."""
+    return [settings.dsn.host]
 
 
 def _ranges(tasks: int) -> list[str]:

@@ -91,6 +91,12 @@ def rows(spark: SparkSession, settings: PostgresSettings, bucket: str, *, tasks:
     return selected if is_json else documents(selected)
 
 
+def hosts(settings: PostgresSettings) -> Sequence[str]:
+    """Return the names and addresses that libpq and Java connect to."""
+    given = parameters(settings.dsn)
+    return [host for name in ("host", "hostaddr") for host in given.get(name, "").split(",")]
+
+
 def _orders_by_bytes(row: tuple[Mapping[str, Any], Mapping[str, Any]] | None) -> bool:
     """Return whether a collation orders text as its bytes; the rows are those of the collation and of the database."""
     if row is None:

@@ -5,7 +5,7 @@ HSCAN's guarantee is enough: it returns every field that exists from start to en
 
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import redis
@@ -29,6 +29,11 @@ def rows(spark: SparkSession, settings: RedisSettings, bucket: str, *, tasks: in
     fields = buckets.flatMap(lambda name: _fields(settings, name))
     frame = spark.createDataFrame(fields, "key string, document string", verifySchema=False)
     return documents(frame.repartition(spark.sparkContext.defaultParallelism))
+
+
+def hosts(settings: RedisSettings) -> Sequence[str]:
+    """Return the hosts of the server, or of the Sentinels or nodes that are set."""
+    return [place.host for place in settings.places]
 
 
 def _check(settings: RedisSettings) -> None:
