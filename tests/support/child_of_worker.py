@@ -88,10 +88,11 @@ def store(kind: str, values: Mapping[str, str]) -> str:
 def listing(values: Mapping[str, str]) -> str:
     """Have a Spark job list a bucket."""
     from app.config.bucket_settings import BucketSettings
-    from spark_jobs.listings.s3_listing import Bucket, listing
+    from spark_jobs.listings.s3_listing import Bucket, divided, listing
 
     bucket = Bucket.from_boto3("images", settings=target_settings.load(BucketSettings, values))
-    return f"{listing(_spark(), bucket, versioned=False, tasks=1).frame.count()} objects"
+    ranges = divided(bucket, tasks=1)
+    return f"{listing(_spark(), bucket, ranges, versioned=False).frame.count()} objects"
 
 
 @cache
