@@ -30,7 +30,7 @@ from tests.support.frames import frame_of
 
 KEYS = [f"{folder:02}/{name}" for folder in range(8) for name in "ab"]
 PARTS = 4
-LARGE = 2_000_000  # entries and rows of the last run
+LARGE = 4_000_000  # entries and rows of the last run
 HOUR = 3_600_000  # ms
 
 
