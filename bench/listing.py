@@ -91,9 +91,8 @@ def main() -> None:
         for versioned in (False, True):
 
             def listed(versioned: bool = versioned) -> None:
-                frame = s3_listing.listing(
-                    spark, bucket, versioned=versioned, sample=names[::50], tasks=2 * cores
-                ).frame
+                ranges = s3_listing.divided(bucket, sample=names[::50], tasks=2 * cores)
+                frame = s3_listing.listing(spark, bucket, ranges, versioned=versioned).frame
                 if frame.count() != count:
                     raise SystemExit("not every object was listed")
 
