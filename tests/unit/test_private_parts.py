@@ -37,7 +37,7 @@ PRIVATE = {
         "workers/sources/kafka.py": {"_coordinator"},
         "workers/sources/kafka_batches.py":
             {"_buffer", "_detect_xerial_stream", "_maybe_uncompress", "_next_record_index", "_read_msg", "_timestamp"},
-        "workers/targets/kafka/client.py": {"_scram_client"},
+        "workers/targets/kafka/client.py": {"_scram_client", "_sock", "_sock_recv"},
         "workers/targets/kafka/target.py": {"_metadata", "_sender"},
     },
     "kombu": {"app/broker.py": {"_size"}},

@@ -6,6 +6,7 @@ through the only extension point that it has, the class of its client (`kafka_cl
 
 import gzip
 import logging
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.sasl import register_sasl_mechanism
 from kafka.net.sasl.scram import SaslMechanismScram
 from kafka.net.selector import NetworkSelector
-from kafka.net.transport import KafkaSSLTransport
+from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.record import default_records, legacy_records
 
 from workers.targets import link_local, tcp
@@ -28,6 +29,7 @@ from workers.targets import link_local, tcp
 # Every failure is reported once, in an outcome; the library would log a line for each of its own retries.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
+_READ, _MOST_AT_ONCE = 1 << 16, 1 << 20  # bytes
 _GZIP_LEVEL = 6  # as zlib, Java and Go; the library's default 9 is several times as slow for 5 % less
 _producing = threading.local()  # settings of the producer's own thread, which compresses batches
 
@@ -191,6 +193,25 @@ class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python ships no ty
         return made
 
 
+def _receive(self: Any) -> tuple[bytes, KafkaConnectionError | None]:
+    """Receive what is there, a mebibyte at most, in place of the library's, which reads as long as something comes.
+
+    A broker that sends faster than this process reads would fill its memory with an answer that nobody has looked at.
+    """
+    received, pending = bytearray(), getattr(self._sock, "pending", int)  # bytes that TLS has already read
+    try:
+        while len(received) < _MOST_AT_ONCE or pending():
+            data = self._sock.recv(_READ)
+            if not data:
+                return bytes(received), KafkaConnectionError("socket disconnected")
+            received += data
+    except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        pass
+    except OSError as error:
+        return bytes(received), KafkaConnectionError(error)
+    return bytes(received), None
+
+
 class _Scram(SaslMechanismScram):  # type: ignore[misc]  # kafka-python ships no types
     """SCRAM with a user's name as RFC 5802 has it (5.1): with a `,` or `=` the library's message cannot be read."""
 
@@ -203,6 +224,7 @@ for _mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
     register_sasl_mechanism(_mechanism, _Scram, overwrite=True)
 inet.KafkaNetSocket = _Socket
 KafkaNetSocket.sock_connect = _closing(KafkaNetSocket.sock_connect, lambda _, given: given[1].close())
+KafkaTCPTransport._sock_recv = KafkaSSLTransport._sock_recv = _receive
 KafkaSSLTransport.handshake = _closing(KafkaSSLTransport.handshake, lambda transport, _: transport.abort())
 for _module in (default_records, legacy_records):
     _module.gzip_encode = _gzip
