@@ -24,6 +24,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 _POSTGRESQL = {"40001", "40P01", "55P03"}
 # A deadlock, of Galera also a commit that was first on another node, and a lock that was not to be had in time.
 _MYSQL = {1213, 1205}
+_PAUSE = 0.02  # seconds, in which the other transaction gets the locks that this one had
 
 
 def _may_be_repeated(error: BaseException) -> bool:
@@ -50,6 +51,7 @@ def after_deadlocks(database: Database | OpenTransaction, work: Callable[[], _T]
             if not left or time.monotonic() > until or not _may_be_repeated(error):
                 raise
             left -= 1
+            time.sleep(_PAUSE)
 
 
 def write_alone(database: Database, write: Callable[[sa.Connection], object]) -> None:

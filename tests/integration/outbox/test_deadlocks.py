@@ -49,13 +49,15 @@ def lose(
     """Have `work` lose a deadlock: it is about to want what is locked `first` when it has `reached` the flag."""
     with ThreadPoolExecutor(1) as pool:
         with database.writing() as connection:
-            # The larger transaction wins, or that which began to wait last.
+            # The larger transaction wins; of PostgreSQL that which looks for a deadlock last.
+            if database.dialect == "postgresql":
+                connection.execute(sa.text("SET LOCAL deadlock_timeout = '60s'"))
             rows = [{"name": f"bucket-{number}", "created_at": 0} for number in range(500)]
             connection.execute(tables.buckets.insert(), rows)
             first(connection)
             working = pool.submit(work)
             assert reached.wait(30)
-            time.sleep(0.3)  # PostgreSQL looks for a deadlock a second after it has begun to wait
+            time.sleep(0.3)  # so that `work` waits first
             then(connection)
         return working.result(60)
 
