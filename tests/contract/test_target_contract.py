@@ -480,19 +480,24 @@ def test_no_thread_socket_or_file_is_left_after_close(probe: Probe) -> None:
     def taken() -> tuple[int, int, int]:
         return this.num_fds(), this.num_threads(), len(this.net_connections())
 
+    def leaves_nothing() -> bool:
+        """Whether there is no more than before; the kernel ends a thread a moment after Python has joined it."""
+        before = taken()
+        use()
+        deadline = time.monotonic() + 10
+        while any(now > then for now, then in zip(taken(), before, strict=True)):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
     gc.freeze()  # or it would be looked through what all tests before this one have left
     use()  # what a driver keeps for the life of the process it takes now
     gc.collect()
     gc.disable()
     try:
-        before = taken()
-        use()
-
-        def no_more() -> bool:
-            """The kernel ends a thread a moment after Python has joined it, also one from before."""
-            return all(now <= then for now, then in zip(taken(), before, strict=True))
-
-        services.until(no_more, 10, what=f"no more than {before} files, threads and sockets")
+        # Others of this process may open something meanwhile; a target that leaves something leaves it each time.
+        assert any(leaves_nothing() for _ in range(4))
     finally:
         gc.enable()
 
