@@ -24,11 +24,10 @@ from app.events.buckets import name_at_store
 from spark_jobs.errors import BadListing
 from spark_jobs.folders import Folder
 from spark_jobs.listings import s3_listing
-from spark_jobs.listings.listing import Listing, from_columns
+from spark_jobs.listings.listing import BROKEN_LINE, Listing, csv, from_columns
 
 _S3_SCHEME = "s3://"
 _CHECKSUM = "manifest.checksum"
-_BROKEN_LINE = "broken_line"  # a column that no inventory has
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +138,9 @@ def manifest(location: str, endpoint: str = "", access: BucketSettings | None = 
 def _csv(spark: SparkSession, paths: Sequence[str], schema: str) -> DataFrame:
     """Read the files' columns under the names of the other formats; the key of a malformed line is null."""
     names = [re.sub(r"(?<!^)(?=[A-Z])", "_", name.strip()).lower() for name in schema.split(",")]
-    columns = ", ".join(f"`{name}` string" for name in (*names, _BROKEN_LINE))
-    options = {
-        "mode": "PERMISSIVE",
-        "columnNameOfCorruptRecord": _BROKEN_LINE,
-        "escape": '"',
-        "lineSep": "\n",
-        "columnPruning": "false",
-    }
-    entries = spark.read.schema(columns).options(**options).csv(list(paths))
+    entries = csv(spark, paths, names, lineSep="\n")
     key = F.try_url_decode(F.col("key"))  # type: ignore[attr-defined, unused-ignore]  # younger than the stubs
-    return entries.withColumns({"encoded_key": F.col("key"), "key": F.when(F.col(_BROKEN_LINE).isNull(), key)})
+    return entries.withColumns({"encoded_key": F.col("key"), "key": F.when(F.col(BROKEN_LINE).isNull(), key)})
 
 
 def _read_manifest(location: str, endpoint: str, access: BucketSettings | None) -> tuple[bytes, bytes]:

@@ -10,6 +10,7 @@ import atexit
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ _MC = (
     "status string, type string, key string, size bigint, etag string, lastModified string, versionId string, "
     "versionOrdinal bigint, isDeleteMarker boolean, url string"
 )
-_BROKEN_LINE = "_broken_line"
+BROKEN_LINE = "broken_line"  # a column that no listing has
 _EMPTY = "{} has no entries: if the bucket is empty, list it by S3, without --listing"
 _INVENTORY_COLUMNS = ("key", "size", "e_tag", "last_modified_date", "version_id", "is_latest", "is_delete_marker")
 
@@ -135,17 +136,24 @@ def from_json_documents(spark: SparkSession, path: str, form: str, place: Place)
     return Listing(by_key(objects), False, unreadable, single=objects, has_etags=form == AWS)
 
 
+def csv(spark: SparkSession, urls: Sequence[str], names: Sequence[str], **options: str) -> DataFrame:
+    """Return the columns of CSV as texts, and as `BROKEN_LINE` each line that is not whole; null for the others."""
+    columns = ", ".join(f"`{name.replace('`', '``')}` string" for name in (*names, BROKEN_LINE))
+    fixed = {
+        "mode": "PERMISSIVE", "columnNameOfCorruptRecord": BROKEN_LINE, "escape": '"', "columnPruning": "false",
+    }  # fmt: skip
+    return spark.read.schema(columns).options(**fixed | options).csv(list(urls))
+
+
 def from_csv(spark: SparkSession, path: str, bucket: str, *, versioned: bool) -> Listing:
     """Read CSV whose first line names the columns that `from_columns` needs; quotes in quotes are doubled.
 
     A line with fewer or more values, and one whose quotes do not end, is unreadable. Raises as `from_parquet` does.
     """
-    options = {"escape": '"', "multiLine": "true", "header": "true", "columnPruning": "false"}
+    options = {"escape": '"', "multiLine": "true", "header": "true"}
     names = spark.read.options(**options).csv(spark_url(path)).columns
-    columns = ", ".join(f"`{name.replace('`', '``')}` string" for name in (*names, _BROKEN_LINE))
-    options |= {"columnNameOfCorruptRecord": _BROKEN_LINE, "enforceSchema": "false"}
-    frame = spark.read.schema(columns).options(**options).csv(spark_url(path))
-    keys = {name: F.when(F.col(_BROKEN_LINE).isNull(), F.col(name)) for name in names if name.lower() == "key"}
+    frame = csv(spark, [spark_url(path)], names, **options, enforceSchema="false")
+    keys = {name: F.when(F.col(BROKEN_LINE).isNull(), F.col(name)) for name in names if name.lower() == "key"}
     return _from_table(frame.withColumns(keys), path, bucket, versioned=versioned)
 
 
