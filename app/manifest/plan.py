@@ -33,7 +33,7 @@ from app.resources.plan import NotDeclared, PlannedBucket, PlannedSource, Planne
 from app.rules.model import Rule
 
 # That one transaction changes: no event is recorded meanwhile, for some seconds.
-_MOST_RESOURCES, _MOST_RULES = 500, 5_000
+_MAX_RESOURCES, _MAX_RULES = 500, 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Plan:
         """Raise `BadSettings` if this is too much for one transaction."""
         resources, rules = len(self.changes) + len(self.pruned), len(self.added) + len(self.removed)
         for count, most, what in (
-            (resources, _MOST_RESOURCES, "targets, sources and buckets"), (rules, _MOST_RULES, "rules"),
+            (resources, _MAX_RESOURCES, "targets, sources and buckets"), (rules, _MAX_RULES, "rules"),
         ):  # fmt: skip
             if count > most:
                 problem = f"changes {count:,} {what}; no event is recorded meanwhile"

@@ -104,7 +104,7 @@ def _risks(config: Mapping[str, Any]) -> Sequence[str]:
         risks.append("the stream has storage=memory, so its messages are lost when its servers stop; set storage=file")
     if config.get("allow_rollup_hdrs"):
         risks.append(
-            "the stream has allow_rollup_hdrs, so whoever may publish can remove messages between others, which nobody"
+            "the stream has allow_rollup_hdrs, so every publisher can remove messages between others, which nobody"
             " notices; set it off"
         )
     return risks

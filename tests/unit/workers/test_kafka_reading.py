@@ -53,7 +53,7 @@ def test_a_connection_that_was_closed_or_lost_is_an_error(monkeypatch: pytest.Mo
         transport._sock = Wire(b"a", end)
         received, error = transport._sock_recv()
         assert (received, type(error)) == (b"a", KafkaConnectionError)
-    monkeypatch.setattr(client, "_MOST_AT_ONCE", 10)
+    monkeypatch.setattr(client, "_MAX_AT_ONCE", 10)
     near, far = socket.socketpair()
     with near, far:
         near.setblocking(False)

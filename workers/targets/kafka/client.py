@@ -29,7 +29,7 @@ from workers.targets import link_local, tcp
 # Every failure is reported once, in an outcome; the library would log a line for each of its own retries.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
-_READ, _MOST_AT_ONCE = 1 << 16, 1 << 20  # bytes
+_READ, _MAX_AT_ONCE = 1 << 16, 1 << 20  # bytes
 _GZIP_LEVEL = 6  # as zlib, Java and Go; the library's default 9 is several times as slow for 5 % less
 _producing = threading.local()  # settings of the producer's own thread, which compresses batches
 
@@ -200,7 +200,7 @@ def _receive(self: Any) -> tuple[bytes, KafkaConnectionError | None]:
     """
     received, pending = bytearray(), getattr(self._sock, "pending", int)  # bytes that TLS has already read
     try:
-        while len(received) < _MOST_AT_ONCE or pending():
+        while len(received) < _MAX_AT_ONCE or pending():
             data = self._sock.recv(_READ)
             if not data:
                 return bytes(received), KafkaConnectionError("socket disconnected")
