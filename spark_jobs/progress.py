@@ -68,8 +68,7 @@ class ProgressMeter:
         for stage in {stage for job in jobs if job for stage in job.stageIds}:
             with contextlib.suppress(Py4JJavaError):  # a stage that was skipped is not known
                 measured = store.lastStageAttempt(stage)
-                is_listing = self._stage == LISTING
-                written += measured.outputRecords() if is_listing else measured.shuffleWriteRecords()
+                written += measured.outputRecords() if self._stage == LISTING else measured.shuffleWriteRecords()
                 merged += measured.shuffleReadRecords()
         return written, merged, merged > 0
 

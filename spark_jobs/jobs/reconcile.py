@@ -316,14 +316,18 @@ def _scratch(scratch: Folder) -> Iterator[Folder]:
 
 def _delete_killed(reports: Folder, runs: r.Reconciliations, run: str) -> None:
     """Delete the files of runs that were killed. What is not of a run that this service knows is left alone."""
-    delete_old(reports / _SCRATCH)
-    for name in (reports / _SCRATCH).names():
+
+    def is_dead(name: str) -> bool:
         with suppress(UnknownRun):
             known = runs.get(name)
-            if name != run and (known.finished_at or known.alive_until < now_ms() - LEASE_MS):
-                (reports / _SCRATCH / name).delete()
-                if not known.report:
-                    (reports / name).delete()
+            return name != run and bool(known.finished_at or known.alive_until < now_ms() - LEASE_MS)
+        return False
+
+    for name in filter(is_dead, (reports / _SCRATCH).names()):
+        (reports / _SCRATCH / name).delete()
+        if not runs.get(name).report:
+            (reports / name).delete()
+    delete_old(reports / _SCRATCH, is_dead)
 
 
 def write_keys(folder: Folder, name: str, keys: Iterable[str]) -> None:

@@ -1,15 +1,17 @@
 """List a large bucket in parts that are written, so that a run goes on where one that ended early has stopped.
 
-The folder has the key ranges and the time at which listing began, each part, and a file for each part that is complete.
-Every run writes its parts to folders of its own, because one that was taken for dead may go on.
+The folder has the key ranges and the time at which listing began, each part, a file for each part that is complete, and
+one for each run that has used it. Every run writes its parts to folders of its own, because one that was taken for dead
+may go on.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
@@ -22,16 +24,15 @@ from spark_jobs.reports.report import write_parquet
 from spark_jobs.schemas import LISTING
 
 _PARTS = 16
-MAX_AGE = 24 * 3_600_000  # ms; since an older listing too much has changed
+_MAX_AGE = 24 * 3_600_000  # ms; since an older listing too much has changed
 _PREFIX = "listing-"  # of the names of the folders
-_BEGUN, _DONE = "begun.json", ".done"
+_BEGUN, _DONE, _USED = "begun.json", ".done", ".used"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Begun:
     """What a folder says of its listing."""
 
-    place: Mapping[str, Any]
     listed_at: int  # milliseconds since 1970
     versioned: bool
     ranges: Sequence[s3_listing.KeyRange]
@@ -46,9 +47,9 @@ class ListingParts:
     def __init__(self, scratch: Folder, run: str, *, oldest: int, **place: Any) -> None:
         """Find what was begun; delete it if it is older than `oldest` or cannot be read."""
         name = sha256(json.dumps(place, sort_keys=True).encode()).hexdigest()[:32]
-        self.folder, self._run, self._place = scratch / f"{_PREFIX}{name}", run, place
+        self.folder, self._run = scratch / f"{_PREFIX}{name}", run
         self._begun = _read(self.folder)
-        if self._begun is None or not max(oldest, now_ms() - MAX_AGE) < self._begun.listed_at <= now_ms():
+        if self._begun is None or not max(oldest, now_ms() - _MAX_AGE) < self._begun.listed_at <= now_ms():
             self._begun = None
             self.folder.delete()
         self.listed_at = self._begun.listed_at if self._begun else now_ms()
@@ -66,22 +67,23 @@ class ListingParts:
         Raises `BadListing` if versioning was enabled since it was begun, and what Spark and S3 raise.
         """
         begun = self._begun
+        self.folder.write(f"{self._run}{_USED}", ())
         if begun is None:
             ranges = s3_listing.divided(bucket, sample=sample, tasks=_PARTS * tasks)
-            begun = _Begun(place=self._place, listed_at=self.listed_at, versioned=versioned, ranges=ranges)
+            begun = _Begun(listed_at=self.listed_at, versioned=versioned, ranges=ranges)
             self.folder.write(_BEGUN, [json.dumps(asdict(begun))])
         if begun.versioned != versioned:
             self.folder.delete()
             raise BadListing("versioning was enabled since an earlier run began to list the bucket; run again")
-        number, count = min(_PARTS, len(begun.ranges)), len(begun.ranges)
-        parts = [begun.ranges[count * at // number : count * (at + 1) // number] for at in range(number)]
+        total, count = len(begun.ranges), min(_PARTS, len(begun.ranges))
+        parts = [begun.ranges[total * number // count : total * (number + 1) // count] for number in range(count)]
         for number, part in enumerate(parts):
             if number not in self._complete():
                 listed = s3_listing.listing(spark, bucket, part, versioned=versioned)
                 write_parquet(listed.objects, self.folder / f"{number}-{self._run}.parquet")
                 self.folder.write(f"{number}-{self._run}{_DONE}", ())
         made = self._complete()
-        frame = spark.read.schema(LISTING).parquet(*(made[number].reading_url for number in range(len(parts))))
+        frame = spark.read.schema(LISTING).parquet(*(made[number].reading_url for number in range(count)))
         return Listing(frame, versioned, spark.range(0).select(F.lit("").alias("line")), single=frame)
 
     def _complete(self) -> dict[int, Folder]:
@@ -90,21 +92,22 @@ class ListingParts:
         return {int(name.partition("-")[0]): self.folder / f"{name}.parquet" for name in done}
 
 
-def delete_old(scratch: Folder) -> None:
-    """Delete the listings that no run will continue any more."""
-    for name in scratch.names():
-        if name.startswith(_PREFIX):
-            begun = _read(scratch / name)
-            if begun is None or begun.listed_at < now_ms() - MAX_AGE:
-                (scratch / name).delete()
+def delete_old(scratch: Folder, is_dead: Callable[[str], bool]) -> None:
+    """Delete the listings that no run uses or will continue. Of another service's run `is_dead` is False."""
+    for folder in (scratch / name for name in scratch.names() if name.startswith(_PREFIX)):
+        users = [name.removesuffix(_USED) for name in folder.names() if name.endswith(_USED)]
+        if users and all(map(is_dead, users)):
+            begun = _read(folder)
+            if begun is None or begun.listed_at < now_ms() - _MAX_AGE:
+                folder.delete()
 
 
 def _read(folder: Folder) -> _Begun | None:
-    """Return what a folder says of its listing; None if there is none, or it was not written to its end."""
-    if _BEGUN not in folder.names():
-        return None
+    """Return what a folder says of its listing; None if there is none, it is just deleted, or was not written whole."""
     try:
+        if _BEGUN not in folder.names():
+            return None
         text = json.loads(folder.read(_BEGUN))
         return _Begun(**text | {"ranges": [tuple(keys) for keys in text["ranges"]]})
-    except (ValueError, TypeError, KeyError):
+    except (OSError, AnalysisException, ValueError, TypeError, KeyError):
         return None

@@ -198,11 +198,16 @@ def test_a_run_that_was_taken_for_dead_leaves_the_listing_to_its_successor(bucke
     bucket.end_early()
     with bucket.database.writing() as connection:
         connection.execute(tables.reconciliations.update().values(state="running", finished_at=0, alive_until=0))
-    old = Folder.of(bucket.folder / "scratch" / "listing-0123")
-    old.write("begun.json", ["{}"])
+    runs = Reconciliations(bucket.database)
+    [ended] = [each.run for each in runs.list()]
+    living = runs.begin(TargetId("redis", "rows"), "elsewhere", lease=60_000)
+    folders = {name: Folder.of(bucket.folder / "scratch" / f"listing-{name}") for name in (ended, living, "unknown")}
+    for name, folder in folders.items():
+        folder.write(f"{name}.used", ())
+        folder.write("begun.json", ['{"listed_at": 1, "versioned": false, "ranges": []}'])
     bucket.run()
     assert bucket.listed == PARTS - 2
-    assert not old.names(), "what nobody continues is deleted"
+    assert [bool(folder.names()) for folder in folders.values()] == [False, True, True], "only what nobody uses goes"
 
 
 def test_a_small_bucket_is_listed_in_one_go(bucket: Bucket) -> None:
