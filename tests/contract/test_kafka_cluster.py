@@ -25,7 +25,7 @@ from tests import services
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.kafka import Log
 from tests.support import sample_events
-from tests.support.pulled_events import check_failover
+from tests.support.pulled_events import Sources, check_failover, messages, numbered, recorded, running, wait_for
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Unavailable
 from workers.targets.base import Target, TargetUnavailable
 from workers.targets.kafka.rounds import partition_of
@@ -260,3 +260,41 @@ def test_a_source_goes_on_with_the_next_leader(cluster: tuple[Log, Broker], data
         stored = check_failover(database, "kafka", values, send, second.kill)
         assert probe.leaders(probe.topic)[0] in (1, 3)
         assert (stored.messages, stored.repeated, stored.notice) == (600, 0, "")
+
+
+@pytest.mark.promise
+def test_a_source_says_what_an_unclean_election_has_lost_and_goes_on_from_there(
+    cluster: tuple[Log, Broker], database: Database
+) -> None:
+    """The next leader was away while the source pulled ten messages, and gets more than ten before the source looks."""
+    probe, second = cluster
+    sources, events = Sources(database), numbered(50)
+    with Broker(extra=STRICT, follows=probe.server, number=3).start() as third:
+        services.until(
+            lambda: len(probe.admin().list_topics(timeout=10).brokers) == 3, timeout=30, what="three brokers"
+        )
+        created(probe, [[2, 3]], **{"unclean.leader.election.enable": "true"})
+        brokers = ",".join(broker.brokers for broker in (second, third, probe.server))
+
+        def send(some: Sequence[Event]) -> None:
+            producer = Producer({"bootstrap.servers": brokers, "acks": "all", "log_level": 0})
+            for body in messages(some):
+                producer.produce(probe.topic, body, partition=0)
+            assert producer.flush(60) == 0
+
+        source = sources.put("kafka", {"brokers": brokers, "topic": probe.topic, "timeout": "30s"})
+        send(events[:10])
+        with running(database):
+            third.kill()
+            send(events[10:20])
+            wait_for(database, events[:20], 60)
+            second.kill()
+            third.start()
+            services.until(lambda: probe.leaders(probe.topic) == {0: 3}, timeout=60, what="the other leader")
+            send(events[20:])
+            wait_for(database, events, 60)
+            services.until(lambda: sources.stored(source).lag == 0, what="no lag")
+    assert recorded(database) == [one.id for one in events]
+    assert (
+        "partition 0 has lost its messages from offset 10 on, up to 20 it was pulled" in sources.stored(source).notice
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -27,7 +28,7 @@ from tests.services import until
 from tests.support.pulled_events import KEYS, Sources, check_minio, messages, numbered, recorded, running, wait_for
 from tests.support.reported_senders import RIGHT, logged_facts, reports
 from workers.source_test import run_source_test
-from workers.sources.kafka import KafkaSource
+from workers.sources.kafka import KafkaSource, read_position
 from workers.targets.answer_limit import MAX_MESSAGE_BYTES
 
 # The server is that of the source contract.
@@ -275,9 +276,39 @@ def test_a_topic_that_is_made_again_while_it_is_pulled_loses_nothing(topic: Topi
         make_again(topic)
         topic.send(messages(events[2:]))
         wait_for(database, events, 60)
-        until(lambda: offsets(sources, source)["0"] == "6", what="the position in the new topic")
+        until(lambda: offsets(sources, source)["0"] == 6, what="the position in the new topic")
     assert "the topic was made again" in sources.stored(source).notice
     assert sources.stored(source).recorded == 8
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("sent", [5, 30], ids=["shorter", "longer"])
+def test_a_partition_that_has_lost_its_end_is_pulled_from_there_also_if_it_has_grown_beyond_the_position(
+    topic: Topic, database: Database, tmp_path: Path, sent: int
+) -> None:
+    """The broker's disk is that of before, as a replica's that becomes the leader without having had all messages."""
+    sources, events = Sources(database), numbered(20 + sent)
+    source = sources.put("kafka", topic.values())
+    folder, older = topic.server.folder / "data" / f"{topic.target.topic}-0", tmp_path / "older"
+    topic.send(messages(events[:10]))
+    topic.server.stop()
+    shutil.copytree(folder, older)
+    topic.server.start()
+    topic.send(messages(events[10:20]))
+    with running(database):
+        wait_for(database, events[:20])
+    topic.server.stop()
+    shutil.rmtree(folder)
+    shutil.copytree(older, folder)
+    topic.server.start()
+    topic.send(messages(events[20:]))
+    with running(database):
+        wait_for(database, events)
+        until(lambda: sources.stored(source).lag == 0, what="no lag")
+    stored = sources.stored(source)
+    assert recorded(database) == [one.id for one in events]
+    assert "partition 0 has lost its messages from offset 10 on" in stored.notice
+    assert (stored.messages, stored.repeated) == (20 + sent, 0)
 
 
 def test_a_topic_that_was_made_again_with_fewer_partitions_is_read_whole_when_it_gets_more(
@@ -334,7 +365,7 @@ def test_markers_of_transactions_that_kafka_removes_are_no_lost_messages(topic: 
     assert step.message == "no message waits"
     with running(database):
         wait_for(database, [event])
-        until(lambda: offsets(sources, source)["0"] == "2", what="the position after the marker")
+        until(lambda: offsets(sources, source)["0"] == 2, what="the position after the marker")
         until(lambda: sources.stored(source).lag == 0, what="no lag")
     admin = topic.target.admin()
     [removed] = admin.delete_records([TopicPartition(topic.target.topic, 0, 2)]).values()
@@ -345,7 +376,7 @@ def test_markers_of_transactions_that_kafka_removes_are_no_lost_messages(topic: 
     assert (stored.notice, stored.messages, stored.recorded) == ("", 1, 1)
 
 
-def offsets(sources: Sources, source: SourceId) -> dict[str, str]:
-    """The position in each partition."""
+def offsets(sources: Sources, source: SourceId) -> dict[str, int]:
+    """The offset of the next message of each partition."""
     positions = sources.registry.positions(sources.stored(source))
-    return {share: position for share, position in positions.items() if share.isdigit()}
+    return {share: read_position(position).next for share, position in positions.items() if share.isdigit()}

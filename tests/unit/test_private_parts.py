@@ -34,7 +34,7 @@ PRIVATE = {
     "boto3": {"spark_jobs/listings/s3_listing.py": {"_expiry_time", "_session"}},
     "gunicorn": {"app/server/gunicorn_worker.py": {"_cap_keepalive"}},  # and the whole class of the worker
     "kafka-python": {
-        "workers/sources/kafka.py": {"_coordinator"},
+        "workers/sources/kafka.py": {"_coordinator", "_subscription"},
         "workers/sources/kafka_batches.py":
             {"_buffer", "_detect_xerial_stream", "_maybe_uncompress", "_next_record_index", "_read_msg", "_timestamp"},
         "workers/targets/kafka/client.py": {"_scram_client", "_sock", "_sock_recv"},

@@ -1,26 +1,41 @@
 """Kafka: every partition of a topic, read by one consumer that is a member of no group.
 
-A share is a partition, and its position the offset of the next message. The outbox has the positions; they are also
-committed to the group of the settings, so that Kafka's own tools show the lag, but they are never read from there. So
-there is no rebalance, and a group that cannot be written to does not matter.
+A share is a partition, and its position the offset of the next message, with the leader epoch of the last one. The
+outbox has the positions; their offsets are also committed to the group of the settings, so that Kafka's own tools show
+the lag, but they are never read from there. So there is no rebalance, and a group that cannot be written to does not
+matter.
 
 A partition that is added to the topic is read from its beginning. Where the messages after a position have been removed
-by the topic's retention, it begins with the oldest one that there is, and says how many were lost; so it does if the
-position is after the partition's end, because messages were lost.
+by the topic's retention, it begins with the oldest one that there is, and says how many were lost.
+
+A partition may lose its last messages, if a replica without them becomes its leader, or with its broker's disk. Others
+get their offsets then. The leader says at which offset the messages of an epoch end (KIP-320): where that is before the
+position, the source goes on from there, and says so. Where the epoch is unknown, as of Kafka before 2.1 and of messages
+in the formats before that of 0.11, the loss is noticed only while the partition is shorter than the position, and then
+it is read from its beginning.
 
 A topic that is deleted and made again has another id, which is stored beside the positions. It is read from its
 beginning, however long it is. Kafka before 2.8 has no ids.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError, KafkaTimeoutError, UnknownTopicOrPartitionError
+from kafka.errors import (
+    IncompatibleBrokerVersion,
+    KafkaError,
+    KafkaTimeoutError,
+    LogTruncationError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
 from kafka.protocol.admin.configs import DescribeConfigsRequest
+from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 from kafka.structs import OffsetAndMetadata
 
 from app.config.sources.kafka import KafkaSourceSettings
@@ -40,6 +55,21 @@ _BEGINNING = "0"
 _TOPIC, _POLICY = 2, "cleanup.policy"  # as DescribeConfigs names the kind of resource, and the setting
 
 
+class Position(NamedTuple):
+    """The offset of the next message, and the leader epoch of the last one; -1 if unknown."""
+
+    next: int
+    epoch: int = -1
+
+    def __str__(self) -> str:
+        return str(self.next) if self.epoch < 0 else f"{self.next}:{self.epoch}"
+
+
+def read_position(text: str) -> Position:
+    """Parse a position."""
+    return Position(*map(int, text.split(":")))
+
+
 class KafkaSource:
     """One topic, one consumer."""
 
@@ -50,7 +80,7 @@ class KafkaSource:
         self._client: Client | None = None
         self._partitions: list[TopicPartition] = []
         self._topic_id = ""  # as it was when the source was opened
-        self._next: dict[TopicPartition, int] = {}  # the offset of the next message to pull
+        self._next: dict[TopicPartition, Position] = {}  # of the next message to pull
         self._taken: dict[TopicPartition, int] = {}  # that are to be committed to the group
         self._committed_at = 0.0
 
@@ -66,8 +96,8 @@ class KafkaSource:
             oldest, ends = self._bounds()
             opened = replace(self._begin(positions, oldest, ends), risks=self._find_risks())
             self._consumer.assign(self._partitions)
-            for partition, offset in self._next.items():
-                self._consumer.seek(partition, offset)
+            for partition, position in self._next.items():  # the consumer's own `seek` takes no epoch
+                self._consumer._subscription.seek(partition, OffsetAndMetadata(position.next, "", position.epoch))
         except (KafkaError, OSError, ValueError, TargetUnavailable) as error:
             reason = self._reason(error)
             self.close()
@@ -85,6 +115,8 @@ class KafkaSource:
             if self._read_topic_id() not in (self._topic_id, ""):
                 raise SourceChanged
             records = self._consumer.poll(timeout_ms=round(seconds * 1000), max_records=most)
+        except LogTruncationError as error:
+            raise SourceChanged from error
         except (KafkaError, OSError, ValueError) as error:
             raise SourceUnavailable(self._reason(error)) from error
         if not records and self._client is not None and self._client.last_error is not None:
@@ -92,9 +124,11 @@ class KafkaSource:
             self._client.last_error = None
         messages = [_message(partition, record) for partition, some in records.items() for record in some]
         for partition, some in records.items():
-            self._next[partition] = some[-1].offset + 1
+            self._next[partition] = Position(some[-1].offset + 1, some[-1].leader_epoch)
         try:
             return messages + self._gaps()
+        except LogTruncationError as error:
+            raise SourceChanged from error
         except (KafkaError, OSError, ValueError) as error:
             raise SourceUnavailable(self._reason(error)) from error
 
@@ -105,9 +139,10 @@ class KafkaSource:
         """
         gaps = []
         for partition in self._partitions:
-            position = self._consumer.position(partition, timeout_ms=0)
-            if position is not None and position > self._next[partition]:
-                self._next[partition] = position
+            offset = self._consumer.position(partition, timeout_ms=0)
+            if offset is not None and offset > self._next[partition].next:
+                epoch = self._consumer._subscription.assignment[partition].position.leader_epoch
+                position = self._next[partition] = Position(offset, epoch)
                 gaps.append(Message(b"", str(partition.partition), str(position), is_gap=True))
         return gaps
 
@@ -117,7 +152,7 @@ class KafkaSource:
         What is not shown yet is with a later call, also one without messages.
         """
         for message in messages:
-            self._taken[TopicPartition(self._settings.topic, int(message.share))] = int(message.position)
+            self._taken[TopicPartition(self._settings.topic, int(message.share))] = read_position(message.position).next
         if self._taken and time.monotonic() >= self._committed_at + _COMMIT_SECONDS:
             self._committed_at = time.monotonic()
             offsets = {partition: OffsetAndMetadata(offset, "", -1) for partition, offset in self._taken.items()}
@@ -133,7 +168,7 @@ class KafkaSource:
             _, ends = self._bounds()
         except (KafkaError, OSError, ValueError) as error:
             raise SourceUnavailable(self._reason(error)) from error
-        return sum(max(0, end - self._next[partition]) for partition, end in ends.items())
+        return sum(max(0, end - self._next[partition].next) for partition, end in ends.items())
 
     def close(self) -> None:
         """Close the consumer and its thread."""
@@ -209,26 +244,52 @@ class KafkaSource:
         if self._topic_id and known.setdefault(_TOPIC_ID, self._topic_id) != self._topic_id:
             lost.append("the topic was made again; it is pulled from its beginning")
             known = dict.fromkeys(known, _BEGINNING) | {_TOPIC_ID: self._topic_id}  # also of partitions that are gone
+        stored = {
+            each: read_position(known[share]) for each in self._partitions if (share := str(each.partition)) in known
+        }
+        cut = self._find_cut(stored)
         self._next = {}
         for partition in self._partitions:
             share, first, end = str(partition.partition), oldest[partition], ends[partition]
-            stored = int(known[share]) if share in known else None
-            if stored is None:
-                begin = end if at_end else first
-            elif stored < first:
-                begin = first
-                lost.append(f"{first - stored} messages of partition {share} were removed before they were pulled")
-            elif stored > end:
-                begin = first
+            begin = stored.get(partition, Position(end if at_end else first))
+            if partition in cut:
+                pulled, begin = begin, max(cut[partition], Position(first))
                 lost.append(
-                    f"partition {share} ends at {end}, before {stored}, up to which it was pulled: the topic was made"
-                    f" again or has lost messages; it is pulled from its beginning"
+                    f"partition {share} has lost its messages from offset {begin.next} on, up to {pulled.next} it was"
+                    f" pulled: a replica without them became its leader, or it was restored; it is pulled from there"
                 )
-            else:
-                begin = stored
+            elif begin.next < first:
+                lost.append(f"{first - begin.next} messages of partition {share} were removed before they were pulled")
+                begin = Position(first)
+            elif begin.next > end:
+                lost.append(
+                    f"partition {share} ends at {end}, before {begin.next}, up to which it was pulled: the topic was"
+                    f" made again or has lost messages; it is pulled from its beginning"
+                )
+                begin = Position(first)
             self._next[partition] = begin
             known[share] = str(begin)
         return Opened({share: place for share, place in known.items() if place != positions.get(share)}, lost)
+
+    def _find_cut(self, stored: Mapping[TopicPartition, Position]) -> Mapping[TopicPartition, Position]:
+        """Return where the leaders' messages part from those that were pulled, of partitions that have lost some."""
+        asked, cut = defaultdict[int, list[tuple[int, int, int]]](list), dict[TopicPartition, Position]()
+        if self._client is None:
+            return cut
+        for partition, position in stored.items():
+            if position.epoch >= 0:
+                leader = self._client.cluster.leader_for_partition(partition)
+                asked[leader].append((partition.partition, -1, position.epoch))
+        for leader, epochs in asked.items():
+            request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[(self._settings.topic, epochs)])
+            with suppress(IncompatibleBrokerVersion):
+                for answer in self._client.ask(request, self._settings.timeout, leader).topics[0].partitions:
+                    if answer.error_code:
+                        raise for_code(answer.error_code)
+                    partition = TopicPartition(self._settings.topic, answer.partition)
+                    if answer.end_offset < stored[partition].next:  # -1: no such epoch
+                        cut[partition] = Position(answer.end_offset, answer.leader_epoch)
+        return cut
 
     def _reason(self, error: BaseException) -> str:
         if isinstance(error, TargetUnavailable):
@@ -255,7 +316,7 @@ def _message(partition: TopicPartition, record: Any) -> Message:
     return Message(
         body=record.value or b"",
         share=str(partition.partition),
-        position=str(record.offset + 1),
+        position=str(Position(record.offset + 1, record.leader_epoch)),
         headers=headers,
         sent_at=max(0, record.timestamp or 0),
         problem=problem,

@@ -65,11 +65,11 @@ class Client(KafkaNetClient):  # type: ignore[misc]  # kafka-python ships no typ
             raise bootstrapped.exception
         raise self.last_error or KafkaTimeoutError(f"no answer within {self._patience:g} s")
 
-    def ask(self, request: Any, seconds: float) -> Any:
-        """Return the answer of any broker. Raises `KafkaError`."""
+    def ask(self, request: Any, seconds: float, broker: int | None = None) -> Any:
+        """Return the answer of this broker, or of any. Raises `KafkaError`."""
 
         async def answer() -> Any:
-            return await self._connections.wait_for(self._connections.send(request), seconds * 1000)
+            return await self._connections.wait_for(self._connections.send(request, node_id=broker), seconds * 1000)
 
         return self._connections.run(answer)
 
