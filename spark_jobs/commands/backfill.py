@@ -42,10 +42,12 @@ def backfill(
         from spark_jobs.api_client import Api  # noqa: PLC0415 - --help needs no Spark
         from spark_jobs.jobs import backfill as job  # noqa: PLC0415 - as above
     settings = context.settings
+    checkpoints = Path(folder).absolute() if folder else settings.folder / "reconciliations"
     config = job.BackfillConfig(
         **source,
         target=target,
-        folder=Path(folder).absolute() if folder else settings.folder / "reconciliations",
+        folder=checkpoints,
+        reports=settings.reports or str(checkpoints),
         grace=listing.grace(grace),
         log_retention=int(settings.retention * 1000),
         rate=rate,

@@ -31,11 +31,13 @@ from app.resources.drift import DriftKind
 from app.rules.model import Rule
 from spark_jobs.api_client import BATCH_SIZE, Api, EventSender, batches
 from spark_jobs.errors import root_cause
+from spark_jobs.folders import Folder
 from spark_jobs.jobs.repair_events import BACKFILL_SOURCE, MULTIPART, PUT, backfill_event
 from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.rule_predicates import is_matched, matched_events
 from spark_jobs.run_lease import LEASE_MS, renewed
 from spark_jobs.schemas import LISTING
+from spark_jobs.scratch import frame_of_keys, scratch_folder, write_keys
 
 SEND, UNMATCHED, IN_FLIGHT = "send", "unmatched", "in_flight"
 _PARTITION_SIZE = 50_000  # objects; the driver has one Spark partition in memory at a time
@@ -51,6 +53,7 @@ class BackfillConfig(ListingSource):
 
     target: TargetId
     folder: Path  # for the checkpoints of unfinished backfills
+    reports: str  # a path or a URL of a folder, in which a run keeps keys while it goes on
     rate: float = 1000.0  # events per second
     timeout: float = 60.0  # seconds that the API may be unavailable
     limit: int | None = None  # events in this run; the next run continues
@@ -86,8 +89,8 @@ def backfill(
 ) -> BackfillResult:  # fmt: skip
     """Register a run, send the events, and record the result; `on_progress` gets the numbers sent and to send.
 
-    Raises `CannotBackfill`, `AlreadyRunning`, `UnknownTarget`, `BadListing`, `NotPosted`, and what Spark and S3 raise;
-    then the run is recorded as unfinished, and the next one continues.
+    Raises `CannotBackfill`, `AlreadyRunning`, `UnknownTarget`, `BadListing`, `NotPosted`, `NotShared`, and what Spark
+    and S3 raise; then the run is recorded as unfinished, and the next one continues.
     """
     registry.target(config.target)
     rules = [stored.rule for stored in registry.rules() if stored.rule.target == config.target]
@@ -101,8 +104,11 @@ def backfill(
     runs, counts = r.Reconciliations(database), dict[str, int]()
     run = runs.begin(config.target, config.bucket, lease=LEASE_MS, state=r.BACKFILLING, prefix=config.prefix)
     try:
-        with renewed(runs, run) as lost:
-            result = _run(spark, database, config, rules, api, on_progress or _ignore_progress, counts, lost)
+        with (
+            renewed(runs, run) as lost,
+            scratch_folder(spark, Folder.of(config.reports, spark), runs, run) as scratch,
+        ):
+            result = _run(spark, database, config, rules, api, on_progress or _ignore_progress, counts, lost, scratch)
     except KeyboardInterrupt:
         runs.end(run, r.UNFINISHED, counts, problem=r.STOPPED_EARLY)
         raise
@@ -113,37 +119,43 @@ def backfill(
     return result
 
 
-def classify(listing: DataFrame, in_flight: DataFrame, *, rules: Iterable[Rule], bucket: str, young: int) -> DataFrame:
+def classify(
+    listing: DataFrame, in_flight: DataFrame | None, *, rules: Iterable[Rule], bucket: str, young: int
+) -> DataFrame:
     """Return a LISTING with the column `action`: `SEND`, `UNMATCHED` by the rules, or `IN_FLIGHT`.
 
-    `in_flight` has the keys (`key`) whose creation is on its way to the target; objects modified at or after `young`
-    (ms) are in flight as well. An object is matched by the event that would be sent for it.
+    `in_flight` has the keys (`key`) whose creation is on its way to the target, None for no keys; objects modified at
+    or after `young` (ms) are in flight as well. An object is matched by the event that would be sent for it.
     """
     rules, key = list(rules), F.col("key")
     put, multipart = (matched_events(rules, bucket, name, key, F.col("size")) for name in (PUT, MULTIPART))
     matched = F.when(F.col("etag").contains("-"), multipart).otherwise(put)
-    is_in_flight = F.col("moving").isNotNull() | (F.col("modified") >= young)
+    is_in_flight = F.col("modified") >= young
+    if in_flight is not None:
+        listing = listing.join(in_flight.select(key.alias("moving")).distinct(), key == F.col("moving"), "left")
+        is_in_flight |= F.col("moving").isNotNull()
     action = F.when(~matched, UNMATCHED).when(is_in_flight, IN_FLIGHT).otherwise(SEND)
-    moving = in_flight.select(key.alias("moving")).distinct()
-    return listing.join(moving, key == F.col("moving"), "left").select(*LISTING.names, action.alias("action"))
+    return listing.select(*LISTING.names, action.alias("action"))
 
 
 def _run(
     spark: SparkSession, database: Database, config: BackfillConfig, rules: Sequence[Rule], api: Api,
-    on_progress: Callable[[int, int], None], counts: dict[str, int], lost: threading.Event,
+    on_progress: Callable[[int, int], None], counts: dict[str, int], lost: threading.Event, scratch: Folder,
 ) -> BackfillResult:  # fmt: skip
     if config.restart:
         config.checkpoint.unlink(missing_ok=True)
     checkpoint = _read_checkpoint(config.checkpoint)
     listed_at = config.listed_at or now_ms()
     creations = selectors(ContentChange.CREATED)
-    moving = set[str]()
-    mark = log_queries.log_mark(database, config.target, config.bucket, moving.update, event_names=creations)
+    mark = log_queries.log_mark(
+        database, config.target, config.bucket, lambda keys: write_keys(scratch, "undelivered", keys),
+        event_names=creations,
+    )  # fmt: skip
     # An event that is older than the listing can still arrive late, but not for objects that are older than `grace`.
     after = log_queries.last_seq_before(database, listed_at - config.grace) if config.listed_at else mark.seq
     listing = config.list_bucket(spark, tasks=config.tasks(spark), after=checkpoint, needs_etags=True)
     objects = listing.frame.persist(StorageLevel.DISK_ONLY)
-    in_flight = spark.createDataFrame([(key,) for key in moving], "key string")
+    in_flight = frame_of_keys(spark, scratch)
     classified = classify(objects, in_flight, rules=rules, bucket=config.bucket, young=listed_at - config.grace)
     by_action = {row["action"]: int(row["count"]) for row in classified.groupBy("action").count().collect()}
     total = by_action.get(SEND, 0)

@@ -8,11 +8,10 @@ An incremental run does the same with the keys that the log names since the last
 log before which it has compared what every event is about, and so does this one.
 """
 
-import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -23,7 +22,6 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.errors import UnknownRun
 from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile import log_queries
 from app.outbox.reconcile import runs as r
@@ -41,17 +39,17 @@ from spark_jobs.jobs.comparison import count_findings, mark_in_flight
 from spark_jobs.jobs.difference_files import write_differences
 from spark_jobs.jobs.repair_events import CLOCK_SKEW
 from spark_jobs.listings.listing import Listing
-from spark_jobs.listings.listing_parts import ListingParts, delete_old
+from spark_jobs.listings.listing_parts import ListingParts
 from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.progress import COMPARING, REPAIRING, REPORTING, ProgressMeter, watched
 from spark_jobs.repair_limits import RepairLimits
 from spark_jobs.reports.html_report import prepare_charts
-from spark_jobs.reports.report import PAGE, ReportHeader, check_shared, write_findings, write_lines, write_page
+from spark_jobs.reports.report import PAGE, ReportHeader, write_findings, write_lines, write_page
 from spark_jobs.run_lease import LEASE_MS, renewed
+from spark_jobs.scratch import frame_of_keys, scratch_folder, write_keys
 from spark_jobs.small_plans import are_small_files, is_few, small_plans
 
 _SAMPLE_SIZE = 20_000  # keys by which a bucket's listing is divided
-_SCRATCH = "scratch"  # beside the reports
 _LARGE = 4_000_000  # entries and rows, of which listing takes two minutes; to write it in parts takes five seconds
 _IN_FLIGHT, _NAMED = "in-flight", "named"  # folders there with keys
 
@@ -131,9 +129,7 @@ def run(
             with renewed(runs, name, lambda: meter.latest) as lost, watched(meter, show):
                 spark = session.enter_context(open_session())
                 reports = Folder.of(config.reports, spark)
-                with _scratch(reports / _SCRATCH / name) as scratch:
-                    check_shared(spark, scratch)
-                    _delete_killed(reports, runs, name)
+                with scratch_folder(spark, reports, runs, name) as scratch:
                     result = _run(
                         spark, database, registry, settings, config, api, name, lost, meter, reports / name, scratch
                     )
@@ -303,45 +299,6 @@ def _named_keys(
     write_keys(scratch / _NAMED, "keys", named)
     keys = frame_of_keys(spark, scratch / _NAMED)
     return spark.createDataFrame([], "key string") if keys is None else keys
-
-
-@contextmanager
-def _scratch(scratch: Folder) -> Iterator[Folder]:
-    """Delete a folder and its files at the end."""
-    try:
-        yield scratch
-    finally:
-        scratch.delete()
-
-
-def _delete_killed(reports: Folder, runs: r.Reconciliations, run: str) -> None:
-    """Delete the files of runs that were killed. What is not of a run that this service knows is left alone."""
-
-    def is_dead(name: str) -> bool:
-        with suppress(UnknownRun):
-            known = runs.get(name)
-            return name != run and bool(known.finished_at or known.alive_until < now_ms() - LEASE_MS)
-        return False
-
-    for name in filter(is_dead, (reports / _SCRATCH).names()):
-        (reports / _SCRATCH / name).delete()
-        if not runs.get(name).report:
-            (reports / name).delete()
-    delete_old(reports / _SCRATCH, is_dead)
-
-
-def write_keys(folder: Folder, name: str, keys: Iterable[str]) -> None:
-    """Write keys to a file of a folder for `frame_of_keys`. Memory holds few at a time."""
-    # Not by orjson, which refuses half of a surrogate pair: that is the key of no object, and must not end a run.
-    folder.write(f"{name}.jsonl", (json.dumps({"key": key}) + "\n" for key in keys))
-
-
-def frame_of_keys(spark: SparkSession, folder: Folder) -> DataFrame | None:
-    """Return the keys in a folder's files as the column `key`; None for no keys.
-
-    A frame made of Python's objects would need Python workers, and has no size by which Spark could plan a join.
-    """
-    return spark.read.schema("key string").json(folder.reading_url) if folder.size() else None
 
 
 def _sample_keys(rows: DataFrame) -> list[str]:

@@ -82,6 +82,10 @@ def test_rules_and_events_in_flight_decide_what_is_sent(spark: SparkSession) -> 
     # Each object of the listing has 5 bytes.
     filters = [Filters(min_size=5, max_size=5, regex="o.*"), Filters(min_size=6), Filters(tags=Pairs(a="1"))]
     assert actions(spark, entries, [rule(filters=one) for one in filters]) == only_old
+    nothing_moves = classify(
+        frame_of(spark, [("k", "e", 5, T - 1, "")], LISTING), None, rules=[rule()], bucket="b", young=T
+    )
+    assert [row["action"] for row in nothing_moves.collect()] == ["send"]
 
 
 def test_a_backfill_event_is_just_newer_than_the_events_of_the_bucket() -> None:
@@ -115,7 +119,7 @@ class Stage:
 
     def backfill(self, name: str, on_progress: Any = None, api: Api | None = None, **more: Any) -> BackfillResult:
         registry = open_registry(self.whole.database, Settings.from_environ(self.whole.settings))
-        chosen = {"endpoint": self.minio.url, "folder": self.folder, "grace": 0} | more
+        chosen = {"endpoint": self.minio.url, "folder": self.folder, "reports": str(self.folder), "grace": 0} | more
         config = BackfillConfig(bucket="b-old", target=TargetId("redis", name), **chosen)
         return backfill(self.spark, self.whole.database, registry, config, api or Api(self.whole.api.url), on_progress)
 

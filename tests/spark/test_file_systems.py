@@ -5,8 +5,11 @@ The other file system is Hadoop's `viewfs`, a table of links: no real store of a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import orjson
@@ -16,15 +19,18 @@ from pyspark.sql import SparkSession
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
+from app.outbox.reconcile import log_queries
 from app.outbox.reconcile.runs import Reconciliations
 from spark_jobs import stores
 from spark_jobs.api_client import Api
 from spark_jobs.folders import Folder, NotShared, spark_url
+from spark_jobs.jobs.backfill import BackfillConfig, backfill
 from spark_jobs.jobs.reconcile import ReconcileConfig, ReconcileResult, reconcile
 from spark_jobs.reports import report
 from spark_jobs.reports.report import FINDINGS, LINES, PAGE, check_shared
 from spark_jobs.schemas import ROWS
-from tests.support.builders import add_target, migrated, registry
+from tests.support.builders import add_target, event, migrated, registry
 from tests.support.frames import frame_of
 
 OLD = "2026-11-01T00:00:00Z"
@@ -50,18 +56,23 @@ def database(tmp_path: Path) -> Iterator[Database]:
     opened.close()
 
 
+def listed(folder: Path, *objects: str) -> str:
+    """Write a listing of objects to a file in `folder`, and return its path."""
+    lines = [{"key": key, "size": 1, "etag": "e", "lastModified": OLD} for key in objects]
+    listing = folder / "listing.json"
+    listing.write_bytes(b"\n".join(orjson.dumps({"status": "success", "type": "file"} | each) for each in lines))
+    return str(listing)
+
+
 def compared(
     spark: SparkSession, database: Database, folder: Path, reports: str, patch: pytest.MonkeyPatch
 ) -> ReconcileResult:
     """Compare a listing of two objects in `folder` with a target that has neither of them."""
-    objects = [{"key": key, "size": 1, "etag": "e", "lastModified": OLD} for key in ("a", "b")]
-    listing = folder / "listing.json"
-    listing.write_bytes(b"\n".join(orjson.dumps({"status": "success", "type": "file"} | each) for each in objects))
     target = add_target(database, "rows", type_name="redis", values=REDIS, bucket="bkt")
     patch.setattr(stores, "rows", lambda *_, **__: frame_of(spark, [], ROWS))
     config = ReconcileConfig(
-        bucket="bkt", target=TargetId(target.type, target.name), reports=reports, arrival=0.0, listing=str(listing),
-        listed_at=now_ms(),
+        bucket="bkt", target=TargetId(target.type, target.name), reports=reports, arrival=0.0,
+        listing=listed(folder, "a", "b"), listed_at=now_ms(),
     )  # fmt: skip
     return reconcile(spark, database, registry(database), config, Api("http://127.0.0.1:9"))
 
@@ -97,6 +108,38 @@ def test_a_report_is_where_its_url_says_whatever_the_default_file_system_is(
         connection.execute(tables.reconciliations.update().values(started_at=1, finished_at=2))
     last = compared(spark, database, tmp_path, reports, monkeypatch)
     assert {path.name for path in here.iterdir()} == {"scratch", last.report.rpartition("/")[2], unknown}
+
+
+def test_a_backfill_has_few_of_the_keys_in_flight_in_memory(
+    spark: SparkSession, database: Database, tmp_path: Path, elsewhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = add_target(database, "rows", type_name="redis", values=REDIS, bucket="bkt")
+    Log(database).append([[event("a", bucket="bkt"), event("b", bucket="bkt")]])
+    log_mark, written = log_queries.log_mark, list[Path]()
+
+    def with_more(
+        database: Database, target: TargetId, bucket: str, keep: Callable[[Iterator[str]], object], **more: Any
+    ) -> log_queries.LogMark:
+        others = (f"{'some-folder/' * 10}{number}" for number in range(200_000))
+        mark = log_mark(database, target, bucket, lambda keys: keep(chain(keys, others)), **more)
+        written.extend((tmp_path / "there" / "scratch").glob("*/*.jsonl"))
+        return mark
+
+    monkeypatch.setattr(log_queries, "log_mark", with_more)
+    config = BackfillConfig(
+        bucket="bkt", target=TargetId(target.type, target.name), folder=tmp_path, reports=f"{elsewhere}/reports",
+        listing=listed(tmp_path, "a", "b"), listed_at=now_ms(),
+    )  # fmt: skip
+    tracemalloc.start()
+    try:
+        result = backfill(spark, database, registry(database), config, Api("http://127.0.0.1:9"))
+        [_, most] = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (result.state, result.counts["in_flight"], result.counts["missing"]) == ("backfilled", 2, 0)
+    assert most < 10_000_000
+    assert len(written) == 1
+    assert not [*(tmp_path / "there" / "scratch").iterdir()]
 
 
 def test_a_file_system_that_is_not_there_is_said_at_the_start(
