@@ -11,13 +11,16 @@ from pathlib import Path
 from spark_jobs import connectors
 from tests.provision.debian import build_newest_java
 from tests.provision.places import (
+    AWS_SDK_VERSION,
     CACHE,
     ELASTICMQ,
     ELASTICMQ_VERSION,
+    HADOOP_VERSION,
     ICEBERG_REST,
     ICEBERG_REST_VERSION,
     JETTY_VERSION,
     NEWEST_JAVA,
+    S3A_JARS,
     SPARK_JARS,
 )
 from tests.provision.steps import CannotProvideError, as_root, building, run, tool
@@ -87,13 +90,28 @@ def build_elasticmq() -> None:
         run([tool("javac"), "-nowarn", "-cp", f"{ELASTICMQ}/*", "-d", made, source])
 
 
-def copy_jars(place: Path, *artifacts: str) -> None:
-    """Put artifacts of Maven Central (group:artifact:version[:classifier]) and all that they need into `place`."""
-    names = ("groupId", "artifactId", "version", "classifier")
-    dependencies = [
-        "".join(f"<{name}>{value}</{name}>" for name, value in zip(names, artifact.split(":"), strict=False))
-        for artifact in artifacts
-    ]
+def build_s3a_jars() -> None:
+    """Hadoop's file system `s3a:`, with those parts of AWS's SDK that it needs: the whole SDK is 600 MB."""
+    parts = ("s3-transfer-manager", "sts", "apache-client")
+    # Spark has netty and slf4j, in other versions.
+    excluded = ("software.amazon.awssdk:bundle", "software.amazon.awssdk:netty-nio-client", "io.netty:*", "org.slf4j:*")
+    sdk = (f"software.amazon.awssdk:{part}:{AWS_SDK_VERSION}" for part in parts)
+    copy_jars(S3A_JARS, f"org.apache.hadoop:hadoop-aws:{HADOOP_VERSION}", *sdk, excluded=excluded)
+
+
+def copy_jars(place: Path, *artifacts: str, excluded: Sequence[str] = ()) -> None:
+    """Put artifacts of Maven Central (group:artifact:version[:classifier]) and all that they need into `place`.
+
+    `excluded` (group:artifact, `*` for any) is not put there.
+    """
+
+    def elements(coordinates: str) -> str:
+        names = ("groupId", "artifactId", "version", "classifier")
+        values = zip(names, coordinates.split(":"), strict=False)
+        return "".join(f"<{name}>{value}</{name}>" for name, value in values)
+
+    without = "".join(f"<exclusion>{elements(one)}</exclusion>" for one in excluded)
+    dependencies = [f"{elements(artifact)}<exclusions>{without}</exclusions>" for artifact in artifacts]
     with building(place) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         pom = Path(scratch) / "pom.xml"
         pom.write_text(

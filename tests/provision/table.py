@@ -129,6 +129,7 @@ RECIPES = {
         ),
         Recipe("elasticmq", (f"{places.ELASTICMQ}/launcher/ElasticMq.class",), (), maven.build_elasticmq, "maven"),
         Recipe("iceberg_rest", (f"{places.ICEBERG_REST}/sqlite-jdbc-*.jar",), (), maven.build_iceberg_rest, "maven"),
+        Recipe("s3a_jars", (f"{places.S3A_JARS}/hadoop-aws-*.jar",), (), maven.build_s3a_jars, "maven"),
         Recipe("elasticsearch", (f"{places.ELASTICSEARCH}/launcher/EsNode.class",), (), _ELASTICSEARCH, "maven"),
         Recipe("opensearch", (f"{places.OPENSEARCH}/launcher/OsNode.class",), (), _OPENSEARCH, "maven"),
         Recipe("chromium", ("/usr/bin/chromium-headless-shell",), ("chromium-headless-shell",)),

@@ -16,6 +16,8 @@ from typing import Any
 
 import orjson
 import pytest
+from minio.commonconfig import ENABLED
+from minio.versioningconfig import VersioningConfig
 from pyspark.sql import SparkSession
 
 from app.config.arn import TargetId
@@ -39,7 +41,7 @@ from spark_jobs.listings import listing_parts, s3_listing
 from spark_jobs.schemas import LISTING
 from tests import provision, services
 from tests.services import until
-from tests.spark.conftest import QUICKLY, Job
+from tests.spark.conftest import QUICKLY, Job, quickly
 from tests.support.frames import frame_of
 from tests.support.properties import times
 from tests.support.service_processes import BUCKETWIRE, System, system
@@ -138,9 +140,9 @@ class Stage:
         return {**self.whole.settings, **more, "BUCKETWIRE_URL": self.whole.api.url}
 
     @contextmanager
-    def bucketwire(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    def bucketwire(self, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
         """A command in the service's own environment; at the end it is killed, with all that it started."""
-        more = {"BUCKETWIRE_SPARK_MASTER": "local[1]", **QUICKLY}
+        more = {"BUCKETWIRE_SPARK_MASTER": "local[1]", **QUICKLY, **environment}
         with subprocess.Popen(
             [str(BUCKETWIRE), *arguments], env=os.environ | self.settings | more, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
@@ -291,6 +293,49 @@ def test_a_killed_run_is_continued(stage: Stage) -> None:
     settle(stage, "killed")
     assert stage.keys("killed") == KEYS
     assert stage.states("killed") == ["unfinished", "backfilled"]
+
+
+@pytest.mark.tier3
+def test_reports_and_keys_in_flight_in_a_bucket(stage: Stage) -> None:
+    """By Hadoop's `s3a:`, in a bucket with versions, which shows what was deleted again."""
+    services.need("s3a_jars")
+    s3 = stage.minio.client()
+    s3.make_bucket("reports")
+    s3.set_bucket_versioning("reports", VersioningConfig(ENABLED))
+    login = {"access.key": stage.minio.access_key, "secret.key": stage.minio.secret_key}
+    hadoop = {"endpoint": stage.minio.url, "path.style.access": "true", **login}
+    options = {f"spark.hadoop.fs.s3a.{name}": value for name, value in hadoop.items()}
+    environment = quickly({**options, "spark.driver.extraClassPath": f"{provision.S3A_JARS}/*"})
+
+    def done(*words: str) -> dict[str, Any]:
+        argv = [*words, "--grace", "0s", "--json"]
+        with stage.bucketwire(*argv, BUCKETWIRE_REPORTS="s3a://reports/a b", **environment) as running:
+            output, errors = running.communicate(timeout=5 * PATIENCE)
+            assert running.returncode == 0, errors
+        result: dict[str, Any] = orjson.loads(output)
+        return result
+
+    stage.target("far", "namespace", [CREATED, "s3:ObjectRemoved:*"])
+    drift = done("reconcile", "run", "b-old", "--target", "redis:far")
+    assert (drift["state"], drift["missing"]) == ("drift", len(KEYS))
+    [run] = [one for one in Reconciliations(stage.whole.database).list() if one.target.name == "far"]
+    assert run.report == f"s3a://reports/a b/{run.run}"
+    now = [str(one.object_name) for one in s3.list_objects("reports", recursive=True)]
+    assert {name.split("/")[1] for name in now} == {run.run}, "nothing of the scratch folder is left"
+    texts = [s3.get_object("reports", name).data for name in now if "/findings.jsonl/" in name]
+    assert sorted(orjson.loads(line)["key"] for text in texts for line in text.splitlines()) == KEYS
+    assert f"{len(KEYS)} differences".encode() in s3.get_object("reports", f"a b/{run.run}/index.html").data
+
+    stage.whole.add_target(
+        "redis:stuck", "b-old", [CREATED], address=f"{services.LOOPBACK}:9", key="k", format="access"
+    )
+    words = ["backfill", "b-old", "--target", "redis:stuck"]
+    assert done(*words, "--limit", "3")["repaired"] == 3
+    rest = done(*words, "--restart")
+    assert (rest["state"], rest["in_flight"], rest["repaired"]) == ("backfilled", 3, len(KEYS) - 3)
+    ever = [str(one.object_name) for one in s3.list_objects("reports", recursive=True, include_version=True)]
+    assert any(name.endswith("/undelivered.jsonl") for name in ever)
+    assert [str(one.object_name) for one in s3.list_objects("reports", recursive=True)] == now
 
 
 @pytest.mark.tier3

@@ -1,6 +1,6 @@
 """Reports in other file systems than this machine's, and this machine's files where another one is the default.
 
-The other file system is Hadoop's `viewfs`, a table of links: no real store of another scheme is tried here.
+The other file system is Hadoop's `viewfs`, a table of links; a bucket is tried in `test_backfill.py`.
 """
 
 from __future__ import annotations
