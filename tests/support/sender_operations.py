@@ -7,7 +7,7 @@ the frontend sends meanwhile, which `make test` replays.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -421,10 +421,17 @@ class Loss(NamedTuple):
     """What a sender's events do not tell, whoever receives them, and how the mirror therefore ends.
 
     `drift` is what a reconciliation finds, by key: missing, stale or orphaned, and the size where only that is stale.
+    Of these it leaves the rows of `unlisted` objects, which the storage has, although it does not list them.
     """
 
     reason: str
     drift: Mapping[str, str]
+    unlisted: Collection[str] = ()
+
+    @property
+    def left(self) -> Mapping[str, str]:
+        """The drift that is left by a repair."""
+        return {key: self.drift[key] for key in self.unlisted}
 
 
 _ABORTS = "RGW 16.2 aborts in DeleteObjects when a notification matches"
@@ -458,6 +465,7 @@ LOSES: Mapping[tuple[str, str], Loss] = {
     ("seaweedfs", "hostile_keys"): Loss(
         "a folder .uploads or one that ends with .versions is not listed, and a file v_… in the latter is a version",
         {"x": "missing", "x.versions/v_1": "orphaned", "in.versions/x": "orphaned", "in/.uploads/x": "orphaned"},
+        unlisted=("x.versions/v_1", "in.versions/x", "in/.uploads/x"),
     ),
     ("seaweedfs", "expire"): Loss("a file whose time to live is over has no message", {"expires/one": "orphaned"}),
     ("seaweedfs-4.15", "below_a_key"): Loss(
