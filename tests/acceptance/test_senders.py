@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from types import MappingProxyType
 from uuid import uuid4
@@ -161,7 +161,7 @@ def stage(request: pytest.FixtureRequest, postgres_server: services.Postgres) ->
         yield Stage(sender, s3, MANY, lambda: settle(whole), *parts)
 
 
-ONLY_CEPH = pytest.mark.parametrize("stage", ["ceph"], indirect=True)
+ONLY_CEPH, ONLY_SEAWEEDFS = (pytest.mark.parametrize("stage", [name], indirect=True) for name in ("ceph", "seaweedfs"))
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
@@ -267,6 +267,58 @@ def test_what_ceph_purges_with_its_bucket_is_found_by_a_reconciliation(stage: St
     assert stage.held(bucket) == kept
     stage.reconcile(bucket, "--repair", "--max-removals", "100")
     stage.end(bucket, {})
+
+
+@ONLY_SEAWEEDFS
+@pytest.mark.parametrize("way", ["shell", "filer"])
+def test_a_bucket_that_is_deleted_with_its_objects_leaves_no_row(stage: Stage, way: str) -> None:
+    bucket = filled(stage)
+    if way == "filer":
+        stage.file("DELETE", bucket, "", recursive="true")
+    else:
+        weed(stage).shell(f"s3.bucket.delete -name {bucket}")
+    stage.end(bucket, {})
+
+
+@ONLY_SEAWEEDFS
+def test_what_the_store_of_a_filer_drops_with_its_bucket_is_found_by_a_reconciliation(stage: Stage) -> None:
+    own = weed(stage)
+    with services.SeaweedFS(own.endpoint, own.token, "leveldb3").start() as sender:
+        with contextlib.closing(sender.boto3()) as s3:
+            bucket = filled(at := replace(stage, sender=sender, s3=s3))
+        kept = at.held(bucket)
+        sender.shell(f"s3.bucket.delete -name {bucket}")
+        at.wait()
+        assert at.held(bucket) == kept
+        at.reconcile(bucket, "--repair", "--max-removals", "100")
+        at.end(bucket, {})
+
+
+@ONLY_SEAWEEDFS
+def test_objects_whose_collection_was_dropped_are_listed_until_their_entries_are_removed(stage: Stage) -> None:
+    bucket = filled(stage)
+    weed(stage).shell(f"collection.delete -collection {bucket} -apply")
+    with pytest.raises(botocore.exceptions.ClientError, match="InternalError"):
+        stage.s3.get_object(Bucket=bucket, Key="a")
+    assert sorted(stage.listed(bucket)) == ["a", "b/c d"]
+    stage.check(bucket, {})
+    weed(stage).shell("volume.fsck -findMissingChunksInFiler -reallyDeleteFilerEntries -cutoffTimeAgo 0s")
+    stage.end(bucket, {})
+
+
+def filled(stage: Stage) -> str:
+    """Make a bucket with two objects, which the mirrors have."""
+    bucket = stage.bucket()
+    for key in ("a", "b/c d"):
+        stage.put(bucket, key)
+    stage.check(bucket, {})
+    return bucket
+
+
+def weed(stage: Stage) -> services.SeaweedFS:
+    """The sender, which is a SeaweedFS."""
+    assert isinstance(stage.sender, services.SeaweedFS)
+    return stage.sender
 
 
 @ONLY_CEPH

@@ -6,6 +6,7 @@ Each posts all its events to `endpoint`, which has to answer before it starts. T
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,9 +89,13 @@ class Sender(Server):
 
 @dataclass(eq=False)
 class SeaweedFS(Sender):
-    """Master, volume server, filer and S3 API in one process, with the filer's webhook."""
+    """Master, volume server, filer and S3 API in one process, with the filer's webhook.
+
+    `store` is what the filer keeps its entries in; without it, it has its own default.
+    """
 
     name: ClassVar[str] = "seaweedfs"
+    store: str = ""
     filer_port: int = field(init=False)
     _ports: Mapping[str, int] = field(init=False)
 
@@ -108,6 +113,19 @@ class SeaweedFS(Sender):
             f'bearer_token = "{self.token}"\n'
             "max_retries = 10\nmax_backoff_seconds = 300\n"
         )
+        if self.store:
+            (self.folder / "filer.toml").write_text(f'[{self.store}]\nenabled = true\ndir = "{self.folder}/entries"\n')
+
+    def shell(self, command: str) -> None:
+        """Run a command of `weed shell`, under the lock that it asks for."""
+        master, filer = (
+            f"{LOOPBACK}:{self._ports[f'{name}.port']}.{self._ports[f'{name}.port.grpc']}"
+            for name in ("master", "filer")
+        )
+        argv = [provision.SEAWEEDFS_FOLDER / "weed", "shell", f"-master={master}", f"-filer={filer}"]
+        typed = f"lock\n{command}\nunlock\nexit\n"
+        done = subprocess.run(argv, input=typed, capture_output=True, text=True, timeout=100, check=True)
+        assert "error" not in done.stdout, done.stdout
 
     def argv(self) -> Sequence[str | Path]:
         options = [f"-dir={self.folder}/data", f"-ip={LOOPBACK}", f"-ip.bind={LOOPBACK}", "-filer", "-s3"]
