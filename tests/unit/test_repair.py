@@ -6,13 +6,15 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.config.arn import TargetId
 from app.events.model import Event
-from app.events.order import comparable
+from app.events.order import MAX_SEQUENCER_CHARACTERS, comparable, from_time
 from app.events.parsing import parse
 from app.events.version_history import Absent, Entry, Present
-from spark_jobs.jobs.repair_events import repair_event, request_body, sequencer
+from spark_jobs.jobs.repair_events import CLOCK_SKEW, repair_event, request_body, sequencer
 from spark_jobs.repair_limits import RepairLimits
 from tests.support.version_history import current
 
@@ -63,6 +65,23 @@ def test_a_repair_is_above_what_is_known_and_below_what_comes_next(known: str) -
         if len(known) == 16:
             following = f"{max(int(known, 16) + 4096, (T + 1) * 1_000_000):X}"
             assert repair_sequencer < comparable(following)
+
+
+SEQUENCERS = st.one_of(
+    st.just(""),
+    st.integers(0, 2 * T * 1_000_000).map("{:016X}".format),  # a time, as MinIO's
+    st.text("0123456789ABCDEF", min_size=1, max_size=MAX_SEQUENCER_CHARACTERS),  # as of a frontend with any other order
+)
+
+
+@given(SEQUENCERS, SEQUENCERS, st.integers(0, 2 * T), st.booleans())
+def test_a_repair_never_makes_a_row_older(newest: str, row: str, listed_at: int, removal: bool) -> None:
+    newest, more = comparable(newest), GONE if removal else {"modified": listed_at}
+    made = repaired(newest, listed_at=listed_at, row_sequencer=row, **more).sequencer
+    assert comparable(made) > newest or newest == "F" * MAX_SEQUENCER_CHARACTERS
+    is_of_time = len(row) == 16 and comparable(row) <= comparable(from_time((listed_at + CLOCK_SKEW) * 1_000_000))
+    if is_of_time and not newest:
+        assert comparable(made) > comparable(row)
 
 
 def test_a_late_event_of_an_object_that_nobody_knew_wins() -> None:
