@@ -25,7 +25,17 @@ from app.outbox.sources.errors import StillRejected
 from tests.contract.probes.kafka import PARTITIONS
 from tests.contract.source_probes.kafka import Topic
 from tests.services import until
-from tests.support.pulled_events import KEYS, Sources, check_minio, messages, numbered, recorded, running, wait_for
+from tests.support.pulled_events import (
+    KEYS,
+    Sources,
+    check_minio,
+    messages,
+    numbered,
+    pull,
+    recorded,
+    running,
+    wait_for,
+)
 from tests.support.reported_senders import RIGHT, logged_facts, reports
 from workers.source_test import run_source_test
 from workers.sources.kafka import KafkaSource, read_position
@@ -309,6 +319,19 @@ def test_a_partition_that_has_lost_its_end_is_pulled_from_there_also_if_it_has_g
     assert recorded(database) == [one.id for one in events]
     assert "partition 0 has lost its messages from offset 10 on" in stored.notice
     assert (stored.messages, stored.repeated) == (20 + sent, 0)
+
+
+def test_a_broker_that_does_not_say_where_an_epoch_ends_is_pulled_from_all_the_same(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka before 2.1 says it to its own brokers alone."""
+    config = KafkaSource._config
+    monkeypatch.setattr(KafkaSource, "_config", lambda source: config(source) | {"api_version": (2, 0)})
+    topic.send([b"{}"] * 3)
+    with closing(KafkaSource(load(KafkaSourceSettings, topic.values()))) as source:
+        assert source.open({"0": "2:0"}).lost == []
+        [message] = pull(source, 1)
+    assert message.position == "3:0"
 
 
 def test_a_topic_that_was_made_again_with_fewer_partitions_is_read_whole_when_it_gets_more(

@@ -281,7 +281,8 @@ class KafkaSource:
                 leader = self._client.cluster.leader_for_partition(partition)
                 asked[leader].append((partition.partition, -1, position.epoch))
         for leader, epochs in asked.items():
-            request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[(self._settings.topic, epochs)])
+            # Before version 2, of Kafka 2.1, it was for brokers alone, and the library's tuple would ask for epoch -1.
+            request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[(self._settings.topic, epochs)], min_version=2)
             with suppress(IncompatibleBrokerVersion):
                 for answer in self._client.ask(request, self._settings.timeout, leader).topics[0].partitions:
                     if answer.error_code:
