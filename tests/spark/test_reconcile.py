@@ -479,8 +479,13 @@ def test_no_row_is_repaired_from_an_old_listing(stage: Stage, tmp_path: Path) ->
 
 def test_a_row_whose_repair_the_api_refuses_ends_no_run_and_limits_that_are_reached_are_told(stage: Stage) -> None:
     bucket, store = BUCKETS["redis:rows"], stage.stores["redis:rows"]
+    stage.put(bucket, "lost", b"x")
     stage.settle("redis:rows")
     kept = store.all()
+    store.set(f"{bucket}/lost", None)
+    none = stage.run("redis:rows", bucket, repair=True, limits=RepairLimits(max_creations=0))
+    assert (none.counts["missing"], none.counts["repaired"], "so no row is created" in none.problem) == (1, 0, True)
+    store.set(f"{bucket}/lost", kept[f"{bucket}/lost"])
     refused, orphans = ("../k", "k" * 100_000, "a//../b"), [f"gone/{number}" for number in range(3)]
     for key in (*refused, *orphans):
         store.set(f"{bucket}/{key}", {"of": "nobody"})

@@ -11,7 +11,17 @@ from pyspark.testing import assertDataFrameEqual
 
 from app.events.minio_json import timestamp
 from app.events.parsing import parse
-from spark_jobs.jobs.scan import BIG_PREFIX, LARGE_VERSIONS, MANY_VERSIONS, ScanLimits, warning_event, warnings_of
+from spark_jobs.errors import BadListing
+from spark_jobs.jobs.scan import (
+    BIG_PREFIX,
+    LARGE_VERSIONS,
+    MANY_VERSIONS,
+    ScanConfig,
+    ScanLimits,
+    found_warnings,
+    warning_event,
+    warnings_of,
+)
 from spark_jobs.schemas import ENTRIES, WARNINGS
 from tests.support.frames import frame_of
 
@@ -39,6 +49,12 @@ def test_objects_and_folders_beyond_the_limits_are_found_and_no_others(spark: Sp
         (BIG_PREFIX, "", None, None, 4),
     ]
     assertDataFrameEqual(found, frame_of(spark, expected, WARNINGS))
+
+
+def test_an_old_listing_is_refused(spark: SparkSession) -> None:
+    config = ScanConfig(bucket="b", listing="/nowhere", listed_at=1)
+    with pytest.raises(BadListing, match="events since then may have left the log"), found_warnings(spark, config):
+        pass
 
 
 def test_nothing_is_found_where_there_is_nothing(spark: SparkSession) -> None:
