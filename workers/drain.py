@@ -148,8 +148,7 @@ class Drain:
             self._held.wakeups.request(max(_ALARM_INTERVAL_SECONDS, (next_at - self._held.clock()) / 1000))
         if time.monotonic() - self._tidied > 1:
             self._tidied = time.monotonic()
-            if self._held.leases.advance_idle(now):
-                self._held.wakeups.request()
+            self._held.leases.check_epoch()
             heartbeats.record(self._held.database, heartbeats.DRAIN, now)
         self._upkeep.continue_work()
         return published

@@ -19,11 +19,15 @@ from app.outbox import audit, tables
 
 
 class LogHead(NamedTuple):
-    """The row: seqs up to `last_seq` are assigned, `partitions` never changes, `version` is that of the routing."""
+    """The row: seqs up to `last_seq` are assigned, `partitions` never changes, `version` is that of the routing.
+
+    Up to `arrivals_seq` it is known which targets have events where (`app.outbox.log.arrivals`).
+    """
 
     last_seq: int
     partitions: int
     version: int
+    arrivals_seq: int
 
 
 class LogState(NamedTuple):
@@ -38,12 +42,18 @@ class LogState(NamedTuple):
 
 
 _H = tables.log_head.c
-_COLUMNS = (_H.last_seq, _H.partitions, _H.version)
+_COLUMNS = (_H.last_seq, _H.partitions, _H.version, _H.arrivals_seq)
 # Built once: building a statement takes about as long as running it in the database.
 _READ = sa.select(*_COLUMNS)
 _LOCK = tables.log_head.update().values(last_seq=_H.last_seq)
-_RESERVE = tables.log_head.update().values(
-    last_seq=_H.last_seq + sa.bindparam("count"), posted=_H.posted + sa.bindparam("posted", type_=sa.BigInteger)
+_RESERVE = tables.log_head.update().ordered_values(
+    # In this order, because MySQL runs the assignments one by one.
+    (
+        _H.arrivals_seq,
+        sa.case((_H.arrivals_seq == _H.last_seq, _H.last_seq + sa.bindparam("count")), else_=_H.arrivals_seq),
+    ),
+    (_H.last_seq, _H.last_seq + sa.bindparam("count")),
+    (_H.posted, _H.posted + sa.bindparam("posted", type_=sa.BigInteger)),
 )
 _COUNT_POSTED = tables.log_head.update().values(posted=_H.posted + sa.bindparam("posted", type_=sa.BigInteger))
 _CHANGE_ROUTING = tables.log_head.update().values(version=sa.bindparam("new_version", type_=sa.BigInteger))
@@ -70,9 +80,15 @@ def lock(connection: sa.Connection) -> LogHead:
 def reserve(connection: sa.Connection, count: int, *, posted: int = 0) -> LogHead:
     """Lock the head and reserve `count` seqs, which are the last ones up to the returned `last_seq`.
 
-    `posted` of the events are counted as recorded by requests; `count_posted` corrects that.
+    The caller records the arrivals of its events, which are complete afterwards if they were before. `posted` of the
+    events are counted as recorded by requests; `count_posted` corrects that.
     """
     return _update(connection, _RESERVE, {"count": count, "posted": posted})
+
+
+def complete_arrivals(connection: sa.Connection, until: int) -> None:
+    """Note that the arrivals are complete up to a seq. The head has to be locked."""
+    connection.execute(tables.log_head.update().values(arrivals_seq=until))
 
 
 def count_posted(connection: sa.Connection, more: int) -> None:

@@ -44,6 +44,14 @@ class AppendPolicy(NamedTuple):
     max_known_buckets: int = 100_000  # that a process remembers
 
 
+class ArrivalsPolicy(NamedTuple):
+    """What is remembered of a target's events, and how those are found that older code has recorded."""
+
+    min_gap_seqs: int = 1_000  # of events of other targets: to read fewer of them costs little
+    batch_seqs: int = 5_000  # in one transaction: it locks the head of the log, so that intake waits
+    max_read_seqs: int = 100_000
+
+
 class ReadPolicy(NamedTuple):
     """How many bytes of records are read at a time: an event may have 20 MiB."""
 
@@ -136,6 +144,7 @@ class DeliveryTimesPolicy(NamedTuple):
 
 DATABASE = DatabasePolicy()
 APPEND = AppendPolicy()
+ARRIVALS = ArrivalsPolicy()
 READ = ReadPolicy()
 SPOOL = SpoolPolicy()
 RETENTION = RetentionPolicy()

@@ -21,7 +21,8 @@ from app.outbox.delivery.replays import Selection
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
 from app.outbox.event_names import is_named
-from app.outbox.markers import NEVER, WHOLE_LOG
+from app.outbox.log.arrivals import unread_of_targets
+from app.outbox.markers import NEVER
 from app.outbox.policies import SEARCH
 from app.outbox.targets import find_target
 
@@ -158,11 +159,8 @@ class _Search:
 
     def _first_unsettled(self) -> int:
         """Return the seq of the first event that may be pending, at the target or at any."""
-        c = tables.cursors.c
-        query = sa.select(sa.func.min(c.position)).where(c.replay_id == WHOLE_LOG)
-        if self._target_id is not None:
-            query = query.where(c.target_id == self._target_id)
-        return int(self._connection.execute(query).scalar_one() or 0) + 1
+        windows = unread_of_targets(self._connection, None if self._target_id is None else [self._target_id])
+        return min((window.after for window in windows), default=self._head.last_seq) + 1
 
     def _in_state(self, rows: Sequence[Any]) -> Iterator[RecordedEvent]:
         """Yield the rows' events that are in the state, at the target if there is one; reads some states at a time."""

@@ -37,6 +37,7 @@ log_head = sa.Table(
     sa.Column("epoch", sa.CHAR(32), nullable=False, server_default=""),
     sa.Column("timeline", sa.CHAR(8), nullable=False, server_default=""),  # PostgreSQL's when the epoch began
     sa.Column("posted", sa.BigInteger, nullable=False, server_default="0"),  # events that requests have recorded
+    sa.Column("arrivals_seq", sa.BigInteger, nullable=False, server_default="0"),  # up to which `arrivals` is complete
 )
 
 log_tail = sa.Table(
@@ -73,6 +74,8 @@ targets = sa.Table(
     sa.Column("opening_at", sa.BigInteger, nullable=False, default=0),  # when it was last tried
     sa.Column("opening_due_at", sa.BigInteger, nullable=False, default=0),  # when to offer it; NEVER: it was opened
     sa.Column("opening_tries", sa.Integer, nullable=False, default=0),  # how often it was offered
+    # The log's last seq when events were last recorded for it.
+    sa.Column("last_seq", sa.BigInteger, nullable=False, server_default="0"),
     sa.UniqueConstraint("type", "name"),
 )
 
@@ -118,6 +121,18 @@ events = sa.Table(
     sa.Column("trace", sa.String(600), nullable=False, default=""),  # "": the event had none
     sa.Column("origin", sa.String(600), nullable=False, server_default=""),  # of `app.events.origin`; "": unknown
     sa.Index(None, "key_hash", "sequencer"),
+)
+
+# Where the events of each target are in a partition (`app.outbox.log.arrivals`); a target without events has no row.
+arrivals = sa.Table(
+    "arrivals",
+    metadata,
+    sa.Column("target_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("last_seq", sa.BigInteger, nullable=False),  # of its last event
+    # The last long part of the log without events of the target: after one seq and up to another.
+    sa.Column("gap_after", sa.BigInteger, nullable=False),
+    sa.Column("gap_until", sa.BigInteger, nullable=False),
 )
 
 cursors = sa.Table(

@@ -65,7 +65,7 @@ def test_an_outbox_that_was_used_is_as_a_new_one(kind: str, request: pytest.Fixt
 
     first = use(again(), 3)
     rows = {name: found for name, found in first.items() if found and not name.startswith("first")}
-    assert rows == {"log_tail": [(1,)], "log_head": [(1, 0, 3, 0)]}
+    assert rows == {"log_tail": [(1,)], "log_head": [(1, 0, 3, 0, 0)]}
     assert {found[0] for name, found in first.items() if name.startswith("first")} <= {(1,)}
 
     assert use(again(), 600) == first

@@ -10,7 +10,15 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.engine.database import Database
 
-_STATE = (tables.targets, tables.rules, tables.replays, tables.cursors, tables.events, tables.log_head)
+_STATE = (
+    tables.targets,
+    tables.rules,
+    tables.replays,
+    tables.cursors,
+    tables.arrivals,
+    tables.events,
+    tables.log_head,
+)
 
 
 @contextmanager

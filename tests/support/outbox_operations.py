@@ -217,7 +217,7 @@ def append(worker: Worker, world: World) -> None:
 def drain(worker: Worker, world: World) -> None:
     """A drain."""
     DueWork(worker.context.database).find(now_ms())
-    worker.context.leases.advance_idle(now_ms())
+    worker.context.leases.check_epoch()
 
 
 def claim(worker: Worker, world: World) -> None:

@@ -80,7 +80,6 @@ class Courier:
     recorder: AttemptRecorder | None = None
     rate: int = 0
     clock: Callable[[], int] = now_ms
-    with_free: bool = False  # as a claim for a target that is quick, while other processes are idle
 
     def __post_init__(self) -> None:
         self.leases = Leases(self.database, self.lease_ms)
@@ -93,7 +92,6 @@ class Courier:
         lease = self.leases.claim(row_id, range(64), uuid4().hex, moment)
         if lease is None:
             return None
-        lease.has_free = self.with_free
         target = PooledTarget(
             str(self.target), self.scripted, self.policy, self.schedule, 1000, BatchSizer(self.batch, self.batch),
             rate=self.rate,

@@ -186,7 +186,7 @@ class PartitionWorker:
         batch = reader.load(self._target.sizer.size)
         turn.events, turn.partitions = len(batch.events), {event.partition for event in batch.events}
         turn.at_end = batch.at_end
-        if not batch.events and not batch.more:
+        if not batch.scanned:
             return False
         record = self._deliver_batch(reader, batch, began)  # one without events settles how far the log was read
         turn.at_end &= not any(delivery.decision is SkipReason.NO_ROOM for delivery in record.deliveries)

@@ -6,7 +6,7 @@ recorded = delivered + superseded + pending + parked + dead + purged
 An event that a replay delivers again counts as recorded once more, when the replay reaches it.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -15,11 +15,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.outbox import log_head, tables
+from app.outbox import tables
 from app.outbox.delivery.failing import with_failing
-from app.outbox.delivery.log_ahead import WINDOW_SEQS, LogWindow, events_ahead, first_of_each, is_for
+from app.outbox.delivery.log_ahead import events_ahead, first_of_each, first_part, is_for
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
+from app.outbox.log.arrivals import CURSOR, CURSORS, LogWindow, unread, unread_of_targets
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.targets import StoredTarget, find_target, stored_target
 
@@ -172,35 +173,27 @@ def audit(database: Database, *, most: int | None = None) -> list[Audit]:
     counted.
     """
     with database.snapshot() as connection:
-        head = log_head.read(connection).last_seq
         audits = []
         for status in _statuses(connection, None, oldest=False):
             target_id = status.stored.row_id
-            ahead = sum(head - position for _, position in _positions(connection, target_id)) if most else 0
-            counted = None if most and ahead > most else _pending(connection, target_id)
+            windows = unread_of_targets(connection, [target_id])
+            ahead = sum(window.until - window.after for window in windows)
+            counted = None if most and ahead > most else _pending(connection, windows)
             audits.append(Audit(status.counters, counted))
         return audits
 
 
-def _pending(connection: sa.Connection, target_id: int) -> int:
-    """Count the target's events after its cursors in the log, one by one."""
+def _pending(connection: sa.Connection, windows: Iterable[LogWindow]) -> int:
+    """Count a target's events in parts of the log, one by one."""
     e = tables.events.c
-    behind = (
-        sa.select(sa.func.count())
-        .select_from(tables.events)
-        .where(e.partition == sa.bindparam("of_partition"), e.seq > sa.bindparam("position"), is_for(target_id))
-    )
-    # One query for each cursor: MySQL and MariaDB start an index scan at a seq only if it is a constant, not joined.
+    events = sa.select(sa.func.count()).select_from(tables.events)
+    # One query for each: MySQL and MariaDB start an index scan at a seq only if it is a constant, not joined.
     return sum(
-        connection.execute(behind, {"of_partition": partition, "position": position}).scalar_one()
-        for partition, position in _positions(connection, target_id)
+        connection.execute(
+            events.where(e.partition == partition, e.seq > after, e.seq <= until, is_for(target_id))
+        ).scalar_one()
+        for target_id, partition, after, until in windows
     )
-
-
-def _positions(connection: sa.Connection, target_id: int) -> list[tuple[int, int]]:
-    c = tables.cursors.c
-    query = sa.select(c.partition, c.position).where(c.target_id == target_id, c.replay_id == WHOLE_LOG)
-    return [(row.partition, row.position) for row in connection.execute(query)]
 
 
 def oldest_undelivered(
@@ -214,8 +207,8 @@ def oldest_undelivered(
     if not target_ids:
         return {}
     cursors = _cursors(connection, target_ids)
-    ahead = {(row.target_id, row.partition): row.position for row in cursors if row.target_id in pending}
-    first = [*_first_parked(connection, cursors), *_first_pending(connection, ahead)]
+    windows = [window for row in cursors if row.target_id in pending if (window := unread(row)) is not None]
+    first = [*_first_parked(connection, cursors), *_first_pending(connection, windows)]
     received = _received(connection, sorted({(partition, seq) for _, partition, seq in first}))
     oldest: dict[int, int] = {}
     for target_id, partition, seq in first:
@@ -225,14 +218,13 @@ def oldest_undelivered(
     return oldest
 
 
-_Places = Mapping[tuple[int, int], int]  # the positions of cursors, by target and partition
 _Event = tuple[int, int, int]  # of a target: in a partition, at a seq
 
 
 def _cursors(connection: sa.Connection, target_ids: Collection[int]) -> Sequence[Any]:
-    """Return the position of each cursor, and with it the first parked event where the database finds that at once."""
+    """Return each cursor for `unread`, and with it the first parked event where the database finds that at once."""
     c, p = tables.cursors.c, tables.parked.c
-    query = sa.select(c.target_id, c.partition, c.position)
+    query = sa.select(*CURSOR).select_from(CURSORS)
     if _seeks(connection):
         first = sa.select(sa.func.min(p.seq)).where(p.target_id == c.target_id, p.partition == c.partition)
         query = query.add_columns(first.scalar_subquery().label("first_parked"))
@@ -266,30 +258,31 @@ def _first_parked(connection: sa.Connection, cursors: Sequence[Any]) -> Iterator
     yield from first_of_each(connection, searches)
 
 
-def _first_pending(connection: sa.Connection, places: _Places) -> Iterator[_Event]:
+def _first_pending(connection: sa.Connection, windows: Sequence[LogWindow]) -> Iterator[_Event]:
     """Yield the first pending event of each partition of a target, if it has any.
 
-    If very many events of other targets precede it, it may not be found until the drain has moved the cursors over
-    them. Then the last event up to the end of the search is returned instead, which is older than any pending event.
+    If very many events of other targets precede it, it may not be found. Then the last event up to the end of the
+    search is returned instead, which is older than any pending event.
     """
-    head = log_head.read(connection).last_seq
-    at = {place: position for place, position in places.items() if position < head}
     for _ in range(_MAX_WINDOWS):
-        windows = [LogWindow(*place, after, after + WINDOW_SEQS) for place, after in at.items() if after < head]
-        ahead = events_ahead(connection, windows)
+        parts = [first_part(window) for window in windows]
+        ahead = events_ahead(connection, parts)
         yield from ((*place, events.first) for place, events in ahead.items())
         # Of a target with one no other partition is searched on: what those have is later, unless their cursors lag.
-        busy = {target_id for target_id, _ in ahead}
-        at = {(window.target_id, window.partition): window.until for window in windows if window.target_id not in busy}
-        if not at:
+        found = {target_id for target_id, _ in ahead}
+        windows = [
+            window._replace(after=part.until)
+            for window, part in zip(windows, parts, strict=True)
+            if window.target_id not in found and part.until < window.until
+        ]
+        if not windows:
             return
     partition = connection.dialect.identifier_preparer.quote("partition")
     yield from first_of_each(
         connection,
         (
-            (place, f"SELECT max(seq) FROM events WHERE {partition} = {place[1]:d} AND seq <= {until:d}")  # noqa: S608
-            for place, until in at.items()
-            if until < head
+            ((target_id, place), f"SELECT max(seq) FROM events WHERE {partition} = {place:d} AND seq <= {after:d}")  # noqa: S608
+            for target_id, place, after, _ in windows
         ),
     )
 

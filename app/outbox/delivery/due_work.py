@@ -1,25 +1,23 @@
 """Find the free partitions of targets that have due work."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import chain, groupby
-from random import Random
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
-from app.outbox.delivery.isolation import TargetIsolation
-from app.outbox.delivery.log_ahead import WINDOW_SEQS, Ahead, LogWindow, events_ahead
+from app.outbox.delivery.log_ahead import events_ahead, first_part
 from app.outbox.delivery.parked import first_due
 from app.outbox.delivery.policies import DUE_WORK
 from app.outbox.delivery.rate_limits import MAX_WAIT_MS
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
+from app.outbox.log import arrivals
 from app.outbox.markers import NEVER, WHOLE_LOG
-
-_RNG = Random()  # noqa: S311 - which targets are first, not a secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,6 @@ class DueTarget:
     free: Sequence[int]
     probe_at: int | None
     limited: bool
-    searched: tuple[int, frozenset[int]]  # up to which seq of the log, and the partitions that have events there
     abandoned: frozenset[int]
 
     def groups(self) -> list[list[int]]:
@@ -72,58 +69,72 @@ def is_free(cursors: sa.FromClause, now: sa.ColumnElement[int] | int) -> sa.Colu
     return cursors.c.leased_until < now
 
 
+class _Seen(NamedTuple):
+    """The log at the last search."""
+
+    epoch: str
+    seq: int  # up to which it was known which targets have events
+    forget_at: float  # when to look at all targets again, by time.monotonic()
+
+
 class DueWork:
-    """Searches for targets with due work. Use it from one thread at a time."""
+    """Searches for targets with due work. Use it from one thread at a time.
+
+    It remembers which targets may have events after their cursors: those for which events were recorded since its last
+    search, and those that had some then. Now and then it looks at all.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._isolation = TargetIsolation(database)
+        self._behind: set[int] | None = None  # targets that may have events after their cursors; None: any
+        self._seen = _Seen("", 0, 0.0)
         self.next_at = NEVER  # when more may be due than the last search found, without a new event (ms)
 
     def find(self, now: int) -> list[DueTarget]:
         """Return every target that has a free partition with due work, sorted.
 
-        Searches one window of the log after each cursor: events after more events of other targets are found after the
-        cursor has been moved over those. More is due when a parked event of a free partition is, when a circuit breaker
-        lets a probe pass, when a lease expires, or when a target with a rate limit may get events again.
+        A few statements, however many targets and partitions are idle. More is due when a parked event of a free
+        partition is, when a circuit breaker lets a probe pass, when a lease expires, or when a target with a rate limit
+        may get events again.
         """
         with self._database.reading() as connection:
-            head, partitions_of_log, targets, *times = connection.execute(_HEAD, {"now": now}).one()
-            if targets <= DUE_WORK.few_targets:
-                times.append(connection.execute(_EXPIRY, {"now": now}).scalar_one())
-                rows = connection.execute(_FREE, {"now": now}).all()
-            else:
-                candidates, expiry = _candidates(connection, head, partitions_of_log, now)
-                times.append(expiry)
-                rows = [
-                    row
-                    for some in chunks(candidates)
-                    for row in connection.execute(_FREE_OF_SOME, {"now": now, "target_ids": some})
-                ]
-            parked = first_due(connection, [(row.id, row.partition) for row in rows])
-        by_target = {row_id: list(group) for row_id, group in groupby(rows, key=lambda row: row.id)}
-        ahead: dict[tuple[int, int], Ahead] = {}
-
-        def search(target_ids: Sequence[int]) -> None:
-            with self._database.reading() as connection:
-                ahead.update(_ahead(connection, chain.from_iterable(by_target[row_id] for row_id in target_ids)))
-
-        behind = (row_id for row_id, some in by_target.items() if any(row.position < row.last_seq for row in some))
-        self._isolation.run(behind, search)
-        due = [target for some in by_target.values() if (target := _due_target(some, parked, ahead, now)) is not None]
+            last_seq, arrivals_seq, epoch, *times = connection.execute(_HEAD, {"now": now}).one()
+        if arrivals_seq < last_seq:
+            arrivals.catch_up(self._database)
+        with self._database.reading() as connection:
+            behind = self._may_be_behind(connection, last_seq, epoch)
+            beside = connection.execute(_BESIDE_LOG[connection.dialect.name in ("mysql", "mariadb")]).scalars()
+            rows = [
+                row
+                for some in chunks(sorted(behind.union(beside)))
+                for row in connection.execute(_PARTITIONS_OF_SOME, {"now": now, "target_ids": some})
+            ]
+            due, parked_times = _due(connection, rows, now)
+        # Of those that cannot be delivered to now there are no rows.
+        self._behind = behind - {row.target_id for row in rows}
+        self._behind |= {row.target_id for row in rows if arrivals.unread(row) is not None}
+        self._seen = self._seen._replace(epoch=epoch, seq=arrivals_seq)
+        times += [*parked_times, *(row.leased_until + 1 for row in rows)]
         if any(target.limited and len(target.groups()) > 1 for target in due):
             times.append(now + DUE_WORK.limited_interval_ms)
-        self.next_at = min((at for at in (*times, *parked.values()) if at is not None and at > now), default=NEVER)
+        self.next_at = min((at for at in times if at is not None and at > now), default=NEVER)
         return due
+
+    def _may_be_behind(self, connection: sa.Connection, last_seq: int, epoch: str) -> set[int]:
+        behind, self._behind = self._behind, None  # it stays so if the search fails
+        # An older state of the log has other events at the seqs that were seen.
+        is_older = epoch != self._seen.epoch or last_seq < self._seen.seq
+        if behind is None or is_older or time.monotonic() >= self._seen.forget_at:
+            self._seen = self._seen._replace(forget_at=time.monotonic() + DUE_WORK.remember_seconds)
+            return set(connection.execute(_BEHIND).scalars())
+        return behind.union(connection.execute(_CHANGED, {"seen": self._seen.seq}).scalars())
 
 
 def due_of_target(connection: sa.Connection, row_id: int, now: int) -> DueTarget | None:
     """Return the due work of one target; None if there is none, or if it cannot be delivered to now."""
-    rows = connection.execute(_FREE_OF_ONE, {"now": now, "target_id": row_id}).all()
-    if not rows:
-        return None
-    parked = first_due(connection, [(row.id, row.partition) for row in rows])
-    return _due_target(rows, parked, _ahead(connection, rows), now)
+    rows = connection.execute(_PARTITIONS_OF_SOME, {"now": now, "target_ids": [row_id]}).all()
+    due, _ = _due(connection, rows, now)
+    return due[0] if due else None
 
 
 def refused_partitions(connection: sa.Connection, row_id: int) -> set[int]:
@@ -136,82 +147,71 @@ def refused_partitions(connection: sa.Connection, row_id: int) -> set[int]:
     return set(connection.execute(query).scalars())
 
 
-def _candidates(connection: sa.Connection, head: int, partitions: int, now: int) -> tuple[list[int], int | None]:
-    """Return the targets that can have due work, sorted, and when the next lease expires.
-
-    A few statements, however many targets and partitions are idle. A target can have work if one of the newest events
-    of the log goes to it, if a free cursor is farther behind than those, or if it has parked events, redeliveries or
-    replays. Of very many that are far behind, which are most likely idle until their cursors are moved, some are
-    returned, others the next time.
-    """
-    near = head - DUE_WORK.near_seqs
-    rows = connection.execute(_BEHIND_OR_LEASED, {"now": now, "near": near}).all()
-    behind = {row.target_id: row.position for row in rows if row.position is not None and row.position < near}
-    after = near if len(behind) <= DUE_WORK.few_targets else max(head - WINDOW_SEQS, min(behind.values()))
-    far = [target_id for target_id, position in behind.items() if position < after]
-    later = [row.expiry for row in rows if row.expiry is not None]
-    if len(far) > DUE_WORK.max_far_targets:
-        far = _RNG.sample(far, DUE_WORK.max_far_targets)
-        later.append(now + DUE_WORK.far_interval_ms)
-    candidates = set(far)
-    logged = {"partitions": list(range(partitions)), "after": after, "head": head}
-    for text in connection.execute(_GOES_TO, logged).scalars():
-        # A negative number is that of a target for which the event was discarded.
-        candidates.update(number for number in map(int, filter(None, text.split(","))) if number > 0)
-    candidates.update(connection.execute(_BESIDE_LOG[connection.dialect.name in ("mysql", "mariadb")]).scalars())
-    return sorted(candidates), min(later, default=None)
+def _due(connection: sa.Connection, rows: Sequence[Any], now: int) -> tuple[list[DueTarget], Iterable[int]]:
+    """Return the targets with due work, by rows of their partitions, and when the parked events of free ones are."""
+    free: dict[int, list[Any]] = {}
+    for row_id, group in groupby(rows, key=lambda row: row.target_id):
+        partitions = list(group)
+        free[row_id] = [row for row in partitions if row.leased_until < now]
+        if partitions[0].breaker != "closed" and len(free[row_id]) < len(partitions):
+            del free[row_id]  # a worker probes it
+    all_free = [row for partitions in free.values() for row in partitions]
+    parked = first_due(connection, [(row.target_id, row.partition) for row in all_free])
+    windows = [window for row in all_free if (window := arrivals.unread(row)) is not None]
+    ahead = events_ahead(connection, map(first_part, windows), DUE_WORK.busy_events)
+    found = _Found(
+        parked,
+        {(window.target_id, window.partition) for window in windows},
+        {place for place, events in ahead.items() if events.number == DUE_WORK.busy_events}
+        # If few of the log's events are for the target, many more may wait than one search reads.
+        | {(window.target_id, window.partition) for window in windows if first_part(window) != window},
+    )
+    targets = (_due_target(partitions, found, now) for partitions in free.values() if partitions)
+    return [target for target in targets if target is not None], parked.values()
 
 
-def _ahead(connection: sa.Connection, rows: Iterable[Any]) -> dict[tuple[int, int], Ahead]:
-    windows = [
-        LogWindow(row.id, row.partition, row.position, row.position + WINDOW_SEQS)
-        for row in rows
-        if row.position < row.last_seq
-    ]
-    return events_ahead(connection, windows, DUE_WORK.busy_events)
+class _Found(NamedTuple):
+    """What waits in partitions, by target and partition."""
+
+    parked: Mapping[tuple[int, int], int]  # when the first event is due (ms)
+    with_events: Set[tuple[int, int]]  # that were never attempted
+    busy: Set[tuple[int, int]]
 
 
-def _due_target(
-    rows: Sequence[Any],
-    parked: Mapping[tuple[int, int], int],
-    ahead: Mapping[tuple[int, int], Ahead],
-    now: int,
-) -> DueTarget | None:
+def _due_target(rows: Sequence[Any], found: _Found, now: int) -> DueTarget | None:
     """Return what of a target's free partitions is due; None if nothing is."""
     first = rows[0]
     partitions = [
-        _due(row, parked_at, ahead.get((row.id, row.partition)))
+        _due_partition(row, found)
         for row in rows
-        if (parked_at := parked.get((row.id, row.partition), NEVER)) <= now
+        if found.parked.get((row.target_id, row.partition), NEVER) <= now
         or row.replay
         or row.redelivery
-        or (row.id, row.partition) in ahead
+        or (row.target_id, row.partition) in found.with_events
     ]
     if not partitions:
         return None
     return DueTarget(
-        row_id=first.id,
+        row_id=first.target_id,
         target=TargetId(first.type, first.name),
         partitions=partitions,
         free=[row.partition for row in rows],
         probe_at=None if first.breaker == "closed" else first.resume_at,
         # After a longer time its bucket is full, or it has no limit any more.
         limited=first.ready_at is not None and now - MAX_WAIT_MS <= first.ready_at <= now,
-        searched=(first.last_seq, frozenset(row.partition for row in rows if (row.id, row.partition) in ahead)),
         abandoned=frozenset(row.partition for row in rows if row.lease_token),
     )
 
 
-def _due(row: Any, parked_at: int, ahead: Ahead | None) -> DuePartition:
-    # If few of the log's events are for the target, many more may wait than one window contains.
-    more = ahead is not None and row.position + WINDOW_SEQS < row.last_seq
-    busy = more or bool(row.replay) or (ahead is not None and ahead.number == DUE_WORK.busy_events)
+def _due_partition(row: Any, found: _Found) -> DuePartition:
+    place = row.target_id, row.partition
+    parked_at = found.parked.get(place, NEVER)
     state = (row.partition, row.position, parked_at, row.resume_at, row.ready_at, row.replay, row.redelivery)
-    return DuePartition(row.partition, state, busy, ahead is not None)
+    return DuePartition(row.partition, state, bool(row.replay) or place in found.busy, place in found.with_events)
 
 
 def _head() -> sa.Select[Any]:
-    """Build the query for the log's head, the number of targets, and the next times.
+    """Build the query for the log's head and the next times.
 
     These are when a breaker is probed, a rate limit ends, and a redelivery is due.
     """
@@ -220,50 +220,11 @@ def _head() -> sa.Select[Any]:
     probe = sa.select(sa.func.min(t.resume_at)).where(t.enabled, sa.not_(t.paused), t.problem == "")
     return sa.select(
         h.last_seq,
-        h.partitions,
-        sa.select(sa.func.count(t.id)).scalar_subquery(),
+        h.arrivals_seq,
+        h.epoch,
         probe.where(t.breaker != "closed", t.resume_at > now).scalar_subquery(),
         sa.select(sa.func.min(limit)).where(limit > now, limit <= now + MAX_WAIT_MS).scalar_subquery(),
         sa.select(sa.func.min(due)).where(due > now).scalar_subquery(),
-    )
-
-
-def _expiry() -> sa.Select[Any]:
-    """Build the query for when the next lease expires."""
-    c, now = tables.cursors.c, sa.bindparam("now", type_=sa.BigInteger)
-    return sa.select(sa.func.min(c.leased_until) + 1).where(c.replay_id == WHOLE_LOG, c.leased_until >= now)
-
-
-def _behind_or_leased() -> sa.Select[Any]:
-    """Build the query for targets with a cursor behind or leased: the first free position, and the next expiry.
-
-    Cursors of targets that are unavailable, paused or disabled are not behind: nothing can be delivered there.
-    """
-    c, t, now = tables.cursors.c, tables.targets.c, sa.bindparam("now", type_=sa.BigInteger)
-    near = sa.bindparam("near", type_=sa.BigInteger)
-    is_available = sa.and_(
-        t.enabled, sa.not_(t.paused), t.problem == "", sa.or_(t.breaker == "closed", t.resume_at <= now)
-    )
-    position = sa.func.min(sa.case((sa.and_(is_free(tables.cursors, now), is_available), c.position)))
-    return (
-        sa.select(c.target_id, position.label("position"))
-        .add_columns(sa.func.min(sa.case((c.leased_until >= now, c.leased_until + 1))).label("expiry"))
-        .join_from(tables.cursors, tables.targets, c.target_id == t.id)
-        # All others are left out before they are joined and grouped: those of idle targets are nearly all.
-        .where(c.replay_id == WHOLE_LOG, sa.or_(c.position < near, c.leased_until >= now))
-        .group_by(c.target_id)
-        .having(sa.or_(position < near, sa.func.max(c.leased_until) >= now))
-    )
-
-
-def _goes_to() -> sa.Select[Any]:
-    """Build the query for the targets of the log's events after a seq, as they are stored."""
-    e = tables.events.c
-    partitions: sa.BindParameter[Any] = sa.bindparam("partitions", expanding=True)
-    return (
-        sa.select(e.targets)
-        .where(e.partition.in_(partitions), e.seq > sa.bindparam("after"), e.seq <= sa.bindparam("head"))
-        .distinct()
     )
 
 
@@ -285,8 +246,8 @@ def _beside_log(*, grouped: bool) -> sa.CompoundSelect[Any]:
     )
 
 
-def _free() -> sa.Select[Any]:
-    """Build the query for the free partitions of available targets, and whether they have a replay or redelivery.
+def _partitions_of_some() -> sa.Select[Any]:
+    """Build the query for the partitions of available targets, and whether they have a replay or redelivery.
 
     It reads a few index rows for each partition.
     """
@@ -305,26 +266,25 @@ def _free() -> sa.Select[Any]:
         .where(other.c.replay_id > WHOLE_LOG)
         .correlate(tables.cursors)
     )
-    leased = (
-        sa.exists()
-        .where(other.c.target_id == c.target_id, other.c.replay_id == WHOLE_LOG, sa.not_(is_free(other, now)))
-        .correlate(tables.cursors)
-    )
     return (
-        sa.select(t.id, t.type, t.name, t.breaker, t.resume_at, c.partition, c.position, c.lease_token)
+        sa.select(t.type, t.name, t.breaker, t.resume_at, c.lease_token, c.leased_until, *arrivals.CURSOR)
         .add_columns(redelivery.label("redelivery"), replay.label("replay"), limit.ready_at)
-        .add_columns(sa.select(tables.log_head.c.last_seq).scalar_subquery().label("last_seq"))
-        .join_from(tables.cursors, tables.targets, c.target_id == t.id)
+        .select_from(arrivals.CURSORS.join(tables.targets, c.target_id == t.id))
         .outerjoin(tables.rate_limits, limit.target_id == t.id)
+        .where(t.id.in_(sa.bindparam("target_ids", expanding=True)), c.replay_id == WHOLE_LOG)
         .where(sa.or_(sa.func.coalesce(limit.ready_at, 0) <= now, limit.ready_at > now + MAX_WAIT_MS))
-        .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == WHOLE_LOG, is_free(tables.cursors, now))
-        .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~leased)))
+        .where(t.enabled, sa.not_(t.paused), t.problem == "", sa.or_(t.breaker == "closed", t.resume_at <= now))
         .order_by(t.id, c.partition)
     )
 
 
 # Built once: building the statements takes longer than running them in the database.
-_HEAD, _EXPIRY, _BEHIND_OR_LEASED, _GOES_TO, _FREE = _head(), _expiry(), _behind_or_leased(), _goes_to(), _free()
-_FREE_OF_ONE = _FREE.where(tables.targets.c.id == sa.bindparam("target_id"))
-_FREE_OF_SOME = _FREE.where(tables.targets.c.id.in_(sa.bindparam("target_ids", expanding=True)))
+_HEAD, _PARTITIONS_OF_SOME = _head(), _partitions_of_some()
+_BEHIND = (
+    sa.select(tables.cursors.c.target_id)
+    .select_from(arrivals.CURSORS)
+    .where(tables.cursors.c.replay_id == WHOLE_LOG, arrivals.HAS_UNREAD)
+    .distinct()
+)
+_CHANGED = sa.select(tables.targets.c.id).where(tables.targets.c.last_seq > sa.bindparam("seen", type_=sa.BigInteger))
 _BESIDE_LOG = {grouped: _beside_log(grouped=grouped) for grouped in (False, True)}

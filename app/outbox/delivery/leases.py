@@ -22,11 +22,11 @@ import sqlalchemy as sa
 
 from app.outbox import log_head, tables
 from app.outbox.delivery.due_work import DueTarget, due_of_target, is_free, refused_partitions
-from app.outbox.delivery.idle_cursors import IdleCursors
-from app.outbox.delivery.log_ahead import has_work, read_claimed
+from app.outbox.delivery.log_ahead import has_parked, read_claimed
 from app.outbox.delivery.policies import DUE_WORK, LEASES
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.log.arrivals import unread_after
 from app.outbox.markers import REVOKED, WHOLE_LOG
 
 log = logging.getLogger("bucketwire.outbox")
@@ -71,12 +71,9 @@ class Lease:
     replays: list[ReplayPartition] = field(default_factory=list)
     probing: bool = False  # the circuit breaker is open, and this lease probes the target
     mirror: bool = False  # the holder folds the events of versioned keys
-    has_free: bool = False  # most of its partitions were claimed without due work, so few of them have events
     leaves_work: bool = False  # other workers could begin with other partitions of the target now
     abandoned: Set[int] = frozenset()  # partitions whose last holder let its lease expire
     # What the claim has seen, so that the first turn need not query it again.
-    searched: tuple[int, Set[int]] = (-1, frozenset())  # up to which seq, and the partitions that have events there
-    head: int | None = None  # the log's head; None if it has to be read
     has_parked: bool = True  # whether the partitions may have parked events
     has_redeliveries: bool = True  # whether redeliveries may be requested for them
 
@@ -91,7 +88,6 @@ class Leases:
         self._database = database
         self._lease_ms = lease_ms
         self._rng = Random()  # noqa: S311 - which partition is first, not a secret
-        self._idle_cursors = IdleCursors(database)
         self._state = log_head.LogState(0, "", is_current=True)  # of the log, as it was read last
 
     def claim_due(self, row_id: int, token: str, now: int, *, with_free: bool = False) -> Lease | None:
@@ -112,15 +108,13 @@ class Leases:
     def _claim_of(self, due: DueTarget, token: str, now: int, *, with_free: bool) -> Lease | None:
         if due.probe_at is not None:
             return self._claim_probe(due, token, now)
-        takes_free = with_free and not any(partition.busy for partition in due.partitions)
         groups = due.groups()
-        if takes_free:
+        if with_free and not any(partition.busy for partition in due.partitions):
             others = [place for place in due.free if place not in groups[0]]
             groups = [[*groups[0], *others][: DUE_WORK.max_quiet_partitions]]
         self._rng.shuffle(groups)
         for partitions in groups[: LEASES.max_tries]:
             if (lease := self.claim(due.row_id, partitions, token, now)) is not None:
-                lease.has_free, lease.searched = takes_free, due.searched
                 lease.leaves_work = len(groups) > 1 and not due.limited
                 return lease
         return None
@@ -179,7 +173,7 @@ class Leases:
             # Where a rate limit allows fewer events than a turn reads, the first partitions get the tokens.
             positions = list(claimed.positions.items())
             self._rng.shuffle(positions)
-            lease = Lease(row_id, token, dict(positions), epoch=claimed.log.epoch, head=claimed.log.last_seq)
+            lease = Lease(row_id, token, dict(positions), epoch=claimed.log.epoch)
             lease.has_parked, lease.has_redeliveries = claimed.has_parked, claimed.has_redeliveries
             if claimed.has_replays:
                 replays = replay_partitions(connection, row_id)
@@ -240,18 +234,15 @@ class Leases:
         if any(replay.position < replay.until for replay in lease.replays):
             return True
         with self._database.reading() as connection:
-            return has_work(connection, lease.target_id, lease.positions)
+            return bool(unread_after(connection, lease.target_id, lease.positions)) or has_parked(
+                connection, lease.target_id, lease.positions
+            )
 
-    def advance_idle(self, now: int) -> bool:
-        """Move cursors that lag behind the log over other targets' events, up to the next event of their own target.
-
-        Takes about half a second at most; the next call continues. Returns whether a cursor was moved: then a search
-        for due work may find more.
-        """
+    def check_epoch(self) -> None:
+        """Begin a new epoch of the log if the outbox is an older state of itself, also where nobody claims anything."""
         with self._database.reading() as connection:
             state = log_head.read_state(connection)
-        self._begins_epoch(state)  # where nobody claims anything before a cursor is moved
-        return self._idle_cursors.advance(state, now)
+        self._begins_epoch(state)
 
 
 def fence(connection: sa.Connection, lease: Lease, partition: int) -> None:

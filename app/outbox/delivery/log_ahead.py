@@ -1,7 +1,7 @@
-"""Search for a target's events after its cursors, in windows of the log.
+"""Search for a target's events in the parts of the log that have some.
 
-An event's targets are a text column of the event, so a search scans every event of other targets in between. A window
-limits this: for any backlog of a target, a search reads at most the events of that many sequence numbers.
+An event's targets are a text column of the event, so a search scans every event of other targets in between. It reads
+the first part of a window, so that it is short for any backlog of a target.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
+from app.outbox.log.arrivals import LogWindow
 from app.outbox.markers import WHOLE_LOG
 
 WINDOW_SEQS = 10_000  # that one search scans at most
@@ -19,13 +20,9 @@ _BATCH_SEARCHES = 64  # searches in one statement
 _T = TypeVar("_T")
 
 
-class LogWindow(NamedTuple):
-    """A search for a target's events in a partition, after one seq and up to another."""
-
-    target_id: int
-    partition: int
-    after: int
-    until: int
+def first_part(window: LogWindow) -> LogWindow:
+    """Return the part of a window that one search reads."""
+    return window._replace(until=min(window.until, window.after + WINDOW_SEQS))
 
 
 def is_for(target_id: sa.ColumnElement[int] | int) -> sa.ColumnElement[bool]:
@@ -102,29 +99,17 @@ def read_claimed(connection: sa.Connection, target_id: int, partitions: Collecti
     return Claimed({row[0]: row[1] for row in rows}, state, *map(bool, has_kinds))
 
 
-def has_work(connection: sa.Connection, target_id: int, positions: Mapping[int, int]) -> bool:
-    """Return whether partitions have parked events, or events of a target after these positions (by partition).
-
-    One statement, because it follows each batch. It reads one index row for each partition without parked events, and
-    at most one window of the log.
-    """
+def has_parked(connection: sa.Connection, target_id: int, partitions: Collection[int]) -> bool:
+    """Return whether some of a target's partitions have parked events. It reads one index row for each without."""
     partition = connection.dialect.identifier_preparer.quote("partition")
-    for some in chunked(positions.items()):
+    for some in chunked(partitions):
         # Literals, for the reason given above; LIMIT, so that the index is scanned in order.
-        parked = (
+        searches = (
             f"(SELECT 1 FROM parked WHERE target_id = {target_id:d} AND {partition} = {place:d} LIMIT 1) IS NOT NULL"  # noqa: S608 - numbers
-            for place, _ in some
+            for place in some
         )
-        ahead = (
-            f"(SELECT seq FROM events WHERE {partition} = {place:d} AND seq > {after:d}"  # noqa: S608 - numbers
-            f" AND seq <= {after + WINDOW_SEQS:d} AND targets LIKE '%,{target_id:d},%'"
-            " ORDER BY seq LIMIT 1) IS NOT NULL"
-            for place, after in some
-        )
-        answer = connection.exec_driver_sql(
-            f"SELECT {' OR '.join([*parked, *ahead])}", execution_options={"no_parameters": True}
-        )
-        if answer.scalar_one():
+        found = connection.exec_driver_sql(f"SELECT {' OR '.join(searches)}", execution_options={"no_parameters": True})
+        if found.scalar_one():
             return True
     return False
 

@@ -16,6 +16,7 @@ from app.outbox.delivery.leases import ReplayPartition
 from app.outbox.delivery.log_ahead import chunked, is_for
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.event_names import is_named
+from app.outbox.log.arrivals import LogWindow
 from app.outbox.log.records import small_record, within_budget
 from app.outbox.versions.rows import ObjectKey
 
@@ -115,21 +116,16 @@ def select_ahead(target_id: int, *, newest: bool) -> sa.Select[Any]:
 
 
 def events_after(
-    connection: sa.Connection,
-    target_id: int,
-    windows: Sequence[tuple[int, int, int]],
-    share: int,
-    *,
-    newest: bool,
+    connection: sa.Connection, windows: Sequence[LogWindow], share: int, *, newest: bool
 ) -> dict[int, list[LoggedEvent]]:
-    """Return a target's first `share` events of each window of the log, by partition and in order.
+    """Return the first `share` events of each window of the log, all of one target, by partition and in order.
 
-    A window is a partition, the seq after which it begins, and its last one. One statement reads many of them, because
-    a batch is small where events come in all the time: a statement for each took longer than everything else.
+    One statement reads many of them, because a batch is small where events come in all the time: a statement for each
+    took longer than everything else.
     """
     by_partition: dict[int, list[LoggedEvent]] = {}
     for some in chunked(windows):
-        statement = _union(connection.dialect, target_id, some, share, newest=newest)
+        statement = _union(connection.dialect, some, share, newest=newest)
         rows = connection.exec_driver_sql(statement, execution_options={"no_parameters": True}).all()  # all at once
         for row in rows:
             logged = logged_event(row, newest=newest)
@@ -139,19 +135,17 @@ def events_after(
     return by_partition
 
 
-def _union(
-    dialect: sa.Dialect, target_id: int, windows: Sequence[tuple[int, int, int]], share: int, *, newest: bool
-) -> str:
+def _union(dialect: sa.Dialect, windows: Sequence[LogWindow], share: int, *, newest: bool) -> str:
     """Build one statement of a search for each window, whose values are literals as in `log_ahead`."""
-    search = _search(dialect.name, target_id, newest=newest)
+    search = _search(dialect.name, windows[0].target_id, newest=newest)
     if dialect.name == "postgresql":  # plans one search and runs it for each window
         search = search.format(partition="look.place", position="look.position", until="look.until", share=share)
-        values = ", ".join(f"({place:d}, {position:d}, {until:d}::bigint)" for place, position, until in windows)
+        values = ", ".join(f"({place:d}, {position:d}, {until:d}::bigint)" for _, place, position, until in windows)
         looks = f"(VALUES {values}) AS look (place, position, until)"
         return f"SELECT ahead.* FROM {looks} CROSS JOIN LATERAL ({search}) AS ahead"  # noqa: S608 - numbers
     searches = (
         search.format(partition=place, position=position, until=until, share=share)
-        for place, position, until in windows
+        for _, place, position, until in windows
     )
     if dialect.name == "sqlite":
         return " UNION ALL ".join(f"SELECT * FROM ({query})" for query in searches)  # noqa: S608 - numbers

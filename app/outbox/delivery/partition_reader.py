@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from app.events.version_history import Holding
-from app.outbox import log_head, tables
+from app.outbox import tables
 from app.outbox.delivery.leases import Lease, ReplayPartition
-from app.outbox.delivery.log_ahead import WINDOW_SEQS, LogWindow, events_ahead, has_work, is_for
+from app.outbox.delivery.log_ahead import WINDOW_SEQS, first_part, has_parked, is_for
 from app.outbox.delivery.logged_events import (
     LoggedEvent,
     LogPosition,
@@ -29,6 +29,7 @@ from app.outbox.delivery.newest_sequencers import fill_in_newest
 from app.outbox.delivery.parked import ObjectHash, first_due, oldest_parked
 from app.outbox.delivery.policies import PARTITION_READS
 from app.outbox.engine.chunks import chunks
+from app.outbox.log.arrivals import LogWindow, unread_after
 from app.outbox.log.records import first_within_budget, readable
 from app.outbox.markers import NEVER
 from app.outbox.versions.object_versions import ObjectVersions
@@ -79,13 +80,12 @@ class Redelivery(NamedTuple):
 class Batch:
     """Events read after the cursors, and the seq up to which each partition was read.
 
-    `more` is true if there are no events, but a partition was not read to its end, because too many events of other
-    targets come first. `at_end` is true if every partition was read to the end of the log.
+    There may be none where many events of other targets come first. `at_end` is true if every partition was read to the
+    target's last event.
     """
 
     events: Sequence[LoggedEvent]
     scanned: Mapping[int, int]
-    more: bool = False
     at_end: bool = False
 
 
@@ -98,9 +98,7 @@ class PartitionReader:
         self._versions = versions
         self._newest = versions is not None
         self._target = is_for(lease.target_id)
-        self._read_to = 0  # the log's head when events were last read
-        self._searched = lease.searched  # at which head, and the partitions with events then
-        self._none_until: dict[int, int] = {}  # up to which seq a partition has no event after its position
+        self._seen = 0  # the seq of the newest event that this reader knows of
 
     def load(self, limit: int) -> Batch:
         """Return about `limit` next events after the lease's cursors, per partition oldest first.
@@ -112,86 +110,47 @@ class PartitionReader:
         positions = {
             partition: position for partition, position in self._lease.positions.items() if partition not in replaying
         }
-        if not positions:
-            return Batch((), {})
-        share = max(1, limit // len(positions))
-        # The head is read first: commits happen in the order of seq, so no event up to it can be missed.
-        head, self._lease.head = self._lease.head, None
-        if head is None:
-            head = log_head.read(self._connection).last_seq
-        self._read_to = head
-        at_end = not replaying
-        search = self._searched[0] == head or (self._lease.has_free and len(positions) > PARTITION_READS.few_partitions)
-        if search and (busy := positions.keys() & self._with_events(head)):
-            at_end &= _near(positions, head)  # the others have no events, but a search ends after a window
-            positions = {partition: positions[partition] for partition in positions if partition in busy}
-            share = max(1, limit // len(positions))
-        events, scanned = self._within_budget(*self._load(positions, share, head))
-        ended = {partition for partition, some in events.items() if len(some) < share and scanned[partition] >= head}
-        at_end &= len(ended) == len(positions)
-        self._searched = self._searched[0], self._searched[1] - ended
+        windows = self._unread(positions)
+        if not windows:
+            return Batch((), {}, not replaying)
+        events, scanned = self._within_budget(*self._load(windows, max(1, limit // len(windows))))
         loaded = [logged for some in events.values() for logged in some]
-        more = not loaded and any(seq < head for seq in scanned.values())
         if self._versions is not None and self._versions.concerns([logged.event for logged in loaded], scanned):
             self._versions.fold(histories(loaded))
-        return Batch(self._resolved(loaded), scanned, more, at_end)
+        at_end = not replaying and all(seq >= windows[partition].until for partition, seq in scanned.items())
+        return Batch(self._resolved(loaded), scanned, at_end)
 
     def has_new_events(self) -> bool:
-        """Return whether the partitions may have events that were recorded since the last `load`.
+        """Return whether the partitions may have events that were recorded since the last `load`."""
+        return bool(self._unread(self._lease.positions, newer_than=self._seen))
 
-        While nothing is recorded for any target, this costs no more than reading one row.
-        """
-        head = log_head.read(self._connection).last_seq
-        if head == self._read_to:
-            return False
-        self._read_to = self._lease.head = head
-        return bool(self._with_events(head)) or not _near(self._lease.positions, head)
-
-    def _with_events(self, head: int) -> Set[int]:
-        """Return those of the lease's partitions that have events in the next window of the log, up to this head.
-
-        A second search at the same head would find no others in this window.
-        """
-        if self._searched[0] != head:
-            # What was searched before is not searched again, however often the log grows by events of other targets.
-            after = {
-                partition: max(position, self._none_until.get(partition, 0))
-                for partition, position in self._lease.positions.items()
-            }
-            windows = (
-                LogWindow(self._lease.target_id, partition, seq, seq + WINDOW_SEQS) for partition, seq in after.items()
-            )
-            busy = {partition for _, partition in events_ahead(self._connection, windows)}
-            for partition in after.keys() - busy:
-                self._none_until[partition] = min(head, after[partition] + WINDOW_SEQS)
-            self._searched = head, busy
-        return self._searched[1]
+    def _unread(self, positions: Mapping[int, int], newer_than: int = 0) -> dict[int, LogWindow]:
+        """Return which part of the log after each position has events, by partition."""
+        windows = unread_after(self._connection, self._lease.target_id, positions, newer_than)
+        self._seen = max((window.until for window in windows.values()), default=self._seen)
+        return windows
 
     def _load(
-        self, positions: Mapping[int, int], share: int, head: int
+        self, windows: Mapping[int, LogWindow], share: int
     ) -> tuple[dict[int, list[LoggedEvent]], dict[int, int]]:
         """Return the next events of each partition, up to a share, and the seq up to which it was read.
 
-        Scans at most `PARTITION_READS.max_windows` windows, because many events of other targets may come first.
+        Makes at most `PARTITION_READS.max_windows` searches, because many events of other targets may come first.
         """
-        events: dict[int, list[LoggedEvent]] = {partition: [] for partition in positions}
-        scanned, left = dict(positions), list(positions)
+        events: dict[int, list[LoggedEvent]] = {partition: [] for partition in windows}
+        scanned, left = {partition: window.after for partition, window in windows.items()}, dict(windows)
         for _ in range(PARTITION_READS.max_windows):
-            # Events recorded since the head was read may be in the batch too.
-            windows = [(partition, scanned[partition], _until(scanned[partition], head)) for partition in left]
             missing = share - max(len(events[partition]) for partition in left)  # 1 or more
-            read = events_after(self._connection, self._lease.target_id, windows, missing, newest=self._newest)
-            left = []
-            for partition, _, until in windows:
-                some = read.get(partition, [])
-                events[partition] += some
-                if len(some) == missing:
-                    scanned[partition] = some[-1].seq
-                elif until == NEVER:
-                    scanned[partition] = max(head, some[-1].seq) if some else head
+            parts = [first_part(window) for window in left.values()]
+            read = events_after(self._connection, parts, missing, newest=self._newest)
+            for part in parts:
+                some = read.get(part.partition, [])
+                events[part.partition] += some
+                scanned[part.partition] = some[-1].seq if len(some) == missing else part.until
+                if len(some) == missing or part.until == left[part.partition].until:
+                    del left[part.partition]
                 else:
-                    scanned[partition] = until
-                    left.append(partition)
+                    left[part.partition] = left[part.partition]._replace(after=part.until)
             if not left:
                 break
         return events, scanned
@@ -241,7 +200,8 @@ class PartitionReader:
 
     def has_work(self) -> bool:
         """Return whether the partitions have events after the cursors, or parked ones."""
-        return has_work(self._connection, self._lease.target_id, self._lease.positions)
+        positions = self._lease.positions
+        return bool(self._unread(positions)) or has_parked(self._connection, self._lease.target_id, positions)
 
     def due_objects(self, now: int, limit: int, among: Set[int] | None = None) -> list[ObjectHash]:
         """Return up to `limit` objects whose first parked event is due at `now` (ms), the longest due first.
@@ -267,12 +227,13 @@ class PartitionReader:
         Each has the seq of the oldest such event. The holder had read at most `limit` events after each cursor, of each
         replay, and of the objects whose parked events are due at `now` (ms).
         """
+        read = PARTITION_READS.max_windows * WINDOW_SEQS
         windows = [
-            (partition, position, position + PARTITION_READS.max_windows * WINDOW_SEQS)
-            for partition, position in self._lease.positions.items()
-            if partition in partitions
+            window._replace(until=min(window.until, window.after + read))
+            for window in self._unread(self._lease.positions).values()
+            if window.partition in partitions
         ]
-        ahead = events_after(self._connection, self._lease.target_id, windows, limit, newest=self._newest)
+        ahead = events_after(self._connection, windows, limit, newest=self._newest)
         events = [logged for some in ahead.values() for logged in some]
         for replay in self._lease.replays:
             if replay.partition in partitions:
@@ -427,13 +388,3 @@ class PartitionReader:
         if self._versions is None:
             return events
         return fill_in_newest(self._connection, self._lease.target_id, self._versions, events)
-
-
-def _until(after: int, head: int) -> int:
-    """Return the last seq of the window of the log that begins after one; the window that has the head has no end."""
-    return NEVER if after + WINDOW_SEQS >= head else after + WINDOW_SEQS
-
-
-def _near(positions: Mapping[int, int], head: int) -> bool:
-    """Return whether one window of the log after each position reaches the head."""
-    return all(position + WINDOW_SEQS >= head for position in positions.values())

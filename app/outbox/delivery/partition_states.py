@@ -1,21 +1,23 @@
 """Read the state of a target's partitions: what waits in each of them, and which worker has it.
 
-What it reads is bounded, whatever waits: of each partition the events of `WINDOW_SEQS` sequence numbers after its
-cursor, and `MAX_COUNTED_EVENTS` events and parked ones.
+What it reads is bounded, whatever waits: of each partition the events of as many sequence numbers as one search reads,
+and `MAX_COUNTED_EVENTS` events and parked ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.outbox import log_head, tables
-from app.outbox.delivery.log_ahead import WINDOW_SEQS
+from app.outbox import tables
+from app.outbox.delivery.log_ahead import first_part
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
+from app.outbox.log import arrivals
+from app.outbox.log.arrivals import LogWindow
 from app.outbox.markers import NEVER, REVOKED, WHOLE_LOG
 from app.outbox.targets import find_target
 
@@ -51,25 +53,31 @@ def read_partitions(database: Database, target: TargetId) -> list[PartitionState
     c = tables.cursors.c
     with database.snapshot() as connection:
         target_id = find_target(connection, target).row_id
-        head, now = log_head.read(connection).last_seq, database_now(connection)
+        now = database_now(connection)
         cursors = connection.execute(
-            sa.select(c.partition, c.position, c.lease_token, c.leased_until)
+            sa.select(c.lease_token, c.leased_until, *arrivals.CURSOR)
+            .select_from(arrivals.CURSORS)
             .where(c.target_id == target_id, c.replay_id == WHOLE_LOG)
             .order_by(c.partition)
         ).all()
-        counts = {row.place: row for row in _count(connection, target_id, cursors)}
-    return [_state(cursor, counts[cursor.partition], head, now) for cursor in cursors]
+        windows = {
+            cursor.partition: arrivals.unread(cursor)
+            or LogWindow(target_id, cursor.partition, cursor.head, cursor.head)
+            for cursor in cursors
+        }
+        counts = {row.place: row for row in _count(connection, windows.values())}
+    return [_state(cursor, windows[cursor.partition], counts[cursor.partition], now) for cursor in cursors]
 
 
-def _state(cursor: Any, counts: Any, head: int, now: int) -> PartitionState:
+def _state(cursor: Any, window: LogWindow, counts: Any, now: int) -> PartitionState:
     lease, holder = lease_of(cursor.lease_token, cursor.leased_until, now)
     return PartitionState(
         partition=cursor.partition,
-        position=cursor.position,
+        position=window.after,
         pending=min(counts.pending, MAX_COUNTED_EVENTS),
         parked=min(counts.parked, MAX_COUNTED_EVENTS),
         parked_objects=min(counts.objects, MAX_COUNTED_EVENTS),
-        more=max(counts.pending, counts.parked) > MAX_COUNTED_EVENTS or cursor.position + WINDOW_SEQS < head,
+        more=max(counts.pending, counts.parked) > MAX_COUNTED_EVENTS or first_part(window) != window,
         lease=lease,
         holder=holder,
         leased_until=cursor.leased_until if lease != FREE else 0,
@@ -85,7 +93,7 @@ def lease_of(token: str, leased_until: int, now: int) -> tuple[str, str]:
     return LEASED, token.rpartition(":")[0]
 
 
-def _count(connection: sa.Connection, target_id: int, cursors: Sequence[Any]) -> Iterator[Any]:
+def _count(connection: sa.Connection, windows: Iterable[LogWindow]) -> Iterator[Any]:
     """Yield what waits in each partition, counted up to one more than `MAX_COUNTED_EVENTS`."""
     partition = connection.dialect.identifier_preparer.quote("partition")
 
@@ -96,24 +104,23 @@ def _count(connection: sa.Connection, target_id: int, cursors: Sequence[Any]) ->
             f" LIMIT {MAX_COUNTED_EVENTS + 1:d}) AS {name}{place:d}) AS {name}"
         )
 
-    for some in chunks(cursors, _BATCH_PARTITIONS):
+    for some in chunks([first_part(window) for window in windows], _BATCH_PARTITIONS):
         union = " UNION ALL ".join(
             ", ".join(
                 (
-                    f"SELECT {cursor.partition:d} AS place",
+                    f"SELECT {place:d} AS place",
                     count_up_to_max(
                         "pending",
                         "events",
-                        cursor.partition,
-                        f"seq > {cursor.position:d} AND seq <= {cursor.position + WINDOW_SEQS:d}"
-                        f" AND targets LIKE '%,{target_id:d},%'",
+                        place,
+                        f"seq > {after:d} AND seq <= {until:d} AND targets LIKE '%,{target_id:d},%'",
                     ),
-                    count_up_to_max("parked", "parked", cursor.partition, f"target_id = {target_id:d}"),
+                    count_up_to_max("parked", "parked", place, f"target_id = {target_id:d}"),
                     count_up_to_max(
-                        "objects", "parked", cursor.partition, f"target_id = {target_id:d} AND not_before < {NEVER:d}"
+                        "objects", "parked", place, f"target_id = {target_id:d} AND not_before < {NEVER:d}"
                     ),
                 )
             )
-            for cursor in some
+            for target_id, place, after, until in some
         )
         yield from connection.exec_driver_sql(union, execution_options={"no_parameters": True})

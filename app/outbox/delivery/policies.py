@@ -88,10 +88,7 @@ class HeartbeatPolicy(NamedTuple):
 class DueWorkPolicy(NamedTuple):
     """How the partitions with due work are searched and grouped."""
 
-    few_targets: int = 16  # with so many all are searched: that costs less than to find out which can have work
-    near_seqs: int = 1_000  # newest seqs of the log in which the targets with work are looked for
-    max_far_targets: int = 64  # that are far behind, in one search
-    far_interval_ms: int = 100  # until the next search, if there are more of them
+    remember_seconds: float = 300.0  # for which targets without events count as such, however the log has changed
     limited_interval_ms: int = 100  # between two wake-ups for a target whose rate limit is in use
     busy_events: int = 20  # with so many waiting a partition is claimed alone, otherwise together with others
     max_quiet_partitions: int = 64  # in one claim; more cost more to search than they save
@@ -109,19 +106,7 @@ class PartitionReadPolicy(NamedTuple):
 
     max_replay_seqs: int = 10_000  # that one query of a replay scans
     few_objects: int = 64  # with more due objects than this, one event of each makes a batch
-    few_partitions: int = 2  # of more it is searched first which have events, which is one statement
     max_windows: int = 10  # of other targets' events that one batch scans in each partition
-
-
-class IdleCursorPolicy(NamedTuple):
-    """When the cursors of targets without events are moved."""
-
-    lag_seqs: int = 1_000  # that a cursor may lag behind the log
-    many_cursors: int = 1_000  # if more lag, they are moved at the next number: that costs more than what is scanned
-    many_lag_seqs: int = 5_000
-    forget_interval_seconds: float = 60.0
-    run_seconds: float = 0.5  # for all targets together; the next run continues
-    batch_cursors: int = 500  # in one statement, whose rows an append on SQLite waits for
 
 
 class OpeningPolicy(NamedTuple):
@@ -132,13 +117,6 @@ class OpeningPolicy(NamedTuple):
     postponed_ms: int = 2_000  # until one is offered again that no worker process could take
     batch_offers: int = 10  # of one call, which holds up the drain
     max_seconds: float = 0.2  # of that call
-
-
-class IsolationPolicy(NamedTuple):
-    """For how long a target is skipped after its query failed."""
-
-    pause_factor: int = 10  # times as long as the failed query took
-    min_pause_seconds: float = 1.0
 
 
 DEAD_LETTERS = DeadLetterPolicy()
@@ -153,6 +131,4 @@ HEARTBEATS = HeartbeatPolicy()
 DUE_WORK = DueWorkPolicy()
 LEASES = LeasePolicy()
 PARTITION_READS = PartitionReadPolicy()
-IDLE_CURSORS = IdleCursorPolicy()
 OPENINGS = OpeningPolicy()
-ISOLATION = IsolationPolicy()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -23,7 +24,7 @@ from app.outbox.engine.copy_insert import insert
 from app.outbox.engine.database import Database
 from app.outbox.engine.db_errors import Unstorable
 from app.outbox.engine.deadlocks import after_deadlocks
-from app.outbox.log import pg_append
+from app.outbox.log import arrivals, pg_append
 from app.outbox.log.batch import Batch, QueueFull, Receipt
 from app.outbox.log.routing import Matches, Routing, load_routing
 from app.outbox.policies import APPEND
@@ -194,7 +195,12 @@ class Log:
             if batch is None or known or overtaken or not batch.fits(room):
                 batch = Batch(requests, matches, self._partitions, known=known, overtaken=overtaken, room=room)
             insert(connection, tables.events, batch.complete_rows(head.last_seq - wanted + 1, now))
-            _count(connection, batch)
+            _count(connection, batch, head)
+            arrived = (
+                arrivals.Arrival(*place, *(head.last_seq - wanted + number for number in numbers))
+                for place, numbers in batch.arrivals.items()
+            )
+            arrivals.record(connection, arrived, complete=head.arrivals_seq == head.last_seq)
             if batch.posted != posted:
                 log_head.count_posted(connection, batch.posted - posted)
             if options.action and batch.rows:
@@ -271,9 +277,9 @@ def _audit(connection: sa.Connection, options: _Options, events: int, buckets: l
         audit.record(connection, options.action, f"target:{options.only_target}", facts)
 
 
-def _count(connection: sa.Connection, batch: Batch) -> None:
+def _count(connection: sa.Connection, batch: Batch, head: log_head.LogHead) -> None:
     for touched in chunks(tuple(sorted(batch.recorded.keys() | batch.discarded.keys()))):
-        counts = {f"recorded_{target}": batch.recorded.get(target, 0) for target in touched}
+        counts = {"head": head.last_seq} | {f"recorded_{target}": batch.recorded.get(target, 0) for target in touched}
         counts |= {f"discarded_{target}": batch.discarded.get(target, 0) for target in touched}
         connection.execute(_counting(tuple(touched)), counts)
 
@@ -288,5 +294,6 @@ def _counting(touched: tuple[int, ...]) -> sa.Update:
         )
         for name in ("recorded", "discarded")
     }
-    sums = {name: t[name] + value for name, value in added.items()}
-    return tables.targets.update().where(t.id.in_(touched)).values(sums)
+    sums: dict[str, Any] = {name: t[name] + value for name, value in added.items()}
+    changes = sums | {"last_seq": sa.bindparam("head", type_=sa.BigInteger)}
+    return tables.targets.update().where(t.id.in_(touched)).values(changes)

@@ -102,6 +102,8 @@ class Batch:
         self.recorded: dict[int, int] = {}  # by target, as is `discarded`
         self.discarded: dict[int, int] = {}
         self.posted = 0  # of the rows, those that requests have brought
+        # By target and partition, the first and the last of the rows, counted from 1.
+        self.arrivals: dict[tuple[int, int], tuple[int, int]] = {}
         self.answers = [self._add_request(events) for events in requests]
 
     def fits(self, room: Mapping[int, int]) -> bool:
@@ -132,15 +134,19 @@ class Batch:
         if is_posted(events):
             self.posted += len(new)
         counts: dict[tuple[Targets, Targets], int] = {}
-        due: set[tuple[Targets, int]] = set()
+        due: dict[tuple[Targets, int], tuple[int, int]] = {}
         for event in new.values():
             matched = self._targets[event.id]
             taken = self._take_room(matched) if self._room else matched
             counts[matched, taken] = counts.get((matched, taken), 0) + 1
-            due.add((taken, self._add_row(event, targets_text(matched, taken))))
-        for taken, partition in due:
+            place = taken, self._add_row(event, targets_text(matched, taken))
+            number = len(self.rows)
+            due[place] = due.get(place, (number, number))[0], number
+        for (taken, partition), (first, last) in due.items():
             for target in taken:
                 receipt.due.setdefault(self._routing.ids[target], set()).add(partition)
+                known = self.arrivals.get((target, partition), (first, last))
+                self.arrivals[target, partition] = min(known[0], first), max(known[1], last)
         for (matched, taken), number in counts.items():
             kept = frozenset(taken)
             for target in matched:

@@ -26,7 +26,8 @@ from app.outbox.engine.chunks import chunks
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import try_lock_tail
-from app.outbox.markers import NEVER
+from app.outbox.log import arrivals
+from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.policies import RETENTION
 from app.outbox.versions.retention import keep_records
 
@@ -149,10 +150,17 @@ def _read_window(connection: sa.Connection, partition: int, after: int, older_th
 
 
 def _passed(connection: sa.Connection, partition: int) -> int:
-    """Return the seq that every cursor of the partition has reached; without cursors, the log's last seq."""
-    c = tables.cursors.c
-    least = sa.select(sa.func.min(c.position)).where(c.partition == partition, c.position < c.until).scalar_subquery()
-    return int(connection.execute(sa.select(sa.func.coalesce(least, tables.log_head.c.last_seq))).scalar_one())
+    """Return the seq up to which no cursor of the partition has an event before it."""
+    a, c, head = tables.arrivals.c, tables.cursors.c, tables.log_head.c
+    own = sa.and_(c.replay_id == WHOLE_LOG, c.position < sa.func.coalesce(a.last_seq, 0))
+    of_replay = sa.and_(c.replay_id > WHOLE_LOG, c.position < c.until)
+    behind = arrivals.CURSORS
+    least = (
+        sa.select(sa.func.min(c.position)).select_from(behind).where(c.partition == partition, sa.or_(own, of_replay))
+    )
+    row = connection.execute(sa.select(least.scalar_subquery().label("position"), head.arrivals_seq)).one()
+    # Events after `arrivals_seq` may be for any target.
+    return int(row.arrivals_seq if row.position is None else min(row.position, row.arrivals_seq))
 
 
 def _referred(connection: sa.Connection, partition: int, first: int, last: int) -> set[int]:

@@ -18,8 +18,8 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.event_names import is_named
 from app.outbox.log.append import Guard
+from app.outbox.log.arrivals import unread_of_targets
 from app.outbox.log.batch import key_hash
-from app.outbox.markers import WHOLE_LOG
 from app.outbox.reconcile.log_position import LogPosition
 from app.outbox.targets import find_target
 from app.outbox.versions.rows import ObjectKey, key_state
@@ -89,16 +89,16 @@ def _undelivered(
     connection: sa.Connection, target_id: int, in_bucket: Sequence[sa.ColumnElement[bool]]
 ) -> Iterator[Any]:
     """Yield key, seq and time of the events that are in flight to a target."""
-    c, e, p = tables.cursors.c, tables.events.c, tables.parked.c
+    e, p = tables.events.c, tables.parked.c
     events = sa.select(e.key, e.seq, e.received_at)
     # One query for each cursor: MySQL and MariaDB start an index scan at a seq only if it is a constant.
-    positions = sa.select(c.partition, c.position).where(c.target_id == target_id, c.replay_id == WHOLE_LOG)
-    cursors, replays = connection.execute(positions).all(), list(replay_partitions(connection, target_id))
+    windows, replays = unread_of_targets(connection, [target_id]), list(replay_partitions(connection, target_id))
     queries = [
         events.join(tables.parked, sa.and_(p.partition == e.partition, p.seq == e.seq)).where(p.target_id == target_id)
     ]
     queries += [
-        events.where(e.partition == cursor.partition, e.seq > cursor.position, is_for(target_id)) for cursor in cursors
+        events.where(e.partition == one.partition, e.seq > one.after, e.seq <= one.until, is_for(target_id))
+        for one in windows
     ]
     queries += [
         events.where(

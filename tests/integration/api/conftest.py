@@ -109,7 +109,7 @@ def _empty(database: Database) -> None:
     """An empty log; the version grows, so that the API notices that targets and rules are gone."""
     head = tables.log_head.c
     with database.writing() as connection:
-        connection.execute(tables.log_head.update().values(version=head.version + 1, last_seq=0))
+        connection.execute(tables.log_head.update().values(version=head.version + 1, last_seq=0, arrivals_seq=0))
         for table in reversed(tables.metadata.sorted_tables):
             if table is not tables.log_head:
                 connection.execute(table.delete())

@@ -1,21 +1,20 @@
 """What idle targets cost: nothing in statements, and no delay for a target that has work."""
 
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
 
-from app.outbox import log_head, tables
-from app.outbox.delivery import due_work, heartbeats, idle_cursors
+from app.outbox.delivery import due_work, heartbeats
+from app.outbox.delivery.breaker_state import open_breaker
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Leases
-from app.outbox.delivery.policies import DUE_WORK, IDLE_CURSORS
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from tests.support.builders import add_idle_targets, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget
-from tests.support.tuning import tune
 from workers.delivery.outcomes import DELIVERED, Failed
 
 IDLE = 300
@@ -57,60 +56,13 @@ def test_idle_targets_add_no_statements_to_a_search_for_work(
     add_target(database, "busy", bucket="images")
     add_idle_targets(database, IDLE)
     record(database, 50)
-    assert statements(lambda: due_targets(DueWork(database), now_ms())) < 40
+    work = DueWork(database)
+    for _ in range(2):  # the first search looks at all targets
+        assert statements(lambda: due_targets(work, now_ms())) <= 12  # on SQLite each counts twice
 
 
-def test_cursors_of_idle_targets_move_together(
-    database: Database, statements: Callable[[Callable[[], object]], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tune(monkeypatch, idle_cursors, "IDLE_CURSORS", run_seconds=60.0)  # this is about the number of statements
-    add_target(database, "busy", bucket="images")
-    add_idle_targets(database, IDLE)
-    record(database, IDLE_CURSORS.many_lag_seqs + 100)
-    assert statements(lambda: Leases(database, 10_000).advance_idle(now_ms())) < 40
-    c = tables.cursors.c
-    with database.reading() as connection:
-        head = log_head.read(connection).last_seq
-        positions = connection.execute(sa.select(c.position).where(c.position > 0).distinct()).scalars().all()
-    assert head in positions
-
-
-def test_while_nothing_is_recorded_no_cursor_is_looked_at(
-    database: Database, statements: Callable[[Callable[[], object]], int]
-) -> None:
-    add_idle_targets(database, 3)
-    leases, now = Leases(database, 10_000), now_ms()
-    record(database, IDLE_CURSORS.lag_seqs + 10)
-    assert leases.advance_idle(now)
-    while leases.advance_idle(now):
-        pass
-    looks = statements(lambda: Leases(database, 10_000).advance_idle(now))
-    assert statements(lambda: leases.advance_idle(now)) < looks
-    record(database, IDLE_CURSORS.lag_seqs + 10)
-    assert leases.advance_idle(now)
-
-
-def test_a_cursor_that_was_leased_when_it_lagged_is_moved_when_it_is_free(database: Database) -> None:
-    add_idle_targets(database, 1)
-    leases, now = Leases(database, 10_000), now_ms()
-
-    def lease(until: int) -> None:
-        leased = tables.cursors.update().where(tables.cursors.c.partition == 0)
-        with database.writing() as connection:
-            connection.execute(leased.values(leased_until=until, lease_token="w" if until else ""))
-
-    lease(now + 10_000)
-    record(database, IDLE_CURSORS.lag_seqs + 10)
-    while leases.advance_idle(now):
-        pass
-    lease(0)
-    assert leases.advance_idle(now)
-
-
-@pytest.mark.parametrize("kind", ["new", "far", "parked", "replay", "expired"])
-def test_work_among_idle_targets_is_found(database: Database, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tune(monkeypatch, due_work, "DUE_WORK", near_seqs=20)
-    monkeypatch.setattr(due_work, "WINDOW_SEQS", 60)
+@pytest.mark.parametrize("kind", ["new", "again", "parked", "replay", "expired"])
+def test_work_among_idle_targets_is_found(database: Database, kind: str) -> None:
     target = add_target(database, "one", bucket="rare")
     add_target(database, "busy", bucket="images")
     add_idle_targets(database, 40)
@@ -125,8 +77,12 @@ def test_work_among_idle_targets_is_found(database: Database, kind: str, monkeyp
         Courier(database, target, ScriptedTarget(lambda _: DELIVERED)).run()
         record(database, 100)
         Replays(database).begin(target, Selection(since=0))
-    if kind == "far":
+    if kind == "again":
+        assert "webhook:one" in due_targets(work, now)
+        Courier(database, target, ScriptedTarget(lambda _: DELIVERED)).run()
+        assert "webhook:one" not in due_targets(work, now)
         record(database, 100)
+        record(database, 1, "rare")
     if kind == "expired":
         row_id = registry(database).target(target).row_id
         assert Leases(database, 10_000).claim_due(row_id, "gone", now) is not None
@@ -136,24 +92,33 @@ def test_work_among_idle_targets_is_found(database: Database, kind: str, monkeyp
     assert "webhook:one" in due_targets(work, now)
 
 
-def test_of_many_targets_that_are_far_behind_all_are_found_in_the_end(
+def test_targets_that_cannot_be_delivered_to_are_found_when_they_can(database: Database) -> None:
+    paused, down = add_target(database, "paused", bucket="images"), add_target(database, "down", bucket="images")
+    work, now = DueWork(database), now_ms()
+    registry(database).pause(paused, "for a test")
+    open_breaker(database, registry(database).target(down).row_id, "refused", now + 5_000, probing=False)
+    record(database, 8)
+    for _ in range(2):
+        assert due_targets(work, now) == set()
+    registry(database).resume(paused)
+    assert due_targets(work, now) == {"webhook:paused"}
+    assert work.next_at == now + 5_000
+    assert due_targets(work, now + 5_000) == {"webhook:paused", "webhook:down"}
+
+
+def test_a_search_that_failed_is_followed_by_one_of_all_targets(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tune(monkeypatch, due_work, "DUE_WORK", near_seqs=5)
-    monkeypatch.setattr(due_work, "WINDOW_SEQS", 10)
-    tune(monkeypatch, due_work, "DUE_WORK", max_far_targets=4)
-    names = {f"webhook:t{number}" for number in range(20)}
-    for name in names:
-        add_target(database, name.removeprefix("webhook:"), bucket="images")
-    record(database, 100)
-    work, found, now = DueWork(database), set[str](), now_ms()
-    for _ in range(100):
-        found |= due_targets(work, now)
-        if found == names:
-            break
-        assert work.next_at <= now + DUE_WORK.far_interval_ms
-        now = work.next_at
-    assert found == names
+    add_target(database, "one", bucket="images")
+    work, now = DueWork(database), now_ms()
+    assert due_targets(work, now) == set()
+    record(database, 8)
+    gone = sa.exc.OperationalError("SELECT", {}, Exception("gone"))
+    with monkeypatch.context() as broken:
+        broken.setattr(due_work, "first_due", Mock(side_effect=gone))
+        with pytest.raises(sa.exc.OperationalError):
+            work.find(now)
+    assert due_targets(work, now) == {"webhook:one"}
 
 
 def test_probes_of_many_queues_are_recorded_together_and_spread(

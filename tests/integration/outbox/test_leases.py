@@ -1,6 +1,6 @@
 """What is due, claims, and what becomes of them when processes die or run twice."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,11 +8,10 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
-from app.outbox.delivery import due_work, idle_cursors, isolation
+from app.outbox.delivery import due_work
 from app.outbox.delivery.breaker_state import close_breaker, open_breaker
 from app.outbox.delivery.due_work import DueTarget, DueWork
 from app.outbox.delivery.leases import Lease, Leases, lease_holders
-from app.outbox.delivery.log_ahead import Ahead, LogWindow
 from app.outbox.delivery.transitions import cursors
 from app.outbox.delivery.transitions.settlement import Settlement
 from app.outbox.delivery.transitions.settlement_store import SettlementStore
@@ -238,26 +237,6 @@ def test_a_worker_that_dies_before_its_probe_keeps_others_from_probing_for_a_mom
     assert leases.claim_due(row, "later", now + 2_000) is not None
 
 
-def test_idle_cursors_move_over_events_of_other_targets(
-    database: Database, leases: Leases, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tune(monkeypatch, idle_cursors, "IDLE_CURSORS", run_seconds=60.0)  # a busy machine needs longer for all of them
-    quiet = add_target(database, "quiet", bucket="elsewhere")
-    busy = add_target(database, "busy")
-    _record(database, 1_200)
-    leases.advance_idle(now_ms())
-    lease = leases.claim(_row_id(database, quiet), range(4), "token", now_ms())
-    assert lease is not None
-    assert set(lease.positions.values()) == {1_200}
-    own = leases.claim(_row_id(database, busy), range(4), "another", now_ms())
-    assert own is not None
-    e = tables.events.c
-    with database.reading() as connection:
-        first = connection.execute(sa.select(e.partition, sa.func.min(e.seq)).group_by(e.partition)).all()
-    assert first
-    assert all(own.positions[partition] < seq for partition, seq in first), "it has all of them before it"
-
-
 def test_neither_a_renewal_nor_a_settlement_moves_the_end_of_a_lease_back(database: Database, leases: Leases) -> None:
     """A worker that was stopped after it had read its clock, or that waited for a lock, comes with an old time."""
     target = add_target(database)
@@ -279,56 +258,6 @@ def test_neither_a_renewal_nor_a_settlement_moves_the_end_of_a_lease_back(databa
 def _lease_ends(database: Database) -> set[int]:
     with database.reading() as connection:
         return set(connection.execute(sa.select(tables.cursors.c.leased_until)).scalars())
-
-
-@pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
-def test_a_target_whose_look_fails_costs_the_others_nothing(
-    database: Database, work: DueWork, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = [add_target(database, name) for name in ("a", "bad", "c")]
-    bad = _row_id(database, names[1])
-    _record(database)
-    looked_at: list[int] = []
-    look = due_work.events_ahead
-
-    def refuse(connection: sa.Connection, windows: Sequence[LogWindow], most: int) -> Mapping[tuple[int, int], Ahead]:
-        looked_at.extend({each.target_id for each in windows})
-        if any(each.target_id == bad for each in windows):
-            raise sa.exc.OperationalError("SELECT", {}, Exception("canceling statement due to statement timeout"))
-        return look(connection, windows, most)
-
-    monkeypatch.setattr(due_work, "events_ahead", refuse)
-    assert _targets(work.find(now_ms())) == ["webhook:a", "webhook:c"]
-    later = now_ms() + 20_000
-    looked_at.clear()
-    assert _targets(work.find(later)) == ["webhook:a", "webhook:c"]
-    assert bad not in looked_at, "its failure costs time, so it is not repeated at once"
-    monkeypatch.setattr(due_work, "events_ahead", look)
-    monkeypatch.setattr(isolation.time, "monotonic", lambda: 1e12)
-    assert "webhook:bad" in _targets(work.find(later + 20_000))
-
-
-@pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
-def test_a_database_that_answers_nobody_is_no_target_s_fault(
-    database: Database, work: DueWork, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_target(database)
-    _record(database)
-
-    def away(*_: object) -> None:
-        database.engine.dispose()
-        monkeypatch.setattr(database, "reading", lambda: pytest.fail("no check") if checked else check())
-        raise sa.exc.OperationalError("SELECT", {}, Exception("gone"))
-
-    checked: list[bool] = []
-
-    def check() -> None:
-        checked.append(True)
-        raise sa.exc.OperationalError("SELECT", {}, Exception("still gone"))
-
-    monkeypatch.setattr(due_work, "events_ahead", away)
-    with pytest.raises(sa.exc.OperationalError, match="still gone"):
-        work.find(now_ms())
 
 
 def test_the_drain_knows_when_more_is_due_without_a_new_event(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -13,7 +12,6 @@ from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox import log_head, tables
 from app.outbox.audit import AuditFilter, entries
-from app.outbox.delivery import idle_cursors
 from app.outbox.delivery.leases import LeaseLost, Leases
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
@@ -23,7 +21,6 @@ from app.rules.model import Rule
 from tests.support.builders import add_target, event, registry
 from tests.support.older_state import older_state
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
-from tests.support.tuning import tune
 from workers.delivery.outcomes import DELIVERED, Outcome
 
 pytestmark = pytest.mark.promise
@@ -131,45 +128,19 @@ def test_a_claim_that_finds_the_log_shorter_begins_a_new_epoch(
     assert entry.details["last_seq"] == 1
 
 
-def test_idle_cursors_are_not_moved_before_a_shorter_log_has_a_new_epoch(database: Database) -> None:
+def test_a_shorter_log_has_a_new_epoch_also_where_nobody_claims_anything(database: Database) -> None:
     """Where nobody claims anything, nobody else notices that the outbox is an older state of itself."""
     idle = add_target(database, "idle", bucket="none")
     add_target(database, "busy", bucket="images")
     before, leases = read_epoch(database), Leases(database, 6_000)
     with older_state(database):
         Log(database).append([[event("a") for _ in range(3)]])
-        leases.advance_idle(now_ms())
+        leases.check_epoch()
         assert read_epoch(database) == before
     since = [event("a")]
     Log(database).append([since], only_target=idle)
-    leases.advance_idle(now_ms())
+    leases.check_epoch()
     assert read_epoch(database) != before
-    assert_all_arrive(Courier(database, idle), since)
-
-
-def test_an_idle_cursor_is_not_moved_over_events_of_another_epoch(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was read of the log that is lost says nothing of the events at the same seqs."""
-    idle = add_target(database, "idle", bucket="none")
-    add_target(database, "busy", bucket="images")
-    since = [event("a") for _ in range(3)]
-    read = idle_cursors._seqs_by_target
-    tune(monkeypatch, idle_cursors, "IDLE_CURSORS", lag_seqs=1)
-
-    def restored(*arguments: Any) -> Any:
-        monkeypatch.setattr(idle_cursors, "_seqs_by_target", read)
-        found = read(*arguments)
-        restore.close()
-        begin_epoch(database)
-        Log(database).append([since], only_target=idle)
-        return found
-
-    monkeypatch.setattr(idle_cursors, "_seqs_by_target", restored)
-    with ExitStack() as restore:
-        restore.enter_context(older_state(database))
-        Log(database).append([[event("a") for _ in range(3)]])
-        Leases(database, 6_000).advance_idle(now_ms())
     assert_all_arrive(Courier(database, idle), since)
 
 

@@ -472,7 +472,7 @@ def fill(database: Database, *, kept: int, free: int, kept_first: bool = True) -
     with database.writing() as connection:
         connection.execute(tables.events.insert(), rows)
         connection.execute(tables.dead_letters.insert(), letters)
-        connection.execute(tables.log_head.update().values(last_seq=total))
+        connection.execute(tables.log_head.update().values(last_seq=total, arrivals_seq=total))
         connection.execute(tables.cursors.update().values(position=total))
         mine = tables.cursors.update().where(c.target_id == row_id, c.partition == 0)
         connection.execute(mine.values(delivered=free, dead=kept, freed=total))

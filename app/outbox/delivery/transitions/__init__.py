@@ -6,7 +6,6 @@ worker's batch has several of them, one member of its `Settlement`:
 | arrow | from | where |
 |---|---|---|
 | record | pending | `cursors.begin` for a new target; an append adds to `targets.recorded` (`app.outbox.log`) |
-| pass over | another target's event | `cursors.pass_over` |
 | deliver, supersede, park, retry, bury | pending or parked | members of `Settlement`; `SettlementStore.settle` |
 | replay | settled | `cursors.begin_replay`, `cursors.end_replay` |
 | replay | dead | `events.replay` |

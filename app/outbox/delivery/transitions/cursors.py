@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 import sqlalchemy as sa
 
-from app.outbox import log_head, tables
+from app.outbox import tables
 from app.outbox.log_head import LogHead
 from app.outbox.markers import REVOKED, WHOLE_LOG
 
@@ -23,32 +23,6 @@ def begin(connection: sa.Connection, target_id: int, head: LogHead) -> None:
     connection.execute(
         tables.cursors.insert(), [position | {"partition": partition} for partition in range(head.partitions)]
     )
-
-
-def pass_over(
-    connection: sa.Connection,
-    target_ids: Collection[int],
-    partition: int,
-    positions: tuple[int, int],
-    *,
-    epoch: str,
-    now: int,
-) -> bool:
-    """Move the cursors of some targets from one position to another, between which are events of other targets only.
-
-    Leaves alone those that a worker has leased, or that stand elsewhere, and all if the log has another epoch.
-    Returns whether any was moved.
-    """
-    before, after = positions
-    same_log = sa.text(log_head.still_has(connection.dialect.name, ":epoch", after)).bindparams(epoch=epoch)
-    update = (
-        tables.cursors.update()
-        .where(_C.target_id.in_(target_ids), _C.partition == partition, _C.replay_id == WHOLE_LOG)
-        .where(_C.position == before, _C.leased_until < now, same_log)
-        # If every event was folded, none is missed now: the skipped events belong to other targets.
-        .values(position=after, folded=sa.case((_C.folded >= before, after), else_=_C.folded))
-    )
-    return bool(connection.execute(update).rowcount)
 
 
 def begin_replay(
@@ -97,7 +71,7 @@ def revoke(connection: sa.Connection, target_id: int, partitions: Collection[int
 
 
 def remove(connection: sa.Connection, target_id: int) -> None:
-    """Remove a target's cursors, parked events and dead letters. The caller has locked the cursors."""
+    """Remove a target's cursors, arrivals, parked events and dead letters. The caller has locked the cursors."""
     # Cursors first: a settling worker holds their lock and may be about to park events.
-    for table in (tables.cursors, tables.parked, tables.dead_letters):
+    for table in (tables.cursors, tables.arrivals, tables.parked, tables.dead_letters):
         connection.execute(table.delete().where(table.c.target_id == target_id))
