@@ -55,12 +55,15 @@ def nanoseconds(moment: object) -> int | None:
 
 
 def sequencer_of(record: Mapping[str, Any]) -> str:
-    """Return the record's sequencer, "" without one. Raises `BadRecord` if it is no text, or too long."""
+    """Return the record's sequencer, "" without one. Raises `BadRecord` if it is no text, or too long.
+
+    A number counts as none: VK Cloud sends seconds, NooBaa a count, and neither orders the events of a key.
+    """
     try:
         sequencer = record["s3"]["object"]["sequencer"]
     except (KeyError, TypeError):
         return ""
-    if sequencer is None:
+    if sequencer is None or type(sequencer) is int:
         return ""
     if type(sequencer) is not str or len(sequencer) > MAX_SEQUENCER_CHARACTERS or "\0" in sequencer:
         limit = f" of at most {MAX_SEQUENCER_CHARACTERS} characters, none of them U+0000" if sequencer else ""

@@ -14,7 +14,8 @@ from app.outbox import tables
 from app.outbox.engine.database import Database
 
 _FOLDER = Path(__file__).parents[1] / "fixtures" / "frontends" / "reports"
-_REPORTS = ("2026-11.jsonl", "2026-11-issues.jsonl", "clouds.jsonl")  # numbers go on from one to the next
+# Numbers go on from one to the next.
+_REPORTS = ("2026-11.jsonl", "2026-11-issues.jsonl", "clouds.jsonl", "2026-11-public.jsonl")
 
 PUT, DELETE = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete"
 
@@ -28,7 +29,7 @@ class Fact(NamedTuple):
     size: int | None = None
 
 
-# By line of the files, from 0. A text is a part of the refusal. Lines of clouds.jsonl say themselves what is right.
+# By line of the files, from 0. A text is a part of the refusal. Lines of the other files say themselves what is right.
 RIGHT: dict[int, list[Fact] | str] = {
     0: [Fact(PUT, "weedold/a.txt", size=3)],
     1: [Fact(PUT, "weedold/a.txt", size=6)],

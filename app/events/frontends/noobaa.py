@@ -34,9 +34,7 @@ def matches(record: Mapping[str, Any]) -> bool:
 
 
 def order(record: Mapping[str, Any]) -> str:
-    """Return the time in the sequencer; "" for the database's integers. Raises `BadRecord` for any other value."""
-    if type(object_of(record).get("sequencer")) is int:
-        return ""
+    """Return the time in the sequencer; "" for the database's integers. Raises `BadRecord` for what is no sequencer."""
     sequencer = sequencer_of(record)
     return from_time(int(sequencer, 16) * 1_000_000) if _MILLISECONDS.fullmatch(sequencer) else ""
 

@@ -165,7 +165,7 @@ def test_a_key_may_have_four_thousand_bytes(key: str) -> None:
         ("s3.object.key", "é" * 2049, "4098 bytes"),
         ("s3.object.versionId", 1, "s3.object.versionId is 1"),
         ("s3.object.versionId", "v" * 1025, "at most 1024"),
-        ("s3.object.sequencer", 1, "s3.object.sequencer is 1"),
+        ("s3.object.sequencer", True, "s3.object.sequencer is true"),
         ("s3.object.sequencer", "A" * 65, "at most 64"),
     ],
 )
