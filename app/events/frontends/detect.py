@@ -203,7 +203,7 @@ def _of_gcs(value: dict[str, Any], context: Context) -> gcs.Notification | None:
     if gcs.is_cloud_event(value) and envelopes.is_cloud_event(value):
         attributes = {"eventType": value["type"], "eventTime": optional_text(value, "time")}
         return gcs.Notification(attributes, envelopes.cloud_event_data(value, context.allowance)[1])
-    return gcs.unwrapped(value, context.headers) if gcs.is_resource(value) else None
+    return gcs.unwrapped(value, context.headers) if gcs.is_resource(value) else gcs.of_function(value)
 
 
 def _inner(carried: tuple[str, Any], context: Context, location: Location, levels_left: int) -> Iterator[Item]:

@@ -23,6 +23,13 @@ _ENTRY = re.compile(_BATCH.replace(".", r"\.") + r"(\d{1,9})\.", re.ASCII)
 _MAX_ENTRIES = 10  # as in SNS
 _FIREHOSE_MEMBERS = {"data", "recordId", "approximateArrivalTimestamp", "kinesisRecordMetadata"}
 _PASSED_ON: Mapping[str, tuple[str, ...]] = {"aws:sqs": ("body",), "aws:sns": ("Sns", "Message")}
+_ENVELOPES = (  # members by which an envelope is known, and the one that has its content
+    ({"requestPayload", "requestContext"}, "requestPayload"),  # a Lambda's destination for failed calls
+    ({"@timestamp", "message"}, "message"),  # Logstash and Beats
+    ({"source_type", "message"}, "message"),  # Vector
+    ({"schema", "payload"}, "payload"),  # Kafka Connect's JsonConverter with schemas
+    ({"meta", "notif"}, "notif"),  # NooBaa's log of what it has to send
+)
 _VALIDATION = "Microsoft.EventGrid.SubscriptionValidationEvent"
 _MAX_CODE = 1024
 _SNS_TYPES = frozenset(("Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation"))
@@ -97,8 +104,9 @@ def cloud_event_data(value: Mapping[str, Any], allowance: Allowance) -> tuple[st
 
 
 def is_pub_sub(value: Mapping[str, Any]) -> bool:
-    """Return whether the object is what a push subscription of Google Pub/Sub posts, unless it does not wrap."""
-    return isinstance(value.get("subscription"), str) and isinstance(value.get("message"), dict)
+    """Return whether the object is a message of Google Pub/Sub as a pull has it, or a push that wraps."""
+    known = isinstance(value.get("subscription"), str) or isinstance(value.get("ackId"), str)
+    return known and isinstance(value.get("message"), dict)
 
 
 def pub_sub_data(value: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any]:
@@ -120,11 +128,10 @@ def cloud_event_trace(value: Mapping[str, Any]) -> str:
 
 
 def passed_on(record: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any] | None:
-    """Return the content of a record or message in which AWS passes on another one, with its member; None for others.
+    """Return the content of a record or message that passes on another one, with its member; None for others.
 
     These are what a Lambda, a pipe of EventBridge or a client gets of SQS, SNS, Kinesis and Firehose, alone or in a
-    list, what a Lambda's destination gets of a failed call, and an event of Argo Events, whose attributes are in
-    `context`. Raises `BadRecord`.
+    list, an event of Argo Events, whose attributes are in `context`, and `_ENVELOPES`. Raises `BadRecord`.
     """
     source = record.get("eventSource") or record.get("EventSource")
     if source == "aws:kinesis":
@@ -136,16 +143,16 @@ def passed_on(record: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any
     inner = _PASSED_ON.get(source, ()) if isinstance(source, str) else ()
     if "Body" in record and ("MessageId" in record or "ReceiptHandle" in record):
         inner = ("Body",)
-    elif "requestPayload" in record and "requestContext" in record:
-        inner = ("requestPayload",)
     elif "data" in record and find(record, "context", "specversion"):
         inner = ("data",)
+    elif not inner:
+        inner = next(((member,) for members, member in _ENVELOPES if members <= record.keys()), ())
     return (".".join(inner), _content(record, allowance, *inner)) if inner else None
 
 
 def list_member(value: Mapping[str, Any]) -> str:
-    """Return the member with a list of messages: of a client of SQS, Argo Events, Firehose, B2, Tigris; "" for none."""
-    for member in ("Messages", "notification"):
+    """Return the member with a list of messages: of a client of SQS or Pub/Sub, Argo Events, Firehose, B2, Tigris."""
+    for member in ("Messages", "receivedMessages", "notification"):
         if member in value:
             return member
     if isinstance(events := value.get("events"), list) and events and isinstance(events[0], dict):

@@ -1,4 +1,4 @@
-"""Google Cloud Storage, by Pub/Sub push (wrapped or not) and Eventarc.
+"""Google Cloud Storage, by Pub/Sub (wrapped or not), Eventarc and events of functions of the first generation.
 
 Keys are raw. A generation is the version, and its number the microseconds at which it came to be; its metadata have a
 number of their own. A bucket without versioning reports the generation that was overwritten as deleted, one with
@@ -23,13 +23,17 @@ from app.events.order import from_time, nanoseconds
 SOURCE = "gcs:s3"
 OF_GCS = f'"eventSource":"{SOURCE}"'  # in the JSON of its records
 HEADERS = ("eventtype", "eventtime", "overwrittenbygeneration", "ce-type", "ce-time")  # where nothing is wrapped
-_EVENTARC, _PUB_SUB = "google.cloud.storage.object.v1.", "OBJECT_"
+_EVENTARC, _PUB_SUB, _FUNCTION = "google.cloud.storage.object.v1.", "OBJECT_", "google.storage.object."
 _FINALIZED, _UPDATED, _ARCHIVED, _DELETED = "finalized", "metadataUpdated", "archived", "deleted"
 _KINDS = {
     "FINALIZE": _FINALIZED,
     "METADATA_UPDATE": _UPDATED,
     "ARCHIVE": _ARCHIVED,
     "DELETE": _DELETED,
+    "finalize": _FINALIZED,
+    "metadataUpdate": _UPDATED,
+    "archive": _ARCHIVED,
+    "delete": _DELETED,
 }
 _NAMES = {
     _FINALIZED: "s3:ObjectCreated:Put",
@@ -59,6 +63,14 @@ def is_cloud_event(value: Mapping[str, Any]) -> bool:
     return optional_text(value, "type").startswith(_EVENTARC)
 
 
+def of_function(value: Mapping[str, Any]) -> Notification | None:
+    """Return the notification in what a function of the first generation gets; None for another object."""
+    kind = optional_text(value, "context", "eventType")
+    if not kind.startswith(_FUNCTION) or "data" not in value:
+        return None
+    return Notification({"eventType": kind, "eventTime": optional_text(value, "context", "timestamp")}, value["data"])
+
+
 def is_resource(value: Mapping[str, Any]) -> bool:
     """Return whether the object is a resource, as a push without wrapper and Eventarc post it."""
     return value.get("kind") == "storage#object"
@@ -83,7 +95,9 @@ def records(sent: Notification) -> tuple[Record, ...]:
         raise BadRecord("eventType", f"is missing, without which an object's resource says nothing; {wanted}")
     if optional_text(attributes, "overwrittenByGeneration"):
         return ()
-    said = text(attributes, "eventType").removeprefix(_EVENTARC).removeprefix(_PUB_SUB)
+    said = text(attributes, "eventType")
+    for prefix in (_EVENTARC, _PUB_SUB, _FUNCTION):
+        said = said.removeprefix(prefix)
     kind = _KINDS.get(said, said)
     bucket = optional_text(attributes, "bucketId") or text(resource, "bucket")
     key = optional_text(attributes, "objectId") or text(resource, "name")

@@ -59,8 +59,22 @@ WRAPPED: dict[str, Callable[[Any], Any]] = {
     "a record of Kinesis, by a pipe": lambda value: {
         "eventSource": "aws:kinesis", "data": encoded(value), "partitionKey": "1",
     },
+    "an event of Logstash": lambda value: {
+        "@version": "1", "@timestamp": "2026-11-20T10:00:00.000Z", "message": json.dumps(value), "host": "h",
+    },
+    "an event of Vector": lambda value: {
+        "message": json.dumps(value), "source_type": "kafka", "topic": "t", "timestamp": "2026-11-20T10:00:00.000Z",
+    },
+    "a text of Kafka Connect with its schema": lambda value: {
+        "schema": {"type": "string", "optional": False}, "payload": json.dumps(value),
+    },
+    "a line of NooBaa's log": lambda value: {"meta": {"connect": "c.json", "name": "n"}, "notif": value},
+    "a message of Pub/Sub that was pulled": lambda value: {"ackId": "a", "message": {"data": encoded(value)}},
     "a CloudEvent": lambda value: {"specversion": "1.0", "type": "t", "source": "s", "id": "1", "data": value},
 }  # fmt: skip
+NOT_IN_RECORDS = (  # where nobody writes them
+    "a notification of SNS", "a CloudEvent", "a failed call of a Lambda", "a message of Pub/Sub that was pulled",
+)  # fmt: skip
 LISTED: dict[str, Callable[[Any], Any]] = {
     "alone": lambda one: one,
     "in an array": lambda one: [one],
@@ -74,8 +88,8 @@ LISTED: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("wrapped", WRAPPED)
 def test_a_payload_is_the_same_in_every_envelope_and_every_list(wrapped: str, listed: str) -> None:
     body = LISTED[listed](WRAPPED[wrapped](PAYLOAD))
-    if wrapped in ("a notification of SNS", "a CloudEvent", "a failed call of a Lambda") and listed == "in Records":
-        body = LISTED["in an array"](WRAPPED[wrapped](PAYLOAD))  # nobody writes these into Records
+    if wrapped in NOT_IN_RECORDS and listed == "in Records":
+        body = LISTED["in an array"](WRAPPED[wrapped](PAYLOAD))
     parsed = parse(json.dumps(body).encode(), {}, now_ms=NOW)
     assert [event.key for event in parsed.events] == KEYS
     assert parsed.events == parse(json.dumps(PAYLOAD).encode(), {}, now_ms=NOW).events
