@@ -53,6 +53,8 @@ OTHERS = [
     ("Alibaba Cloud OSS", {"TopicOwner": "1", "TopicName": "t", "Message": "e30=", "MessageId": "1"}),
     ("Alibaba Cloud OSS", {"specversion": "1.0", "type": "oss:ObjectCreated:PutObject", "source": "x", "data": {}}),
     ("Tencent Cloud COS", {"specversion": "1.0", "type": "cos:created:PutObject", "source": "x", "data": {}}),
+    ("Tencent Cloud COS", {"specversion": "1.0", "type": "COS:Created:PutObject", "source": "x", "data": {}}),
+    ("Volcengine TOS", {"Records": [{"eventName": "tos:ObjectCreated:Put", "tos": {"object": {"key": "a"}}}]}),
     ("IBM Cloud Object Storage", {"specversion": "1.0", "type": "com.ibm.cloud.cos.document.write", "data": {}}),
 ]
 
