@@ -205,9 +205,10 @@ def expand(name: str) -> frozenset[str]:
 
 
 def family_of(name: str) -> str:
-    """Return the family of an event's name, known or not: the narrowest aggregate that it begins like; "" for none."""
-    if name in AGGREGATES:
-        return ""
+    """Return the family of an event's name, known or not: the narrowest aggregate that it begins like; "" for none.
+
+    What resends events may name one by its family alone, which is then its own.
+    """
     return next((family for prefix, family in _PREFIXES.items() if name.startswith(prefix) and name != prefix), "")
 
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from app.events.names import AGGREGATES, EVERY, families, family_of
+from app.events.names import EVERY, families, family_of
 from app.events.service_events import SERVICE_BUCKET
 from app.rules.conditions import Candidates, Condition, EventFacts
 from app.rules.filters import literal_beginning
@@ -106,7 +106,7 @@ class _Bucket:
         self._rules.append((names, rule_pattern(rule), condition, rank))
 
     def index(self, name: str) -> "_NameIndex":
-        if name not in self._names or name in AGGREGATES:
+        if name not in self._names:
             name = family_of(name)  # so that unknown names from senders never add indexes
             name = name if name in self._names else EVERY
         index = self._indexes.get(name)

@@ -165,6 +165,10 @@ def test_what_is_near_no_name_is_refused_at_once_and_briefly(wrong: str) -> None
         ("s3:ObjectLifecycle:New", "s3:ObjectLifecycle:*", ContentChange.NOTHING),
         ("s3:ObjectAccessed:New", "s3:ObjectAccessed:*", ContentChange.NOTHING),
         ("s3:Scanner:New", "s3:Scanner:*", ContentChange.NOTHING),
+        ("s3:ObjectCreated:*", "s3:ObjectCreated:*", ContentChange.CREATED),  # named by its family alone
+        ("s3:ObjectRemoved:*", "s3:ObjectRemoved:*", ContentChange.REMOVED),
+        ("s3:ObjectLifecycle:Expiration:*", "s3:ObjectLifecycle:Expiration:*", ContentChange.NOTHING),
+        ("bucketwire:*", "", ContentChange.NOTHING),
         ("s3:New:Put", "", ContentChange.NOTHING),
         ("s3:ObjectCreated", "", ContentChange.NOTHING),
         ("bucketwire:New", "", ContentChange.NOTHING),

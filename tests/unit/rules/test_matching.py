@@ -160,11 +160,11 @@ def test_one_target_is_found_once_however_many_rules_name_it() -> None:
     assert compile_rules(rules[::-1]).targets("b", PUT, "a/z") == ("early", "late")
 
 
-def test_a_rule_for_an_aggregate_is_for_each_of_its_members_and_no_other() -> None:
+def test_a_rule_for_an_aggregate_is_for_each_of_its_members_and_itself() -> None:
     matcher = compile_rules([(rule(events=("s3:ObjectCreated:*",)), 1), (rule(events=("s3:Scanner:*",)), 2)])
     assert matcher.targets("b", "s3:ObjectCreated:CompleteMultipartUpload", "k") == (1,)
     assert matcher.targets("b", "s3:Scanner:BigPrefix", "k") == (2,)
-    assert matcher.targets("b", "s3:ObjectCreated:*", "k") == ()
+    assert matcher.targets("b", "s3:ObjectCreated:*", "k") == (1,)  # as tools that send events again name one
     assert matcher.targets("b", DELETE, "k") == ()
 
 
@@ -183,6 +183,9 @@ def test_an_event_of_an_unknown_name_goes_by_the_rules_for_every_event_alone() -
         ("s3:ObjectLifecycle:Expiration:New", ("s3:ObjectLifecycle:*", "s3:ObjectLifecycle:Expiration:*")),
         ("s3:ObjectLifecycle:New", ("s3:ObjectLifecycle:*",)),
         ("s3:ObjectSynced:New", ("s3:ObjectSynced:*", "s3:Replication:*")),
+        ("s3:ObjectCreated:*", ("s3:ObjectCreated:*",)),
+        ("s3:ObjectLifecycle:*", ("s3:ObjectLifecycle:*",)),
+        ("s3:ObjectLifecycle:Expiration:*", ("s3:ObjectLifecycle:*", "s3:ObjectLifecycle:Expiration:*")),
     ],
 )
 def test_an_unknown_name_goes_by_the_rules_for_its_family(name: str, families: tuple[str, ...]) -> None:
