@@ -47,7 +47,8 @@ class AppendPolicy(NamedTuple):
 class ArrivalsPolicy(NamedTuple):
     """What is remembered of a target's events, and how those are found that older code has recorded."""
 
-    min_gap_seqs: int = 1_000  # of events of other targets: to read fewer of them costs little
+    # Of events of other targets: to read fewer of them costs little. PostgreSQL's function has it too (migration 0020).
+    min_gap_seqs: int = 1_000
     batch_seqs: int = 5_000  # in one transaction: it locks the head of the log, so that intake waits
     max_read_seqs: int = 100_000
 

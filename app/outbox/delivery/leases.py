@@ -22,11 +22,10 @@ import sqlalchemy as sa
 
 from app.outbox import log_head, tables
 from app.outbox.delivery.due_work import DueTarget, due_of_target, is_free, refused_partitions
-from app.outbox.delivery.log_ahead import has_parked, read_claimed
+from app.outbox.delivery.log_ahead import has_work, read_claimed
 from app.outbox.delivery.policies import DUE_WORK, LEASES
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.deadlocks import repeated_after_deadlock
-from app.outbox.log.arrivals import unread_after
 from app.outbox.markers import REVOKED, WHOLE_LOG
 
 log = logging.getLogger("bucketwire.outbox")
@@ -234,9 +233,7 @@ class Leases:
         if any(replay.position < replay.until for replay in lease.replays):
             return True
         with self._database.reading() as connection:
-            return bool(unread_after(connection, lease.target_id, lease.positions)) or has_parked(
-                connection, lease.target_id, lease.positions
-            )
+            return has_work(connection, lease.target_id, lease.positions)
 
     def check_epoch(self) -> None:
         """Begin a new epoch of the log if the outbox is an older state of itself, also where nobody claims anything."""

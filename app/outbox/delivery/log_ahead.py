@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
-from app.outbox.log.arrivals import LogWindow
+from app.outbox.log.arrivals import LogWindow, unread_after
 from app.outbox.markers import WHOLE_LOG
 
 WINDOW_SEQS = 10_000  # that one search scans at most
@@ -99,7 +99,12 @@ def read_claimed(connection: sa.Connection, target_id: int, partitions: Collecti
     return Claimed({row[0]: row[1] for row in rows}, state, *map(bool, has_kinds))
 
 
-def has_parked(connection: sa.Connection, target_id: int, partitions: Collection[int]) -> bool:
+def has_work(connection: sa.Connection, target_id: int, positions: Mapping[int, int]) -> bool:
+    """Return whether partitions have events of a target after these positions (by partition), or parked ones."""
+    return bool(unread_after(connection, target_id, positions)) or _has_parked(connection, target_id, positions)
+
+
+def _has_parked(connection: sa.Connection, target_id: int, partitions: Collection[int]) -> bool:
     """Return whether some of a target's partitions have parked events. It reads one index row for each without."""
     partition = connection.dialect.identifier_preparer.quote("partition")
     for some in chunked(partitions):

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from app.events.version_history import Holding
 from app.outbox import tables
 from app.outbox.delivery.leases import Lease, ReplayPartition
-from app.outbox.delivery.log_ahead import WINDOW_SEQS, first_part, has_parked, is_for
+from app.outbox.delivery.log_ahead import WINDOW_SEQS, first_part, has_work, is_for
 from app.outbox.delivery.logged_events import (
     LoggedEvent,
     LogPosition,
@@ -200,8 +200,7 @@ class PartitionReader:
 
     def has_work(self) -> bool:
         """Return whether the partitions have events after the cursors, or parked ones."""
-        positions = self._lease.positions
-        return bool(self._unread(positions)) or has_parked(self._connection, self._lease.target_id, positions)
+        return has_work(self._connection, self._lease.target_id, self._lease.positions)
 
     def due_objects(self, now: int, limit: int, among: Set[int] | None = None) -> list[ObjectHash]:
         """Return up to `limit` objects whose first parked event is due at `now` (ms), the longest due first.
