@@ -17,6 +17,7 @@ from app.outbox.delivery.rate_limits import MAX_WAIT_MS
 from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
 from app.outbox.log import arrivals
+from app.outbox.log.arrivals import LogWindow
 from app.outbox.markers import NEVER, WHOLE_LOG
 
 
@@ -109,10 +110,10 @@ class DueWork:
                 for some in chunks(sorted(behind.union(beside)))
                 for row in connection.execute(_PARTITIONS_OF_SOME, {"now": now, "target_ids": some})
             ]
-            due, parked_times = _due(connection, rows, now)
+            windows = _windows(rows)
+            due, parked_times = _due(connection, rows, windows, now)
         # Of those that cannot be delivered to now there are no rows.
-        self._behind = behind - {row.target_id for row in rows}
-        self._behind |= {row.target_id for row in rows if arrivals.unread(row) is not None}
+        self._behind = behind - {row.target_id for row in rows} | {target_id for target_id, _ in windows}
         self._seen = self._seen._replace(epoch=epoch, seq=arrivals_seq)
         times += [*parked_times, *(row.leased_until + 1 for row in rows)]
         if any(target.limited and len(target.groups()) > 1 for target in due):
@@ -133,7 +134,7 @@ class DueWork:
 def due_of_target(connection: sa.Connection, row_id: int, now: int) -> DueTarget | None:
     """Return the due work of one target; None if there is none, or if it cannot be delivered to now."""
     rows = connection.execute(_PARTITIONS_OF_SOME, {"now": now, "target_ids": [row_id]}).all()
-    due, _ = _due(connection, rows, now)
+    due, _ = _due(connection, rows, _windows(rows), now)
     return due[0] if due else None
 
 
@@ -147,7 +148,16 @@ def refused_partitions(connection: sa.Connection, row_id: int) -> set[int]:
     return set(connection.execute(query).scalars())
 
 
-def _due(connection: sa.Connection, rows: Sequence[Any], now: int) -> tuple[list[DueTarget], Iterable[int]]:
+_Windows = Mapping[tuple[int, int], LogWindow]  # which part of the log has events, by target and partition
+
+
+def _windows(rows: Iterable[Any]) -> _Windows:
+    return {(row.target_id, row.partition): window for row in rows if (window := arrivals.unread(row)) is not None}
+
+
+def _due(
+    connection: sa.Connection, rows: Sequence[Any], windows: _Windows, now: int
+) -> tuple[list[DueTarget], Iterable[int]]:
     """Return the targets with due work, by rows of their partitions, and when the parked events of free ones are."""
     free: dict[int, list[Any]] = {}
     for row_id, group in groupby(rows, key=lambda row: row.target_id):
@@ -156,16 +166,14 @@ def _due(connection: sa.Connection, rows: Sequence[Any], now: int) -> tuple[list
         if partitions[0].breaker != "closed" and len(free[row_id]) < len(partitions):
             del free[row_id]  # a worker probes it
     all_free = [row for partitions in free.values() for row in partitions]
-    parked = first_due(connection, [(row.target_id, row.partition) for row in all_free])
-    windows = [window for row in all_free if (window := arrivals.unread(row)) is not None]
-    ahead = events_ahead(connection, map(first_part, windows), DUE_WORK.busy_events)
-    found = _Found(
-        parked,
-        {(window.target_id, window.partition) for window in windows},
-        {place for place, events in ahead.items() if events.number == DUE_WORK.busy_events}
-        # If few of the log's events are for the target, many more may wait than one search reads.
-        | {(window.target_id, window.partition) for window in windows if first_part(window) != window},
-    )
+    places = [(row.target_id, row.partition) for row in all_free]
+    parked = first_due(connection, places)
+    waiting = [windows[place] for place in places if place in windows]
+    ahead = events_ahead(connection, map(first_part, waiting), DUE_WORK.busy_events)
+    busy = {place for place, events in ahead.items() if events.number == DUE_WORK.busy_events}
+    # If few of the log's events are for the target, many more may wait than one search reads.
+    busy |= {(window.target_id, window.partition) for window in waiting if first_part(window) != window}
+    found = _Found(parked, windows.keys(), busy)
     targets = (_due_target(partitions, found, now) for partitions in free.values() if partitions)
     return [target for target in targets if target is not None], parked.values()
 
