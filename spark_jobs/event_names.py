@@ -15,7 +15,7 @@ def has_change(name: Column, *changes: ContentChange) -> Column:
     condition = name.isin(names(*changes))
     for family, change in OPEN_FAMILIES.items():
         prefix = family[:-1]
-        is_unknown = name.startswith(prefix) & ~name.isin(prefix, family, *sorted(KNOWN))
+        is_unknown = name.startswith(prefix) & ~name.isin(prefix, *sorted(KNOWN))
         is_marker = name.contains(MARKER) if change is ContentChange.REMOVED else F.lit(False)
         changed = {ContentChange.DELETE_MARKER: is_marker, change: ~is_marker}
         condition |= reduce(
