@@ -383,10 +383,11 @@ def refusal(source: JetstreamSource) -> str:
 
 
 def test_a_user_needs_no_more_permissions_than_the_page_says() -> None:
-    page = (Path(__file__).parents[2] / "docs/how-to/pull-from-jetstream.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/how-to/pull-from-queues.md").read_text()
+    [section] = re.findall(r"^## NATS JetStream\n(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL)
     permissions = [
         f"{what}: {json.dumps([subject.replace('BUCKETEVENTS', STREAM) for subject in re.findall('`([^`]+)`', row)])}"
-        for what, row in re.findall(r"^\| (publish|subscribe) \| (.+) \|$", page, re.MULTILINE)
+        for what, row in re.findall(r"^\| (publish|subscribe) \| (.+) \|$", section, re.MULTILINE)
     ]
     assert len(permissions) == 2
     login = f'user: "{services.USER}", password: "{services.PASSWORD}"'
