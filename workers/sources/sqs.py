@@ -18,7 +18,6 @@ import orjson
 
 from app.config.sources.sqs import SqsSourceSettings
 from app.events.messages import Message
-from app.outbox.engine.chunks import chunks
 from workers.sources.base import Opened, SourceUnavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.sqs_client import MAX_ENTRIES, Refused, SqsClient, TooMuch
@@ -80,8 +79,8 @@ class SqsSource:
             self._hidden.pop(handle, None)
         soon = time.monotonic() + self._settings.visibility / 2
         waiting = [handle for handle, until in self._hidden.items() if until < soon]
-        self._in_threads(self._delete, chunks(handles, MAX_ENTRIES))
-        self._in_threads(self._hide, chunks(waiting, MAX_ENTRIES))
+        self._in_threads(self._delete, _requests(handles))
+        self._in_threads(self._hide, _requests(waiting))
 
     def lag(self) -> int:
         """Return how many messages the queue has, with those that are not deleted yet; SQS only knows about how many.
@@ -96,7 +95,7 @@ class SqsSource:
         threads = self._threads
         if threads is not None:
             with suppress(SourceUnavailable):
-                self._in_threads(self._give_back, chunks(list(self._hidden), MAX_ENTRIES))
+                self._in_threads(self._give_back, _requests(list(self._hidden)))
             self._threads = None
             threads.shutdown(cancel_futures=True)
         self._hidden.clear()
@@ -173,6 +172,11 @@ def find_risks(attributes: Mapping[str, Any]) -> Sequence[str]:
                 " pulled, without a word; set 1209600, which is 14 days"
             )
     return risks
+
+
+def _requests(handles: Sequence[str]) -> Sequence[Sequence[str]]:
+    """Return the handles by the requests that take them."""
+    return [handles[first : first + MAX_ENTRIES] for first in range(0, len(handles), MAX_ENTRIES)]
 
 
 def _entries(handles: Sequence[str]) -> list[dict[str, Any]]:
