@@ -36,8 +36,8 @@ from tests.support.pulled_events import (
     running,
     wait_for,
 )
-from workers.sources.amqp import AmqpSource
 from workers.sources.base import Opened, SourceUnavailable
+from workers.systems.amqp.source import AmqpSource
 
 # The server is that of the contracts of source and target.
 pytestmark = pytest.mark.parametrize("served", ["amqp"], indirect=True)

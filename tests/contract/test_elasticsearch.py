@@ -20,10 +20,10 @@ from tests.support import sample_events
 from tests.support.names import unused
 from tests.support.properties import times
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Rejected, Unavailable
+from workers.systems.elasticsearch import bulk
+from workers.systems.elasticsearch.node import HttpNode
 from workers.targets import payloads
 from workers.targets.base import Target, TargetUnavailable
-from workers.targets.elasticsearch import bulk
-from workers.targets.elasticsearch.node import HttpNode
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 

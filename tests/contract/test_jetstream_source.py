@@ -36,8 +36,8 @@ from tests.support.pulled_events import (
 )
 from workers.source_test import run_source_test
 from workers.sources.base import SourceChanged, SourceUnavailable
-from workers.sources.jetstream import JetstreamSource, start_at
-from workers.sources.jetstream_reader import Position, StreamReader, StreamState, read_position
+from workers.systems.nats.source import JetstreamSource, start_at
+from workers.systems.nats.stream_reader import Position, StreamReader, StreamState, read_position
 
 
 @pytest.fixture(scope="module")

@@ -24,10 +24,10 @@ from tests.contract.probes.kafka import PARTITIONS, Log
 from tests.support import cloud_events, sample_events
 from workers.delivery.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Rejected, Unavailable
 from workers.sources.base import SourceUnavailable
-from workers.sources.kafka import KafkaSource
+from workers.systems.kafka import client
+from workers.systems.kafka.rounds import partition_of
+from workers.systems.kafka.source import KafkaSource
 from workers.targets.base import TargetUnavailable
-from workers.targets.kafka import client
-from workers.targets.kafka.rounds import partition_of
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 MECHANISMS = pytest.mark.parametrize("mechanism", ["plain", "sha256", "sha512"])

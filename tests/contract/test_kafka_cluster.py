@@ -27,8 +27,8 @@ from tests.contract.probes.kafka import Log
 from tests.support import sample_events
 from tests.support.pulled_events import Sources, check_failover, messages, numbered, recorded, running, wait_for
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Unavailable
+from workers.systems.kafka.rounds import partition_of
 from workers.targets.base import Target, TargetUnavailable
-from workers.targets.kafka.rounds import partition_of
 
 pytestmark = pytest.mark.tier3
 

@@ -38,7 +38,7 @@ from tests.support.pulled_events import (
 )
 from tests.support.reported_senders import RIGHT, logged_facts, reports
 from workers.source_test import run_source_test
-from workers.sources.kafka import KafkaSource, read_position
+from workers.systems.kafka.source import KafkaSource, read_position
 from workers.targets.answer_limit import MAX_MESSAGE_BYTES
 
 # The server is that of the source contract.

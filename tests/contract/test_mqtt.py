@@ -28,9 +28,9 @@ from tests.contract.probes.mqtt import TOPIC, Qos1, Subscriber, Watched
 from tests.support import cloud_events, sample_events
 from tests.support.doc_consumers import consumers
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Rejected, Unavailable
+from workers.systems.mqtt.answers import outcome_of_code
 from workers.targets import create, payloads
 from workers.targets.base import TargetUnavailable
-from workers.targets.mqtt.answers import outcome_of_code
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 VERSIONS = pytest.mark.parametrize("version", ["3.1.1", "5"])

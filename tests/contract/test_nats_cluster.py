@@ -25,7 +25,7 @@ from tests.support import sample_events
 from tests.support.pulled_events import check_failover
 from workers.delivery.outcomes import DELIVERED, Unavailable
 from workers.sources.base import SourceUnavailable
-from workers.sources.jetstream import JetstreamSource
+from workers.systems.nats.source import JetstreamSource
 from workers.targets.base import TargetUnavailable
 
 

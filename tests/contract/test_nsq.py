@@ -25,8 +25,8 @@ from tests.support.doc_consumers import consumers, following
 from tests.support.forking import in_a_child
 from tests.support.recording_proxy import Wiretap
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
+from workers.systems.nsq.target import NsqTarget
 from workers.targets.base import TargetUnavailable
-from workers.targets.nsq.target import NsqTarget
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 OTHER_HOST = "127.0.0.2"  # reaches a server on this machine, and no certificate names it

@@ -17,9 +17,9 @@ from tests.services.opensearch import OpenSearch, opensearch
 from tests.support import sample_events
 from tests.support.names import unused
 from workers.delivery.outcomes import DELIVERED, Rejected
+from workers.systems.elasticsearch.target import ElasticsearchTarget
 from workers.targets import payloads
 from workers.targets.base import Target, TargetUnavailable
-from workers.targets.elasticsearch.target import ElasticsearchTarget
 
 pytestmark = pytest.mark.tier3
 

@@ -24,7 +24,7 @@ from tests.services import until
 from tests.support import minio_life
 from tests.support.pulled_events import Sources, messages, numbered, recorded, running, wait_for
 from workers.sources.base import SourceChanged, SourceUnavailable
-from workers.sources.redis import RedisSource
+from workers.systems.redis.source import RedisSource
 
 KEY = "bucketevents"
 KEYS = ["a b.txt", "é/ü.txt", "c+d", "e%2Ff", "g", "h/", "i&<j>"]

@@ -20,10 +20,10 @@ from tests.services.elasticmq import Gateway
 from tests.support import sample_events
 from tests.support.doc_consumers import consumers, output
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Rejected, Unavailable
+from workers.systems.sqs.client import SqsClient
+from workers.systems.sqs.target import SqsTarget, _outcome
 from workers.targets import cloudevents
 from workers.targets.base import NO_LEASE, TargetUnavailable
-from workers.targets.sqs import SqsTarget, _outcome
-from workers.targets.sqs_client import SqsClient
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 

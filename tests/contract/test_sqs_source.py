@@ -23,7 +23,7 @@ from tests.services.speed import slowness
 from tests.support.frontend_records import TEST_EVENT, aws, eventbridge, sns
 from tests.support.pulled_events import Sources, messages, numbered, pull, recorded, running, wait_for
 from workers.sources.base import SourceUnavailable
-from workers.sources.sqs import SqsSource
+from workers.systems.sqs.source import SqsSource
 
 # The server is that of the contracts of source and target.
 pytestmark = pytest.mark.parametrize("served", ["sqs"], indirect=True)

@@ -96,7 +96,7 @@ def test_a_name_that_does_not_resolve_and_a_private_address_fail_the_resolving()
 
 
 def test_a_driver_that_cannot_be_imported_is_a_step_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "workers.targets.webhook", None)
+    monkeypatch.setitem(sys.modules, "workers.systems.webhook.target", None)
     webhook = target_settings.load("webhook", {"endpoint": f"http://{services.LOOPBACK}:1/hush-hush"})
     (step,) = run_target_test(webhook, "webhook")
     assert (step.step, step.ok, step.message) == ("login", False, "unexpected ModuleNotFoundError")

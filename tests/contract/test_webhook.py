@@ -45,9 +45,9 @@ from workers.delivery.outcomes import (
     Rejected,
     Unavailable,
 )
+from workers.systems.webhook.request import authorization
 from workers.targets import create, payloads
 from workers.targets.base import Target, TargetUnavailable
-from workers.targets.webhook.request import authorization
 from workers.telemetry.redaction import RedactingTarget
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])

@@ -15,8 +15,8 @@ from tests.support.asking_postgres import Asking
 from tests.support.host_of_worker import HostOfWorker
 from tests.support.recording_proxy import Wiretap
 from tests.support.sample_events import put
-from workers.targets.mysql.target import MysqlTarget
-from workers.targets.postgresql.target import PostgresTarget
+from workers.systems.mysql.target import MysqlTarget
+from workers.systems.postgresql.target import PostgresTarget
 
 pytestmark = pytest.mark.tier3  # it needs a driver of its own: the variables of a JVM are those of its start
 

@@ -23,8 +23,8 @@ from tests.support.asking_postgres import Asking
 from tests.support.rogue_server import RogueServer, exactly
 from tests.support.sample_events import put
 from workers.delivery.outcomes import DELIVERED
-from workers.targets.mysql.target import MysqlTarget
-from workers.targets.postgresql.target import PostgresTarget
+from workers.systems.mysql.target import MysqlTarget
+from workers.systems.postgresql.target import PostgresTarget
 
 HOSTILE = "d?allowLoadLocalInfile=true&allowUrlInLocalInfile=true"
 # Everything that separates a part of a URL from the next one, an escape, a +, and letters outside of ASCII.

@@ -41,11 +41,11 @@ from tests.support.listings import ODD, fill, objects_of, unpack
 from tests.support.properties import times
 from tests.support.target_contents import ElasticsearchContents, MysqlContents
 from workers.delivery.outcomes import DELIVERED
+from workers.systems.elasticsearch.target import ElasticsearchTarget
+from workers.systems.mysql.target import MysqlTarget
+from workers.systems.postgresql.target import PostgresTarget
+from workers.systems.redis.target import RedisTarget
 from workers.targets.base import Target
-from workers.targets.elasticsearch.target import ElasticsearchTarget
-from workers.targets.mysql.target import MysqlTarget
-from workers.targets.postgresql.target import PostgresTarget
-from workers.targets.redis.target import RedisTarget
 
 PUT = "s3:ObjectCreated:Put"
 HOSTILE_PATHS = ("b", "b0", "B", "b%", "b_", "b_x", "bx", "b\\", "b\\%", "it's", "é", "a", "ab", "-", "b/", '"')

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from app.config.targets.registry import TYPES
+
 ROOT = Path(__file__).parents[2]
 OURS = ("app", "workers", "migrations", "spark_jobs", "tests", "bench")
 KNOWS_THE_EMBEDDED_REDIS = {"app/supervisor/embedded_redis.py"}
@@ -20,6 +22,7 @@ KNOWS_THE_OUTBOX_SERVER = {"app/outbox/engine/mysql_connection.py", "app/outbox/
 KNOWS_LIBPQ = {"app/config/targets/postgresql_dsn.py"}
 # kombu has no name for py-amqp's error of a message that the broker has refused.
 KNOWS_THE_BROKER = {"app/broker.py"}
+OF_TARGETS = ("workers/systems", "workers/targets")
 KNOWS_CELERY = {"workers/broker_consumer.py", "workers/celery.py", "workers/tasks.py"}
 
 
@@ -46,8 +49,8 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def drivers() -> set[str]:
-    """What targets import: of packages that are not ours, but for those that others of us need too."""
-    imported = {name.partition(".")[0] for path in modules("workers/targets") for name in imports(path)}
+    """What targets and sources import: of packages that are not ours, but for those that others of us need too."""
+    imported = {name.partition(".")[0] for path in modules(*OF_TARGETS) for name in imports(path)}
     shared = {"app", "workers", "botocore", "orjson", "urllib3"}
     return (imported - shared - sys.stdlib_module_names) | {"confluent_kafka", "nsq", "pika"}
 
@@ -139,19 +142,41 @@ def test_events_need_the_standard_library_and_orjson_only() -> None:
 
 
 def test_a_target_knows_neither_the_outbox_nor_celery() -> None:
-    assert crossings("workers/targets", "app.outbox", "celery", "kombu", "workers.celery", "workers.tasks") == []
-    assert (
-        crossings(
-            "workers/targets",
-            "workers.delivery.partition_worker",
-            "workers.delivery.settlement",
-            "workers.deliverer",
-            "workers.drain",
-            "workers.runtime",
-            "workers.delivery.retry",
-        )
-        == []
-    )
+    """Nor does a source: of its folder only what runs one knows them."""
+    not_known = [
+        "app.outbox",
+        "celery",
+        "kombu",
+        "workers.celery",
+        "workers.tasks",
+        "workers.delivery.partition_worker",
+        "workers.delivery.settlement",
+        "workers.deliverer",
+        "workers.drain",
+        "workers.runtime",
+        "workers.delivery.retry",
+        "workers.sources.puller",
+        "workers.sources.runner",
+    ]
+    assert [each for folder in OF_TARGETS for each in crossings(folder, *not_known)] == []
+
+
+def test_what_systems_share_knows_none_of_them_and_a_system_no_other() -> None:
+    assert [
+        each for folder in ("targets", "sources") for each in crossings(f"workers/{folder}", "workers.systems")
+    ] == []
+    systems = {path.parent.name for path in (ROOT / "workers/systems").glob("*/target.py")}
+    assert len(systems) == len(TYPES)
+    for system in systems:
+        others = [f"workers.systems.{other}" for other in systems - {system}]
+        assert crossings(f"workers/systems/{system}", *others) == []
+
+
+def test_a_target_does_not_know_its_systems_source_nor_a_source_the_target() -> None:
+    for path in (ROOT / "workers/systems").glob("*/source.py"):
+        system = f"workers.systems.{path.parent.name}"
+        assert not [name for name in imports(path.with_name("target.py")) if within(name, f"{system}.source")]
+        assert not [name for name in imports(path) if within(name, f"{system}.target")]
 
 
 def test_three_files_know_celery() -> None:

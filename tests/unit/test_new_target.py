@@ -17,10 +17,14 @@ RECIPE = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add a target\n")[2
 STEPS = RECIPE.partition("\n1. ")[2].partition("\n\n")[0]
 SHARED = {"workers/targets/base.py"}  # named to be read
 FILES = sorted(set(re.findall(r"`((?:[\w<>.*-]+/)*[\w<>*-]+\.(?:py|md|yml|toml|txt|lock))`", STEPS)) - SHARED)
-IN_THE_PACKAGE = {"target.py", "batch.py", "link_target.py", "places.py", "request_threads.py", "sql_target.py"}
+IN_THE_PACKAGE = {"batch.py", "link_target.py", "places.py", "request_threads.py", "sql_target.py"}
 OTHERWISE = {"amqp", "mysql", "postgresql", "redis", "webhook"}  # also a database or a broker of the service, or a word
-# Facts about others: MinIO's old config.json, and what Versity's gateway sends.
-NAMED = {"app/config/formats/config_json.py": {"elasticsearch"}, "app/events/frontends/versity.py": {"kafka", "nats"}}
+# Facts about others: MinIO's old config.json, which system JetStream is of, and what Versity's gateway sends.
+NAMED = {
+    "app/config/formats/config_json.py": {"elasticsearch"},
+    "app/config/sources/jetstream.py": {"nats"},
+    "app/events/frontends/versity.py": {"kafka", "nats"},
+}
 
 SETTINGS = """
 from app.config.fields.addresses import Host, HostPort
@@ -59,8 +63,8 @@ USE = """
 import socket, sys
 import app.config.targets
 app.config.targets.__path__.append(f"{sys.argv[1]}/settings")
-import workers.targets
-workers.targets.__path__.append(f"{sys.argv[1]}/adapters")
+import workers.systems
+workers.systems.__path__.append(f"{sys.argv[1]}/systems")
 from app.config.formats.environment import from_environ
 from app.config.formats.notify_lines import parse_line
 from app.config.formats.reference_page import reference_page
@@ -80,9 +84,9 @@ print("bucketwire target set pigeon:NAME loft=loft:1 ring=a" in reference_page()
 
 @pytest.mark.slow
 def test_a_new_type_is_a_module_of_settings_and_an_adapter(tmp_path: Path) -> None:
-    for folder, text in (("settings", SETTINGS), ("adapters", ADAPTER)):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "pigeon.py").write_text(text)
+    for file, text in (("settings/pigeon.py", SETTINGS), ("systems/pigeon/target.py", ADAPTER)):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text(text)
     command = [sys.executable, "-c", USE, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -106,8 +110,6 @@ def test_every_type_has_the_files_of_the_recipe(type_name: str) -> None:
     """But the webhook, whose server is the user's."""
     for file in set(FILES) - IN_THE_PACKAGE:
         path = file.replace("<type>", type_name)
-        if file == "workers/targets/<type>.py" and not (ROOT / path).exists():
-            path = f"workers/targets/{type_name}/__init__.py"
         assert list(ROOT.glob(path)), path
     if issubclass(TYPES[type_name], NamespaceSettings):
         assert (ROOT / f"spark_jobs/stores/{type_name}.py").exists()

@@ -27,32 +27,32 @@ PRIVATE = {
         "app/http_answers.py": {"_close_conn", "_read_next_chunk_size", "_read_status"},
     },
     "amqp": {
-        "workers/sources/amqp/source.py": {"_callbacks"},
-        "workers/targets/amqp/connection.py": {"_connect", "_read", "_setup_transport", "_transport", "_wrap_socket"},
+        "workers/systems/amqp/source.py": {"_callbacks"},
+        "workers/systems/amqp/connection.py": {"_connect", "_read", "_setup_transport", "_transport", "_wrap_socket"},
     },
     "billiard": {"workers/celery.py": {"_parent_pid"}},
     "boto3": {"spark_jobs/listings/s3_listing.py": {"_expiry_time", "_session"}},
     "gunicorn": {"app/server/gunicorn_worker.py": {"_cap_keepalive"}},  # and the whole class of the worker
     "kafka-python": {
-        "workers/sources/kafka.py": {"_coordinator", "_subscription"},
-        "workers/sources/kafka_batches.py":
+        "workers/systems/kafka/source.py": {"_coordinator", "_subscription"},
+        "workers/systems/kafka/record_batches.py":
             {"_buffer", "_detect_xerial_stream", "_maybe_uncompress", "_next_record_index", "_read_msg", "_timestamp"},
-        "workers/targets/kafka/client.py": {"_scram_client", "_sock", "_sock_recv"},
-        "workers/targets/kafka/target.py": {"_metadata", "_sender"},
+        "workers/systems/kafka/client.py": {"_scram_client", "_sock", "_sock_recv"},
+        "workers/systems/kafka/target.py": {"_metadata", "_sender"},
     },
     "kombu": {"app/broker.py": {"_size"}},
-    "nats-py": {"workers/targets/nats/connection.py": {"_build_message", "_server_info"}},
+    "nats-py": {"workers/systems/nats/connection.py": {"_build_message", "_server_info"}},
     "opentelemetry-exporter-otlp-proto-http": {"app/telemetry/otlp/exports.py": {"_log_exporter"}},
     "opentelemetry-sdk": {"app/telemetry/otlp/exports.py": {"_logs"}, "app/telemetry/otlp/log_records.py": {"_logs"}},
     "paho-mqtt": {
-        "workers/targets/mqtt/client.py":
+        "workers/systems/mqtt/client.py":
             {"_connect_timeout", "_create_socket_connection", "_get_proxy", "_handle_pubackcomp", "_handle_pubrec",
              "_in_packet", "_out_messages", "_sock_close", "_ssl_context", "_ssl_wrap_socket"},
     },
     "prometheus-client": {"workers/telemetry/metrics.py": {"_upper_bounds"}},
     "pymysql": {
         "app/outbox/engine/mysql_connection.py": {"_create_ssl_ctx"},
-        "workers/targets/mysql/connection.py": {"_force_close", "_read_bytes", "_write_bytes"},
+        "workers/systems/mysql/connection.py": {"_force_close", "_read_bytes", "_write_bytes"},
     },
     "pyspark": {
         "spark_jobs/class_archive.py": {"_gateway", "_jvm"},
@@ -64,7 +64,7 @@ PRIVATE = {
         "spark_jobs/jvm.py": {"_ensure_initialized", "_gateway", "_lock"},
         "spark_jobs/session.py": {"_find_spark_home", "_gateway"},
     },
-    "redis": {"workers/targets/redis/connection.py": {"_connect", "_sock"}},
+    "redis": {"workers/systems/redis/connection.py": {"_connect", "_sock"}},
     "urllib3": {
         "app/console/openid_requests.py": {"_new_conn"},
         "workers/targets/http_connection.py": {"_dns_host", "_new_conn"},

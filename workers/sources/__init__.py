@@ -1,6 +1,6 @@
 """Create the source of a type; its driver is imported only then.
 
-The source of a type is in the module of its name here, in a class named as that of its settings in
+The source of a type is in `source.py` of its system in `workers.systems`, in a class named as that of its settings in
 `app.config.sources`: `KafkaSource` for `KafkaSourceSettings`.
 """
 
@@ -13,6 +13,7 @@ from workers.sources.base import Source
 
 def create(type_name: str, settings: Any) -> Source:
     """Create a source of this type, not yet opened. Raises `BadSettings` with the known types."""
-    name = source_type(type_name).__name__.removesuffix("Settings")
-    source: Source = getattr(import_module(f"{__name__}.{type_name}"), name)(settings)
+    known = source_type(type_name)
+    module = import_module(f"workers.systems.{known.system}.source")
+    source: Source = getattr(module, known.__name__.removesuffix("Settings"))(settings)
     return source

@@ -1,7 +1,7 @@
 """Create the adapter of a target's type; its driver is imported only then.
 
-The adapter of a type is in the module or package of its name here. Its class is named as that of its settings in
-`app.config.targets`: `RedisTarget` for `RedisSettings`.
+The adapter of a type is in `target.py` of the system of its name, in `workers.systems`. Its class is named as that of
+its settings in `app.config.targets`: `RedisTarget` for `RedisSettings`. Here is what targets of several types share.
 """
 
 from importlib import import_module
@@ -20,5 +20,5 @@ def create(type: str, settings: Any) -> Adapter:  # noqa: A002 (a target's type,
     if type not in TYPES:
         raise LookupError(f"no target type {type!r}; there are {', '.join(TYPES)}")
     name = TYPES[type].__name__.removesuffix("Settings") + "Target"
-    adapter: Adapter = getattr(import_module(f"{__name__}.{type}"), name)(settings)
+    adapter: Adapter = getattr(import_module(f"workers.systems.{type}.target"), name)(settings)
     return AnyAddressTarget(adapter, settings.timeout)

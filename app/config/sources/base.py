@@ -45,17 +45,24 @@ class SourceSettings(Declared):
     """The settings of every source. Durations are seconds."""
 
     type_name: ClassVar[str]
+    system: ClassVar[str]  # that the queue is of, by the name that its target type has
     env: ClassVar[str]  # in BUCKETWIRE_SOURCE_<…>_: KAFKA
     title: ClassVar[str]
     example: ClassVar[Mapping[str, str]]  # settings that are enough to set a source
     names_queue: ClassVar[tuple[str, ...]] = ()  # settings whose change makes it another queue, without the positions
 
     def __init_subclass__(
-        cls, *, type_name: str = "", title: str = "", example: Mapping[str, str] = MappingProxyType({})
+        cls,
+        *,
+        type_name: str = "",
+        system: str = "",
+        title: str = "",
+        example: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init_subclass__()
         if type_name:
             cls.type_name, cls.title, cls.example = type_name, title, example
+            cls.system = system or type_name
             cls.env = type_name.upper()
             REGISTERED_SOURCES[type_name] = cls
 

@@ -48,6 +48,7 @@ class JetstreamSourceSettings(
     NatsConnection,
     SourceSettings,
     type_name="jetstream",
+    system="nats",
     title="NATS JetStream",
     example={"address": "nats:4222", "stream": "BUCKETEVENTS"},
 ):

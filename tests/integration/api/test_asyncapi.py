@@ -17,13 +17,13 @@ from app.events.parsing import parse
 from app.server.application import create_app
 from tests.support import sample_events
 from tests.support.properties import times
-from workers.targets.elasticsearch.target import ElasticsearchTarget
+from workers.systems.elasticsearch.target import ElasticsearchTarget
+from workers.systems.mysql.target import MysqlTarget
+from workers.systems.postgresql.target import PostgresTarget
+from workers.systems.redis.target import RedisTarget
+from workers.systems.webhook.request import RequestFormat
 from workers.targets.messages import message_format
-from workers.targets.mysql.target import MysqlTarget
 from workers.targets.payloads import records
-from workers.targets.postgresql.target import PostgresTarget
-from workers.targets.redis.target import RedisTarget
-from workers.targets.webhook.request import RequestFormat
 
 if TYPE_CHECKING:
     from jsonschema import Draft7Validator

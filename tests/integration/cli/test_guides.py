@@ -22,9 +22,9 @@ from app.config.targets.registry import TYPES, sections
 from app.events.names import expand
 from app.events.parsing import parse
 from tests.integration.cli.conftest import Cli
+from workers.systems.mysql import table as mysql_table
+from workers.systems.postgresql import table as postgresql_table
 from workers.targets import payloads
-from workers.targets.mysql import table as mysql_table
-from workers.targets.postgresql import table as postgresql_table
 
 FOLDER = Path(__file__).parents[2] / "fixtures/guides"
 OF_MINIO = set(TYPES) - {"sqs"}

@@ -13,8 +13,8 @@ from app.config.targets.mqtt import MqttSettings, mqtt_address
 from app.config.targets.mysql import MysqlSettings
 from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.registry import TYPES
+from workers.systems.postgresql.connection import parameters
 from workers.targets import create
-from workers.targets.postgresql.connection import parameters
 from workers.telemetry.redaction import Redaction
 
 FIRST, SECOND = "hunter2", "sword4sh"

@@ -10,9 +10,9 @@ from kafka.errors import KafkaError
 
 from app.config.target_settings import load
 from app.config.targets.registry import TYPES
+from workers.systems.kafka.client import Client
 from workers.targets import create, link_local
 from workers.targets.base import TargetUnavailable
-from workers.targets.kafka.client import Client
 
 HOST = "metadata.test"
 AT: dict[str, list[dict[str, str]]] = {

@@ -21,9 +21,9 @@ from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
 from workers.delivery.pooled_target import PooledTarget
 from workers.delivery.retry import RetrySchedule
+from workers.systems.webhook.request import RequestFormat
 from workers.targets import call_trace
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, TargetUnavailable
-from workers.targets.webhook.request import RequestFormat
 from workers.telemetry.call_spans import CallSpans
 
 NAME = TargetId("webhook", "orders")

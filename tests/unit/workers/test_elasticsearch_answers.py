@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from workers.targets.elasticsearch import answers
+from workers.systems.elasticsearch import answers
 from workers.targets.http_errors import retry_after
 
 NAMED = "Elasticsearch"

@@ -10,7 +10,7 @@ import pytest
 from kafka.errors import KafkaConnectionError
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 
-from workers.targets.kafka import client
+from workers.systems.kafka import client
 
 
 class Wire:

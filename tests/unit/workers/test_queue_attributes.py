@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.sources.sqs import find_risks
+from workers.systems.sqs.source import find_risks
 
 DAY = 86_400
 

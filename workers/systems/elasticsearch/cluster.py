@@ -1,0 +1,211 @@
+"""A cluster of Elasticsearch or OpenSearch nodes: the requests that a target makes, and the index it writes to (§4.8).
+
+The published client makes them: it chooses the node, and leaves out for a while those that did not answer.
+"""
+
+import importlib.metadata
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from elastic_transport import ApiResponse, NodeConfig, TransportError
+from elasticsearch import Elasticsearch, SerializationError, UnsupportedProductError
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ReadTimeoutError
+
+from app.config.targets.elasticsearch import ElasticsearchSettings
+from workers.systems.elasticsearch import answers
+from workers.systems.elasticsearch.node import SERIALIZERS, AnyProduct, HttpNode, PlainTransport
+from workers.targets import tls
+from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
+from workers.targets.http_errors import describe_http_error, retry_after
+from workers.targets.places import NOWHERE
+
+USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
+
+Response = ApiResponse[Any]
+
+_ANY_STATUS = range(100, 1000)  # what a status means is decided here
+# Seconds for which a node that did not answer is left out, at first and at most: one that hangs costs a call its whole
+# timeout at each attempt. If none is left, all are tried at once.
+_MIN_LEFT_OUT_SECONDS, _MAX_LEFT_OUT_SECONDS = 10, 300
+_NO_ANSWER = (502, 504)  # from a proxy, which got none from the server
+# Of the indices that are created here. By default a text that looks like a date, such as a key `2024-01-01`, makes its
+# field a date, and the index refuses every other text there. Only times are dates; templates of the cluster go first.
+_TIMES = ("Records.eventTime", "@timestamp", "time", "data.Records.eventTime")
+_DATE = {"type": "date", "ignore_malformed": True}
+_MAPPINGS = {
+    "date_detection": False,
+    "numeric_detection": False,
+    "dynamic_templates": [
+        {path: {"path_match": path, "match_mapping_type": "string", "mapping": _DATE}} for path in _TIMES
+    ],
+}
+_MAX_REMEMBERED = 1_000  # indices of a template that are known to exist
+
+
+class Cluster:
+    """The nodes in the settings, with one connection each; `lease` is checked before a request is sent again."""
+
+    def __init__(self, settings: ElasticsearchSettings) -> None:
+        self._settings = settings
+        self._index = settings.index.fixed  # None: each document of a request names its own
+        context = tls.context_of(settings) if settings.uses_tls else None
+        nodes = [
+            NodeConfig(
+                node.scheme,
+                *node.address,
+                path_prefix=node.path,
+                http_compress=settings.compression,
+                ssl_context=context,
+            )
+            for node in settings.nodes
+        ]
+        login = {"Authorization": settings.authorization} if settings.authorization else {}
+        self._client = Elasticsearch(
+            nodes,
+            headers={"User-Agent": USER_AGENT} | login,
+            request_timeout=settings.timeout,
+            max_retries=0,  # see `ask`
+            dead_node_backoff_factor=_MIN_LEFT_OUT_SECONDS,
+            max_dead_node_backoff=_MAX_LEFT_OUT_SECONDS,
+            serializers=SERIALIZERS,
+            node_class=HttpNode,
+            transport_class=AnyProduct if settings.opensearch else PlainTransport,
+            meta_header=False,
+        ).options(ignore_status=_ANY_STATUS)
+        self._nodes = len(nodes)
+        self._created: set[str] = set()
+        self.lease: LeaseCheck = NO_LEASE
+        self.where = f"Elasticsearch index {settings.index} at {','.join(map(str, settings.nodes))}"
+        # The server stops waiting for a shard a little before we stop waiting for the server, and reports the reason.
+        self._patience = f"{max(1, round(settings.timeout * 800))}ms"
+
+    def bulk(self, body: bytes) -> Response:
+        """Make a `_bulk` request. Raises as `ask`."""
+        only = "errors,items.*._id,items.*.status,items.*.error"
+        return self.ask(
+            lambda client: client.bulk(
+                index=self._index,
+                operations=body,  # type: ignore[arg-type]  # it sends bytes as they are
+                filter_path=only,
+                timeout=self._patience,
+            )
+        )
+
+    def versions(self, ids: Sequence[str]) -> Response:
+        """Read what the documents with these ids describe, and their sequence numbers. Raises as `ask`."""
+        fields = "Records.s3.object.key,Records.s3.object.versionId"
+        return self.ask(lambda client: client.mget(index=self._index, ids=ids, source_includes=fields))
+
+    def check(self) -> None:
+        """Raise `TargetUnavailable` unless this is a server that can be written to."""
+        answer = self._opened(self.ask(lambda client: client.info()), "the privilege monitor of the cluster is needed")
+        product = answer.meta.headers.get("X-Elastic-Product")
+        self._refuse(answers.problem_of_server(answer.body, product, opensearch=self._settings.opensearch))
+
+    def take_index(self) -> None:
+        """Check that the index exists and is fit for the format, or create it (as MinIO: §4.8).
+
+        Those of a template are created with their first documents. Raises `TargetUnavailable`.
+        """
+        index = self._index
+        if index is None:
+            return
+        is_mirror = self._settings.format == "namespace"
+        answer = self.ask(lambda client: client.indices.resolve_index(name=index))
+        if answer.meta.status != 404:
+            resolved = self._opened(answer, "the privilege read or view_index_metadata of the index is needed").body
+            problem = answers.problem_of_index(resolved, index, is_mirror=is_mirror)
+            self._refuse(problem or "")
+            if answers.indices_of_alias(resolved, index) != 1:
+                alias = self._opened(self.ask(lambda client: client.indices.get_alias(name=index)), "")
+                self._refuse(answers.problem_of_alias(alias.body, index))
+            if problem is not None:
+                return
+        answer = self._create(index)
+        refusal = answers.error_of_answer(answer.meta.status, answer.body)
+        if answer.meta.status == 400 and "resource_already_exists" in refusal:
+            return
+        if not answers.is_good(answer.meta.status) and "creates data streams only" in refusal:
+            self._refuse(answers.NO_MIRROR if is_mirror else "")
+            return  # the first document creates it
+        self._opened(answer, f"create the index, or give the privilege create_index of {index}")
+
+    def create_indices(self, names: Iterable[str]) -> None:
+        """Create the indices that are not known to exist; a refusal is left to the documents. Raises as `ask`."""
+        for name in names:
+            if name not in self._created and name != NOWHERE:
+                self.lease.check()
+                self._create(name)
+                if len(self._created) >= _MAX_REMEMBERED:
+                    self._created.clear()
+                self._created.add(name)
+
+    def _create(self, index: str) -> Response:
+        return self.ask(lambda client: client.indices.create(index=index, mappings=_MAPPINGS))
+
+    def close(self) -> None:
+        """Close the connections; the next request connects again."""
+        self._client.close()
+
+    def ask(self, request: Callable[[Elasticsearch], Response]) -> Response:
+        """Make one request; return the answer, whatever its status.
+
+        If no connection to a node can be made, within the timeout the next one is tried. The client would also repeat
+        requests that may have been carried out, and after the lease has ended. Raises `TargetUnavailable` without an
+        answer, or for one that every request would get.
+        """
+        ends = time.monotonic() + self._settings.timeout
+        for left in range(self._nodes - 1, -1, -1):
+            try:
+                answer = request(self._client)
+                break
+            except UnsupportedProductError as error:
+                answer = ApiResponse(error.body, error.meta)
+                break
+            except SerializationError as error:
+                raise TargetUnavailable(f"{self.where}: the server is not Elasticsearch") from error
+            except TransportError as error:
+                unsent = isinstance(error.__cause__, NewConnectionError | ConnectTimeoutError)
+                if not unsent or not left or time.monotonic() >= ends:
+                    reason = f"{self.where}: {self._describe(error)}"
+                    raise TargetUnavailable(reason, may_arrive=not unsent) from error
+                self.lease.check()
+        if problem := answers.problem_of_answer(answer.meta.status, answer.body):
+            raise TargetUnavailable(f"{self.where} {problem}")
+        return answer
+
+    @contextmanager
+    def reading(self, answer: Response) -> Iterator[Any]:
+        """Yield what an answer says. Raises `TargetUnavailable` where the block finds that no cluster says that."""
+        try:
+            yield answer.body
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            reason = f"{self.where} answered {answer.meta.status}: the server is not Elasticsearch"
+            raise TargetUnavailable(reason) from error
+
+    def unavailable(self, answer: Response, hint: str = "") -> TargetUnavailable:
+        """Return the error for an answer that refuses a request; `hint` is for one that names a missing privilege."""
+        status = answer.meta.status
+        reason = f"{self.where} answered {status}: {answers.error_of_answer(status, answer.body)}"
+        return TargetUnavailable(
+            reason + (f" ({hint})" if hint and status == 403 else ""),
+            retry_after(answer.meta.headers),
+            may_arrive=status in _NO_ANSWER,
+        )
+
+    def _opened(self, answer: Response, hint: str) -> Response:
+        if answers.is_good(answer.meta.status):
+            return answer
+        raise self.unavailable(answer, hint)
+
+    def _refuse(self, problem: str) -> None:
+        if problem:
+            raise TargetUnavailable(f"{self.where}: {problem}")
+
+    def _describe(self, error: TransportError) -> str:
+        cause = error.__cause__
+        if isinstance(cause, ReadTimeoutError):
+            return f"no answer within {self._settings.timeout:g} s"
+        return describe_http_error(cause) if isinstance(cause, HTTPError) else str(cause or error)

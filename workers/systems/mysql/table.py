@@ -1,0 +1,169 @@
+"""The table of a MySQL target: an existing table of MinIO, or one created as MinIO does (reference §4.11)."""
+
+from dataclasses import dataclass
+
+from workers.systems.mysql.connection import MysqlConnection
+from workers.targets.base import TargetUnavailable
+
+_VALUES = {"namespace": ("key_name", "value"), "access": ("event_time", "event_data")}
+_HASH = "key_hash"
+_ACCESS = "(event_time DATETIME NOT NULL, event_data JSON) ENGINE = InnoDB ROW_FORMAT = Dynamic"
+_NAMESPACE = (
+    "(key_name VARCHAR(3072) NOT NULL, key_hash {hash} PRIMARY KEY, value JSON) "
+    "ENGINE = InnoDB CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = Dynamic"
+)
+_GENERATED = "CHAR(64) GENERATED ALWAYS AS (SHA2(key_name, 256)) STORED NOT NULL"
+# MariaDB has no generated primary keys (§10). With a default, MinIO's own statements can fill the column there too.
+_DEFAULTED = "CHAR(64) NOT NULL DEFAULT (SHA2(key_name, 256))"
+
+_FIND = (
+    "SELECT t.table_type, t.engine, e.transactions FROM information_schema.tables t "
+    "LEFT JOIN information_schema.engines e ON e.engine = t.engine "
+    "WHERE t.table_schema = {schema} AND t.table_name = %s"
+)
+_COLUMNS = (
+    "SELECT column_name, is_nullable, column_default, extra, character_set_name, collation_name "
+    "FROM information_schema.columns "
+    "WHERE table_schema = {schema} AND table_name = %s ORDER BY ordinal_position"
+)
+_INDEXES = (
+    "SELECT index_name, non_unique, column_name, sub_part FROM information_schema.statistics "
+    "WHERE table_schema = {schema} AND table_name = %s ORDER BY index_name, seq_in_index"
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that can be written: its name in SQL, its two columns, and how to find a row again."""
+
+    name: str
+    key: str
+    value: str
+    defaulted: frozenset[str] = frozenset()  # the unique indexes that have none of the two columns
+    # Only for a namespace:
+    index: str = ""  # the unique index on key_hash
+    compared: str = ""  # how `given.k` is compared with key_hash, so that the index is used
+    fills_hash: bool = False  # whether the server does not compute key_hash itself
+
+
+@dataclass(frozen=True)
+class _Column:
+    is_required: bool
+    is_generated: bool
+    is_numbered: bool
+    charset: str
+    collation: str
+
+
+def identifier(name: str) -> str:
+    """Return the name quoted for SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def take_table(server: MysqlConnection, database: str, name: str, format: str) -> Table:  # noqa: A002 (the setting's name)
+    """Return the table, created if missing; this queries the catalogue and reads no row.
+
+    Raises `TargetUnavailable` if the table does not fit the format, PyMySQL's errors if the server refuses.
+    """
+    written = (f"{identifier(database)}." if database else "") + identifier(name)
+    catalogue = _Catalogue(server, database, name)
+    tables = catalogue.rows(_FIND)
+    if not tables:
+        columns = _NAMESPACE if format == "namespace" else _ACCESS
+        server.run(f"CREATE TABLE IF NOT EXISTS {written} " + columns.format(hash=_hash_column(server)))
+        tables = catalogue.rows(_FIND)
+    if not tables:
+        raise TargetUnavailable(f"MySQL: table {written} was created but is not in the catalogue")
+    ((_, engine, transactions),) = tables
+    if engine and transactions != "YES":
+        raise TargetUnavailable(
+            f"MySQL: table {written} is kept by {engine}, which has no transactions; ALTER TABLE … ENGINE = InnoDB"
+        )
+    return _checked(catalogue, written, format)
+
+
+@dataclass(frozen=True)
+class _Catalogue:
+    server: MysqlConnection
+    database: str
+    name: str
+
+    def rows(self, query: str) -> list[tuple[str | None, ...]]:
+        schema = "%s" if self.database else "DATABASE()"
+        return self.server.ask(query.format(schema=schema), *filter(None, (self.database, self.name)))
+
+
+def _checked(catalogue: _Catalogue, written: str, format: str) -> Table:  # noqa: A002 (the setting's name)
+    columns = {str(name): _column(*rest) for name, *rest in catalogue.rows(_COLUMNS)}
+    key, value = _VALUES[format]
+    if missing := [column for column in (key, value) if column not in columns]:
+        raise TargetUnavailable(
+            f"MySQL: table {written} has no column {missing[0]}, which format {format} needs; "
+            f"it has {', '.join(columns)}. Give each format a table of its own"
+        )
+    ours = (key, value, _HASH) if format == "namespace" else (key, value)
+    if required := [name for name, column in columns.items() if column.is_required and name not in ours]:
+        raise TargetUnavailable(
+            f"MySQL: table {written} requires a value for {', '.join(required)}, which events lack; give it a default"
+        )
+    if format == "access":
+        return Table(written, key, value, _unique_but_of(catalogue, key, value))
+    if not columns[key].charset.startswith("utf8"):
+        raise TargetUnavailable(
+            f"MySQL: table {written} keeps {key} in {columns[key].charset}, which cannot hold every key; "
+            "ALTER TABLE … CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+        )
+    index = _index(catalogue, written, columns)
+    hashed = columns[_HASH]
+    compared = f"CONVERT(given.k USING {hashed.charset}) COLLATE {hashed.collation}"
+    return Table(written, key, value, index=index, compared=compared, fills_hash=not hashed.is_generated)
+
+
+def _index(catalogue: _Catalogue, written: str, columns: dict[str, _Column]) -> str:
+    """Return the unique index by which rows are replaced; by any other unique index, other objects' rows would be."""
+    unique = _unique(catalogue)
+    index = next((name for name, parts in unique.items() if parts == [(_HASH, None)]), None)
+    if _HASH not in columns or index is None:
+        steps = [] if _HASH in columns else [f"ADD {_HASH} {_hash_column(catalogue.server)}"]
+        steps += ["DROP PRIMARY KEY"] * ("PRIMARY" in unique) + [f"ADD PRIMARY KEY ({_HASH})"]
+        raise TargetUnavailable(
+            f"MySQL: table {written} has no unique index on {_HASH} alone, so a row cannot be replaced; "
+            f"ALTER TABLE … {', '.join(steps)}"
+        )
+    for name, parts in unique.items():
+        numbered = any(columns[column].is_numbered for column, _ in parts if column in columns)
+        if _HASH not in [column for column, _ in parts] and not numbered:
+            raise TargetUnavailable(
+                f"MySQL: table {written} has a second unique index, {name}, by which an object's row would replace "
+                f"another's; ALTER TABLE … DROP INDEX {identifier(name)}"
+            )
+    return index
+
+
+def _unique(catalogue: _Catalogue) -> dict[str, list[tuple[str, str | None]]]:
+    """Return the columns of each unique index, and how much of each; of an expression `None`."""
+    unique: dict[str, list[tuple[str, str | None]]] = {}
+    for name, non_unique, column, part in catalogue.rows(_INDEXES):
+        if not int(non_unique or 0):
+            unique.setdefault(str(name), []).append((str(column), part))
+    return unique
+
+
+def _unique_but_of(catalogue: _Catalogue, *written: str) -> frozenset[str]:
+    """Return the unique indexes whose columns are not written, so that their values come from defaults."""
+    ours = {*written, str(None)}
+    return frozenset(
+        name for name, parts in _unique(catalogue).items() if ours.isdisjoint(column for column, _ in parts)
+    )
+
+
+def _hash_column(server: MysqlConnection) -> str:
+    return _DEFAULTED if server.is_mariadb else _GENERATED
+
+
+def _column(is_nullable: str | None, default: str | None, extra: str | None, *letters: str | None) -> _Column:
+    words = (extra or "").upper()
+    is_numbered = "AUTO_INCREMENT" in words
+    is_generated = any(kind in words for kind in ("VIRTUAL", "STORED", "PERSISTENT"))
+    is_required = is_nullable == "NO" and default is None and not is_generated and not is_numbered
+    return _Column(is_required, is_generated, is_numbered, *(charset or "binary" for charset in letters))

@@ -1,0 +1,60 @@
+"""Write the statements of a batch: one for each kind of change, with all of its rows."""
+
+import io
+from collections.abc import Sequence
+
+from psycopg2 import extensions, sql
+
+from app.events.model import Event
+from workers.systems.postgresql.table import Table
+from workers.targets.messages import Write
+from workers.targets.payloads import change, collapse, timestamp
+
+_VERSION = "{Records,0,s3,object,versionId}"
+
+
+def mirror(cursor: extensions.cursor, table: Table, events: Sequence[Event]) -> list[bytes]:
+    """Return the statements that leave the table as the events, applied one after the other, would."""
+    rows = collapse(change(event, "namespace") for event in events)
+    names = {
+        "table": sql.Identifier(table.name),
+        "key": sql.Identifier(table.key),
+        "value": sql.Identifier(table.value),
+        "type": sql.SQL(table.value_type),
+        "version": sql.Literal(_VERSION),
+    }
+    statements: list[bytes] = []
+    if rows.documents:
+        # In the order of the keys, so that two writers of the same rows wait for each other without a deadlock.
+        statement = sql.SQL(
+            "INSERT INTO {table} ({key}, {value}) "
+            "SELECT k, v::{type} FROM unnest(%s::text[], %s::text[]) AS given(k, v) ORDER BY k "
+            "ON CONFLICT ({key}) DO UPDATE SET {value} = EXCLUDED.{value}"
+        ).format(**names)
+        statements.append(cursor.mogrify(statement, (list(rows.documents), list(rows.documents.values()))))
+    if rows.removed:
+        statement = sql.SQL("DELETE FROM {table} WHERE {key} = ANY(%s::text[])").format(**names)
+        statements.append(cursor.mogrify(statement, (list(rows.removed),)))
+    if rows.versions:
+        statement = sql.SQL(
+            "DELETE FROM {table} AS held USING unnest(%s::text[], %s::text[]) AS given(k, v) "
+            "WHERE held.{key} = given.k "
+            "AND coalesce(nullif(held.{value}::jsonb #>> {version}, ''), 'null') = given.v"
+        ).format(**names)
+        paths, versions = zip(*rows.versions, strict=True)
+        statements.append(cursor.mogrify(statement, (list(paths), list(versions))))
+    return statements
+
+
+def append(cursor: extensions.cursor, table: Table, events: Sequence[Event], write: Write) -> None:
+    """Copy a row for each event, as it is written, into the table."""
+    rows = "".join(f"{timestamp(event)}\t{_copied(write(event))}\n" for event in events)
+    statement = sql.SQL("COPY {} ({}, {}) FROM STDIN").format(
+        sql.Identifier(table.name), sql.Identifier(table.key), sql.Identifier(table.value)
+    )
+    cursor.copy_expert(statement, io.StringIO(rows))
+
+
+def _copied(value: str) -> str:
+    """Escape the four characters that have a meaning in COPY's text format."""
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")

@@ -1,0 +1,1 @@
+"""Redis, with Sentinel or Cluster where there is one."""

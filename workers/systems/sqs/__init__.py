@@ -1,0 +1,1 @@
+"""Amazon SQS, or a server that speaks its JSON protocol."""

@@ -1,5 +1,0 @@
-"""Elasticsearch and OpenSearch."""
-
-from workers.targets.elasticsearch.target import ElasticsearchTarget
-
-__all__ = ["ElasticsearchTarget"]

@@ -1,5 +1,0 @@
-"""Kafka."""
-
-from workers.targets.kafka.target import KafkaTarget
-
-__all__ = ["KafkaTarget"]

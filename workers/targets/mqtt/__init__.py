@@ -1,5 +1,0 @@
-"""MQTT."""
-
-from workers.targets.mqtt.target import MqttTarget
-
-__all__ = ["MqttTarget"]

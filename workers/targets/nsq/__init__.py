@@ -1,5 +1,0 @@
-"""NSQ."""
-
-from workers.targets.nsq.target import NsqTarget
-
-__all__ = ["NsqTarget"]

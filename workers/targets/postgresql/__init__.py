@@ -1,5 +1,0 @@
-"""PostgreSQL."""
-
-from workers.targets.postgresql.target import PostgresTarget
-
-__all__ = ["PostgresTarget"]

@@ -1,5 +1,0 @@
-"""Webhook."""
-
-from workers.targets.webhook.target import WebhookTarget
-
-__all__ = ["WebhookTarget"]
