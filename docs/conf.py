@@ -13,6 +13,7 @@ include_patterns = [
     "CODE_OF_CONDUCT.md",
     "SECURITY.md",
     "THIRD-PARTY-NOTICES.md",
+    "bench/*.md",
     "examples/*.md",
     "examples/**/*.md",
 ]

@@ -13,7 +13,7 @@ from tests.support.markdown_sentences import paragraphs, sentences
 ROOT = Path(__file__).parents[2]
 DECISIONS = ROOT / "docs/decisions"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES += sorted((ROOT / "examples").rglob("*.md"))
+PAGES += [ROOT / "bench/LOG.md", *sorted((ROOT / "examples").rglob("*.md"))]
 
 
 def links(page: Path) -> list[tuple[Path, str]]:
