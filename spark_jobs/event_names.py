@@ -1,24 +1,35 @@
 """Tell by an event's name what it changes, in a frame: as `app.events.effects` does."""
 
-import operator
-from functools import reduce
-
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.effects import MARKER, OPEN_FAMILIES, ContentChange, names
 from app.events.names import KNOWN
 
+_CHANGES = [change for change in ContentChange if change is not ContentChange.NOTHING]
+
+
+def change_of(name: Column) -> Column:
+    """Return the value of the change that events of this name make; null for none."""
+    known = F.when(F.lit(False), "")
+    for change in _CHANGES:
+        known = known.when(name.isin(names(change)), change.value)
+    prefixes = {family[:-1]: change for family, change in OPEN_FAMILIES.items()}
+    # Most names are known: the families are looked at for the others only.
+    changed = known.when(name.isin(*prefixes, *sorted(KNOWN)), None)
+    for prefix, effect in prefixes.items():
+        is_member = name.startswith(prefix)
+        if effect is ContentChange.REMOVED:
+            changed = changed.when(is_member & name.contains(MARKER), ContentChange.DELETE_MARKER.value)
+        changed = changed.when(is_member, effect.value)
+    return changed
+
 
 def has_change(name: Column, *changes: ContentChange) -> Column:
-    """Return whether events of this name have one of these changes; null for no name."""
-    condition = name.isin(names(*changes))
-    for family, change in OPEN_FAMILIES.items():
-        prefix = family[:-1]
-        is_unknown = name.startswith(prefix) & ~name.isin(prefix, *sorted(KNOWN))
-        is_marker = name.contains(MARKER) if change is ContentChange.REMOVED else F.lit(False)
-        changed = {ContentChange.DELETE_MARKER: is_marker, change: ~is_marker}
-        condition |= reduce(
-            operator.or_, (is_unknown & changed[one] for one in changes if one in changed), F.lit(False)
-        )
-    return condition
+    """Return whether events of this name have one of these changes."""
+    return is_change(change_of(name), *changes)
+
+
+def is_change(change: Column, *changes: ContentChange) -> Column:
+    """Return whether a change, as `change_of` returns it, is one of these."""
+    return F.coalesce(change.isin([one.value for one in changes]), F.lit(False))

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.events.effects import ContentChange
 from app.resources.drift import DRIFT_KINDS, DriftKind
 from app.rules.model import Rule
-from spark_jobs.event_names import has_change
+from spark_jobs.event_names import change_of, is_change
 from spark_jobs.jobs.repair_events import CLOCK_SKEW
 from spark_jobs.jobs.sizes import Sizes
 from spark_jobs.key_groups import KEY_HASH, by_key, one_per_key
@@ -84,7 +84,7 @@ def compare(
     both = objects.hint("merge").join(rows, same, "full_outer")
     if sizes is not None:
         both = sizes.of_pairs(both)
-    both = both.withColumn("key", F.coalesce("l_key", "n_key"))
+    both = both.withColumns({"key": F.coalesce("l_key", "n_key"), "n_change": change_of(F.col("n_name"))})
     differs = _differs(versioned=versioned, policy=policy, clock_skew=clock_skew)
     is_stale = reduce(operator.or_, differs.values())
     classified = both.withColumn("kind", _kind(list(rules), bucket, is_stale, versioned=versioned, policy=policy))
@@ -139,7 +139,7 @@ def _kind(rules: Sequence[Rule], bucket: str, is_stale: Column, *, versioned: bo
     if policy == "compatible":
         # MinIO leaves rows of delete markers and of removals without effect by design (§1.11), and in a versioned
         # bucket the removal of an old version removes the current object's row.
-        orphaned &= ~(_is_event(*REMOVALS) | F.coalesce(F.col("n_name") == _NOOP_REMOVAL, F.lit(False)))
+        orphaned &= ~(_is_change(*REMOVALS) | F.coalesce(F.col("n_name") == _NOOP_REMOVAL, F.lit(False)))
         if versioned:
             missing = F.lit(False)
     return (
@@ -153,10 +153,10 @@ def _kind(rules: Sequence[Rule], bucket: str, is_stale: Column, *, versioned: bo
 
 def _differs(*, versioned: bool, policy: str, clock_skew: int) -> Mapping[str, Column]:
     """Return for each name in `differs` whether that differs between an object and its row; never null."""
-    created = _is_event(ContentChange.CREATED)
+    created = _is_change(ContentChange.CREATED)
     etag = F.when(F.col("n_etag").isNotNull(), F.col("n_etag") != F.col("l_etag")).otherwise(created)
     # A row that a mirror would not have written, and that lacks the content's ETag too, has to be sent again.
-    event = _is_event(*REMOVALS) | (F.lit(policy == "mirror") & ~created & F.col("n_etag").isNull())
+    event = _is_change(*REMOVALS) | (F.lit(policy == "mirror") & ~created & F.col("n_etag").isNull())
     differences = {
         "event": event,
         "etag": etag & ~event,
@@ -167,5 +167,5 @@ def _differs(*, versioned: bool, policy: str, clock_skew: int) -> Mapping[str, C
     return {name: F.coalesce(differs, F.lit(False)) for name, differs in differences.items()}
 
 
-def _is_event(*changes: ContentChange) -> Column:
-    return F.coalesce(has_change(F.col("n_name"), *changes), F.lit(False))
+def _is_change(*changes: ContentChange) -> Column:
+    return is_change(F.col("n_change"), *changes)
