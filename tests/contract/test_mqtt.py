@@ -28,7 +28,7 @@ from tests.contract.probes.mqtt import TOPIC, Qos1, Subscriber, Watched
 from tests.support import cloud_events, sample_events
 from tests.support.doc_consumers import consumers
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Rejected, Unavailable
-from workers.systems.mqtt.answers import outcome_of_code
+from workers.systems.mqtt.link import outcome_of_code
 from workers.targets import create, payloads
 from workers.targets.base import TargetUnavailable
 

@@ -10,8 +10,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from app.config.errors import BadValue
 from app.config.targets.mqtt import MqttAddress, MqttSettings
-from workers.delivery.outcomes import Failed, Rejected
-from workers.systems.mqtt.answers import ABOUT_ONE_MESSAGE, SILENT, outcome_of_code
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.systems.mqtt.client import make_client, publish_properties
 from workers.targets import cloudevents
 from workers.targets.batch import Batch
@@ -20,6 +19,20 @@ from workers.targets.socket_deadline import Deadline
 
 MAX_PACKET_BYTES = 268_435_455  # of a packet without its fixed header, in any version
 BATCH_MESSAGES = 32  # messages queued before they are written
+
+# Codes that end a message (MQTT 5, §2.4).
+_TOO_LARGE, _BAD_PAYLOAD, _SILENT = 0x95, 0x99, 0x8D
+_ABOUT_ONE_MESSAGE = (_TOO_LARGE, _BAD_PAYLOAD)
+_ABOUT_THE_TOPIC = (0x87, 0x90)
+_REFUSALS = {0x87: "not authorised", 0x90: "topic name invalid", 0x97: "quota exceeded"}
+_DESCRIPTIONS = _REFUSALS | {
+    0x80: "unspecified error",
+    0x83: "implementation specific error",
+    0x91: "packet identifier in use",
+    0x92: "packet identifier not found",
+    _TOO_LARGE: "packet too large",
+    _BAD_PAYLOAD: "payload format invalid",
+}
 
 
 class Lost(Exception):
@@ -207,8 +220,8 @@ class MqttLink:
     ) -> None:
         if flags.is_disconnect_packet_from_server:
             self._lost_because = f"{reason}{_reason_string(properties)}"
-            self._dropped = reason.value in ABOUT_ONE_MESSAGE
-        elif reason == SILENT:
+            self._dropped = reason.value in _ABOUT_ONE_MESSAGE
+        elif reason == _SILENT:
             self._lost_because = f"no answer within the keep-alive interval of {self._client.keepalive} s"
             self._dropped = False
 
@@ -221,6 +234,22 @@ class MqttLink:
     def _on_log(self, _c: object, _u: object, level: int, words: str) -> None:
         if level == LogLevel.MQTT_LOG_ERR:
             self._lost_because = words
+
+
+def outcome_of_code(code: int, details: str = "", *, of_template: bool = False) -> Outcome:
+    """Return the outcome for the code that ends a message (MQTT 5, §2.4); `details` are the broker's reason.
+
+    With `of_template` the topic is this event's: that it is refused says nothing of the others.
+    """
+    if code < 0x80:
+        return DELIVERED
+    described = f"{_DESCRIPTIONS.get(code, 'unknown reason')} (0x{code:02X})"
+    reason = f"the broker refused it: {described}: {details}" if details else f"the broker refused it: {described}"
+    if code in _ABOUT_ONE_MESSAGE:
+        return Rejected(reason)
+    if code in _REFUSALS and not (of_template and code in _ABOUT_THE_TOPIC):
+        return Unavailable(reason)
+    return Failed(reason)
 
 
 def _reason_string(properties: Any) -> str:
