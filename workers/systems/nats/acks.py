@@ -15,7 +15,7 @@ from nats.errors import Error as NatsError
 from app.config.errors import BadValue
 from app.events.model import Event
 from workers.delivery.outcomes import Delivered, Outcome, Rejected, Unavailable
-from workers.systems.nats.target_connection import TargetConnection
+from workers.systems.nats.connection import TargetConnection
 from workers.targets.base import TargetUnavailable
 from workers.targets.batch import Batch
 

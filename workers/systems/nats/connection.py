@@ -27,6 +27,8 @@ from nats.protocol import parser
 from app.config.fields.addresses import HostPort
 from app.config.sources.jetstream import JetstreamSourceSettings
 from app.config.targets.nats import NatsSettings
+from app.events.model import Event
+from workers.delivery.outcomes import Failed, Rejected
 from workers.systems.nats.login import login_options
 from workers.targets import tls
 from workers.targets.answer_limit import MAX_MESSAGE_BYTES, AnswerTooLong
@@ -45,6 +47,8 @@ _MAX_LINE_BYTES = 1 << 20  # servers take 4 KiB, and their description of themse
 # As the server reads such lines itself; with those of nats-py a word ends at any space.
 parser.MSG_RE = re.compile(rb"\AMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)\r\n")
 parser.HMSG_RE = re.compile(rb"\AHMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)[ \t]+(\d+)\r\n")
+
+_NOT_ALLOWED = re.compile(r'permissions violation for publish to "([^"]*)"')  # nats-py makes it lower case
 
 
 class _Parser(parser.Parser):
@@ -243,6 +247,40 @@ class Connection:
             numbers = {int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))}
             return ", ".join(map(os.strerror, sorted(numbers))) or str(error) or "the server closed the connection"
         return str(error).removeprefix("nats: ").strip("'") or type(error).__name__
+
+
+class TargetConnection(Connection):
+    """A connection over which events are published: which subjects, and which sizes, the server refuses."""
+
+    settings: NatsSettings
+
+    def __init__(self, settings: NatsSettings, server: HostPort, is_encrypted: Callable[[], bool]) -> None:
+        super().__init__(settings, server, is_encrypted)
+        self._not_allowed: set[str] = set()  # subjects of a template that the user may not publish to, in lower case
+
+    def forget_refusals(self) -> None:
+        """Forget which subjects were refused: the next messages may be allowed."""
+        self._not_allowed.clear()
+
+    def refused(self, event: Event) -> Failed | None:
+        """Return the outcome of a message that was sent if the user may not publish to its subject, else None.
+
+        Only with a template, where that is no reason to do without the other subjects.
+        """
+        if not self._not_allowed or (subject := self.settings.subject.of(event)).lower() not in self._not_allowed:
+            return None
+        return Failed(f"{self.where}: the user may not publish to {subject!r}")
+
+    def too_large(self, size: int) -> Rejected:
+        """Return the outcome of a message of this size: the server would close the connection over it."""
+        return Rejected(f"{self.where}: the message has {size} bytes, max_payload is {self.client.max_payload}")
+
+    def _is_of_one_subject(self, reason: str) -> bool:
+        chosen = self.settings
+        refused = _NOT_ALLOWED.search(reason) if chosen.subject.fixed is None and not chosen.streaming else None
+        if refused:
+            self._not_allowed.add(refused[1])
+        return bool(refused)
 
 
 def tls_context(chosen: NatsSettings | JetstreamSourceSettings) -> ssl.SSLContext:

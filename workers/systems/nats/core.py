@@ -8,7 +8,7 @@ from app.config.errors import BadValue
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Rejected, Unavailable
 from workers.systems.nats.acks import Message, headed
-from workers.systems.nats.target_connection import TargetConnection
+from workers.systems.nats.connection import TargetConnection
 from workers.targets import cloudevents
 from workers.targets.base import TargetUnavailable
 from workers.targets.batch import Batch

@@ -6,7 +6,7 @@ from nats.aio.msg import Msg
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.systems.nats.acks import NO_RESPONDERS, Acknowledged, Message, headed
-from workers.systems.nats.target_connection import TargetConnection
+from workers.systems.nats.connection import TargetConnection
 from workers.targets import cloudevents
 from workers.targets.batch import Batch
 from workers.targets.messages import message_format

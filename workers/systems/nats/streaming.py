@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Outcome, Unavailable
 from workers.systems.nats.acks import NO_RESPONDERS, Acknowledged, Message
-from workers.systems.nats.target_connection import TargetConnection
+from workers.systems.nats.connection import TargetConnection
 from workers.targets.base import TargetUnavailable
 from workers.targets.batch import Batch
 from workers.targets.messages import message_format
