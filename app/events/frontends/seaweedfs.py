@@ -80,7 +80,8 @@ def records(event: Record) -> tuple[Record, ...]:
             name = _update(old, new) if is_same else _PUT
             # A folder whose key was deleted while there are objects below it is not an object any more, and one that
             # becomes the object of the same key is not that of the key with a slash any more.
-            made = [None if is_same else _removed(event, before, old), _created(event, after, new, name)]
+            created = _created(event, after, new, name, _order(before, old) if is_same and before else None)
+            made = [None if is_same else _removed(event, before, old), created]
         case "delete":
             made = [_removed(event, before, old)]
         case "rename" if not isinstance(new, dict):
@@ -159,13 +160,18 @@ def _bytes_of(entry: Any) -> tuple[Any, ...]:
     return parts, find(entry, "content"), attributes
 
 
-def _created(event: Record, thing: _Object | None, entry: Any, name: str | None = _PUT) -> Record | None:
+def _created(
+    event: Record, thing: _Object | None, entry: Any, name: str | None = _PUT, replaced: int | None = None
+) -> Record | None:
+    """Return the creation of an object; `replaced` is the order of the content that it had before."""
     if thing is None or name is None:
         return None
-    committed, modified = _committed(entry), _modified(entry)
+    modified = _modified(entry)
     # A renamed file keeps its modification time, which is not when it got its name. A renamed version stays older than
     # the one that had superseded it, which may be renamed before it.
-    order = _superseded(entry) or committed if name == _COPY else committed or modified
+    order = _superseded(entry) or _committed(entry) if name == _COPY else _order(thing, entry)
+    if order and replaced and order < replaced:
+        order = None  # another file was renamed to it, and has kept its time
     if thing.is_marker:
         return _record(event, _MARKER, thing, {}, modified, order)
     content = _content(entry)
@@ -178,9 +184,9 @@ def _removed(event: Record, thing: _Object | None, entry: Any, time: int | None 
     """Return the removal of an object; without a `time` of its own it comes just after what it removes."""
     if thing is None:
         return None
-    committed, modified = _committed(entry), _modified(entry)
-    order = time or (committed + 1 if committed else modified)
-    return _record(event, _DELETE, thing, {}, modified, order)
+    order = _order(thing, entry)
+    is_exact = order is not None and order % _SECOND
+    return _record(event, _DELETE, thing, {}, _modified(entry), time or (order + 1 if order and is_exact else order))
 
 
 def _record(
@@ -193,6 +199,20 @@ def _record(
         members["sequencer"] = f"{order:016X}"
     milliseconds = None if modified is None else modified // 1_000_000
     return made_record(SOURCE, name, thing.bucket, members, milliseconds, event)
+
+
+def _order(thing: _Object, entry: Any) -> int | None:
+    """Return when the object got its content (ns since 1970), or None if nothing says so.
+
+    Filers of before 4.45 do not report their commit, and those of before 4.20 the file's time in seconds. They send the
+    changes of a second in any order. There the time of an object's newest chunk is exact. Versions have seconds only,
+    because a delete marker, which has no chunks, would be before what it hides.
+    """
+    if committed := _committed(entry):
+        return committed
+    chunks = None if thing.version else find(entry, "chunks")
+    written = [_possible(number(chunk, "modified_ts_ns")) for chunk in (chunks if isinstance(chunks, list) else ())]
+    return max([time for time in (_modified(entry), *written) if time], default=None)
 
 
 def _committed(entry: Any) -> int | None:
