@@ -23,7 +23,7 @@ from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine import schema_version
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
-from app.outbox.engine.encoding import encoding_problem
+from app.outbox.engine.schema_version import encoding_problem
 from app.outbox.newest_events import NEWEST, guessed_keys, shared_names, unknown_names
 from app.outbox.registry import Registry
 from app.outbox.sources.rejected import read_kept

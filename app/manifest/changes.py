@@ -13,7 +13,7 @@ from app.config.target_settings import Resource, declaration_of, merged, replace
 from app.manifest.document import Manifest
 from app.manifest.plan import Plan, apply, make_plan
 from app.outbox.bucket_settings import UnknownBucket
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.registry import ReadOnlyTarget, Registry
 from app.outbox.sources.errors import ReadOnlySource, UnknownSource
 from app.outbox.targets import UnknownTarget

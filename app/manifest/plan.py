@@ -23,7 +23,7 @@ from app.config.target_settings import (
 from app.manifest.document import Manifest, identity
 from app.outbox.bucket_settings import StoredBucket
 from app.outbox.declared_rows import SealedSettings
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.registry import Registry
 from app.outbox.rules import StoredRule, describe_rule, rule_resource
 from app.outbox.sources.stored import StoredSource

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.engine.clock import now_column
 from app.outbox.engine.database import Database, inserted_id
-from app.outbox.engine.deadlocks import after_deadlocks, write_alone
+from app.outbox.engine.locks import after_deadlocks, write_alone
 from app.outbox.markers import NEVER
 from app.outbox.policies import AUDIT
 from app.resources.audit_entry import ACTIONS

@@ -10,7 +10,7 @@ from app.config.target_settings import changed_lines, load, texts
 from app.outbox import audit, log_head, tables
 from app.outbox.declared_rows import SealedSettings, converted, read_row, read_rows
 from app.outbox.engine.database import Database, OpenTransaction, now_ms
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
 
 
 class UnknownBucket(LookupError):

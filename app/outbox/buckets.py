@@ -9,7 +9,7 @@ from app.events.buckets import is_bucket_name
 from app.events.service_events import SERVICE_BUCKET
 from app.outbox import audit, log_head, tables
 from app.outbox.engine.database import Database
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.policies import APPEND, RECONCILIATIONS
 from app.rules.model import EVERY_BUCKET
 

@@ -13,7 +13,7 @@ from math import ceil
 import sqlalchemy as sa
 
 from app.outbox import tables
-from app.outbox.engine.chunks import chunks
+from app.outbox.engine.many_rows import chunks
 from app.outbox.policies import DELIVERY_TIMES
 
 Histogram = Counter[int]  # events, by the upper bound (ms) of the interval in which their times are

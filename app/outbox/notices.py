@@ -17,9 +17,9 @@ from app.events.model import Event
 from app.outbox import log_head, series, tables
 from app.outbox.delivery.failing import read_failing
 from app.outbox.delivery.policies import HEARTBEATS
-from app.outbox.engine.chunks import chunks
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
+from app.outbox.engine.many_rows import chunks
 from app.outbox.log.append import Log
 from app.outbox.log.batch import Receipt
 from app.outbox.policies import NOTICES

@@ -18,8 +18,8 @@ from app.outbox import log_head, tables
 from app.outbox.delivery.event_states import DEAD, PARKED, PENDING, RecordedEvent, recorded_events
 from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.replays import Selection
-from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
+from app.outbox.engine.many_rows import chunks
 from app.outbox.event_names import is_named
 from app.outbox.log.arrivals import unread_of_targets
 from app.outbox.markers import NEVER

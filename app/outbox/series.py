@@ -20,10 +20,10 @@ import sqlalchemy as sa
 from app.outbox import log_head, tables
 from app.outbox.delivery.counters import cursor_sums, oldest_undelivered
 from app.outbox.delivery_times import Histogram, decode, encode, take_reports
-from app.outbox.engine import copy_insert
-from app.outbox.engine.chunks import chunks
+from app.outbox.engine import many_rows
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
+from app.outbox.engine.many_rows import chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ def _insert(connection: sa.Connection, resolution: Resolution, at: int, samples:
     place = resolution.step, resolution.slot(at)
     rows = [(*place, one.target_id, one.at, *_NUMBERS(one), encode(one.times)) for one in samples]
     unmeasured = [one.oldest_age is None for one in samples]
-    copy_insert.insert(connection, tables.series, [row for row, skip in zip(rows, unmeasured, strict=True) if not skip])
+    many_rows.insert(connection, tables.series, [row for row, skip in zip(rows, unmeasured, strict=True) if not skip])
     if any(unmeasured):
         names = tables.series.columns.keys()
         some = [dict(zip(names, row, strict=True)) for row, skip in zip(rows, unmeasured, strict=True) if skip]

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.policies import SESSIONS
 
 _sessions = tables.console_sessions.c

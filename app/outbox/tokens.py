@@ -31,7 +31,7 @@ from app.events.frontends import S3_FRONTENDS
 from app.outbox import audit, sessions, tables
 from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.database import Database, describe_error, now_ms
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.errors import TokenExists, TokensUnknown, UnknownToken
 from app.outbox.policies import TOKENS
 from app.resources.declaration import BadMember

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from pymysql.cursors import Cursor as MySqlCursor
 
-from app.outbox.engine.pg_timeouts import Cursor as PgCursor
+from app.outbox.engine.postgresql import Cursor as PgCursor
 from tests.support import tiers
 
 VARIABLE = "EXECUTED_STATEMENTS"

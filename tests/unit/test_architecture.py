@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 OURS = ("app", "workers", "migrations", "spark_jobs", "tests", "bench")
 KNOWS_THE_EMBEDDED_REDIS = {"app/supervisor/embedded_redis.py"}
 # What the drivers of SQLAlchemy lack is made good there.
-KNOWS_THE_OUTBOX_SERVER = {"app/outbox/engine/mysql_connection.py", "app/outbox/engine/pg_timeouts.py"}
+KNOWS_THE_OUTBOX_SERVER = {"app/outbox/engine/mysql.py", "app/outbox/engine/postgresql.py"}
 # Which keywords a connection string has is libpq's to say.
 KNOWS_LIBPQ = {"app/config/targets/postgresql_dsn.py"}
 # kombu has no name for py-amqp's error of a message that the broker has refused.

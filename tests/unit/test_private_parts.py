@@ -51,7 +51,7 @@ PRIVATE = {
     },
     "prometheus-client": {"workers/telemetry/metrics.py": {"_upper_bounds"}},
     "pymysql": {
-        "app/outbox/engine/mysql_connection.py": {"_create_ssl_ctx"},
+        "app/outbox/engine/mysql.py": {"_create_ssl_ctx"},
         "workers/systems/mysql/connection.py": {"_force_close", "_read_bytes", "_write_bytes"},
     },
     "pyspark": {

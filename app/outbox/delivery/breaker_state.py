@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
 
 
 @repeated_after_deadlock

@@ -14,8 +14,8 @@ from app.outbox.delivery.log_ahead import events_ahead, first_part
 from app.outbox.delivery.parked import first_due
 from app.outbox.delivery.policies import DUE_WORK
 from app.outbox.delivery.rate_limits import MAX_WAIT_MS
-from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
+from app.outbox.engine.many_rows import chunks
 from app.outbox.log import arrivals
 from app.outbox.log.arrivals import LogWindow
 from app.outbox.markers import NEVER, WHOLE_LOG

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery.attempts import Attempt
-from app.outbox.engine.chunks import chunks
+from app.outbox.engine.many_rows import chunks
 from app.outbox.markers import NEVER, NO_LIMIT, WHOLE_LOG
 
 PENDING, PARKED, DEAD, SETTLED = STATES = ("pending", "parked", "dead", "settled")

@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery.policies import HEARTBEATS
-from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
+from app.outbox.engine.many_rows import chunks
 
 DRAIN = "drain"
 _MAX_PROBES = HEARTBEATS.interval_ms // HEARTBEATS.min_interval_ms  # queues in one probing, which holds up the drain

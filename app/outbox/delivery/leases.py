@@ -25,7 +25,7 @@ from app.outbox.delivery.due_work import DueTarget, due_of_target, is_free, refu
 from app.outbox.delivery.log_ahead import has_work, read_claimed
 from app.outbox.delivery.policies import DUE_WORK, LEASES
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.markers import REVOKED, WHOLE_LOG
 
 log = logging.getLogger("bucketwire.outbox")

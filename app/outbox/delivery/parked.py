@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import sqlalchemy as sa
 
-from app.outbox.engine.chunks import chunks
+from app.outbox.engine.many_rows import chunks
 
 ObjectHash = tuple[int, int]  # partition and key hash
 

@@ -28,7 +28,7 @@ from app.outbox.delivery.logged_events import (
 from app.outbox.delivery.newest_sequencers import fill_in_newest
 from app.outbox.delivery.parked import ObjectHash, first_due, oldest_parked
 from app.outbox.delivery.policies import PARTITION_READS
-from app.outbox.engine.chunks import chunks
+from app.outbox.engine.many_rows import chunks
 from app.outbox.log.arrivals import LogWindow, unread_after
 from app.outbox.log.records import first_within_budget, readable
 from app.outbox.markers import NEVER

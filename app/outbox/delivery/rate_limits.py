@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.engine.database import Database
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
 
 _SECOND = 1_000_000  # in the unit of the bucket, microseconds
 MAX_WAIT_MS = 2_000  # ms; a longer one is due to a clock that has been set back

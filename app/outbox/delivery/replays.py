@@ -17,8 +17,7 @@ from app.outbox import audit, tables
 from app.outbox.delivery.policies import REPLAYS
 from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database, inserted_id, now_ms
-from app.outbox.engine.deadlocks import repeated_after_deadlock
-from app.outbox.engine.locks import lock_cursors, lock_tail
+from app.outbox.engine.locks import lock_cursors, lock_tail, repeated_after_deadlock
 from app.outbox.errors import BadSelection, UnknownReplay
 from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.targets import UnknownTarget, find_target

@@ -17,9 +17,9 @@ from app.outbox.delivery.log_ahead import chunked, first_of_each
 from app.outbox.delivery.logged_events import LogPosition
 from app.outbox.delivery.policies import FUTURE_TIMES, RETRIES
 from app.outbox.delivery.transitions import events as transitions
-from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.engine.many_rows import chunks
 from app.outbox.markers import NEVER, WHOLE_LOG
 from app.resources.declaration import set_members
 from app.resources.retry import RetryFilter

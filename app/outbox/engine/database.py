@@ -237,9 +237,9 @@ def _open(url: sa.URL, pool_size: int, patience: float | None, *, autocommit: bo
         return _open_sqlite(url, pool_size)
     # Only what opens the database in use: the drivers take a while to import.
     if name == "postgresql":
-        from app.outbox.engine.pg_engine import open_engine  # noqa: PLC0415 - as above
+        from app.outbox.engine.postgresql import open_engine  # noqa: PLC0415 - as above
     elif name in ("mysql", "mariadb"):
-        from app.outbox.engine.mysql_engine import open_engine  # noqa: PLC0415 - as above
+        from app.outbox.engine.mysql import open_engine  # noqa: PLC0415 - as above
     else:
         raise ValueError(f"BUCKETWIRE_DATABASE_URL: {name!r} is no outbox database; use sqlite, postgresql or mysql")
     # Do not use the server's default: a SELECT after locking the log's head must see every earlier commit.

@@ -13,9 +13,8 @@ import migrations
 from app.outbox import log_head, tables
 from app.outbox.engine import schema_version
 from app.outbox.engine.database import Database
-from app.outbox.engine.deadlocks import after_deadlocks
-from app.outbox.engine.encoding import check_encoding
-from app.outbox.engine.schema_version import SchemaRefused
+from app.outbox.engine.locks import after_deadlocks
+from app.outbox.engine.schema_version import SchemaRefused, check_encoding
 
 
 def migrate(database: Database, revision: str = "head", *, partitions: int = 16) -> None:

@@ -1,4 +1,4 @@
-"""Compare the schema revision that this code needs with that of the outbox database."""
+"""Compare the schema revision and the encoding of the outbox database with those that this code needs."""
 
 from functools import cache
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 import migrations
+from app.config.errors import BadSettings, Problem
 from app.outbox import tables
 from app.outbox.engine.database import Database
 
@@ -95,3 +96,31 @@ def revisions() -> frozenset[str]:
     """Return the revisions that this code knows, read from the file names: asking Alembic takes half a second."""
     files = (Path(migrations.__file__).parent / "versions").glob("[0-9]*.py")
     return frozenset(file.name.partition("_")[0] for file in files)
+
+
+_NEEDED = "UTF8"
+
+
+def encoding_problem(connection: sa.Connection) -> Problem | None:
+    """Return the problem of a PostgreSQL database in another encoding than UTF-8; other databases have none.
+
+    The tables of MySQL and MariaDB are created with an encoding of their own.
+    """
+    if connection.dialect.name != "postgresql":
+        return None
+    encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+    if encoding == _NEEDED:
+        return None
+    return Problem(
+        "BUCKETWIRE_DATABASE_URL",
+        connection.engine.url.database or "",
+        f"is a database in {encoding}, which cannot hold every key",
+        "create one with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0",
+    )
+
+
+def check_encoding(connection: sa.Connection) -> None:
+    """Raise `BadSettings` if the database cannot hold every text."""
+    problem = encoding_problem(connection)
+    if problem is not None:
+        raise BadSettings([problem])

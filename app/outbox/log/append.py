@@ -18,12 +18,11 @@ from app.events.origin import is_posted
 from app.events.stored_size import is_larger
 from app.outbox import audit, log_head, tables
 from app.outbox.buckets import Remembered
-from app.outbox.engine.chunks import chunks
 from app.outbox.engine.clock import DatabaseClock
-from app.outbox.engine.copy_insert import insert
 from app.outbox.engine.database import Database
 from app.outbox.engine.db_errors import Unstorable
-from app.outbox.engine.deadlocks import after_deadlocks
+from app.outbox.engine.locks import after_deadlocks
+from app.outbox.engine.many_rows import chunks, insert
 from app.outbox.log import arrivals, pg_append
 from app.outbox.log.batch import Batch, QueueFull, Receipt
 from app.outbox.log.routing import Matches, Routing, load_routing

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
-from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
+from app.outbox.engine.many_rows import chunks
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.policies import ARRIVALS
 

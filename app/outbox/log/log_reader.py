@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
-from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
+from app.outbox.engine.many_rows import chunks
 from app.outbox.log.records import TOO_LONG, readable, small_record, within_budget
 from app.outbox.log_head import LogHead, LogState
 

@@ -16,7 +16,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from app.events.limits import MAX_EVENT_BYTES
 from app.outbox import tables
-from app.outbox.engine.chunks import chunks
+from app.outbox.engine.many_rows import chunks
 from app.outbox.policies import READ
 
 TOO_LONG = "null"  # no record is that

@@ -9,9 +9,9 @@ import orjson
 import sqlalchemy as sa
 
 from app.outbox import tables
-from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.engine.many_rows import chunks
 from app.outbox.policies import RECONCILIATIONS
 
 

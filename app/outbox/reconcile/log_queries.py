@@ -13,9 +13,9 @@ from app.outbox import log_head, tables
 from app.outbox.delivery.leases import replay_partitions
 from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.logged_events import selected
-from app.outbox.engine.chunks import chunks
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
+from app.outbox.engine.many_rows import chunks
 from app.outbox.event_names import is_named
 from app.outbox.log.append import Guard
 from app.outbox.log.arrivals import unread_of_targets

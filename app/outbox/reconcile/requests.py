@@ -12,7 +12,7 @@ from app.outbox import audit, log_head, tables
 from app.outbox.delivery import worker_heartbeats
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.errors import AlreadyRunning, NothingToRepair, UnknownRun
 from app.outbox.markers import NEVER
 from app.outbox.reconcile.runs import (

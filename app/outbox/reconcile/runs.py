@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.config.errors import BadValue
 from app.outbox import log_head, tables
-from app.outbox.engine.chunks import chunks
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.engine.many_rows import chunks
 from app.outbox.errors import AlreadyRunning, UnknownRun
 from app.outbox.reconcile.log_position import LogPosition
 from app.outbox.reconcile.progress import Progress

@@ -23,7 +23,7 @@ from app.events.names import EVERY, expand
 from app.outbox import log_head, tables
 from app.outbox.buckets import usable_buckets
 from app.outbox.engine.database import Database
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.markers import NEVER
 from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile.runs import (

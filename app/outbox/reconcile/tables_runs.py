@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.reconcile.runs import CLEAN, FAILED, PROCESS_DIED, RUNNING, TABLES, TABLES_TARGET, Reconciliations
 
 _R = tables.reconciliations.c

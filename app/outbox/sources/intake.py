@@ -15,7 +15,7 @@ from app.outbox.delivery.leases import at_least
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, describe_error
 from app.outbox.engine.db_errors import may_be_a_value
-from app.outbox.engine.deadlocks import write_alone
+from app.outbox.engine.locks import write_alone
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.recorder import check_writable

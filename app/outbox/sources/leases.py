@@ -12,7 +12,7 @@ from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost, at_least, new_token
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.sources.stored import StoredSource, read_positions, stored_source
 
 _S = tables.sources.c

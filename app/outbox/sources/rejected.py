@@ -14,7 +14,7 @@ from app.events.parsing import HEADERS
 from app.outbox import audit, tables
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database
-from app.outbox.engine.deadlocks import repeated_after_deadlock, write_alone
+from app.outbox.engine.locks import repeated_after_deadlock, write_alone
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.records import Reserve, reserve_nothing

@@ -17,9 +17,9 @@ from app.outbox import tables
 from app.outbox.delivery.leases import Lease, fence
 from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.transitions import cursors
-from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.engine.many_rows import chunks
 from app.outbox.event_names import is_named
 from app.outbox.log.records import readable
 from app.outbox.markers import WHOLE_LOG

@@ -13,8 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.outbox import tables
-from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import Database
+from app.outbox.engine.many_rows import chunks
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.policies import RETENTION
 from app.outbox.versions.object_versions import drop

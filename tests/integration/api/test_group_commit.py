@@ -15,9 +15,9 @@ import pytest
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
-from app.outbox.engine import pg_engine
-from app.outbox.engine.copy_insert import insert
+from app.outbox.engine import postgresql
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable
+from app.outbox.engine.many_rows import insert
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
@@ -120,7 +120,7 @@ def test_a_request_that_commits_itself_gives_up_in_time_and_can_be_sent_again(lo
 def test_requests_one_by_one_commit_themselves_and_those_that_come_meanwhile_are_committed_together(
     log: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(pg_engine._SESSION, "lock_timeout", "60s")
+    monkeypatch.setitem(postgresql._SESSION, "lock_timeout", "60s")
     log = Database(log.url.render_as_string(hide_password=False))
     commits = ready(log)
     threads_used: list[str] = []

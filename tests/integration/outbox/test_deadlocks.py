@@ -21,7 +21,7 @@ from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.retries import Retries
 from app.outbox.delivery.transitions import settlement_store
-from app.outbox.engine import migration, mysql_engine, pg_engine, schema_version
+from app.outbox.engine import migration, mysql, postgresql, schema_version
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import append
 from app.outbox.log.append import Log
@@ -75,9 +75,9 @@ def flagged(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> Flag:
 
 
 def one_second_for_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(pg_engine._SESSION, "lock_timeout", "1s")
-    for name in mysql_engine._SESSION.keys() & {"innodb_lock_wait_timeout", "lock_wait_timeout"}:
-        monkeypatch.setitem(mysql_engine._SESSION, name, 1)
+    monkeypatch.setitem(postgresql._SESSION, "lock_timeout", "1s")
+    for name in mysql._SESSION.keys() & {"innodb_lock_wait_timeout", "lock_wait_timeout"}:
+        monkeypatch.setitem(mysql._SESSION, name, 1)
 
 
 def lock_target(database: Database, target: TargetId) -> Callable[[sa.Connection], object]:

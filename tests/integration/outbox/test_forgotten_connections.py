@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from app.outbox import log_head
-from app.outbox.engine import mysql_engine
+from app.outbox.engine import mysql
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.locks import lock_cursors, lock_tail
 from app.outbox.log import group_commit
@@ -168,7 +168,7 @@ def test_a_connection_that_the_server_may_have_ended_is_not_given_out(
 
     first = number()
     assert number() == first
-    monkeypatch.setattr(mysql_engine, "DATABASE", mysql_engine.DATABASE._replace(idle_transaction_seconds=0))
+    monkeypatch.setattr(mysql, "DATABASE", mysql.DATABASE._replace(idle_transaction_seconds=0))
     assert number() != first
 
 

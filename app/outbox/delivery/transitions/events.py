@@ -19,8 +19,8 @@ from app.outbox.delivery.logged_events import LoggedEvent, LogPosition, neither_
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.delivery.transitions import cursors
 from app.outbox.delivery.transitions.heads import restore_heads
-from app.outbox.engine.chunks import chunks
 from app.outbox.engine.locks import lock_cursors, lock_tail
+from app.outbox.engine.many_rows import chunks
 from app.outbox.markers import NEVER
 
 _C, _P, _D = tables.cursors.c, tables.parked.c, tables.dead_letters.c

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.delivery.parked import ObjectHash
-from app.outbox.engine.chunks import chunks
+from app.outbox.engine.many_rows import chunks
 from app.outbox.markers import NEVER
 
 _P = tables.parked.c

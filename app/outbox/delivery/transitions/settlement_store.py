@@ -24,9 +24,9 @@ from app.outbox.delivery.reasons import PLAIN
 from app.outbox.delivery.transitions import cursors
 from app.outbox.delivery.transitions.heads import restore_heads
 from app.outbox.delivery.transitions.settlement import NewDeadLetter, ParkedRow, Progress, Settlement
-from app.outbox.engine.chunks import chunks
 from app.outbox.engine.database import VALUE_ERRORS, Database, describe_error, refuses_value
-from app.outbox.engine.deadlocks import repeated_after_deadlock
+from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.engine.many_rows import chunks
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.versions.object_versions import ObjectVersions
 

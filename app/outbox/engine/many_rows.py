@@ -1,13 +1,23 @@
-"""Insert many rows into one table by the database's fastest method: COPY on PostgreSQL, otherwise INSERT."""
+"""Handle many values in few statements: slices for one IN (…), and rows by COPY on PostgreSQL, otherwise INSERT."""
 
 import io
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from app.outbox.engine.db_errors import as_sqlalchemy
 from app.outbox.policies import APPEND
+
+_Value = TypeVar("_Value")
+_MAX_VALUES = 1000  # of one IN (…): far below every database's limit
+
+
+def chunks(values: Sequence[_Value], most: int = _MAX_VALUES) -> Iterator[Sequence[_Value]]:
+    """Yield slices of at most so many values; without a number short enough for one IN (…)."""
+    for start in range(0, len(values), most):
+        yield values[start : start + most]
+
 
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
