@@ -25,7 +25,7 @@ from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.delivery.leases import Lease, Leases
-from app.outbox.delivery.transitions.settlement_store import SettlementStore
+from app.outbox.delivery.transitions.settlement import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from bench.report import show

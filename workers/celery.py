@@ -54,7 +54,7 @@ from app.config.fields.cron import last_moment
 from app.config.settings import Settings
 from app.metrics_folder import remove
 from app.outbox import log_head, series
-from app.outbox.delivery import worker_heartbeats
+from app.outbox.delivery import heartbeats
 from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS
 from app.outbox.engine.database import Database, DatabaseUnavailable
@@ -331,9 +331,9 @@ app.steps["consumer"].add(Heartbeat)
 app.steps["worker"].add(PullSources)
 _heartbeat: WorkerHeartbeat | None = None
 _SERVICES = {
-    SERVICE_QUEUE: worker_heartbeats.DRAIN,
-    SOURCES_QUEUE: worker_heartbeats.SOURCES,
-    SPARK_QUEUE: worker_heartbeats.SPARK,
+    SERVICE_QUEUE: heartbeats.DRAIN,
+    SOURCES_QUEUE: heartbeats.SOURCES,
+    SPARK_QUEUE: heartbeats.SPARK,
 }
 
 

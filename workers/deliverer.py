@@ -12,7 +12,7 @@ from app.outbox.delivery.breaker_state import close_breaker, count_failures, ope
 from app.outbox.delivery.leases import Lease, LeaseLost, new_token
 from app.outbox.delivery.openings import Opening
 from app.outbox.delivery.retries import try_all_now
-from app.outbox.delivery.transitions.settlement_store import SettlementStore
+from app.outbox.delivery.transitions.settlement import SettlementStore
 from app.outbox.engine.clock import elapsed
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.targets import StoredTarget, UnknownTarget

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from app.outbox import audit, series
-from app.outbox.delivery import attempts, rate_limits, worker_heartbeats
+from app.outbox.delivery import attempts, heartbeats, rate_limits
 from app.outbox.delivery.future_times import bring_back_future_times
-from app.outbox.delivery.head_repair import HeadRepair
+from app.outbox.delivery.transitions.heads import HeadRepair
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.log.retention import PurgeProgress, purge
 from app.outbox.notices import NoticeRecorder
@@ -134,7 +134,7 @@ class Upkeep:
             rate_limits.forget_removed(connection)
 
     def _forget_workers(self) -> None:
-        worker_heartbeats.forget_silent(self._held.database, self._held.clock())
+        heartbeats.forget_silent_workers(self._held.database, self._held.clock())
 
     def _drop_unused(self) -> None:
         drop_unused(self._held.database, self._unused_progress, seconds=_MAX_PURGE_SECONDS)

@@ -17,7 +17,7 @@ from app.counts import count_noun
 from app.doctor.finding import Finding
 from app.doctor.old_snapshots import check_old_snapshots
 from app.doctor.runs import check_runs, check_schedule, check_unscheduled
-from app.outbox.delivery import heartbeats, worker_heartbeats
+from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import TargetCounters, TargetStatus, audit, read_status
 from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine import schema_version
@@ -217,7 +217,7 @@ def _check_queues(service: Service) -> Iterator[Finding]:
 def _check_versions(service: Service) -> Iterator[Finding]:
     with service.database.reading() as connection:
         now = database_now(connection)
-        workers = [worker for worker in worker_heartbeats.read_workers(connection) if worker.is_alive(now)]
+        workers = [worker for worker in heartbeats.read_workers(connection) if worker.is_alive(now)]
     others = [worker for worker in workers if worker.version != VERSION]
     if others:
         named = ", ".join(f"{worker.version} as {worker.host}:{worker.pid}" for worker in others[:_MAX_NAMED])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.ages import format_age
 from app.doctor.finding import Finding
-from app.outbox.delivery import worker_heartbeats
+from app.outbox.delivery import heartbeats
 from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import now_ms
@@ -36,7 +36,7 @@ def check_schedule(service: "Service") -> Iterator[Finding]:
     """Find registered runs that no Spark worker begins."""
     now, waiting = now_ms(), Schedule(service.database).waiting()
     with service.database.reading() as connection:
-        has_worker = worker_heartbeats.has_spark_worker(connection, database_now(connection))
+        has_worker = heartbeats.has_spark_worker(connection, database_now(connection))
     running = any(run.state == RUNNING for run in Reconciliations(service.database).list())
     limit = RECONCILIATIONS.max_wait_ms if has_worker else HEARTBEATS.worker_silence_ms
     for run in waiting:

@@ -20,10 +20,10 @@ import orjson
 import sqlalchemy as sa
 
 from app.outbox import tables
+from app.outbox.column_values import NEVER
 from app.outbox.engine.clock import now_column
 from app.outbox.engine.database import Database, inserted_id
 from app.outbox.engine.locks import after_deadlocks, write_alone
-from app.outbox.markers import NEVER
 from app.outbox.policies import AUDIT
 from app.resources.audit_entry import ACTIONS
 

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import log_head, tables
+from app.outbox.column_values import NEVER
 from app.outbox.delivery.event_states import DEAD, PARKED, PENDING, RecordedEvent, recorded_events
 from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.replays import Selection
@@ -22,7 +23,6 @@ from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
 from app.outbox.event_names import is_named
 from app.outbox.log.arrivals import unread_of_targets
-from app.outbox.markers import NEVER
 from app.outbox.policies import SEARCH
 from app.outbox.targets import find_target
 

@@ -10,7 +10,7 @@ such an option here, SQLAlchemy would import the dialects of all databases in ea
 
 import sqlalchemy as sa
 
-from app.outbox.markers import NEVER, WHOLE_LOG
+from app.outbox.column_values import NEVER, WHOLE_LOG
 
 metadata = sa.MetaData(
     naming_convention={

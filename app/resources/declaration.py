@@ -22,7 +22,7 @@ from app.config.targets.registry import TYPES
 
 MAX_TEXT_CHARACTERS = 4096  # an object's key has at most as many bytes
 MAX_PAGE = 1000  # resources
-MAX_NUMBER = 2**62  # of what is counted, and of a time in ms, which is never reached: `app.outbox.markers.NEVER`
+MAX_NUMBER = 2**62  # of what is counted, and of a time in ms, which is never reached: `app.outbox.column_values.NEVER`
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _FIRST = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND

@@ -13,10 +13,10 @@ from app.config.fields.fields import Declared
 from app.config.secrets import Sealer
 from app.events.model import Event
 from app.outbox import log_head, tables
+from app.outbox.column_values import NEVER, NO_LIMIT
 from app.outbox.engine import schema_version
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.migration import migrate
-from app.outbox.markers import NEVER, NO_LIMIT
 from app.outbox.registry import Registry
 from app.outbox.targets import OPENED
 from app.rules.model import Rule

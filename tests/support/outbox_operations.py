@@ -14,6 +14,7 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
+from app.outbox.column_values import NEVER, WHOLE_LOG
 from app.outbox.delivery import redelivery
 from app.outbox.delivery.counters import audit
 from app.outbox.delivery.dead_letters import DeadLetters
@@ -23,14 +24,12 @@ from app.outbox.delivery.leases import Lease, LeaseLost
 from app.outbox.delivery.openings import record_opening
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.delivery.retries import Retries
-from app.outbox.delivery.transitions.settlement import Settlement
-from app.outbox.delivery.transitions.settlement_store import SettlementStore
+from app.outbox.delivery.transitions.settlement import Settlement, SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash
 from app.outbox.log.retention import purge
 from app.outbox.log_head import LogState
-from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.targets import StoredTarget, UnknownTarget
 from app.resources.dead_letter import DeadLetterFilter
 from app.resources.retry import RetryFilter

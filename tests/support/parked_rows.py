@@ -6,8 +6,8 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from app.outbox import tables
+from app.outbox.column_values import NEVER
 from app.outbox.engine.database import Database
-from app.outbox.markers import NEVER
 
 
 class ParkedRow(NamedTuple):

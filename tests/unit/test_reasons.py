@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.outbox.delivery.reasons import MAX_CHARACTERS, clean_reason
+from app.outbox.column_values import MAX_CHARACTERS, clean_reason
 
 _CHARACTERS = st.sampled_from('a"\\\x00\n\u2028\u202e\ud800\xa0é\U0001f600\ufffd')
 _REPEATED = st.text(_CHARACTERS, max_size=20).map(lambda text: text * 999)

@@ -16,7 +16,7 @@ from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import Batch, PartitionReader
 from app.outbox.delivery.policies import REDELIVERY
 from app.outbox.delivery.rate_limits import RateLimit
-from app.outbox.delivery.transitions.settlement_store import SettlementStore
+from app.outbox.delivery.transitions.settlement import SettlementStore
 from app.outbox.engine.database import DatabaseUnavailable, now_ms
 from app.outbox.engine.db_errors import may_be_a_value
 from workers.delivery import policy

@@ -10,10 +10,9 @@ from random import Random
 
 import orjson
 
+from app.outbox.column_values import NEVER, clean_reason
 from app.outbox.delivery.parked import ObjectHash
-from app.outbox.delivery.reasons import clean_reason
 from app.outbox.delivery.transitions.settlement import ParkedRow, Settlement
-from app.outbox.markers import NEVER
 from workers.delivery import policy
 from workers.delivery.batch_record import BatchRecord, Delivery, State
 from workers.delivery.namespace_policy import SkipReason

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 import sqlalchemy as sa
 
 from app.outbox import delivery_times
+from app.outbox.column_values import PLAIN
 from app.outbox.delivery import attempts
 from app.outbox.delivery.attempts import Attempt
-from app.outbox.delivery.reasons import PLAIN
 from app.outbox.delivery_times import Histogram, histogram
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable, describe_error, refuses_value
 from workers.delivery import policy

@@ -8,9 +8,9 @@ from itertools import groupby
 
 import orjson
 
+from app.outbox.column_values import WHOLE_LOG
 from app.outbox.delivery import attempts
 from app.outbox.delivery.attempts import Attempt, bounded
-from app.outbox.markers import WHOLE_LOG
 from workers.delivery.batch_record import BatchRecord, Delivery, State
 from workers.delivery.outcomes import Delivered, NotAttempted, Outcome, Rejected, Unavailable
 

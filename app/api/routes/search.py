@@ -11,8 +11,7 @@ from app.api.token_scopes import PUBLIC, READ, authorize, is_limited, may_see, n
 from app.events import origin as origins
 from app.events.trace import fields
 from app.outbox.delivery import attempts, event_states
-from app.outbox.delivery.event_states import RecordedEvent
-from app.outbox.delivery.object_history import find_event, object_history
+from app.outbox.delivery.event_states import RecordedEvent, find_event, object_history
 from app.outbox.delivery.replays import Selection, checked
 from app.outbox.search import EventFilter, search
 from app.resources.dead_letter import failed_attempts

@@ -9,7 +9,7 @@ from app.api.description import answers
 from app.api.routes.health import readiness
 from app.api.services import services
 from app.api.token_scopes import READ, needs
-from app.outbox.delivery import heartbeats, worker_heartbeats
+from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import read_status
 from app.outbox.delivery.leases import lease_holders, leased_partitions
 from app.outbox.delivery.policies import HEARTBEATS
@@ -63,7 +63,7 @@ def workers() -> Workers:
         leased = leased_partitions(connection, now)
         holders = lease_holders(connection, now)
         sources = read_sources(connection)
-        known = worker_heartbeats.read_workers(connection)
+        known = heartbeats.read_workers(connection)
     pulling = [(stored.holder, str(stored.source)) for stored in sources if stored.leased_until > now]
     own = {holder for one in known for holder in one.holders}
     age = heartbeats.drain_age(drained, now)
@@ -87,7 +87,7 @@ def workers() -> Workers:
 
 
 def _worker(
-    worker: worker_heartbeats.Worker,
+    worker: heartbeats.Worker,
     holders: Mapping[str, Mapping[int, int]],
     arns: Mapping[int, str],
     pulling: Iterable[tuple[str, str]],

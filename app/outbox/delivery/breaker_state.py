@@ -7,7 +7,7 @@ and its COMMIT would hold the target's row, for which intake would wait.
 import sqlalchemy as sa
 
 from app.outbox import tables
-from app.outbox.delivery.reasons import clean_reason
+from app.outbox.column_values import clean_reason
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock
 

@@ -16,12 +16,12 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.column_values import WHOLE_LOG
 from app.outbox.delivery.failing import with_failing
 from app.outbox.delivery.log_ahead import events_ahead, first_of_each, first_part, is_for
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log.arrivals import CURSOR, CURSORS, LogWindow, unread, unread_of_targets
-from app.outbox.markers import WHOLE_LOG
 from app.outbox.targets import StoredTarget, find_target, stored_target
 
 # The counters that are sums over a target's cursors, and their columns.

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.column_values import NEVER, WHOLE_LOG
 from app.outbox.delivery.log_ahead import events_ahead, first_part
 from app.outbox.delivery.parked import first_due
 from app.outbox.delivery.policies import DUE_WORK
@@ -18,7 +19,6 @@ from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log import arrivals
 from app.outbox.log.arrivals import LogWindow
-from app.outbox.markers import NEVER, WHOLE_LOG
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,21 @@
-"""Read where events stand: each event's delivery state at each of its targets."""
+"""Read where events stand: each event's delivery state at each of its targets, and the history of an object."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
-from app.outbox.delivery.attempts import Attempt
+from app.outbox.column_values import NEVER, NO_LIMIT, WHOLE_LOG
+from app.outbox.delivery.attempts import Attempt, Timeline, timelines
+from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
-from app.outbox.markers import NEVER, NO_LIMIT, WHOLE_LOG
+from app.outbox.log.batch import key_hash
+from app.outbox.log.records import Reserve, reserve_nothing, small_record, within_budget
 
 PENDING, PARKED, DEAD, SETTLED = STATES = ("pending", "parked", "dead", "settled")
 DISCARDED = "discarded"  # of an event that was never recorded for the target, because its queue was full
@@ -147,3 +150,66 @@ def _dead(connection: sa.Connection, ids: dict[int, TargetId], partition: int, s
 
 def _known(rows: Iterable[Any], ids: dict[int, TargetId]) -> Iterable[Any]:
     return (row for row in rows if row.target_id in ids)
+
+
+_COLUMNS = [column for column in tables.events.c if column.name != "record"]
+
+
+class ObjectHistory(NamedTuple):
+    """A page of an object's events, oldest first; `next` is the seq before which the previous ones are, or None."""
+
+    events: Sequence[RecordedEvent]
+    next: int | None
+
+
+def object_history(
+    database: Database,
+    bucket: str,
+    key: str,
+    *,
+    limit: int = 1000,
+    after: int = 0,
+    records: bool = True,
+    reserve: Reserve = reserve_nothing,
+) -> ObjectHistory:
+    """Return the object's last `limit` events, none if the log has none (any more); with `after`, those before it.
+
+    `after` is the `next` of the previous page. There are fewer if their records exceed the budget of bytes, which has
+    one event at least. Without `records` they have none. `reserve` is told of these bytes before they are read.
+    """
+    e = tables.events.c
+    query = (
+        sa.select(*_COLUMNS, *([small_record] if records else []))
+        .where(e.key_hash == key_hash(bucket, key), e.bucket == bucket, e.key == key, e.seq < (after or NEVER))
+        .order_by(e.seq.desc())
+        .limit(limit + 1)
+    )
+    with database.snapshot() as connection:
+        rows = connection.execute(query).all()
+        kept = rows[:limit]
+        events = recorded_events(connection, kept)
+        if records:
+            read = within_budget(connection, ((row.partition, row.seq, row.record) for row in kept), reserve)
+            events = [replace(event, record=record or "") for event, record in zip(events, read, strict=False)]
+    return ObjectHistory(events[::-1], events[-1].seq if len(events) < len(rows) else None)
+
+
+def find_event(database: Database, event_id: str, reserve: Reserve = reserve_nothing) -> RecordedEvent | None:
+    """Return the event of this id with the attempts at it; None if the log does not have it (any more).
+
+    `reserve` is as in `object_history`.
+    """
+    columns = (*_COLUMNS, small_record)
+    with database.snapshot() as connection:
+        row = connection.execute(sa.select(*columns).where(tables.events.c.id == event_id)).one_or_none()
+        if row is None:
+            return None
+        [event] = recorded_events(connection, [row])
+        [record] = within_budget(connection, [(row.partition, row.seq, row.record)], reserve)
+        event = replace(event, record=record or "")
+        by_target = timelines(connection, row)
+    states = []
+    for state in event.delivery_states:
+        attempts, exchange, at = by_target.get(state.target, Timeline())
+        states.append(replace(state, timeline=attempts, exchange=exchange, exchange_at=at))
+    return replace(event, delivery_states=states)

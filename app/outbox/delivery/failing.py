@@ -1,6 +1,6 @@
 """Find the targets of which every attempt since their last success has failed.
 
-A settlement with failed attempts and no confirmed event (`transitions.settlement_store`) adds to its cursors how many
+A settlement with failed attempts and no confirmed event (`transitions.settlement`) adds to its cursors how many
 failed in a row, with the mark that the target has at that moment: the times of its last confirmations and its revision,
 added up. Each success, new settings and a resume make it another one, so what was counted before is void, without
 writing it; marks are compared with each other, and no time with a clock. Refusals as unavailable are no attempts
@@ -13,8 +13,8 @@ from dataclasses import replace
 import sqlalchemy as sa
 
 from app.outbox import tables
+from app.outbox.column_values import WHOLE_LOG
 from app.outbox.delivery.policies import FAILING
-from app.outbox.markers import WHOLE_LOG
 from app.outbox.targets import Failing, StoredTarget
 
 _C, _T, _A = tables.cursors.c, tables.targets.c, tables.attempts.c

@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
+from app.outbox.column_values import WHOLE_LOG
 from app.outbox.log.arrivals import LogWindow, unread_after
-from app.outbox.markers import WHOLE_LOG
 
 WINDOW_SEQS = 10_000  # that one search scans at most
 _BATCH_SEARCHES = 64  # searches in one statement

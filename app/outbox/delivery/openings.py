@@ -17,11 +17,10 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.column_values import NEVER, clean_reason
 from app.outbox.delivery.policies import OPENINGS
-from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock
-from app.outbox.markers import NEVER
 from app.outbox.targets import OPENED, OPENING_FAILED
 
 

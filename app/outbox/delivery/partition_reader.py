@@ -10,12 +10,14 @@ import sqlalchemy as sa
 
 from app.events.version_history import Holding
 from app.outbox import tables
+from app.outbox.column_values import NEVER
 from app.outbox.delivery.leases import Lease, ReplayPartition
 from app.outbox.delivery.log_ahead import WINDOW_SEQS, first_part, has_work, is_for
 from app.outbox.delivery.logged_events import (
     LoggedEvent,
     LogPosition,
     events_after,
+    fill_in_newest,
     histories,
     logged_event,
     neither_parked_nor_dead,
@@ -25,13 +27,11 @@ from app.outbox.delivery.logged_events import (
     selected,
     with_records,
 )
-from app.outbox.delivery.newest_sequencers import fill_in_newest
 from app.outbox.delivery.parked import ObjectHash, first_due, oldest_parked
 from app.outbox.delivery.policies import PARTITION_READS
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log.arrivals import LogWindow, unread_after
 from app.outbox.log.records import first_within_budget, readable
-from app.outbox.markers import NEVER
 from app.outbox.versions.object_versions import ObjectVersions
 
 _P = tables.parked.c

@@ -12,13 +12,13 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.column_values import NEVER, REVOKED, WHOLE_LOG
 from app.outbox.delivery.log_ahead import first_part
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log import arrivals
 from app.outbox.log.arrivals import LogWindow
-from app.outbox.markers import NEVER, REVOKED, WHOLE_LOG
 from app.outbox.targets import find_target
 
 MAX_COUNTED_EVENTS = 1000  # in a partition, and as many parked ones

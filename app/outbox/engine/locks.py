@@ -20,8 +20,8 @@ from typing import Any, TypeVar, cast
 import sqlalchemy as sa
 
 from app.outbox import tables
+from app.outbox.column_values import WHOLE_LOG
 from app.outbox.engine.database import Database, OpenTransaction
-from app.outbox.markers import WHOLE_LOG
 from app.outbox.policies import DATABASE
 
 

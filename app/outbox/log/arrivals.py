@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
+from app.outbox.column_values import WHOLE_LOG
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
-from app.outbox.markers import WHOLE_LOG
 from app.outbox.policies import ARRIVALS
 
 

@@ -22,12 +22,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
+from app.outbox.column_values import NEVER, WHOLE_LOG
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import try_lock_tail
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log import arrivals
-from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.policies import RETENTION
 from app.outbox.versions.retention import keep_records
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox import tables
-from app.outbox.markers import NO_LIMIT
+from app.outbox.column_values import NO_LIMIT
 from app.outbox.rules import rule_from_row
 from app.rules.expressions import not_waiting
 from app.rules.matching import Matcher, compile_rules

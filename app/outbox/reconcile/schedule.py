@@ -22,9 +22,9 @@ from app.events.buckets import is_bucket_name
 from app.events.names import EVERY, expand
 from app.outbox import log_head, tables
 from app.outbox.buckets import usable_buckets
+from app.outbox.column_values import NEVER
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock
-from app.outbox.markers import NEVER
 from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile.runs import (
     BACKFILLED,

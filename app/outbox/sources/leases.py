@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from app.config.sources.registry import SOURCE_TYPES
 from app.outbox import tables
+from app.outbox.column_values import clean_reason
 from app.outbox.delivery.leases import LeaseLost, at_least, new_token
-from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.sources.stored import StoredSource, read_positions, stored_source

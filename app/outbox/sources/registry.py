@@ -13,8 +13,8 @@ from app.config.sources.source_id import SourceId
 from app.config.target_settings import BadSettings, changed_lines, load, texts
 from app.counts import count_noun
 from app.outbox import audit, log_head, tables
+from app.outbox.column_values import clean_reason
 from app.outbox.declared_rows import NOT_NAMED, SealedSettings, read_row
-from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database, OpenTransaction, now_ms
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.sources.errors import ReadOnlySource, SourceInUse

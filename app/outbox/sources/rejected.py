@@ -12,7 +12,7 @@ from app.events.limits import Limits
 from app.events.messages import KEY_HEADER, Message, ReadMessage, read_message
 from app.events.parsing import HEADERS
 from app.outbox import audit, tables
-from app.outbox.delivery.reasons import clean_reason
+from app.outbox.column_values import clean_reason
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock, write_alone
 from app.outbox.log.append import Log

@@ -14,6 +14,7 @@ from app.events.frontends.hidden import HIDING
 from app.events.model import Event
 from app.events.version_history import Entry, Fold, Holding, Layer, version_of
 from app.outbox import tables
+from app.outbox.column_values import WHOLE_LOG
 from app.outbox.delivery.leases import Lease, fence
 from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.transitions import cursors
@@ -22,7 +23,6 @@ from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks
 from app.outbox.event_names import is_named
 from app.outbox.log.records import readable
-from app.outbox.markers import WHOLE_LOG
 from app.outbox.policies import RETENTION
 from app.outbox.versions.rows import UPSERT, ObjectKey, key_state, rows_of, version_id, version_state
 

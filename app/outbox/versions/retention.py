@@ -13,9 +13,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.outbox import tables
+from app.outbox.column_values import WHOLE_LOG
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
-from app.outbox.markers import WHOLE_LOG
 from app.outbox.policies import RETENTION
 from app.outbox.versions.object_versions import drop
 from app.outbox.versions.rows import ObjectKey

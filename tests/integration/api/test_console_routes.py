@@ -12,10 +12,10 @@ import pytest
 import sqlalchemy as sa
 
 from app.outbox import tables
-from app.outbox.delivery import heartbeats, worker_heartbeats
+from app.outbox.delivery import heartbeats
+from app.outbox.delivery.heartbeats import Worker
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.policies import HEARTBEATS
-from app.outbox.delivery.worker_heartbeats import Worker
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.findings import store_findings
@@ -83,7 +83,7 @@ def test_a_list_of_runs_asks_once_whether_a_spark_worker_is_there(
     log: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = add_target(log, "rows", type_name="redis", values={"address": "127.0.0.1:9", "key": "rows"})
-    asked, has_worker = list[int](), worker_heartbeats.has_spark_worker
+    asked, has_worker = list[int](), heartbeats.has_spark_worker
 
     def counted(connection: sa.Connection, now: int) -> bool:
         asked.append(now)
@@ -94,7 +94,7 @@ def test_a_list_of_runs_asks_once_whether_a_spark_worker_is_there(
     for bucket in ("images", "films"):
         body = {"target": str(target), "bucket": bucket}
         assert client.post("/v1/reconciliations", json=body).status_code == 201
-    monkeypatch.setattr(worker_heartbeats, "has_spark_worker", counted)
+    monkeypatch.setattr(heartbeats, "has_spark_worker", counted)
     listed = client.get("/v1/reconciliations").get_json()["reconciliations"]
     app.extensions["bucketwire"].database.close()
     assert [bool(run["note"]) for run in listed] == [True, True]
@@ -119,8 +119,8 @@ def test_a_worker_is_listed_with_what_it_does(plain: Api, plain_log: Database) -
     target = add_target(plain_log, "busy")
     Leases(plain_log, 600_000).claim(registry(plain_log).target(target).row_id, [0, 1], "here:8:x", now_ms())
     worker = Worker("here:7:y", "targets@here", "1.2", "prefork", ["targets"], processes=[8, 9])
-    begun = worker_heartbeats.record(plain_log, worker)
-    worker_heartbeats.record(plain_log, replace(begun, jobs=["tables"]))
+    begun = heartbeats.record_worker(plain_log, worker)
+    heartbeats.record_worker(plain_log, replace(begun, jobs=["tables"]))
     found = plain.client.get("/v1/workers").json()
     [listed], others = found["workers"], found["other_processes"]
     assert others == [], "its processes are its own"
@@ -312,7 +312,7 @@ def test_a_reconciliation_is_started_approved_cancelled_and_its_findings_are_rea
     for wrong in ({"target": "webhook:log"}, {"bucket": "a/b"}, {"repair": "yes"}, {"more": 1}):
         problem(api.client.post("/v1/reconciliations", json=body | wrong), 400, "bad-value")
     problem(api.client.post("/v1/reconciliations", json=body | {"target": "redis:none"}), 404, "unknown-target")
-    worker_heartbeats.record(database, Worker("h:1:x", "spark@h", "1", "thread", ["spark"]))
+    heartbeats.record_worker(database, Worker("h:1:x", "spark@h", "1", "thread", ["spark"]))
     assert api.client.get(f"/v1/reconciliations/{run}").json()["note"] == "", "a Spark worker is there"
     with database.writing() as connection:
         connection.execute(tables.workers.update().values(at=now_ms() - 2 * HEARTBEATS.worker_silence_ms))

@@ -14,8 +14,7 @@ import sqlalchemy as sa
 from app.broker import SERVICE_QUEUE
 from app.config.broker import KEY_PREFIX
 from app.outbox import tables
-from app.outbox.delivery import worker_heartbeats
-from app.outbox.delivery.worker_heartbeats import Worker
+from app.outbox.delivery.heartbeats import Worker, read_workers
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from tests import services
@@ -117,7 +116,7 @@ def test_a_worker_serves_the_targets_it_is_told_and_those_that_are_made_meanwhil
 def test_a_worker_is_listed_while_it_runs(settings: Mapping[str, str], database: Database) -> None:
     def listed() -> dict[str, Worker]:
         with database.reading() as connection:
-            return {one.name.partition("@")[0]: one for one in worker_heartbeats.read_workers(connection)}
+            return {one.name.partition("@")[0]: one for one in read_workers(connection)}
 
     with running(
         settings,

@@ -20,11 +20,11 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.doctor.checks import SHORT_CHECKS, check_carried, run_checks
 from app.outbox import tables
-from app.outbox.delivery import heartbeats, worker_heartbeats
+from app.outbox.delivery import heartbeats
+from app.outbox.delivery.heartbeats import Worker
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.delivery.replays import Replays, Selection
-from app.outbox.delivery.worker_heartbeats import Worker
 from app.outbox.engine import migration
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.schema_version import SchemaState
@@ -305,12 +305,12 @@ def test_an_upgrade_that_is_not_finished_is_found_and_the_workers_are_listed(
 
     assert "no worker has sent a heartbeat" in cli("status", "--workers").out
     new = Worker("here:7:x", "targets@here", VERSION, "prefork", ["targets"], processes=[8, 9])
-    worker_heartbeats.record(database, new)
-    worker_heartbeats.record(database, replace(new, id="here:6:x", version="0.0.1"))
+    heartbeats.record_worker(database, new)
+    heartbeats.record_worker(database, replace(new, id="here:6:x", version="0.0.1"))
     with database.writing() as connection:
         connection.execute(tables.workers.update().where(tables.workers.c.version == "0.0.1").values(at=1))
     assert found() == [], "it has ended"
-    worker_heartbeats.record(database, replace(new, id="there:1:x", version="0.0.2", pool="solo", processes=()))
+    heartbeats.record_worker(database, replace(new, id="there:1:x", version="0.0.2", pool="solo", processes=()))
     text = f"1 of 2 workers runs another version than {VERSION}: 0.0.2 as there:1; restart them with it"
     assert found() == [("warning", text, ["status", "--workers"])]
     Leases(database, 600_000).claim(registry(database).target(target).row_id, [0], "here:9:x", now_ms())

@@ -28,12 +28,12 @@ from app.console.views.targets import level
 from app.events.model import Event
 from app.outbox import search as searching
 from app.outbox import tables
-from app.outbox.delivery import heartbeats, worker_heartbeats
+from app.outbox.delivery import heartbeats
+from app.outbox.delivery.heartbeats import Worker
 from app.outbox.delivery.leases import Leases, new_token
 from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.delivery.replays import Replays
 from app.outbox.delivery.transitions import cursors
-from app.outbox.delivery.worker_heartbeats import Worker
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.progress import Progress
@@ -977,7 +977,7 @@ def test_a_reconciliation_is_started_shown_repaired_and_cancelled(local: Browser
     assert "It waits: no Spark worker is there" in shown.text
     assert ("Nothing is compared yet" in shown.text, "No difference" in shown.text) == (True, False)
     assert (" none " in listed.text, "–" in listed.text) == (False, True), "nothing is known of the drift"
-    worker_heartbeats.record(database, Worker("here:1:x", "spark@here", VERSION, "thread", ["spark"]))
+    heartbeats.record_worker(database, Worker("here:1:x", "spark@here", VERSION, "thread", ["spark"]))
     assert "It waits for its turn at a Spark worker" in local.get(path).text
     assert local.post(f"{path}/repair", path).status == 303  # refused with a sentence: there is nothing to repair yet
     assert local.post(f"{path}/cancel", path).status == 303
@@ -1045,7 +1045,7 @@ def test_the_workers_page_shows_who_is_there_and_does_what(busy: Browser, databa
     delivers = Worker(f"{host}:7:f", "targets@here", VERSION, "prefork", ["targets"], processes=[int(pid), 9])
     reconciles = Worker("there:1:f", "<b>@there", "0.0.1", "thread", ["spark"], jobs=["reconcile redis:x images"])
     for worker in (delivers, reconciles, replace(reconciles, id="there:2:f", name="gone@there", version=VERSION)):
-        worker_heartbeats.record(database, worker)
+        heartbeats.record_worker(database, worker)
     with database.writing() as connection:
         minute_ago = tables.workers.update().where(tables.workers.c.name == "gone@there")
         connection.execute(minute_ago.values(at=now_ms() - HEARTBEATS.worker_silence_ms - 1_000))

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from app.outbox import log_head, tables
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.dead_letters import DeadLetters
-from app.outbox.delivery.object_history import object_history
+from app.outbox.delivery.event_states import object_history
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt

@@ -12,7 +12,7 @@ from app.config.arn import TargetId
 from app.outbox import delivery_times, tables
 from app.outbox.delivery import attempts
 from app.outbox.delivery.attempts import Attempt
-from app.outbox.delivery.object_history import find_event
+from app.outbox.delivery.event_states import find_event
 from app.outbox.delivery.policies import AttemptRecordPolicy
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms

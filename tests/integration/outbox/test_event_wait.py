@@ -15,7 +15,7 @@ from app.outbox.delivery.leases import Lease, Leases
 from app.outbox.delivery.partition_reader import Batch
 from app.outbox.delivery.ready_targets import ReadyTargets
 from app.outbox.delivery.replays import Replays, Selection
-from app.outbox.delivery.transitions.settlement_store import SettlementStore
+from app.outbox.delivery.transitions.settlement import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from tests.services import until

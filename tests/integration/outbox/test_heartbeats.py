@@ -15,10 +15,10 @@ import pytest
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox import tables
-from app.outbox.delivery import heartbeats, worker_heartbeats
+from app.outbox.delivery import heartbeats
 from app.outbox.delivery.future_times import bring_back_future_times
+from app.outbox.delivery.heartbeats import Worker
 from app.outbox.delivery.policies import HEARTBEATS
-from app.outbox.delivery.worker_heartbeats import Worker
 from app.outbox.engine.database import Database, now_ms
 from app.release import VERSION
 from tests.support.builders import add_target, migrated, registry
@@ -152,36 +152,36 @@ def test_signs_of_targets_that_are_gone_are_forgotten(log: Database) -> None:
 
 
 def worker(database: Database, name: str = "here:7:x", **values: Any) -> Worker:
-    return worker_heartbeats.record(database, Worker(name, "w@here", "1", "prefork", ["targets"], **values))
+    return heartbeats.record_worker(database, Worker(name, "w@here", "1", "prefork", ["targets"], **values))
 
 
 def listed(database: Database) -> dict[str, Worker]:
     with database.reading() as connection:
-        return {one.id: one for one in worker_heartbeats.read_workers(connection)}
+        return {one.id: one for one in heartbeats.read_workers(connection)}
 
 
 def test_a_worker_is_listed_until_it_ends_or_was_silent_for_an_hour(database: Database) -> None:
-    worker_heartbeats.record(database, Worker("a:1:x", "x@last", "1", "prefork", ["targets"]))
+    heartbeats.record_worker(database, Worker("a:1:x", "x@last", "1", "prefork", ["targets"]))
     worker(database, "there:9:x")
     worker(database, "here:8:x")
     first = worker(database)
     assert list(listed(database)) == ["here:7:x", "here:8:x", "there:9:x", "a:1:x"], "by name and id"
-    worker_heartbeats.remove(database, "a:1:x")
-    again = worker_heartbeats.record(database, replace(first, processes=[1, 2], jobs=["tables"]))
+    heartbeats.remove_worker(database, "a:1:x")
+    again = heartbeats.record_worker(database, replace(first, processes=[1, 2], jobs=["tables"]))
     assert listed(database)["here:7:x"] == again
     assert again.started_at == first.started_at <= again.at
-    worker_heartbeats.remove(database, "here:8:x")
+    heartbeats.remove_worker(database, "here:8:x")
     kept = HEARTBEATS.worker_kept_ms
     with database.writing() as connection:
         at = tables.workers.update().where(tables.workers.c.id == "there:9:x")
         connection.execute(at.values(at=again.at - kept - 1))
-    worker_heartbeats.forget_silent(database, again.at)
+    heartbeats.forget_silent_workers(database, again.at)
     assert listed(database).keys() == {"here:7:x"}
     assert again.is_alive(again.at + HEARTBEATS.worker_silence_ms)
     assert not again.is_alive(again.at + HEARTBEATS.worker_silence_ms + 1)
-    worker_heartbeats.forget_silent(database, again.at + kept + 1)
+    heartbeats.forget_silent_workers(database, again.at + kept + 1)
     assert listed(database) == {}
-    worker_heartbeats.record(database, again)  # it had only been stopped
+    heartbeats.record_worker(database, again)  # it had only been stopped
     assert listed(database).keys() == {"here:7:x"}
 
 

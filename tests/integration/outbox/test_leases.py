@@ -8,17 +8,16 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.column_values import NEVER
 from app.outbox.delivery import due_work
 from app.outbox.delivery.breaker_state import close_breaker, open_breaker
 from app.outbox.delivery.due_work import DueTarget, DueWork
 from app.outbox.delivery.leases import Lease, Leases, lease_holders
 from app.outbox.delivery.transitions import cursors
-from app.outbox.delivery.transitions.settlement import Settlement
-from app.outbox.delivery.transitions.settlement_store import SettlementStore
+from app.outbox.delivery.transitions.settlement import Settlement, SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash
-from app.outbox.markers import NEVER
 from tests.support.builders import add_target, event, registry
 from tests.support.tuning import tune
 

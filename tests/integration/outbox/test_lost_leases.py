@@ -14,6 +14,7 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.events.model import Effect, Event
 from app.outbox import tables
+from app.outbox.column_values import NEVER
 from app.outbox.delivery import redelivery
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.due_work import DueWork
@@ -23,7 +24,6 @@ from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash
-from app.outbox.markers import NEVER
 from app.resources.dead_letter import DeadLetterFilter
 from tests.services import until
 from tests.support.builders import DELETE, add_target, event, registry

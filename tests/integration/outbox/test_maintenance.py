@@ -16,7 +16,7 @@ import migrations
 from app.config.arn import TargetId
 from app.config.target_settings import BadSettings
 from app.outbox import audit, tables
-from app.outbox.delivery.object_history import object_history
+from app.outbox.delivery.event_states import object_history
 from app.outbox.engine import migration, schema_version
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log

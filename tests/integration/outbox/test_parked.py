@@ -16,19 +16,17 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
+from app.outbox.column_values import NEVER, PLAIN
 from app.outbox.delivery.breaker_state import open_breaker
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.due_work import DueWork
-from app.outbox.delivery.head_repair import HeadRepair
 from app.outbox.delivery.leases import Lease
 from app.outbox.delivery.partition_reader import PartitionReader
-from app.outbox.delivery.reasons import PLAIN
 from app.outbox.delivery.replays import Replays, Selection
-from app.outbox.delivery.transitions.heads import restore_heads
+from app.outbox.delivery.transitions.heads import HeadRepair, restore_heads
 from app.outbox.delivery.transitions.settlement import ParkedRow, Settlement
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from app.outbox.markers import NEVER
 from app.resources.dead_letter import DeadLetterFilter
 from app.resources.declaration import format_time
 from tests.support.builders import add_target, event, registry

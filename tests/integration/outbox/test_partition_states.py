@@ -7,12 +7,12 @@ import socket
 
 import pytest
 
+from app.outbox.column_values import REVOKED
 from app.outbox.delivery import log_ahead, partition_states
 from app.outbox.delivery.leases import Leases, new_token
 from app.outbox.delivery.partition_states import FREE, LEASED, lease_of, read_partitions
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from app.outbox.markers import REVOKED
 from app.outbox.targets import UnknownTarget
 from tests.support.builders import add_target, event, registry
 from tests.support.delivery import failing

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.column_values import NEVER
 from app.outbox.delivery import log_ahead
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.due_work import DueWork
@@ -19,7 +20,6 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import arrivals
 from app.outbox.log.append import Log
 from app.outbox.log.arrivals import Arrival
-from app.outbox.markers import NEVER
 from app.outbox.reconcile.log_queries import log_mark
 from tests.support.builders import PUT, add_target, event, registry
 from tests.support.query_cost import query_cost

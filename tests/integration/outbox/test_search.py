@@ -13,8 +13,7 @@ from app.outbox import search as searching
 from app.outbox import tables
 from app.outbox.delivery import dead_letters
 from app.outbox.delivery.dead_letters import DeadLetters
-from app.outbox.delivery.event_states import RecordedEvent
-from app.outbox.delivery.object_history import find_event
+from app.outbox.delivery.event_states import RecordedEvent, find_event
 from app.outbox.delivery.policies import DeadLetterPolicy
 from app.outbox.delivery.replays import Selection
 from app.outbox.engine.database import Database

@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.config.sources.source_id import SourceId
 from app.outbox import series, tables
+from app.outbox.column_values import NEVER
 from app.outbox.delivery_times import histogram, percentile, report
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from app.outbox.markers import NEVER
 from app.outbox.series import Resolution, Sample, incoming_rates, merged, read_merged, read_series, take_sample
 from tests.support.builders import add_target, event, registry
 from tests.support.query_cost import query_cost

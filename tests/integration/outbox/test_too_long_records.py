@@ -8,7 +8,7 @@ import pytest
 
 from app.events import limits
 from app.outbox.delivery.dead_letters import DeadLetters
-from app.outbox.delivery.object_history import find_event, object_history
+from app.outbox.delivery.event_states import find_event, object_history
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database
 from app.outbox.log import records

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.events.model import Event
 from app.outbox.delivery.dead_letters import DeadLetters
-from app.outbox.delivery.object_history import object_history
+from app.outbox.delivery.event_states import object_history
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from app.outbox.column_values import NEVER
 from app.outbox.delivery.attempts import Attempt
 from app.outbox.delivery.leases import ReplayPartition
 from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.partition_reader import ParkedEvent
-from app.outbox.markers import NEVER
 from tests.support.batch_records import NOW, Result, settled
 from tests.support.builders import event
 from workers.delivery.batch_record import Suspicion

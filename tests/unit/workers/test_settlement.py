@@ -2,10 +2,10 @@
 
 import pytest
 
+from app.outbox.column_values import NEVER
 from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.partition_reader import ParkedEvent
 from app.outbox.delivery.transitions.settlement import Settlement
-from app.outbox.markers import NEVER
 from tests.support.batch_records import NOW, Result, settled
 from tests.support.builders import event
 from workers.delivery.batch_record import Suspicion

@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 import sqlalchemy as sa
 
 from app.outbox import tables
+from app.outbox.column_values import REVOKED, WHOLE_LOG
 from app.outbox.log_head import LogHead
-from app.outbox.markers import REVOKED, WHOLE_LOG
 
 _C = tables.cursors.c
 

@@ -14,14 +14,13 @@ import orjson
 import sqlalchemy as sa
 
 from app.outbox import tables
+from app.outbox.column_values import NEVER, clean_reason
 from app.outbox.delivery.leases import Lease, fence
 from app.outbox.delivery.logged_events import LoggedEvent, LogPosition, neither_parked_nor_dead
-from app.outbox.delivery.reasons import clean_reason
 from app.outbox.delivery.transitions import cursors
 from app.outbox.delivery.transitions.heads import restore_heads
 from app.outbox.engine.locks import lock_cursors, lock_tail
 from app.outbox.engine.many_rows import chunks
-from app.outbox.markers import NEVER
 
 _C, _P, _D = tables.cursors.c, tables.parked.c, tables.dead_letters.c
 _KEPT = ("target_id", "partition", "seq", "attempts", "first_tried", "last_tried", "history")  # of a dead letter

@@ -1,4 +1,10 @@
-"""Make error reasons from targets and drivers storable: limit their characters and length for every database."""
+"""Special values of the outbox's columns, and error reasons made storable for every database."""
+
+NEVER = 1 << 62  # not_before of an event that waits behind an earlier event of the same object
+NO_LIMIT = 1 << 62  # queue_limit of a target whose undelivered events are not limited
+REVOKED = "revoked"  # lease_token: no worker may claim or settle until the lease has expired
+WHOLE_LOG = 0  # replay_id of the cursors that follow the log itself
+
 
 MAX_CHARACTERS = 2_000  # characters
 _MAX_BYTES = 4_000  # in UTF-8; ten attempts as JSON, with escaped quotes and backslashes, fit MySQL's TEXT of 65,535
