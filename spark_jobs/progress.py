@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j has none
 from pyspark.sql import SparkSession
 
-from app.outbox.reconcile.progress import Progress
+from app.outbox.reconcile.runs import Progress
 
 STARTING, LISTING, COMPARING = "starting Spark", "listing", "comparing"
 REPORTING, REPAIRING = "reporting", "repairing"

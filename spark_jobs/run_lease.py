@@ -5,8 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from app.outbox.delivery.policies import FUTURE_TIMES
-from app.outbox.reconcile.progress import Progress
-from app.outbox.reconcile.runs import Reconciliations
+from app.outbox.reconcile.runs import Progress, Reconciliations
 from spark_jobs import shutdown
 
 LEASE_MS = FUTURE_TIMES.run_lease_ms  # a run whose lease is not renewed for so long is dead

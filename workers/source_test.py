@@ -22,8 +22,8 @@ from app.events.frontends import S3_FRONTENDS
 from app.events.limits import Limits
 from app.events.messages import Message, read_message
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
+from app.outbox.errors import UnknownSource
 from app.outbox.registry import open_sealer
-from app.outbox.sources.errors import UnknownSource
 from app.outbox.sources.registry import SourceRegistry
 from workers.sources import create
 from workers.sources.base import Source, SourceUnavailable

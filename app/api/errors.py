@@ -18,9 +18,20 @@ from app.events.errors import BadEvents
 from app.outbox.bucket_settings import UnknownBucket
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
 from app.outbox.engine.db_errors import is_full
-from app.outbox.errors import AlreadyRunning, BadSelection, NothingToRepair, TokenExists, TokensUnknown, UnknownRun
+from app.outbox.errors import (
+    AlreadyRunning,
+    BadSelection,
+    NothingToRepair,
+    ReadOnlySource,
+    SourceInUse,
+    StillRejected,
+    TokenExists,
+    TokensUnknown,
+    UnknownMessage,
+    UnknownRun,
+    UnknownSource,
+)
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
-from app.outbox.sources.errors import ReadOnlySource, SourceInUse, StillRejected, UnknownMessage, UnknownSource
 from app.outbox.targets import StoredTarget, UnknownTarget
 from app.resources.declaration import BadMember
 from app.rules.expressions import MatchingBusy

@@ -146,8 +146,8 @@ class Services:
     @property
     def limits(self) -> "Limits":
         """The limits of a body of events, from the settings and from what the database accepts."""
+        from app.events.limits import UNLIMITED  # noqa: PLC0415 - see the class
         from app.events.parsing import Limits  # noqa: PLC0415 - see the class
-        from app.events.stored_size import UNLIMITED  # noqa: PLC0415 - see the class
 
         return Limits(
             records=self.settings.record_limit,

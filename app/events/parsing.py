@@ -26,11 +26,10 @@ from app.events.frontends.detect import REFUSED, Context, context_of
 from app.events.frontends.envelopes import is_sns_call, sns_call
 from app.events.frontends.unknown import is_unknown
 from app.events.frontends.unsupported import FILER_WITHOUT_PATH
-from app.events.limits import Allowance, Limits
+from app.events.limits import Allowance, Limits, is_larger, stored_size
 from app.events.model import Event
 from app.events.normalize import event_of
 from app.events.origin import UNKNOWN, Origin, Texts
-from app.events.stored_size import is_larger, stored_size
 from app.events.trace import trace_of
 
 __all__ = ["HEADERS", "BadEvents", "EventGridValidation", "Limits", "Parsed", "Refused", "SnsConfirmation", "parse"]

@@ -16,7 +16,7 @@ from app.events.order import comparable
 class Entry:
     """One event of the key's history; `seq` is its position in the log, `sequencer` is as sent or comparable.
 
-    `hides_older` is whether what is older than its version is hidden once that was removed (`frontends.hidden`).
+    `hides_older` is whether what is older than its version is hidden once that was removed (`frontends.registry`).
     """
 
     seq: int

@@ -14,8 +14,8 @@ from app.manifest.document import Manifest
 from app.manifest.plan import Plan, apply, make_plan
 from app.outbox.bucket_settings import UnknownBucket
 from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.errors import ReadOnlySource, UnknownSource
 from app.outbox.registry import ReadOnlyTarget, Registry
-from app.outbox.sources.errors import ReadOnlySource, UnknownSource
 from app.outbox.targets import UnknownTarget
 
 Texts = Mapping[str, str]

@@ -21,8 +21,8 @@ from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.replays import Selection
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
-from app.outbox.event_names import is_named
 from app.outbox.log.arrivals import unread_of_targets
+from app.outbox.log.records import is_named
 from app.outbox.policies import SEARCH
 from app.outbox.targets import find_target
 

@@ -11,8 +11,7 @@ from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
 from app.counts import count_noun
 from app.outbox.errors import AlreadyRunning
-from app.outbox.reconcile.progress import Progress
-from app.outbox.reconcile.runs import Reconciliations
+from app.outbox.reconcile.runs import Progress, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.resources.finding_lines import FORMATS
 from spark_jobs import java_options, shutdown

@@ -26,8 +26,7 @@ from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile import log_queries
 from app.outbox.reconcile import runs as r
 from app.outbox.reconcile.findings import store_findings
-from app.outbox.reconcile.log_position import LogPosition
-from app.outbox.reconcile.progress import Progress
+from app.outbox.reconcile.runs import LogPosition, Progress
 from app.outbox.registry import Registry
 from app.outbox.tokens import read_target_owners
 from app.resources.drift import DRIFT_KINDS, DriftKind, drift_of

@@ -21,7 +21,7 @@ from app.config.target_settings import load
 from app.events.limits import Limits
 from app.events.model import Event
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.sources.errors import StillRejected
+from app.outbox.errors import StillRejected
 from tests.contract.probes.kafka import PARTITIONS
 from tests.contract.source_probes.kafka import Topic
 from tests.services import until

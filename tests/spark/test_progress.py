@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from app.outbox.reconcile.progress import Progress
+from app.outbox.reconcile.runs import Progress
 from spark_jobs.commands.reconcile import describe_progress
 from spark_jobs.progress import COMPARING, LISTING, REPORTING, STARTING, ProgressMeter, remaining, watched
 from tests.services import until

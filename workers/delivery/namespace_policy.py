@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Protocol
 
 from app.events.effects import ContentChange, content_change
-from app.events.frontends.hidden import hides_older
+from app.events.frontends.registry import hides_older
 from app.events.model import Effect, Event
 from app.events.version_history import Absent, Holding, Present
 from app.outbox.delivery.logged_events import LoggedEvent, LogPosition

@@ -9,8 +9,7 @@ import time
 from contextlib import suppress
 
 from app.config.settings import Settings
-from app.events.limits import Limits
-from app.events.stored_size import UNLIMITED
+from app.events.limits import UNLIMITED, Limits
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.delivery.ready_targets import ReadyTargets
 from app.outbox.engine.clock import DatabaseClock

@@ -20,10 +20,10 @@ from app.config.arn import TargetId
 from app.config.errors import did_you_mean
 from app.config.settings import ApiToken
 from app.events.frontends import S3_FRONTENDS, Frontend, b2
+from app.events.limits import is_larger
 from app.events.model import Event
 from app.events.origin import by_request
 from app.events.parsing import EventGridValidation, Parsed, SnsConfirmation, parse
-from app.events.stored_size import is_larger
 from app.outbox.engine.database import VALUE_ERRORS, describe_error, now_ms
 from app.outbox.log import batch
 from app.outbox.log.batch import QueueFull

@@ -18,9 +18,9 @@ from app.config.target_settings import with_kept_secrets
 from app.events.frontends import S3_FRONTENDS
 from app.outbox import log_head
 from app.outbox.engine.clock import database_now
+from app.outbox.errors import UnknownSource
 from app.outbox.log.batch import QueueFull
 from app.outbox.series import REQUESTS, incoming_rates, of_source
-from app.outbox.sources.errors import UnknownSource
 from app.outbox.sources.stored import StoredSource, read_sources
 from app.resources.declaration import Nothing, format_time
 from app.resources.source import (

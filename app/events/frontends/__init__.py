@@ -1,4 +1,5 @@
-"""Split the messages of frontends into records: a module for each kind of sender, `registry` and `detect` for all.
+"""Split the messages of frontends into records: a module for each kind of sender with rules of its own, and for all
+`detect` and `registry`, which has the other kinds.
 
 A `Frontend` says how its records are normalised and what orders them; the module's docstring what is peculiar to it.
 Detection uses the shape (§14.1), unless the caller names the frontend: the encoding of a key and the order of events

@@ -11,9 +11,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from app.events.errors import BadRecord, excerpt
-from app.events.frontends.frontend import Frontend, Record
+from app.events.frontends.frontend import Frontend, Record, made_object, made_record
 from app.events.frontends.json_path import find, number, optional_text, text
-from app.events.frontends.made import made_object, made_record
 from app.events.order import from_time, nanoseconds
 
 SOURCE = "azure:s3"

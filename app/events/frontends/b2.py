@@ -9,9 +9,8 @@ import hmac
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from app.events.frontends.frontend import Frontend, Record
+from app.events.frontends.frontend import Frontend, Record, made_object, made_record
 from app.events.frontends.json_path import number, optional_text, text
-from app.events.frontends.made import made_object, made_record
 from app.events.order import from_time
 
 SOURCE = "b2:s3"

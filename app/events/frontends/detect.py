@@ -9,8 +9,7 @@ from app.events.frontends import azure, b2, envelopes, eventbridge, gcs, oci, r2
 from app.events.frontends.envelopes import Traced
 from app.events.frontends.frontend import Frontend, Normalized
 from app.events.frontends.json_path import optional_text
-from app.events.frontends.minio import MINIO
-from app.events.frontends.registry import is_own, recognize, recognize_relayed
+from app.events.frontends.registry import MINIO, is_own, recognize, recognize_relayed
 from app.events.limits import Allowance
 
 Location = tuple[Any, str | int] | None  # the path from the body to a value: (outer location, member or index)

@@ -1,4 +1,7 @@
-"""What Bucketwire knows of a kind of sender: how its messages become records, and what orders two events of a key."""
+"""What Bucketwire knows of a kind of sender: how its messages become records, and what orders two events of a key.
+
+A message with a form of its own becomes a record with MinIO's members by `made_record`; `original` keeps the message.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,6 +9,7 @@ from typing import Any
 
 from app.events import minio_json
 from app.events.frontends.envelopes import EventGridValidation, SnsConfirmation, Traced
+from app.events.frontends.json_path import without_empty
 from app.events.order import sequencer_of
 
 Record = dict[str, Any]
@@ -14,7 +18,7 @@ Normalized = Record | tuple[Record, ...] | SnsConfirmation | EventGridValidation
 
 @dataclass(frozen=True, slots=True)
 class Frontend:
-    """A kind of sender; each has a module of its own. Both functions may raise `BadRecord`.
+    """A kind of sender. Both functions may raise `BadRecord`.
 
     `normalize` makes a record with MinIO's members (§1.4) of what was sent: a form-encoded key, a name that begins with
     `s3:`, and all other members as they came. `order` makes the value that orders the events of a key
@@ -59,3 +63,36 @@ def object_of(record: Mapping[str, Any]) -> Record:
     s3 = record.get("s3")
     thing = s3.get("object") if isinstance(s3, dict) else None
     return thing if isinstance(thing, dict) else {}
+
+
+def made_record(
+    source: str, name: str, bucket: str, thing: Record, time: int | None, original: Any, owner: str = ""
+) -> Record:
+    """Return the record of an event. `thing` are the object's members, `time` is in milliseconds since 1970."""
+    return {
+        "eventVersion": "2.0",
+        "eventSource": source,
+        "awsRegion": "",
+        "eventTime": "" if time is None else minio_json.timestamp(time),
+        "eventName": name,
+        "userIdentity": {"principalId": ""},
+        "requestParameters": None,
+        "responseElements": {},
+        "s3": {
+            "s3SchemaVersion": "1.0",
+            "configurationId": "Config",
+            "bucket": {
+                "name": bucket,
+                "ownerIdentity": {"principalId": owner},
+                "arn": f"arn:aws:s3:::{bucket}",
+            },
+            "object": thing,
+        },
+        "source": {"host": "", "port": "", "userAgent": ""},
+        "original": original,
+    }
+
+
+def made_object(key: str, **members: Any) -> Record:
+    """Return the members of an object with a raw key, without those that have no value."""
+    return without_empty({"key": minio_json.encode_key(key), **members})

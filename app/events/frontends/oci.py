@@ -7,9 +7,8 @@ ETag is not that of the S3 API, and there is no size.
 from collections.abc import Mapping
 from typing import Any
 
-from app.events.frontends.frontend import Frontend, Record
+from app.events.frontends.frontend import Frontend, Record, made_object, made_record
 from app.events.frontends.json_path import find, optional_text, text
-from app.events.frontends.made import made_object, made_record
 from app.events.order import from_time, nanoseconds
 
 SOURCE = "oci:s3"

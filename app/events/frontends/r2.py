@@ -6,9 +6,8 @@ Keys are raw, and a bucket has no versions. An event's order is its time, in mil
 from collections.abc import Mapping
 from typing import Any
 
-from app.events.frontends.frontend import Frontend, Record
+from app.events.frontends.frontend import Frontend, Record, made_object, made_record
 from app.events.frontends.json_path import number, optional_text, text
-from app.events.frontends.made import made_object, made_record
 from app.events.order import from_time, nanoseconds
 
 SOURCE = "r2:s3"

@@ -1,4 +1,4 @@
-"""Every frontend by name, and which of them sent a record (§14.1).
+"""Every frontend by name, those without rules of their own, and which of them sent a record (§14.1).
 
 The key's encoding and the order of events follow from the sender, never from the characters of a key or a sequencer.
 """
@@ -17,29 +17,40 @@ from app.events.frontends import (
     ceph,
     eventbridge,
     gcs,
-    minio,
     noobaa,
     oci,
     ozone,
     r2,
-    rustfs,
-    scality,
     seaweedfs,
-    storagegrid,
-    storj,
     tigris,
     unknown,
     versity,
 )
-from app.events.frontends.frontend import Frontend, as_sent
+from app.events.frontends.frontend import Frontend, as_sent, normalize_raw, unordered
 from app.events.order import comparable
+
+_OWN_SOURCES = "bucketwire:"  # what they begin with: repairs, backfills, scans, tests, events of the service
+
+# MinIO, also before 2018, and its forks, such as SILO, which call themselves `minio:s3` (§1.4). Keys are form-encoded,
+# and the sequencer is the object's modification time in nanoseconds (§1.7). Tags and accesses repeat the sequencer of
+# the object's creation. Bucketwire's own events have the same form.
+MINIO = Frontend("minio", as_sent)
+# MinIO's form in every respect; it encodes more or fewer characters of a key, which decodes to the same.
+RUSTFS = Frontend("rustfs", as_sent)
+# Scality Zenko and Artesca (Backbeat): raw keys, sizes as text, null for what is not known, and no sequencer. Its
+# queue's order is that of an object's events, so they are ordered by their arrival.
+SCALITY = Frontend("scality", normalize_raw, unordered)
+# NetApp StorageGRID: records of AWS's form under its own source, as JSON or as a call of SNS's action Publish.
+STORAGEGRID = Frontend("storagegrid", aws.normalize)
+# Storj: records of AWS's form with raw keys; a sequencer is the time of the commit in nanoseconds.
+STORJ = Frontend("storj", normalize_raw)
 
 # Those that a request may name.
 S3_FRONTENDS: Mapping[str, Frontend] = {
     frontend.name: frontend
     for frontend in (
-        minio.MINIO, rustfs.RUSTFS, ceph.CEPH, aws.AWS, versity.VERSITY, noobaa.NOOBAA, storagegrid.STORAGEGRID,
-        scality.SCALITY, ozone.OZONE, storj.STORJ, unknown.RAW,
+        MINIO, RUSTFS, ceph.CEPH, aws.AWS, versity.VERSITY, noobaa.NOOBAA, STORAGEGRID,
+        SCALITY, ozone.OZONE, STORJ, unknown.RAW,
     )
 }  # fmt: skip
 # Those that have messages of their own, by which they are always recognised.
@@ -54,14 +65,14 @@ RELAYED: Mapping[str, Frontend] = {name: replace(frontend, normalize=as_sent) fo
 _RELAYED_UNKNOWN = replace(unknown.UNKNOWN, normalize=as_sent)
 
 _BY_SOURCE = {
-    minio.SOURCE: minio.MINIO,
-    rustfs.SOURCE: rustfs.RUSTFS,
+    "minio:s3": MINIO,
+    "rustfs:s3": RUSTFS,
     ceph.SOURCE: ceph.CEPH,
     noobaa.SOURCE: noobaa.NOOBAA,
-    storagegrid.SOURCE: storagegrid.STORAGEGRID,
-    scality.SOURCE: scality.SCALITY,
+    "sgws:s3": STORAGEGRID,
+    "scality:s3": SCALITY,
     ozone.SOURCE: ozone.OZONE,
-    storj.SOURCE: storj.STORJ,
+    "storj:s3": STORJ,
     # Of messages of their own, these records are what Bucketwire has made.
     **{
         made.SOURCE: RELAYED[name]
@@ -84,7 +95,7 @@ def recognize(record: Mapping[str, Any]) -> Frontend:
     if source == aws.SOURCE:
         return _of_aws(record)
     if is_own(record):
-        return minio.MINIO
+        return MINIO
     if noobaa.matches(record):
         return noobaa.NOOBAA
     return unknown.UNKNOWN_ENCODING if unknown.is_guess(record) else unknown.UNKNOWN
@@ -96,7 +107,7 @@ def _of_aws(record: Mapping[str, Any]) -> Frontend:
     if ceph.matches(record):
         return ceph.CEPH
     name = record.get("eventName")
-    return minio.MINIO if isinstance(name, str) and name.startswith("s3:") else aws.AWS
+    return MINIO if isinstance(name, str) and name.startswith("s3:") else aws.AWS
 
 
 def recognize_relayed(record: Mapping[str, Any]) -> Frontend:
@@ -110,7 +121,7 @@ def order_of(record: str) -> str:
     if not isinstance(members, dict):  # it stands for a record that is too long to be read
         return ""
     frontend = recognize(members)
-    if members.get("eventSource") == aws.SOURCE and frontend is minio.MINIO:
+    if members.get("eventSource") == aws.SOURCE and frontend is MINIO:
         frontend = aws.AWS  # recorded names begin with `s3:`; MinIO's own sequencers have another form than AWS's
     try:
         return comparable(frontend.order(members))
@@ -121,4 +132,14 @@ def order_of(record: str) -> str:
 def is_own(record: Mapping[str, Any]) -> bool:
     """Return whether Bucketwire made the record: a repair, for example, which has MinIO's form with every frontend."""
     source = record.get("eventSource")
-    return isinstance(source, str) and source.startswith(minio.OWN_SOURCES)
+    return isinstance(source, str) and source.startswith(_OWN_SOURCES)
+
+
+# What is in the JSON of a sender's records → the names of its events by which the removal of the newest version does
+# not make the one beneath the newest.
+HIDING = {ceph.OF_CEPH: (ceph.EXPIRED,), gcs.OF_GCS: gcs.OF_VERSIONS}
+
+
+def hides_older(name: str, record: str) -> bool:
+    """Return whether what is older than the event's version is hidden or gone once that version was removed."""
+    return any(name in names and source in record for source, names in HIDING.items())

@@ -8,16 +8,15 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from app.events.effects import ContentChange, content_change
-from app.events.frontends.hidden import hides_older
+from app.events.frontends.registry import hides_older
 from app.events.model import Event
 from app.events.version_history import Entry
 from app.outbox import tables
 from app.outbox.delivery.leases import ReplayPartition
 from app.outbox.delivery.log_ahead import chunked, is_for
 from app.outbox.delivery.parked import ObjectHash
-from app.outbox.event_names import is_named
 from app.outbox.log.arrivals import LogWindow
-from app.outbox.log.records import small_record, within_budget
+from app.outbox.log.records import is_named, small_record, within_budget
 from app.outbox.versions.object_versions import ObjectVersions
 from app.outbox.versions.rows import ObjectKey
 

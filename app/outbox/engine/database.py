@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import event as sa_event
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from app.events.stored_size import UNLIMITED
+from app.events.limits import UNLIMITED
 from app.outbox.engine import db_errors
 from app.outbox.policies import DATABASE
 
@@ -98,7 +98,7 @@ class Database:
 
     @property
     def largest_event(self) -> int | None:
-        """The most bytes that an event may have (`app.events.stored_size`); None before the first connection."""
+        """The most bytes that an event may have (`app.events.limits`); None before the first connection."""
         return self._largest_event
 
     @property

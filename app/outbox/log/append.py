@@ -13,9 +13,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
+from app.events.limits import is_larger
 from app.events.model import Event
 from app.events.origin import is_posted
-from app.events.stored_size import is_larger
 from app.outbox import audit, log_head, tables
 from app.outbox.buckets import Remembered
 from app.outbox.engine.clock import DatabaseClock

@@ -1,13 +1,13 @@
-"""Read events' records within a budget of bytes: a query reads hundreds of events, and one may have megabytes.
+"""Select events by name, and read their records within a budget of bytes: a query reads hundreds of them.
 
-A query selects `small_record` in place of the record, which leaves a long record out. `within_budget` then reads the
-long ones of as many events as the budget allows.
+One may have megabytes. A query selects `small_record` in place of the record, which leaves a long record out.
+`within_budget` then reads the long ones of as many events as the budget allows.
 
 A record longer than `MAX_EVENT_BYTES` is never read: it is `TOO_LONG` in what these functions return. A version that
 did not have this limit may have recorded it; whoever reads it would need several times its memory.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,6 +15,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from app.events.limits import MAX_EVENT_BYTES
+from app.events.names import AGGREGATES, expand
 from app.outbox import tables
 from app.outbox.engine.many_rows import chunks
 from app.outbox.policies import READ
@@ -102,3 +103,15 @@ def _of(connection: sa.Connection, places: Sequence[tuple[int, int]], column: An
         query = sa.select(_e.seq, column).where(_e.partition.in_(partitions), _e.seq.in_(seqs))
         for row in connection.execute(query):
             yield row[0], row[1]
+
+
+def is_named(column: sa.ColumnElement[str], names: Collection[str]) -> sa.ColumnElement[bool]:
+    """Return the condition that a name is one of these, or an unknown member of one of the families among them."""
+    conditions: list[sa.ColumnElement[bool]] = [column.in_(names)]
+    for family in sorted(set(names) & AGGREGATES.keys()):
+        prefix = family[:-1]
+        # `substr` and not LIKE, which makes no difference between upper and lower case in SQLite.
+        conditions.append(
+            sa.and_(sa.func.substr(column, 1, len(prefix)) == prefix, column.not_in(sorted(expand(family))))
+        )
+    return sa.or_(*conditions)

@@ -16,8 +16,7 @@ from app.events.model import Event
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.db_errors import Unstorable
 from app.outbox.log.recorder import Recorder
-from app.outbox.log.spool import Spool
-from app.outbox.log.spool_format import DamagedFile, decoded
+from app.outbox.log.spool import DamagedFile, Spool, decoded
 from app.outbox.policies import SPOOL
 
 log = logging.getLogger("bucketwire.spool")

@@ -16,11 +16,11 @@ from app.outbox.delivery.logged_events import selected
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
-from app.outbox.event_names import is_named
 from app.outbox.log.append import Guard
 from app.outbox.log.arrivals import unread_of_targets
 from app.outbox.log.batch import key_hash
-from app.outbox.reconcile.log_position import LogPosition
+from app.outbox.log.records import is_named
+from app.outbox.reconcile.runs import LogPosition
 from app.outbox.targets import find_target
 from app.outbox.versions.rows import ObjectKey, key_state
 

@@ -1,8 +1,8 @@
-"""Register runs of reconciliations and backfills, one at a time per target and bucket."""
+"""Register runs of reconciliations and backfills, one at a time per target and bucket, and how far each has come."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -16,10 +16,50 @@ from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks
 from app.outbox.errors import AlreadyRunning, UnknownRun
-from app.outbox.reconcile.log_position import LogPosition
-from app.outbox.reconcile.progress import Progress
 from app.resources.drift import drift_of
 from app.resources.reconciliation import COUNTS
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """A position in the log of an epoch: every event after `seq` was received at `at` (ms) or later."""
+
+    seq: int
+    at: int
+    epoch: str
+
+    def to_text(self) -> str:
+        """Return the position as the table of runs stores it."""
+        return json.dumps({"seq": self.seq, "at": self.at, "epoch": self.epoch})
+
+    @classmethod
+    def from_text(cls, text: str) -> "LogPosition":
+        """Return the position of a stored text."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a running run is."""
+
+    stage: str
+    keys: int  # entries of the listing and rows of the target that have been read
+    rate: int  # of them per second
+    remaining: int | None  # seconds until all are compared; None if that is not known
+
+    def to_text(self) -> str:
+        """Return the text that is stored."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str | None) -> "Progress | None":
+        """Return what a text says; None for none, and for one of a version of the code that writes something else."""
+        try:
+            stored = json.loads(text or "")
+            return cls(stored["stage"], stored["keys"], stored["rate"], stored["remaining"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
 
 RUNNING, CLEAN, DRIFT, REPAIRED, FAILED = "running", "clean", "drift", "repaired", "failed"
 RECONCILE, SCAN, TABLES = "reconcile", "scan", "tables"  # the jobs

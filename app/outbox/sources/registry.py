@@ -17,7 +17,7 @@ from app.outbox.column_values import clean_reason
 from app.outbox.declared_rows import NOT_NAMED, SealedSettings, read_row
 from app.outbox.engine.database import Database, OpenTransaction, now_ms
 from app.outbox.engine.locks import repeated_after_deadlock
-from app.outbox.sources.errors import ReadOnlySource, SourceInUse
+from app.outbox.errors import ReadOnlySource, SourceInUse
 from app.outbox.sources.stored import (
     INVALID_SETTINGS,
     StoredSource,

@@ -15,10 +15,10 @@ from app.outbox import audit, tables
 from app.outbox.column_values import clean_reason
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock, write_alone
+from app.outbox.errors import StillRejected, UnknownMessage
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.records import Reserve, reserve_nothing
-from app.outbox.sources.errors import StillRejected, UnknownMessage
 from app.outbox.sources.stored import StoredSource
 
 _R = tables.rejected_messages.c

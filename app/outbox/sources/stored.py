@@ -10,7 +10,7 @@ from app.config.sources.source_id import SourceId
 from app.outbox import tables
 from app.outbox.declared_rows import EnvironmentRow, converted, read_row, read_rows
 from app.outbox.engine.database import Database
-from app.outbox.sources.errors import UnknownSource
+from app.outbox.errors import UnknownSource
 
 INVALID_SETTINGS = "its settings in the environment are invalid"  # a reason
 _UNSERVED_MS = 30_000  # after a failed source is due again, before it counts as one that no worker tries

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.events.effects import ContentChange, selectors
-from app.events.frontends.hidden import HIDING
+from app.events.frontends.registry import HIDING
 from app.events.model import Event
 from app.events.version_history import Entry, Fold, Holding, Layer, version_of
 from app.outbox import tables
@@ -21,8 +21,7 @@ from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks
-from app.outbox.event_names import is_named
-from app.outbox.log.records import readable
+from app.outbox.log.records import is_named, readable
 from app.outbox.policies import RETENTION
 from app.outbox.versions.rows import UPSERT, ObjectKey, key_state, rows_of, version_id, version_state
 

@@ -18,9 +18,8 @@ import sqlalchemy as sa
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.log.spool import Spool
+from app.outbox.log.spool import DamagedFile, Spool, decoded, encoded
 from app.outbox.log.spool_feeder import SpoolFeeder
-from app.outbox.log.spool_format import DamagedFile, decoded, encoded
 from tests import services
 from tests.support.builders import add_target, event, migrated
 
@@ -311,7 +310,7 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(folder: Path) -> None:
 def test_a_full_disk_keeps_nothing_of_the_request(tmp_path: Path) -> None:
     program = (
         "import errno, sys; from pathlib import Path; from tests.support.builders import event\n"
-        "from app.outbox.log.spool_format import decoded; from app.outbox.log.spool import Spool\n"
+        "from app.outbox.log.spool import decoded; from app.outbox.log.spool import Spool\n"
         "spool = Spool(Path(sys.argv[1]) / 'spool')\n"
         "spool.append([event('fits')])\n"
         "try: spool.append([event(f'{number}') for number in range(2000)])\n"

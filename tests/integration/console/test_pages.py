@@ -36,8 +36,7 @@ from app.outbox.delivery.replays import Replays
 from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from app.outbox.reconcile.progress import Progress
-from app.outbox.reconcile.runs import BACKFILLING, Reconciliations
+from app.outbox.reconcile.runs import BACKFILLING, Progress, Reconciliations
 from app.outbox.tokens import Tokens
 from app.release import VERSION
 from app.rules.filters import Filters, Pairs

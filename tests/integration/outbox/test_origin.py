@@ -11,7 +11,7 @@ from app.outbox import log_head
 from app.outbox.delivery.event_states import find_event, object_history
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from app.outbox.log.spool_format import decoded, encoded
+from app.outbox.log.spool import decoded, encoded
 from app.outbox.search import EventFilter, search
 from tests.support.builders import add_target, event
 

@@ -22,8 +22,7 @@ from app.outbox.reconcile.log_queries import (
     newest_sequencers,
     unchanged_since,
 )
-from app.outbox.reconcile.progress import Progress
-from app.outbox.reconcile.runs import BACKFILLING, Reconciliations, latest_results
+from app.outbox.reconcile.runs import BACKFILLING, Progress, Reconciliations, latest_results
 from app.outbox.targets import UnknownTarget
 from app.resources.reconciliation import COUNTS
 from tests.support.builders import add_target, event, registry

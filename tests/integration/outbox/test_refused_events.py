@@ -20,9 +20,8 @@ from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
 from app.outbox.log.recorder import Recorder
-from app.outbox.log.spool import Spool
+from app.outbox.log.spool import Spool, decoded
 from app.outbox.log.spool_feeder import SpoolFeeder
-from app.outbox.log.spool_format import decoded
 from app.outbox.reconcile.log_queries import unchanged_since
 from app.server.application import create_app
 from tests import services

@@ -8,7 +8,7 @@ from app.outbox.delivery.event_states import object_history
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from app.outbox.log.spool_format import decoded, encoded
+from app.outbox.log.spool import decoded, encoded
 from app.resources.dead_letter import DeadLetterFilter
 from tests.support.builders import add_target, event
 from tests.support.scripted_target import Courier

@@ -8,8 +8,8 @@ from hypothesis import given, strategies
 from pymysql.converters import escape_string
 
 from app.events.errors import BadEvents
+from app.events.limits import is_larger, stored_size
 from app.events.parsing import Limits, parse
-from app.events.stored_size import is_larger, stored_size
 from tests.support.builders import event
 
 TEXT = strategies.text(strategies.characters(exclude_categories=("Cs",)))
