@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.cli_common.api_session import ApiSession, ApiUnavailable, InvalidToken, InvalidUrl, is_success
 from app.config.arn import TargetId
-from app.counts import count_noun
+from app.quantities import count_noun
 from app.resources.drift import DRIFT_KINDS
 from spark_jobs.jobs.repair_events import is_removal, repair_event, request_body
 from spark_jobs.repair_limits import RepairLimits

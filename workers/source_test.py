@@ -12,12 +12,11 @@ from dataclasses import asdict
 
 import orjson
 
-from app.cli_common.test_steps import step_line
+from app.cli_common.output import step_line
 from app.config.settings import Settings
 from app.config.sources.base import SourceSettings
 from app.config.sources.source_id import SourceId, parse_source
 from app.config.target_settings import BadSettings
-from app.counts import count_noun
 from app.events.frontends import S3_FRONTENDS
 from app.events.limits import Limits
 from app.events.messages import Message, read_message
@@ -25,6 +24,7 @@ from app.outbox.engine.database import Database, DatabaseUnavailable, describe_e
 from app.outbox.errors import UnknownSource
 from app.outbox.registry import open_sealer
 from app.outbox.sources.registry import SourceRegistry
+from app.quantities import count_noun
 from workers.sources import create
 from workers.sources.base import Source, SourceUnavailable
 from workers.target_test import Step

@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from app.cli_common.test_steps import step_line
+from app.cli_common.output import step_line
 from app.config.arn import TargetId, parse_target
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings, load

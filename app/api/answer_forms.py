@@ -14,9 +14,8 @@ from xml.etree.ElementTree import Element, SubElement
 from flask import Request, Response, g, request
 
 from app.api.auth import is_signed_for
-from app.api.description import OtherAnswer
+from app.api.description import OtherAnswer, json_response
 from app.api.errors import ApiProblem
-from app.api.serialization import json_response
 from app.events.frontends import b2, tigris
 from app.events.frontends.envelopes import begins_as_form, is_sns_call
 from app.events.minio_json import Encoded

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import orjson
 
-from app.cli_common.errors import CommandError
+from app.cli_common import CommandError
 from app.config.arn import TargetId
 from app.config.sources.source_id import SourceId
 from app.events.model import EVENT_ID

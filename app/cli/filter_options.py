@@ -8,7 +8,7 @@ import click
 
 from app.cli.client import Client, target_path
 from app.cli.context import CommandContext, with_api
-from app.cli_common.errors import CommandError
+from app.cli_common import CommandError
 from app.cli_common.param_types import TARGET, TIME
 from app.resources import declaration
 from app.resources.declaration import Member, Query, filter_parts

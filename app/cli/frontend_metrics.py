@@ -10,10 +10,9 @@ from urllib.parse import SplitResult, urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.ages import format_age
 from app.cli_common.api_session import ApiSession, ApiUnavailable, InvalidToken, InvalidUrl, is_success
-from app.counts import count_noun
-from app.doctor.finding import Finding
+from app.doctor import Finding
+from app.quantities import count_noun, format_age
 
 CLUSTER_PATH = "/minio/v2/metrics/cluster"
 _V3_PATHS = ("/minio/metrics/v3", "/minio/metrics/v3/notification")  # they leave out what is zero

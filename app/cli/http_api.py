@@ -6,8 +6,8 @@ from urllib.parse import quote
 import orjson
 
 from app.api.refused import Refused
+from app.cli_common import CommandError
 from app.cli_common.api_session import ApiSession, ApiUnavailable, InvalidToken, InvalidUrl
-from app.cli_common.errors import CommandError
 
 
 class HttpApi:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from app.cli_common.errors import CommandError
+from app.cli_common import CommandError
 from app.cli_common.output import Output
 from app.config.settings import Settings
 

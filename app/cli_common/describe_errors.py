@@ -6,7 +6,7 @@ from typing import Any
 import click
 import sqlalchemy as sa
 
-from app.cli_common.errors import CommandError
+from app.cli_common import CommandError
 from app.config.errors import BadSettings, BadValue
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
 from app.outbox.engine.schema_version import SchemaRefused

@@ -126,3 +126,9 @@ def mending_command(text: str, words: Sequence[str]) -> str:
     """Return the command that a finding names beside its text, as a shell takes it; empty if the text has it."""
     command = shlex.join(["bucketwire", *words]) if words else ""
     return "" if command in text else f"$ {command}"
+
+
+def step_line(step: str, message: str, *, ok: bool, seconds: float | None = None) -> str:
+    """Return the line of a step; the message must be printable already."""
+    took = "" if seconds is None else f"{seconds * 1000:8.1f} ms  "
+    return f"{step:>8}  {'ok' if ok else 'failed':<6}  {took}{message}"

@@ -6,9 +6,7 @@ Each page calls the routes of the API within the process (`calls`), with the rig
 
 from app.console.pages import routes
 from app.console.views import (  # noqa: F401 - each registers its pages
-    audit,
     dead_letters,
-    doctor,
     events,
     exports,
     openid,
@@ -18,12 +16,12 @@ from app.console.views import (  # noqa: F401 - each registers its pages
     replays,
     retries,
     rules,
+    service,
     settings_forms,
     sign_in,
     sources,
     targets,
     tokens,
-    workers,
 )
 
 __all__ = ["routes"]

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from markupsafe import Markup, escape
 
-from app.counts import count_noun
+from app.quantities import count_noun
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 _MAX_TEXT_CHARACTERS = 1_000  # characters of a value in a record

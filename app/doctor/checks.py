@@ -7,14 +7,12 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Protocol
 
-from app.ages import format_age, format_seconds
 from app.config.arn import TargetId
 from app.config.broker import is_rabbitmq
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings, warnings
 from app.config.targets.base import TargetSettings
-from app.counts import count_noun
-from app.doctor.finding import Finding
+from app.doctor import Finding
 from app.doctor.old_snapshots import check_old_snapshots
 from app.doctor.runs import check_runs, check_schedule, check_unscheduled
 from app.outbox.delivery import heartbeats
@@ -30,6 +28,7 @@ from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import INVALID_SETTINGS, read_sources
 from app.outbox.targets import OPENING_FAILED
 from app.outbox.tokens import Tokens, check_listen
+from app.quantities import count_noun, format_age, format_seconds
 from app.release import VERSION
 
 _MAX_DELAY = 300_000  # ms that the oldest undelivered event of a running target may wait

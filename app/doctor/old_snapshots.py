@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from app.ages import format_seconds
-from app.counts import count_noun
-from app.doctor.finding import Finding
+from app.doctor import Finding
 from app.outbox.engine.database import Database
 from app.outbox.engine.old_snapshots import OldSnapshots, read_old_snapshots
+from app.quantities import count_noun, format_seconds
 
 _MAX_AGE = 60_000  # ms; a longer transaction is none of the service, but for an audit of a very long backlog
 _MAX_OLD_VERSIONS = 10_000  # in which the update of a row takes about twice as long

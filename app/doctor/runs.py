@@ -5,8 +5,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from app.ages import format_age
-from app.doctor.finding import Finding
+from app.doctor import Finding
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.clock import database_now
@@ -15,6 +14,7 @@ from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile.run_states import RunState, read_run_states
 from app.outbox.reconcile.runs import BACKFILL, INCREMENTAL, RECONCILE, RUNNING, SCAN, TABLES, Reconciliations
 from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
+from app.quantities import format_age
 
 if TYPE_CHECKING:
     from app.doctor.checks import Service

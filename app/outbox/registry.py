@@ -18,7 +18,6 @@ from app.config.settings import Settings
 from app.config.target_settings import BadSettings, changed_lines, load, texts
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import settings_type
-from app.counts import count_noun
 from app.outbox import audit, log_head, tables
 from app.outbox.column_values import NO_LIMIT, clean_reason
 from app.outbox.declared_rows import NOT_NAMED, SealedSettings, read_row, read_rows
@@ -30,6 +29,7 @@ from app.outbox.engine.many_rows import chunks
 from app.outbox.rules import StoredRule, audit_facts, read_rules, rule_to_row
 from app.outbox.service_settings import read_api_settings, write_api_settings
 from app.outbox.targets import OPENING_DUE, StoredTarget, UnknownTarget, find_target, stored_target
+from app.quantities import count_noun
 from app.rules.expression_limits import check_expressions
 from app.rules.model import EVERY_BUCKET, Rule, check
 

@@ -1,7 +1,13 @@
-"""The kinds of drift. A new one is a member here, and what finds it in `spark_jobs/jobs/comparison.py`."""
+"""The kinds of drift, and lines of what a run found, for other programs.
+
+A new kind is a member here, and what finds it in `spark_jobs/jobs/comparison.py`. The lines are a manifest of S3 Batch
+Operations, or a list as rclone writes one.
+"""
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
+from urllib.parse import quote
 
 
 class DriftKind(StrEnum):
@@ -31,3 +37,33 @@ DRIFT_KINDS = tuple(kind.value for kind in DriftKind)
 def drift_of(counts: Mapping[str, int]) -> int:
     """Return how many differences a run found, of all kinds."""
     return sum(counts[kind] for kind in DRIFT_KINDS)
+
+
+CSV, CSV_VERSIONS, COMBINED = "csv", "csv-versions", "combined"
+FORMATS = {
+    CSV: "bucket,key of each object that the target lacks or has wrongly, keys URL-encoded",
+    CSV_VERSIONS: "the same with the version id",
+    COMBINED: "a sign and the key, as `rclone check --combined`: + not in the target, - not in the bucket, * differs, "
+    "! not an event",
+}
+# The bucket is rclone's source, the target its destination; keys that are equal (=) are no findings.
+SIGNS = {
+    DriftKind.MISSING.value: "+",
+    DriftKind.ORPHANED.value: "-",
+    DriftKind.STALE.value: "*",
+    DriftKind.MALFORMED.value: "!",
+}
+# A line is a key: control characters are written as rclone shows them.
+CONTROLS = "".join(map(chr, (*range(32), 127)))
+PICTURES = "".join(map(chr, (*range(0x2400, 0x2420), 0x2421)))
+_SHOWN = str.maketrans(CONTROLS, PICTURES)
+
+
+def finding_line(form: str, bucket: str, finding: Mapping[str, Any]) -> str | None:
+    """Return the line of a finding in one of the `FORMATS`; None if it has none: a manifest has objects only."""
+    if form == COMBINED:
+        return f"{SIGNS[finding['kind']]} {finding['key'].translate(_SHOWN)}"
+    if finding.get("modified") is None:
+        return None
+    line = f"{bucket},{quote(finding['key'], safe='')}"
+    return f"{line},{finding.get('version') or ''}" if form == CSV_VERSIONS else line

@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar
 
 from msgspec import UNSET, UnsetType
 
-from app.ages import format_seconds
 from app.config.arn import parse_arn
+from app.quantities import format_seconds
 from app.resources.declaration import Arn, Columns, Resource, Row, Time, about
 from app.resources.target import Counters, Seconds
 

@@ -7,7 +7,7 @@ import click
 from app.cli_common.context import ServiceContext
 from app.cli_common.output import bar
 from app.config.arn import TargetId
-from app.counts import count_noun
+from app.quantities import count_noun
 from spark_jobs.commands import options
 
 

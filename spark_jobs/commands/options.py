@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from app.cli_common import CommandError
 from app.cli_common.context import ServiceContext, pass_context
-from app.cli_common.errors import CommandError
 from app.cli_common.param_types import TARGET, TIME, ParsedParam
 from app.config.bucket_settings import BucketSettings
 from app.config.errors import BadValue

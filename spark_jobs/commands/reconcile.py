@@ -9,11 +9,11 @@ from app.cli_common.context import ServiceContext
 from app.cli_common.output import bar
 from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
-from app.counts import count_noun
 from app.outbox.errors import AlreadyRunning
 from app.outbox.reconcile.runs import Progress, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
-from app.resources.finding_lines import FORMATS
+from app.quantities import count_noun
+from app.resources.drift import FORMATS
 from spark_jobs import java_options, shutdown
 from spark_jobs.commands import options
 from spark_jobs.repair_limits import RepairLimits

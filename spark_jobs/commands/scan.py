@@ -6,8 +6,8 @@ import click
 
 from app.cli_common.context import ServiceContext
 from app.cli_common.output import columns
-from app.counts import count_noun
 from app.outbox.engine.database import now_ms
+from app.quantities import count_noun
 from spark_jobs import shutdown
 from spark_jobs.commands import options
 

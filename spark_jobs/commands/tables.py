@@ -2,10 +2,10 @@
 
 import click
 
+from app.cli_common import CommandError
 from app.cli_common.context import ServiceContext
-from app.cli_common.errors import CommandError
-from app.counts import count_noun
 from app.outbox.engine.database import now_ms
+from app.quantities import count_noun
 from spark_jobs import shutdown
 from spark_jobs.commands import options
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.ages import format_seconds
 from app.config.bucket_settings import BucketSettings
 from app.events.buckets import name_at_store
 from app.outbox.engine.database import now_ms
+from app.quantities import format_seconds
 from spark_jobs.errors import BadListing
 from spark_jobs.jobs.repair_events import format_time
 from spark_jobs.listings import named_keys, s3_listing

@@ -13,8 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.resources.drift import DRIFT_KINDS
-from app.resources.finding_lines import COMBINED, CONTROLS, CSV_VERSIONS, PICTURES, SIGNS
+from app.resources.drift import COMBINED, CONTROLS, CSV_VERSIONS, DRIFT_KINDS, PICTURES, SIGNS
 from spark_jobs.errors import root_cause
 from spark_jobs.folders import Folder, NotShared
 from spark_jobs.jobs.comparison import UNMATCHED

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from pyspark.testing import assertDataFrameEqual
 
 from app.config.arn import TargetId
-from app.resources.finding_lines import FORMATS, finding_line
+from app.resources.drift import FORMATS, finding_line
 from app.resources.reconciliation import COUNTS
 from app.rules.filters import Filters, Pairs
 from app.rules.model import Rule

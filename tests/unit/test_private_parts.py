@@ -66,7 +66,7 @@ PRIVATE = {
     },
     "redis": {"workers/systems/redis/connection.py": {"_connect", "_sock"}},
     "urllib3": {
-        "app/console/openid_requests.py": {"_new_conn"},
+        "app/console/openid_provider.py": {"_new_conn"},
         "workers/targets/http_connection.py": {"_dns_host", "_new_conn"},
     },
     "werkzeug": {"app/api/flask_app.py": {"_compile_builder"}},

@@ -1,24 +1,72 @@
-"""Answer MinIO's admin API: verify the signature, run the operation, or refuse it in the JSON that `mc` prints."""
+"""Answer MinIO's admin API: verify the signature, run the operation, or refuse it in the JSON that `mc` prints.
+
+Of the operations, `mc admin info` and `mc admin service restart` are here, those of settings in `config_kv`.
+"""
 
 import logging
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from urllib.parse import unquote
 
 import orjson
 from werkzeug.wrappers import Request, Response
 
-from app.api.admin import config_kv, server
-from app.api.admin.call import AdminCall
+from app.api.admin import config_kv
+from app.api.admin.call import AdminCall, json_answer
 from app.api.s3.errors import S3Error
 from app.api.s3.signature import Received
 from app.api.s3.signed_app import SignedApp, actor_of
 from app.api.services import Services
 from app.config.errors import BadSettings
 from app.outbox import audit
+from app.outbox.buckets import count_buckets
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from app.outbox.targets import UnknownTarget
+
+
+def info(call: AdminCall) -> Response:
+    """Answer `GET info`: the ARNs of the enabled targets, their states, and this process as the only server."""
+    settings = call.parts.settings
+    targets = [stored for stored in call.parts.registry.targets() if stored.enabled]
+    states = defaultdict(list)
+    for stored in targets:
+        state = "online" if stored.state == "running" else "offline"
+        states[stored.target.type].append({stored.target.name: {"status": state}})
+    place = call.request.host
+    server = {
+        "state": "online",
+        "endpoint": place,
+        "uptime": call.uptime,
+        "version": version("bucketwire"),
+        "network": {place: "online"},
+        "edition": "Bucketwire",
+    }
+    message = {
+        "mode": "online",
+        "region": settings.region,
+        "sqsARN": [stored.target.arn(settings.region) for stored in targets],
+        "buckets": {"count": count_buckets(call.parts.database)},
+        "services": {"notifications": [{kind: named} for kind, named in states.items()]},
+        "backend": {"backendType": "Bucketwire"},
+        "servers": [server],
+    }
+    return json_answer(message)
+
+
+def service(call: AdminCall) -> Response:
+    """Answer `POST service?action=restart`: yes, and nothing happens, because settings are in force at once."""
+    action = call.parameter("action")
+    if action != "restart":
+        message = f"{action[:40]} is not part of this service: stop its processes by what started them."
+        raise S3Error("NotImplemented", message)
+    if call.parameter("type") != "2":  # clients before 2024
+        return Response()
+    dry_run = call.parameter("dry-run") == "true"
+    return json_answer({"action": action, "dryRun": dry_run, "results": [{"host": call.request.host}]})
+
 
 log = logging.getLogger("bucketwire.api")
 _MAX_MESSAGE_CHARACTERS = 4096  # characters of a message
@@ -31,8 +79,8 @@ _CALLS: Mapping[tuple[str, str], Callable[[AdminCall], Response]] = {
     ("GET", "help-config-kv"): config_kv.help_,
     ("GET", "config"): config_kv.export,
     ("PUT", "config"): config_kv.import_,
-    ("GET", "info"): server.info,
-    ("POST", "service"): server.service,
+    ("GET", "info"): info,
+    ("POST", "service"): service,
 }
 _NO_HISTORY = re.compile(r"(list|clear|restore)-config-history-kv")
 

@@ -11,8 +11,8 @@ from app.api.services import Services, services
 from app.api.token_scopes import READ, is_limited, may_see, needs
 from app.config.arn import parse_target
 from app.config.errors import BadSettings, BadValue
+from app.doctor import Finding
 from app.doctor.checks import SHORT_CHECKS, Check, check_carried, run_checks
-from app.doctor.finding import Finding
 from app.outbox.engine.cached_probe import CachedProbe, NoAnswer
 from app.outbox.engine.database import now_ms
 from app.resources.declaration import format_time, refuse_unknown

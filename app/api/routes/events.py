@@ -9,10 +9,9 @@ from flask import Blueprint, Request, Response, g, request
 from msgspec import UNSET, UnsetType
 
 from app.api import answer_forms
-from app.api.description import answers
+from app.api.description import answers, json_response
 from app.api.errors import ApiProblem, database_unavailable
 from app.api.request_body import event_headers, read_body
-from app.api.serialization import json_response
 from app.api.services import end_reading, has_work_share, services, work_share
 from app.api.token_scopes import INGEST, PUBLIC, may_see, needs, require_bucket
 from app.api.tracing import appending

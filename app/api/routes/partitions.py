@@ -2,8 +2,7 @@
 
 from flask import Blueprint
 
-from app.api.description import answers
-from app.api.serialization import target_of
+from app.api.description import answers, target_of
 from app.api.services import services
 from app.api.token_scopes import READ, needs
 from app.outbox.delivery.partition_states import read_partitions

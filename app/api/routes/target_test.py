@@ -5,9 +5,8 @@ from urllib.parse import urlencode
 
 from flask import Blueprint
 
-from app.api.description import answers
+from app.api.description import answers, target_of
 from app.api.errors import ApiProblem, check_active
-from app.api.serialization import target_of
 from app.api.services import services
 from app.api.token_scopes import ADMIN, needs
 from app.events.test_events import TEST_BUCKET, make_test_events

@@ -7,10 +7,9 @@ from math import isfinite
 from flask import Blueprint, request
 from msgspec import UNSET, UnsetType
 
-from app.api.description import answers
+from app.api.description import answers, target_of
 from app.api.errors import ApiProblem
 from app.api.request_body import json_object
-from app.api.serialization import target_of
 from app.api.services import services
 from app.api.settings_test import run_settings_test
 from app.api.token_scopes import ADMIN, READ, is_limited, may_see, needs

@@ -8,8 +8,8 @@ import click
 from app.cli.commands.config import planned_settings, show_api, show_settings
 from app.cli.context import CommandContext, with_api
 from app.cli_common.output import printable
-from app.counts import count_noun
 from app.manifest.document import parse_manifest, read_yaml, schema
+from app.quantities import count_noun
 from app.rules.filters import parse_filters
 
 

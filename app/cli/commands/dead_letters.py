@@ -7,9 +7,9 @@ from app.cli.context import CommandContext, with_api
 from app.cli.exchanges import print_exchange
 from app.cli.filter_options import RowFilter, filter_options, require_rows, selection
 from app.cli.groups import Group
-from app.cli_common.errors import CommandError
+from app.cli_common import CommandError
 from app.cli_common.output import columns
-from app.counts import count_noun
+from app.quantities import count_noun
 from app.resources.dead_letter import DeadLetter, DeadLetterFilter
 
 _PATH = "/v1/dead-letters"

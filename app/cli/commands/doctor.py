@@ -12,9 +12,9 @@ from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.layout import hang, text_width
 from app.cli_common.output import mending_command, printable, terminal_width
 from app.config.fields.addresses import hide_typed_secret
-from app.counts import count_noun
+from app.doctor import Finding
 from app.doctor.checks import CHECKS, Check, run_checks
-from app.doctor.finding import Finding
+from app.quantities import count_noun
 
 
 @click.command()

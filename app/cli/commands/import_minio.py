@@ -13,11 +13,10 @@ import click
 from app.cli.commands.apply import format_rule
 from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
+from app.cli_common import CommandError
 from app.cli_common.context import ServiceContext
-from app.cli_common.errors import CommandError
 from app.cli_common.output import printable, progress
 from app.config.arn import TargetId
-from app.counts import count_noun
 from app.events.buckets import TENANT_HINT, is_fixed, is_tenant, name_in
 from app.events.model import Event
 from app.minio_import.queue_dir import QueueFile, files, read
@@ -26,6 +25,7 @@ from app.outbox.engine.many_rows import chunks
 from app.outbox.log.batch import QueueFull
 from app.outbox.log.recorder import Recorder
 from app.outbox.log.routing import Routing
+from app.quantities import count_noun
 from app.rules.matching import compile_rules
 from app.rules.model import Rule, problems_of
 

@@ -15,7 +15,7 @@ import orjson
 from app.api.refused import Refused
 from app.cli.client import Client, event_path
 from app.cli.context import CommandContext, with_api
-from app.cli_common.errors import CommandError
+from app.cli_common import CommandError
 
 _PROTOCOLS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # the newest first
 _MAX_REQUEST_BYTES, _MAX_ANSWER_BYTES, _MAX_ROWS, _DEFAULT_ROWS = 1 << 20, 256 << 10, 500, 20

@@ -17,8 +17,8 @@ import click
 from app import logs, metrics_folder, telemetry
 from app.broker import SERVICE_QUEUE, SOURCES_QUEUE, SPARK_QUEUE
 from app.cli.errors import describe_exception
+from app.cli_common import CommandError
 from app.cli_common.context import ServiceContext
-from app.cli_common.errors import CommandError
 from app.cli_common.output import printable
 from app.cli_common.param_types import parse_served_targets
 from app.config.networks import is_loopback

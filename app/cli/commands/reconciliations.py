@@ -12,8 +12,7 @@ from app.cli.groups import Group
 from app.cli_common.param_types import TARGET
 from app.config.arn import TargetId
 from app.events.buckets import name_at_store
-from app.resources.drift import DRIFT_KINDS, drift_of
-from app.resources.finding_lines import FORMATS, finding_line
+from app.resources.drift import DRIFT_KINDS, FORMATS, drift_of, finding_line
 from app.resources.reconciliation import MAX_FINDINGS, Finding, Reconciliation
 
 _PATH = "/v1/reconciliations"

@@ -10,12 +10,12 @@ from app.cli.client import target_path
 from app.cli.commands.rules import names
 from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
+from app.cli_common import CommandError
 from app.cli_common.completion import complete_events
-from app.cli_common.errors import CommandError
 from app.cli_common.output import bar
 from app.cli_common.param_types import TARGET, TIME
 from app.config.arn import TargetId
-from app.counts import count_noun
+from app.quantities import count_noun
 from app.resources.declaration import format_time
 from app.resources.replay import Replay
 

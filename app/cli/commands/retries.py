@@ -5,7 +5,7 @@ import click
 from app.cli.context import CommandContext
 from app.cli.filter_options import RowFilter, filter_options, require_rows, selection
 from app.cli.groups import Group
-from app.counts import count_noun
+from app.quantities import count_noun
 from app.resources.retry import Retry, RetryFilter
 
 _PATH = "/v1/retries"

@@ -8,13 +8,13 @@ import click
 from app.cli.client import Client, target_path
 from app.cli.context import CommandContext, with_api
 from app.cli.groups import McGroup
+from app.cli_common import CommandError
 from app.cli_common.completion import complete_event, complete_events
-from app.cli_common.errors import CommandError
 from app.cli_common.output import Columns
 from app.cli_common.param_types import BUCKET, PAIR, SIZE, TARGET, split_words
 from app.config.arn import TargetId
-from app.counts import count_noun
 from app.events.names import EVERY, SHORTHANDS, shorthand
+from app.quantities import count_noun
 from app.resources.declaration import short_target
 from app.resources.rule import MAX_REMOVED, Rule
 from app.rules.filters import parse_filters

@@ -3,8 +3,8 @@
 import click
 import orjson
 
+from app.cli_common import CommandError
 from app.cli_common.context import ServiceContext, pass_context
-from app.cli_common.errors import CommandError
 from app.outbox.targets import UnknownTarget
 from app.supervisor import embedded_redis
 from app.supervisor.embedded_broker import SAMPLE

@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from app.ages import format_seconds
 from app.cli.client import target_name
 from app.cli.context import CommandContext, with_api
 from app.cli_common.output import Columns, mending_command, printable
+from app.quantities import format_seconds
 from app.resources.service import Worker
 
 DISPENSABLE = ("mode", "superseded", "purged", "recorded", "delivered")  # beside what waits or is lost

@@ -9,11 +9,10 @@ from app.cli.commands.rules import rule_columns
 from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
 from app.cli.pausing import add_pausing
+from app.cli_common import CommandError
 from app.cli_common.context import ServiceContext, pass_context
-from app.cli_common.errors import CommandError
-from app.cli_common.output import printable
+from app.cli_common.output import printable, step_line
 from app.cli_common.param_types import KEY_VALUE, TARGET
-from app.cli_common.test_steps import step_line
 from app.config.arn import TargetId
 from app.config.fields.fields import names_of
 from app.config.targets.registry import settings_type

@@ -16,8 +16,8 @@ import click
 from app import logs, metrics_folder
 from app.cli import main
 from app.cli.commands.processes import PRELOADED, check_schema, check_spark, say
+from app.cli_common import CommandError
 from app.cli_common.context import ServiceContext
-from app.cli_common.errors import CommandError
 from app.config.settings import Settings
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.engine.migration import migrate

@@ -1,5 +1,7 @@
 """Parse and write targets as lines of `notify_<section>[:<name>] key=value …` (reference §3.1).
 
+Lines of the section `api`, which stand beside those of targets, are parsed here too.
+
 As in MinIO, a value may contain spaces without quotes; `"…"` or `'…'` around it, or one pair of each, is removed.
 Unlike MinIO, a quoted value is never split, and an unknown key is refused instead of becoming part of the previous
 value. A shell removes the quotes around `connection_string="host=h port=1"`: the keywords of libpq that follow an
@@ -9,6 +11,7 @@ unquoted connection string belong to it.
 import re
 from collections.abc import Mapping
 
+from app.config.api_settings import SECTION, api_texts
 from app.config.arn import UNNAMED, TargetId
 from app.config.errors import BadSettings, BadValue, Problem
 from app.config.fields import fields
@@ -152,3 +155,41 @@ def _add_quoting_hint(problem: Problem) -> Problem:
 
 def _bad(key: str, problem: str, hint: str) -> BadSettings:
     return BadSettings([Problem(key, "", problem, hint)])
+
+
+_HEAD = re.compile(rf"\s*{SECTION}(?=\s|$)")
+
+
+def is_api_line(text: str) -> bool:
+    """Return whether a line is of the section `api`."""
+    return _HEAD.match(text) is not None
+
+
+def parse_api_line(text: str, *, backup: bool = False) -> dict[str, str]:
+    """Parse one line into texts as `api_texts` returns them. Raises `BadSettings`."""
+    line = re.sub(r"\\\r?\n", " ", text).strip()
+    head = _HEAD.match(line)
+    return api_texts(parse_pairs(line[head.end() if head else 0 :].strip()), backup=backup)
+
+
+def take_api_lines(text: str, *, backup: bool = False) -> tuple[dict[str, str], str]:
+    """Return the texts of the section's lines, and the other lines, which keep their numbers.
+
+    Raises `BadSettings` with the number of the first invalid line.
+    """
+    texts: dict[str, str] = {}
+    others = []
+    number = 1
+    for line in re.split(r"(?<!\\)\r?\n", text):
+        lines = line.count("\n")
+        if is_api_line(line):
+            try:
+                texts |= parse_api_line(line, backup=backup)
+            except BadSettings as error:
+                raise BadSettings(
+                    [Problem(f"line {number}: {p.key}", p.value, p.problem, p.hint) for p in error.problems]
+                ) from None
+            line = "\n" * lines  # noqa: PLW2901 - the line is replaced
+        others.append(line)
+        number += lines + 1
+    return texts, "\n".join(others)

@@ -9,7 +9,7 @@ from app.console import calls
 from app.console.calls import resource_path
 from app.console.formats import number, pretty_json
 from app.console.pages import NOTHING_SELECTED, action, done, page, show, ticked_numbers
-from app.counts import count_noun
+from app.quantities import count_noun
 
 _PAGE = 50  # rejected messages
 _MAX_BODY_CHARACTERS = 100_000  # of a rejected message on its page

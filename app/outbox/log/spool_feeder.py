@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.counts import count_noun
 from app.events.limits import MAX_EVENT_BYTES, is_too_long
 from app.events.model import Event
 from app.outbox.engine.database import Database, DatabaseUnavailable
@@ -18,6 +17,7 @@ from app.outbox.engine.db_errors import Unstorable
 from app.outbox.log.recorder import Recorder
 from app.outbox.log.spool import DamagedFile, Spool, decoded
 from app.outbox.policies import SPOOL
+from app.quantities import count_noun
 
 log = logging.getLogger("bucketwire.spool")
 

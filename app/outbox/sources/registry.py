@@ -11,7 +11,6 @@ from app.config.sources.base import SourceSettings
 from app.config.sources.registry import source_type
 from app.config.sources.source_id import SourceId
 from app.config.target_settings import BadSettings, changed_lines, load, texts
-from app.counts import count_noun
 from app.outbox import audit, log_head, tables
 from app.outbox.column_values import clean_reason
 from app.outbox.declared_rows import NOT_NAMED, SealedSettings, read_row
@@ -26,6 +25,7 @@ from app.outbox.sources.stored import (
     read_sources,
     stored_source,
 )
+from app.quantities import count_noun
 
 _REVOKED = {"lease_token": "", "leased_until": 0}
 _NO_NOTICE: dict[str, Any] = {"notice": "", "notice_at": 0}

@@ -13,9 +13,8 @@ from opentelemetry._logs import LoggerProvider, SeverityNumber
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanContext, format_span_id, format_trace_id
 
-from app.telemetry.otlp.contexts import parent_context, span_context
+from app.telemetry.otlp.conversions import exportable, parent_context, span_context
 from app.telemetry.otlp.reports import is_exporting
-from app.telemetry.otlp.text import exportable
 
 _OWN = "bucketwire.telemetry"  # says that nothing can be exported
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "trace_id", "span_id"}

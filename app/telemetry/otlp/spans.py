@@ -8,8 +8,7 @@ from typing import Self
 from opentelemetry import trace as api
 from opentelemetry.context import Context, attach, detach
 
-from app.telemetry.otlp.contexts import MAX_LINKS, links_to, parent_context, text_of
-from app.telemetry.otlp.text import exportable
+from app.telemetry.otlp.conversions import MAX_LINKS, exportable, links_to, parent_context, text_of
 from app.telemetry.tracing import Kind, Span, Value
 
 _KINDS: Mapping[str, api.SpanKind] = {kind.name.lower(): kind for kind in api.SpanKind}

@@ -1,4 +1,4 @@
-"""Convert trace contexts between the text that is stored with events and OpenTelemetry's objects."""
+"""Convert trace contexts and texts to what OpenTelemetry can export."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -54,3 +54,17 @@ def links_to(traces: Iterable[str], most: int) -> list[Link]:
             of_span = int(trace[3:35], 16), int(trace[36:52], 16)
             links[trace] = Link(SpanContext(*of_span, is_remote=True, trace_flags=TraceFlags(flags)))
     return list(links.values())
+
+
+_MAX_CHARACTERS = 4096  # characters; a key has up to 1,024 bytes, an error may quote a page
+
+
+def exportable(text: str) -> str:
+    """Return the text as UTF-8 can encode it, cut to 4,096 characters."""
+    if len(text) > _MAX_CHARACTERS:
+        text = f"{text[: _MAX_CHARACTERS - 1]}…"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text

@@ -1,4 +1,9 @@
-"""Format how long ago something was."""
+"""Format numbers with their nouns, and how long ago something was."""
+
+
+def count_noun(number: int, noun: str) -> str:
+    """Return `1 event`, `1,234 events`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def format_age(at: int, now: int) -> str:
