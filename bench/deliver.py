@@ -31,9 +31,8 @@ from app.outbox.log.append import Log
 from bench.report import show
 from tests import services
 from tests.support.builders import add_target, event, migrated, registry
-from workers.delivery.batch_size import BatchSizer
 from workers.delivery.partition_worker import PartitionWorker
-from workers.delivery.pooled_target import PooledTarget
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.target_pool import observers, policy, schedule, window
 from workers.targets import create
 from workers.targets.payloads import log as log_envelope

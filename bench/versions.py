@@ -24,11 +24,10 @@ from app.outbox.log.append import Log
 from bench.report import show
 from tests import services
 from tests.support.builders import DELETE, add_target, event, migrated, registry
-from workers.delivery.batch_size import BatchSizer
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Outcome
 from workers.delivery.partition_worker import PartitionWorker
-from workers.delivery.pooled_target import PooledTarget
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
 

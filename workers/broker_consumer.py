@@ -17,7 +17,7 @@ from kombu.transport.virtual import QoS
 from redis import RedisError
 
 from app.broker import POLICY
-from workers.broker_state import state as broker_state
+from workers.reachability import broker_state
 
 
 class Acknowledging(over_redis.QoS):

@@ -16,12 +16,12 @@ from app.outbox.delivery.transitions.settlement import SettlementStore
 from app.outbox.engine.clock import elapsed
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.targets import StoredTarget, UnknownTarget
-from workers.delivery.breaker import back_off
 from workers.delivery.event_wait import EventWait
 from workers.delivery.lease_guard import LeaseGuard
 from workers.delivery.outcomes import Unavailable
 from workers.delivery.partition_worker import LeaseSummary, PartitionWorker
 from workers.delivery.pooled_target import PooledTarget
+from workers.delivery.retry import back_off
 from workers.idle_processes import processes
 from workers.resources import Resources
 from workers.targets.base import LeaseExpired

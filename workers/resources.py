@@ -7,10 +7,9 @@ from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database
 from app.outbox.registry import open_registry
 from app.wakeups import WakeUps
-from workers import broker_state
 from workers.delivery.redelivery_requests import RedeliveryRequests
-from workers.outbox_state import OutboxState
 from workers.pool_shares import PoolShares
+from workers.reachability import OutboxState, broker_state
 from workers.target_opening import TargetOpener
 from workers.target_pool import TargetPool
 from workers.telemetry.attempt_recorder import AttemptRecorder
@@ -30,8 +29,8 @@ class Resources:
         self.pool = pool or TargetPool(self.registry, settings)
         self.shares = PoolShares(self.database, self.registry)
         self.opener = TargetOpener(self.database, self.registry, settings, self.clock, self.shares)
-        self.broker = Broker(settings.broker_url, broker_state.state)
-        self.wakeups = WakeUps(settings.broker_url, state=broker_state.state)
+        self.broker = Broker(settings.broker_url, broker_state)
+        self.wakeups = WakeUps(settings.broker_url, state=broker_state)
         self.attempts = AttemptRecorder(self.database)
         self.redeliveries = RedeliveryRequests(self.database, self.wakeups.request)
         self.state = OutboxState()

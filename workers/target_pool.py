@@ -17,9 +17,8 @@ from app.config.targets.base import TargetSettings
 from app.outbox.registry import Registry
 from app.outbox.targets import StoredTarget
 from workers.delivery.batch_record import Observer
-from workers.delivery.batch_size import BatchSizer
 from workers.delivery.namespace_policy import Policy
-from workers.delivery.pooled_target import PooledTarget
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
 from workers.targets import create
 from workers.telemetry import metrics

@@ -17,10 +17,9 @@ from app.outbox.targets import StoredTarget
 from tests.services import until
 from tests.support.builders import SECRET_KEY, add_target, event
 from tests.support.scripted_target import Courier, ScriptedTarget
-from workers.delivery.batch_size import BatchSizer
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import Failed
-from workers.delivery.pooled_target import PooledTarget
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
 from workers.targets.base import Target

@@ -38,10 +38,9 @@ from tests.support.builders import add_target, event, registry
 from tests.support.interleaving import Side
 from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.batch_record import BatchRecord, Delivery
-from workers.delivery.batch_size import BatchSizer
 from workers.delivery.namespace_policy import Policy, SkipReason
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
-from workers.delivery.pooled_target import PooledTarget
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
 from workers.delivery.settlement import settle
 from workers.runtime import Runtime

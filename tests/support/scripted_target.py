@@ -17,11 +17,10 @@ from app.outbox.delivery.transitions.settlement import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import settled
 from tests.support.builders import registry
-from workers.delivery.batch_size import BatchSizer
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected
 from workers.delivery.partition_worker import LeaseSummary, PartitionWorker
-from workers.delivery.pooled_target import PooledTarget
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
 from workers.telemetry.attempt_recorder import AttemptRecorder

@@ -1,4 +1,4 @@
-"""A target as a worker's process has it, and the one way to call it."""
+"""A target as a worker's process has it: its size of a batch, its failing replays, and the one way to call it."""
 
 import logging
 import time
@@ -7,16 +7,64 @@ from dataclasses import dataclass, field
 
 from app.events.limits import MAX_EVENT_BYTES
 from app.events.model import Event
+from app.outbox.delivery.leases import ReplayPartition
 from app.outbox.log.records import TOO_LONG
+from workers.delivery import policy
 from workers.delivery.batch_record import Observer, TargetCall
-from workers.delivery.batch_size import BatchSizer
-from workers.delivery.failing_replays import FailingReplays
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
 from workers.idle_processes import processes
 from workers.targets import link_local
 from workers.targets.base import LeaseCheck, LeaseExpired, Target, TargetUnavailable
+
+
+@dataclass(slots=True)
+class BatchSizer:
+    """How many events to pass to a target in one call: as many as it has proved to take in about a second.
+
+    So a target that hangs holds up a partition with few events, and a fast one gets full batches after a few calls.
+    """
+
+    limit: int
+    size: int = policy.INITIAL_BATCH_EVENTS  # or the limit, if that is less
+
+    def __post_init__(self) -> None:
+        self.size = min(self.size, self.limit)
+
+    def took(self, events: int, seconds: float) -> None:
+        """Adjust the size after a batch of so many events that took the target so many seconds."""
+        if seconds > policy.SLOW_CALL_SECONDS:
+            self.size = max(1, self.size // policy.BATCH_GROWTH)
+        elif seconds < policy.FAST_CALL_SECONDS and events >= self.size:
+            self.size = min(self.limit, self.size * policy.BATCH_GROWTH)
+
+
+class FailingReplays:
+    """The replays of one target whose last turn in a partition failed. Times are milliseconds since 1970."""
+
+    def __init__(self) -> None:
+        self._failing: dict[tuple[int, int], tuple[int, int]] = {}  # consecutive failures, and when it is due again
+
+    def is_due(self, replay: ReplayPartition, now: int) -> bool:
+        """Return whether the replay may have a turn."""
+        return self._failing.get(_place(replay), (0, 0))[1] <= now
+
+    def postpone(self, replay: ReplayPartition, now: int) -> int:
+        """Note a turn that failed; return how many milliseconds the next one is away, more after each failure."""
+        failures, _ = self._failing.get(_place(replay), (0, 0))
+        wait = min(policy.MAX_REPLAY_WAIT_MS, policy.FIRST_REPLAY_WAIT_MS << min(failures, policy.MAX_DOUBLINGS))
+        self._failing[_place(replay)] = (failures + 1, now + wait)
+        return wait
+
+    def clear(self, replay: ReplayPartition) -> None:
+        """Note a turn that succeeded."""
+        self._failing.pop(_place(replay), None)
+
+
+def _place(replay: ReplayPartition) -> tuple[int, int]:
+    return replay.replay_id, replay.partition
+
 
 log = logging.getLogger("bucketwire.partitions")
 

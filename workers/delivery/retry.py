@@ -1,4 +1,11 @@
-"""Decide when to retry a failed event, and when to give up: exponential back-off with full jitter."""
+"""Decide when to retry a failed event and when to give up, and how long the breaker of an unavailable target is open.
+
+An event is retried with exponential back-off and full jitter. The circuit breaker opens for longer and longer, before
+one partition probes the target:
+
+closed ──unavailable──> open ──resume_at passed──> one partition probes ──delivered──> closed
+                         ^                                   └──unavailable──> open, longer
+"""
 
 from dataclasses import dataclass
 from random import Random
@@ -56,3 +63,9 @@ class RetrySchedule:
 def bounded_retry_after(retry_after: float | None) -> int:
     """Return a remote's Retry-After (seconds) as milliseconds, within bounds."""
     return 0 if retry_after is None else max(0, min(int(retry_after * 1000), policy.MAX_RETRY_AFTER_MS))
+
+
+def back_off(failures: int, rng: Random, retry_after: float | None = None) -> int:
+    """Return the milliseconds until the next probe, after `failures` consecutive unavailable results (≥ 1)."""
+    ceiling = min(policy.MAX_PROBE_MS, policy.FIRST_PROBE_MS << min(failures - 1, policy.MAX_DOUBLINGS))
+    return max(rng.randint(ceiling // 2, ceiling), bounded_retry_after(retry_after))

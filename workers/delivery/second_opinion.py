@@ -21,8 +21,8 @@ from app.outbox.delivery.logged_events import LogPosition
 from app.outbox.delivery.partition_reader import Refusals
 from workers.delivery import policy
 from workers.delivery.batch_record import Delivery, Suspicion
-from workers.delivery.breaker import back_off
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
+from workers.delivery.retry import back_off
 
 
 class SecondOpinion:

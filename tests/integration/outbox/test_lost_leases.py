@@ -28,10 +28,9 @@ from app.resources.dead_letter import DeadLetterFilter
 from tests.services import until
 from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
-from workers.delivery.batch_size import BatchSizer
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
-from workers.delivery.pooled_target import PooledTarget
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
 from workers.targets.base import NO_LEASE, LeaseCheck

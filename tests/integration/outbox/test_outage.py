@@ -19,10 +19,9 @@ from app.outbox.log.append import Log
 from tests import services
 from tests.support.builders import add_target, event, migrated
 from tests.support.scripted_target import ScriptedTarget
-from workers.delivery.batch_size import BatchSizer
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import Outcome, Unavailable
-from workers.delivery.pooled_target import PooledTarget
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
 

@@ -16,10 +16,9 @@ from app.events.model import Event
 from app.telemetry.otlp.spans import OtelTracing
 from tests.support.builders import event
 from workers.delivery.batch_record import TargetCall
-from workers.delivery.batch_size import BatchSizer
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
-from workers.delivery.pooled_target import PooledTarget
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
 from workers.systems.webhook.request import RequestFormat
 from workers.targets import call_trace

@@ -18,8 +18,7 @@ from tests.support.builders import event
 from workers.delivery.outcomes import DELIVERED, Exchange, Failed, HttpMessage, Outcome, Rejected, Unavailable
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.http_errors import http_message
-from workers.telemetry.exchanges import kept
-from workers.telemetry.redaction import RedactingTarget, Redaction
+from workers.telemetry.redaction import RedactingTarget, Redaction, kept
 from workers.telemetry.secret_texts import SecretTexts
 
 SECRET = "hunter2x"

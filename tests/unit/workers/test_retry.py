@@ -4,8 +4,7 @@ from random import Random
 
 import pytest
 
-from workers.delivery.breaker import back_off
-from workers.delivery.retry import RetrySchedule
+from workers.delivery.retry import RetrySchedule, back_off
 
 NOW = 1_795_000_000_000
 

@@ -1,7 +1,8 @@
-"""Log once when the outbox database becomes unavailable, and once when it is available again."""
+"""Know whether the task broker and the outbox database can be reached, and log each change once."""
 
 import logging
 
+from app.broker import BrokerState
 from app.outbox.engine.database import describe_error
 
 log = logging.getLogger("bucketwire.worker")
@@ -24,3 +25,7 @@ class OutboxState:
         if self._is_unavailable:
             log.info("the outbox database is available again")
         self._is_unavailable = False
+
+
+# All that use the broker share it.
+broker_state = BrokerState(log, "no work is begun until it works again")
