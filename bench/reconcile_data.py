@@ -38,7 +38,7 @@ def make(spark: "SparkSession", case: str, count: int, folder: Path, formats: Se
 def _make_parquet(spark: "SparkSession", case: str, count: int, folder: Path) -> None:
     from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-    from spark_jobs.schemas import ROWS as ROWS_SCHEMA
+    from spark_jobs.frames import ROWS as ROWS_SCHEMA
 
     number, kind = F.col("id"), F.col("id") % DRIFT_INTERVAL
     at = F.timestamp_millis(F.lit(FIRST_MODIFIED) + number % 86_400_000)

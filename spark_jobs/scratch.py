@@ -15,7 +15,7 @@ from app.outbox.reconcile.runs import Reconciliations
 from spark_jobs.folders import Folder
 from spark_jobs.listings.listing_parts import delete_old
 from spark_jobs.reports.report import check_shared
-from spark_jobs.run_lease import LEASE_MS
+from spark_jobs.runs import LEASE_MS
 
 _SCRATCH = "scratch"
 

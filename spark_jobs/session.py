@@ -21,7 +21,7 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
 from spark_jobs import connectors, java_options, jvm
-from spark_jobs.class_archive import ClassArchive
+from spark_jobs.jvm import ClassArchive
 
 _LOOPBACK = "127.0.0.1"
 _ROOT = Path(__file__).parents[1]

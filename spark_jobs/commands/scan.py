@@ -61,7 +61,7 @@ def scan(
     with options.spark_imports():
         from spark_jobs.api_client import Api  # noqa: PLC0415 - --help needs no Spark
         from spark_jobs.jobs import scan as job  # noqa: PLC0415 - as above
-        from spark_jobs.recorded_run import recorded  # noqa: PLC0415 - as above
+        from spark_jobs.runs import recorded  # noqa: PLC0415 - as above
     if scheduled:
         shutdown.on_end_of_input()
     limits = job.ScanLimits(many_versions, large_versions, big_prefix)

@@ -28,7 +28,7 @@ def tables(context: ServiceContext, maintain: bool | None, scheduled: bool) -> N
         from spark_jobs.iceberg.catalog import Warehouse  # noqa: PLC0415 - --help needs no Spark
         from spark_jobs.jobs import tables as job  # noqa: PLC0415 - as above
         from spark_jobs.jobs import tables_maintenance  # noqa: PLC0415 - as above
-        from spark_jobs.recorded_run import recorded_tables  # noqa: PLC0415 - as above
+        from spark_jobs.runs import recorded_tables  # noqa: PLC0415 - as above
     if scheduled:
         shutdown.on_end_of_input()
     settings, warehouse = context.settings, Warehouse.of(context.settings)

@@ -32,11 +32,11 @@ from app.rules.model import Rule
 from spark_jobs.api_client import BATCH_SIZE, Api, EventSender, batches
 from spark_jobs.errors import root_cause
 from spark_jobs.folders import Folder
+from spark_jobs.frames import LISTING
 from spark_jobs.jobs.repair_events import BACKFILL_SOURCE, MULTIPART, PUT, backfill_event
 from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.rule_predicates import is_matched, matched_events
-from spark_jobs.run_lease import LEASE_MS, renewed
-from spark_jobs.schemas import LISTING
+from spark_jobs.runs import LEASE_MS, renewed
 from spark_jobs.scratch import frame_of_keys, scratch_folder, write_keys
 
 SEND, UNMATCHED, IN_FLIGHT = "send", "unmatched", "in_flight"

@@ -1,25 +1,76 @@
 """Compare a target's rows with a bucket's objects: frames in, frames out; this module reads and changes nothing.
 
 The kinds of drift are those of `app.resources.drift`. A row whose key no rule sends to the target is `unmatched`: it
-is reported, but is no drift, because another program may have written it.
+is reported, but is no drift, because another program may have written it. Both sides are counted while they are
+compared.
 """
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.effects import ContentChange
 from app.resources.drift import DRIFT_KINDS, DriftKind
 from app.rules.model import Rule
 from spark_jobs.event_names import change_of, is_change
+from spark_jobs.frames import (
+    DIFFERENCES,
+    FINDINGS,
+    KEY_HASH,
+    LISTING,
+    NAMESPACE,
+    PATHS,
+    by_key,
+    etag,
+    integer,
+    milliseconds,
+    one_per_key,
+    version,
+)
 from spark_jobs.jobs.repair_events import CLOCK_SKEW
-from spark_jobs.jobs.sizes import Sizes
-from spark_jobs.key_groups import KEY_HASH, by_key, one_per_key
 from spark_jobs.rule_predicates import rule_predicates
-from spark_jobs.schemas import DIFFERENCES, FINDINGS, LISTING, NAMESPACE, PATHS, etag, integer, milliseconds, version
+
+
+class Sizes:
+    """The sizes of both sides of a comparison, counted while they are compared."""
+
+    def __init__(self) -> None:
+        self._objects, self._rows, self._pairs = Observation(), Observation(), Observation()
+
+    def of_objects(self, frame: DataFrame) -> DataFrame:
+        """Count the frame as the objects."""
+        return frame.observe(self._objects, F.count(F.lit(1)).alias("count"))
+
+    def of_rows(self, frame: DataFrame) -> DataFrame:
+        """Count the frame as the target's rows."""
+        return frame.observe(self._rows, F.count(F.lit(1)).alias("count"))
+
+    def of_pairs(self, frame: DataFrame) -> DataFrame:
+        """Count the pairs of a full outer join of objects (`l_key`) and rows (`n_key`).
+
+        It also makes sure that both sides are read to their ends: Spark turns a full outer join into another one where
+        a condition behind it allows that, but not behind a count of its rows.
+        """
+        both = F.count(F.when(F.col("l_key").isNotNull() & F.col("n_key").isNotNull(), 1))
+        return frame.observe(self._pairs, F.count(F.lit(1)).alias("count"), both.alias("matched"))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of `objects` and of `target_rows`."""
+        return {"objects": self._objects.get["count"], "target_rows": self._rows.get["count"]}
+
+    @property
+    def has_repeated_matches(self) -> bool:
+        """Whether a key that both sides have is in one of them more than once.
+
+        Of m entries and n rows of a key there are m * n pairs: as many as m + n - m * n only if both are 1.
+        """
+        pairs = self._pairs.get
+        return bool(sum(self.counts.values()) != pairs["count"] + pairs["matched"])
+
 
 UNMATCHED = "unmatched"
 _NOOP_REMOVAL = "s3:ObjectRemoved:NoOP"

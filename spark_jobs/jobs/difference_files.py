@@ -8,9 +8,8 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.resources.drift import DriftKind
 from spark_jobs.folders import Folder
-from spark_jobs.jobs.comparison import compare, namespace_by_key, parsed
-from spark_jobs.jobs.sizes import Sizes
-from spark_jobs.key_groups import by_key
+from spark_jobs.frames import by_key
+from spark_jobs.jobs.comparison import Sizes, compare, namespace_by_key, parsed
 from spark_jobs.listings.listing import Listing
 from spark_jobs.reports.report import write_parquet
 

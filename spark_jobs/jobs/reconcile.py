@@ -44,7 +44,7 @@ from spark_jobs.progress import COMPARING, REPAIRING, REPORTING, ProgressMeter, 
 from spark_jobs.repair_limits import RepairLimits
 from spark_jobs.reports.html_report import prepare_charts
 from spark_jobs.reports.report import PAGE, ReportHeader, write_findings, write_lines, write_page
-from spark_jobs.run_lease import LEASE_MS, renewed
+from spark_jobs.runs import LEASE_MS, renewed
 from spark_jobs.scratch import frame_of_keys, scratch_folder, write_keys
 from spark_jobs.small_plans import are_small_files, is_few, small_plans
 

@@ -19,8 +19,8 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.events.minio_json import encode_key, timestamp
 from spark_jobs.api_client import BATCH_SIZE, Api, batches
 from spark_jobs.errors import BadListing
+from spark_jobs.frames import WARNINGS
 from spark_jobs.listings.listing_source import ListingSource
-from spark_jobs.schemas import WARNINGS
 
 MANY_VERSIONS, LARGE_VERSIONS, BIG_PREFIX = (
     "s3:Scanner:ManyVersions",

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.effects import ContentChange
 from spark_jobs.event_names import has_change
-from spark_jobs.schemas import etag, integer
+from spark_jobs.frames import etag, integer
 
 # What is known of an object from the event that created it; the inventory has these columns too.
 OBJECT = (

@@ -20,9 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.events.buckets import name_at_store
 from spark_jobs.errors import BadListing
 from spark_jobs.folders import spark_url
-from spark_jobs.key_groups import KEY_HASH, by_key, one_per_key
+from spark_jobs.frames import KEY_HASH, LISTING, by_key, etag, milliseconds, one_per_key, version
 from spark_jobs.listings.json_documents import AWS, Place, convert
-from spark_jobs.schemas import LISTING, etag, milliseconds, version
 
 _MC = (
     "status string, type string, key string, size bigint, etag string, lastModified string, versionId string, "

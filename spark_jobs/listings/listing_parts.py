@@ -18,10 +18,10 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.outbox.engine.database import now_ms
 from spark_jobs.errors import BadListing
 from spark_jobs.folders import Folder
+from spark_jobs.frames import LISTING
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.listing import Listing
 from spark_jobs.reports.report import write_parquet
-from spark_jobs.schemas import LISTING
 
 _PARTS = 16
 _MAX_AGE = 24 * 3_600_000  # ms; since an older listing too much has changed

@@ -11,12 +11,17 @@ from pyspark.sql import DataFrame, SparkSession
 from app.config.errors import BadValue
 from app.config.networks import is_link_local
 from app.config.targets.base import NamespaceSettings, TargetSettings
-from spark_jobs.schemas import ROWS
-from spark_jobs.stores.base import CannotRead, NoTable
+from spark_jobs.frames import ROWS
 
 _INVALID_TEXT = re.compile("[\0\ud800-\udfff]")
 
-__all__ = ["CannotRead", "rows"]
+
+class CannotRead(Exception):
+    """The target's rows cannot be read; the message says why and what to do."""
+
+
+class NoTable(CannotRead):
+    """The table does not exist: nothing was delivered yet, because the first delivery creates it."""
 
 
 def rows(spark: SparkSession, settings: TargetSettings, bucket: str, *, tasks: int) -> DataFrame:

@@ -26,8 +26,8 @@ from app.config.fields.addresses import HostPort
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.highwayhash import document_ids
 from app.http_pools import pool_classes
-from spark_jobs.schemas import PATHS, ROWS
-from spark_jobs.stores.base import CannotRead
+from spark_jobs.frames import PATHS, ROWS
+from spark_jobs.stores import CannotRead
 
 HAS_SINGLE_ROWS = False  # whether one reading probably finds each key once
 _KEEP = "15m"

@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.postgresql_dsn import explicit, parameters
+from spark_jobs.frames import PATHS
 from spark_jobs.jdbc import postgresql_url
 from spark_jobs.jobs.comparison import documents
-from spark_jobs.schemas import PATHS
-from spark_jobs.stores.base import CannotRead, NoTable
+from spark_jobs.stores import CannotRead, NoTable
 
 HAS_SINGLE_ROWS = True  # whether one reading probably finds each key once
 _COLUMN = "value"

@@ -15,7 +15,7 @@ from redis.sentinel import Sentinel
 
 from app.config.targets.redis import RedisSettings
 from spark_jobs.jobs.comparison import documents
-from spark_jobs.stores.base import CannotRead
+from spark_jobs.stores import CannotRead
 
 HAS_SINGLE_ROWS = False  # whether one reading probably finds each key once
 _COUNT = 2000  # fields of one response

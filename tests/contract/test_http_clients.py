@@ -13,7 +13,7 @@ from app.cli.frontend_metrics import NoMetrics
 from app.cli_common.api_session import ApiUnavailable
 from app.console.openid_provider import ProviderProblem
 from spark_jobs.listings.s3_listing import Bucket
-from spark_jobs.stores.base import CannotRead
+from spark_jobs.stores import CannotRead
 from tests.services import LOOPBACK
 from tests.support.host_of_worker import HostOfWorker
 from tests.support.http_readers import CLIENTS, ENTRY, METRICS, READERS, TARGETS

@@ -33,12 +33,12 @@ from app.rules.filters import NO_FILTERS, Filters, Pairs
 from app.rules.model import Rule
 from spark_jobs.api_client import Api, NotPosted
 from spark_jobs.errors import BadListing
+from spark_jobs.frames import LISTING
 from spark_jobs.jobs.backfill import BackfillConfig, BackfillResult, CannotBackfill, backfill, classify
 from spark_jobs.jobs.reconcile import ReconcileConfig, reconcile
 from spark_jobs.jobs.repair_events import backfill_event
 from spark_jobs.jobs.scan import ScanConfig, ScanLimits, scan
 from spark_jobs.listings import listing_parts, s3_listing
-from spark_jobs.schemas import LISTING
 from tests import provision, services
 from tests.services import until
 from tests.spark.conftest import QUICKLY, Job, quickly

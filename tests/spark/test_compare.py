@@ -16,13 +16,11 @@ from app.events.effects import ContentChange, content_change
 from app.events.names import KNOWN
 from spark_jobs.event_names import has_change
 from spark_jobs.folders import Folder
-from spark_jobs.jobs.comparison import compare, documents, is_encoded, mark_in_flight, namespace_by_key, parsed
+from spark_jobs.frames import DIFFERENCES, KEY_HASH, LISTING, NAMESPACE, ROWS
+from spark_jobs.jobs.comparison import Sizes, compare, documents, is_encoded, mark_in_flight, namespace_by_key, parsed
 from spark_jobs.jobs.difference_files import has_repeated_keys, write_differences
-from spark_jobs.jobs.sizes import Sizes
-from spark_jobs.key_groups import KEY_HASH
 from spark_jobs.listings.listing import Listing, from_parquet, newest
 from spark_jobs.reports.report import write_parquet
-from spark_jobs.schemas import DIFFERENCES, LISTING, NAMESPACE, ROWS
 from spark_jobs.scratch import frame_of_keys, write_keys
 from tests.support.comparison import PUT, T, kinds, row, rule, thing
 from tests.support.frames import frame_of

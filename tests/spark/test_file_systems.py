@@ -25,11 +25,11 @@ from app.outbox.reconcile.runs import Reconciliations
 from spark_jobs import stores
 from spark_jobs.api_client import Api
 from spark_jobs.folders import Folder, NotShared, spark_url
+from spark_jobs.frames import ROWS
 from spark_jobs.jobs.backfill import BackfillConfig, backfill
 from spark_jobs.jobs.reconcile import ReconcileConfig, ReconcileResult, reconcile
 from spark_jobs.reports import report
 from spark_jobs.reports.report import FINDINGS, LINES, PAGE, check_shared
-from spark_jobs.schemas import ROWS
 from tests.support.builders import add_target, event, migrated, registry
 from tests.support.frames import frame_of
 

@@ -19,6 +19,7 @@ from app.resources.reconciliation import COUNTS
 from app.rules.filters import Filters, Pairs
 from app.rules.model import Rule
 from spark_jobs.folders import Folder, NotShared
+from spark_jobs.frames import FINDINGS, LISTING, NAMESPACE, ROWS
 from spark_jobs.jobs.comparison import count_findings, documents, namespace_by_key
 from spark_jobs.reports import report
 from spark_jobs.reports.report import FINDINGS as FOLDER
@@ -34,7 +35,6 @@ from spark_jobs.reports.report import (
     write_parquet,
 )
 from spark_jobs.rule_predicates import rule_predicates
-from spark_jobs.schemas import FINDINGS, LISTING, NAMESPACE, ROWS
 from spark_jobs.session import is_local
 from tests.services import until
 from tests.support.comparison import HEAD, MARKER, PUT, T, find_drift, kinds, row, rule, thing

@@ -21,9 +21,9 @@ from spark_jobs import stores
 from spark_jobs.api_client import Api
 from spark_jobs.errors import BadListing
 from spark_jobs.folders import Folder
+from spark_jobs.frames import ROWS
 from spark_jobs.jobs.reconcile import ReconcileConfig, ReconcileResult, reconcile
 from spark_jobs.listings import listing_parts, s3_listing
-from spark_jobs.schemas import ROWS
 from tests import services
 from tests.support.builders import add_target, migrated, registry
 from tests.support.frames import frame_of

@@ -26,9 +26,9 @@ from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.minio_json import encode_key
 from app.events.model import Effect, Event
 from spark_jobs.errors import BadListing, root_cause
+from spark_jobs.frames import KEY_HASH
 from spark_jobs.jobs.comparison import namespace_by_key
 from spark_jobs.jobs.recorded_events import recorded_between
-from spark_jobs.key_groups import KEY_HASH
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.listing import from_mc, from_parquet
 from spark_jobs.listings.listing_source import ListingSource

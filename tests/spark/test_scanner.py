@@ -12,6 +12,7 @@ from pyspark.testing import assertDataFrameEqual
 from app.events.minio_json import timestamp
 from app.events.parsing import parse
 from spark_jobs.errors import BadListing
+from spark_jobs.frames import ENTRIES, WARNINGS
 from spark_jobs.jobs.scan import (
     BIG_PREFIX,
     LARGE_VERSIONS,
@@ -22,7 +23,6 @@ from spark_jobs.jobs.scan import (
     warning_event,
     warnings_of,
 )
-from spark_jobs.schemas import ENTRIES, WARNINGS
 from tests.support.frames import frame_of
 
 DAY = 1_794_960_000_000  # the beginning of 2026-11-18

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs import connectors, small_plans
-from spark_jobs.class_archive import ClassArchive
 from spark_jobs.folders import Folder
+from spark_jobs.jvm import ClassArchive
 from tests import provision, services
 from tests.services import spark_classes
 

@@ -12,11 +12,11 @@ PRIVATE = re.compile(
 )
 # What each is used for; a new one needs a reason, or a public interface.
 USES = {
-    "class_archive.py": {"_gateway", "_jvm"},  # end the JVM, so that it writes its archive
     "folders.py": {"_jvm", "_jsc"},  # write and delete files in any file system
     "iceberg/catalog.py": {"_jvm"},  # register the driver of a JDBC catalog
     "iceberg/table.py": {"_jvm", "_jsparkSession"},  # read the summary of a snapshot, and commit on a known one
-    "jvm.py": {"_gateway", "_lock", "_ensure_initialized"},  # start the JVM so that its output is kept
+    # Start the JVM so that its output is kept, and end it, so that it writes its archive.
+    "jvm.py": {"_gateway", "_jvm", "_lock", "_ensure_initialized"},
     "listings/inventory.py": {"_jvm"},  # the time zone in which this JVM reads ORC
     "progress.py": {"_jsc"},  # the records that a stage has written so far
     "session.py": {"_gateway"},  # whether this process has a JVM

@@ -1,15 +1,51 @@
-"""Record scheduled scans and updates of the tables as runs, so that their results are kept."""
+"""Record the jobs as runs: scheduled scans and updates of the tables, and a lease renewed in the background.
 
+By the lease only one run is active, and the results of the others are kept.
+"""
+
+import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from app.outbox.delivery.policies import FUTURE_TIMES
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import AlreadyRunning
 from app.outbox.reconcile import runs as r
+from app.outbox.reconcile.runs import Progress, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.reconcile.tables_runs import begin_tables, end_tables
+from spark_jobs import shutdown
 from spark_jobs.errors import root_cause
-from spark_jobs.run_lease import LEASE_MS, renewed
+
+LEASE_MS = FUTURE_TIMES.run_lease_ms  # a run whose lease is not renewed for so long is dead
+
+
+@contextlib.contextmanager
+def renewed(
+    runs: Reconciliations, run: str, progress: Callable[[], Progress | None] = lambda: None
+) -> Iterator[threading.Event]:
+    """Renew the run's lease inside, with its progress; the event is set if it was declared dead nevertheless.
+
+    `progress` must return at once, else the lease expires. If the run is cancelled, the process ends as on SIGTERM.
+    """
+    stop, lost = threading.Event(), threading.Event()
+
+    def renew() -> None:
+        while not stop.wait(LEASE_MS / 4000):
+            with contextlib.suppress(Exception):  # the next renewal may succeed
+                if not lost.is_set() and not runs.renew(run, lease=LEASE_MS, progress=progress()):
+                    lost.set()
+                    if runs.is_cancelled(run):
+                        shutdown.begin()
+
+    thread = threading.Thread(target=renew, name="run-lease", daemon=True)
+    thread.start()
+    try:
+        yield lost
+    finally:
+        stop.set()
+        thread.join()
 
 
 @contextmanager
