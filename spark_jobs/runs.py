@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from app.outbox.delivery.policies import FUTURE_TIMES
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import AlreadyRunning
+from app.outbox.policies import FUTURE_TIMES
 from app.outbox.reconcile import runs as r
 from app.outbox.reconcile.runs import Progress, Reconciliations
 from app.outbox.reconcile.schedule import Schedule

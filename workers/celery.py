@@ -55,9 +55,9 @@ from app.config.settings import Settings
 from app.metrics_folder import remove
 from app.outbox import log_head, series
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS
 from app.outbox.engine.database import Database, DatabaseUnavailable
+from app.outbox.policies import HEARTBEATS
 from app.outbox.targets import enabled_targets
 from workers import reconcile_jobs, runtime
 from workers.heartbeat import WorkerHeartbeat

@@ -8,9 +8,8 @@ from random import Random
 from app.config.arn import TargetId
 from app.config.target_settings import BadSettings
 from app.logs import printable
-from app.outbox.delivery.breaker_state import close_breaker, count_failures, open_breaker
+from app.outbox.delivery.availability import Opening, close_breaker, count_failures, open_breaker
 from app.outbox.delivery.leases import Lease, LeaseLost, new_token
-from app.outbox.delivery.openings import Opening
 from app.outbox.delivery.retries import try_all_now
 from app.outbox.delivery.transitions.settlement import SettlementStore
 from app.outbox.engine.clock import elapsed

@@ -13,8 +13,8 @@ from app.config.arn import TargetId
 from app.config.target_settings import BadSettings
 from app.outbox.column_values import NEVER
 from app.outbox.delivery import heartbeats
+from app.outbox.delivery.availability import Opening
 from app.outbox.delivery.due_work import DueTarget, DueWork
-from app.outbox.delivery.openings import Opening
 from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS, time_limit
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.targets import UnknownTarget

@@ -10,8 +10,8 @@ from app.config.settings import Settings
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.heartbeats import Worker
 from app.outbox.delivery.leases import new_token
-from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.database import Database
+from app.outbox.policies import HEARTBEATS
 from app.release import VERSION
 from workers.served_targets import ALL, ServedTargets
 

@@ -11,7 +11,7 @@ from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
 from app.logs import printable
-from app.outbox.delivery.openings import Opening, offer_openings, postpone_opening, record_opening
+from app.outbox.delivery.availability import Opening, offer_openings, postpone_opening, record_opening
 from app.outbox.engine.database import Database
 from app.outbox.registry import Registry
 from app.outbox.targets import OPENED, StoredTarget

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from app.broker import POLICY, SPARK_QUEUE, BrokerUnavailable, queue_name
 from app.config.arn import TargetId, parse_arn
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.openings import Opening
+from app.outbox.delivery.availability import Opening
 from app.outbox.reconcile.schedule import WaitingRun
 from workers import reconcile_jobs, runtime
 from workers.celery import app, settings

@@ -9,7 +9,6 @@ from app.console.views import (  # noqa: F401 - each registers its pages
     dead_letters,
     events,
     exports,
-    openid,
     overview,
     pausing_and_removal,
     reconciliations,

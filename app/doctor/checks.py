@@ -17,12 +17,12 @@ from app.doctor.old_snapshots import check_old_snapshots
 from app.doctor.runs import check_runs, check_schedule, check_unscheduled
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import TargetCounters, TargetStatus, audit, read_status
-from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine import schema_version
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.engine.schema_version import encoding_problem
 from app.outbox.newest_events import NEWEST, guessed_keys, shared_names, unknown_names
+from app.outbox.policies import HEARTBEATS
 from app.outbox.registry import Registry
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import INVALID_SETTINGS, read_sources

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from app.doctor import Finding
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import now_ms
-from app.outbox.policies import RECONCILIATIONS
+from app.outbox.policies import HEARTBEATS, RECONCILIATIONS
 from app.outbox.reconcile.run_states import RunState, read_run_states
 from app.outbox.reconcile.runs import BACKFILL, INCREMENTAL, RECONCILE, RUNNING, SCAN, TABLES, Reconciliations
 from app.outbox.reconcile.schedule import Schedule, describe_unscheduled

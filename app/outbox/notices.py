@@ -16,13 +16,12 @@ from app.events import service_events as names
 from app.events.model import Event
 from app.outbox import log_head, series, tables
 from app.outbox.delivery.failing import read_failing
-from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log.append import Log
 from app.outbox.log.batch import Receipt
-from app.outbox.policies import NOTICES
+from app.outbox.policies import HEARTBEATS, NOTICES
 from app.outbox.reconcile import runs
 from app.outbox.sources.stored import read_sources
 from app.resources.drift import DRIFT_KINDS

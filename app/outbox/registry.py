@@ -22,10 +22,10 @@ from app.outbox import audit, log_head, tables
 from app.outbox.column_values import NO_LIMIT, clean_reason
 from app.outbox.declared_rows import NOT_NAMED, SealedSettings, read_row, read_rows
 from app.outbox.delivery.counters import read_counters
-from app.outbox.delivery.policies import REMOVAL
 from app.outbox.engine.database import Database, OpenTransaction, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors, repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks
+from app.outbox.policies import REMOVAL
 from app.outbox.rules import StoredRule, audit_facts, read_rules, rule_to_row
 from app.outbox.service_settings import read_api_settings, write_api_settings
 from app.outbox.targets import OPENING_DUE, StoredTarget, UnknownTarget, find_target, stored_target

@@ -11,7 +11,7 @@ from app.outbox import tables
 from app.outbox.declared_rows import EnvironmentRow, converted, read_row
 from app.outbox.engine.database import Database
 
-# Whether a target was opened with its present settings (`app.outbox.delivery.openings`).
+# Whether a target was opened with its present settings (`app.outbox.delivery.availability`).
 OPENING_DUE, OPENED, OPENING_FAILED = "due", "opened", "failed"
 
 

@@ -26,10 +26,9 @@ import app.boto_connections  # noqa: F401 - reads answers strictly
 from app.config.bucket_settings import BucketSettings
 from spark_jobs.errors import BadListing
 from spark_jobs.frames import ENTRIES, LISTING
-from spark_jobs.listings import page_parser
 from spark_jobs.listings.bisection import divide
 from spark_jobs.listings.listing import Listing
-from spark_jobs.listings.pages import PAGE_KEYS, is_bound, pages
+from spark_jobs.listings.pages import PAGE_KEYS, is_bound, pages, parse_entries
 
 Row = tuple[str, str, int, int, str]  # LISTING
 KeyRange = tuple[str, str | None]  # keys after the first, up to and including the second; None: to the end
@@ -171,7 +170,7 @@ class Bucket:
         )
         # AWS has no TENANT:BUCKET, as Ceph calls a bucket of another tenant than that of the credentials.
         client.meta.events.unregister("before-parameter-build.s3", validate_bucket_name)
-        page_parser.register(client)
+        parse_entries(client)
         if self.requester_pays:
             for operation in ("ListObjectsV2", "ListObjectVersions", "GetObject", "HeadObject"):
                 client.meta.events.register(f"before-parameter-build.s3.{operation}", _pay)

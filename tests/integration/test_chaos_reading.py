@@ -17,9 +17,9 @@ import redis as redis_py
 
 from app.outbox.delivery import redelivery
 from app.outbox.delivery.leases import Leases, new_token
-from app.outbox.delivery.policies import REDELIVERY
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.policies import REDELIVERY
 from tests import services
 from tests.chaos import verification
 from tests.chaos.rounds import hasten_redeliveries, redeliveries

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.config.errors import BadSettings
-from app.outbox.delivery.openings import Opening, offer_openings
+from app.outbox.delivery.availability import Opening, offer_openings
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.targets import OPENED, OPENING_DUE, OPENING_FAILED, StoredTarget

@@ -36,7 +36,7 @@ from app.broker import (
 )
 from app.config.arn import TargetId
 from app.config.settings import Settings
-from app.outbox.delivery.breaker_state import open_breaker
+from app.outbox.delivery.availability import open_breaker
 from app.outbox.delivery.leases import Lease
 from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS, ReadyTargets
 from app.outbox.engine.database import Database

@@ -16,12 +16,12 @@ from app.events.model import Event
 from app.outbox import tables
 from app.outbox.column_values import NEVER, WHOLE_LOG
 from app.outbox.delivery import redelivery
+from app.outbox.delivery.availability import record_opening
 from app.outbox.delivery.counters import audit
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.leases import Lease, LeaseLost
-from app.outbox.delivery.openings import record_opening
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.delivery.retries import Retries
 from app.outbox.delivery.transitions.settlement import Settlement, SettlementStore

@@ -17,7 +17,7 @@ ELSEWHERE = {
     "app/outbox/delivery/future_times.py": _NEXT_TICK,
     "app/outbox/delivery/transitions/heads.py HeadRepair._repair": _NEXT_TICK,
     "app/outbox/delivery/heartbeats.py": _NEXT_TICK,
-    "app/outbox/delivery/openings.py _mark": _NEXT_TICK,
+    "app/outbox/delivery/availability.py _mark": _NEXT_TICK,
     "app/outbox/log/arrivals.py catch_up": _NEXT_TICK,
     "app/outbox/log/append.py Log._in_one_trip": "as the next one",
     "app/outbox/log/append.py Log._under_lock": "Log._record repeats it with what it reads before",

@@ -14,11 +14,11 @@ from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
 from app.outbox.delivery.logged_events import LogPosition
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import Batch, PartitionReader
-from app.outbox.delivery.policies import REDELIVERY
 from app.outbox.delivery.rate_limits import RateLimit
 from app.outbox.delivery.transitions.settlement import SettlementStore
 from app.outbox.engine.database import DatabaseUnavailable, now_ms
 from app.outbox.engine.db_errors import may_be_a_value
+from app.outbox.policies import REDELIVERY
 from workers.delivery import policy
 from workers.delivery.batch_record import BatchRecord, Delivery, Observer, oldest_by_object
 from workers.delivery.event_wait import NO_WAIT, EventWait

@@ -1,6 +1,6 @@
 """The numbers by which a worker's deliveries are tuned, with their units and the reasons for them."""
 
-from app.outbox.delivery.policies import FUTURE_TIMES
+from app.outbox.policies import FUTURE_TIMES
 
 # How many events go into a batch: as many as the target has proved to take in about a second.
 INITIAL_BATCH_EVENTS = 16

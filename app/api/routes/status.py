@@ -12,8 +12,8 @@ from app.api.token_scopes import READ, needs
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import read_status
 from app.outbox.delivery.leases import lease_holders, leased_partitions
-from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.clock import database_now
+from app.outbox.policies import HEARTBEATS
 from app.outbox.sources.stored import read_sources
 from app.release import VERSION
 from app.resources.declaration import format_time

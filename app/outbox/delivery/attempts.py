@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.column_values import WHOLE_LOG, clean_reason
-from app.outbox.delivery.policies import ATTEMPTS
+from app.outbox.policies import ATTEMPTS
 
 DELIVERED, SUPERSEDED, UNCHANGED, FAILED, REJECTED, UNAVAILABLE = OUTCOMES = (
     "delivered", "superseded", "unchanged", "failed", "rejected", "unavailable",

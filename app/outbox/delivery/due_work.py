@@ -13,12 +13,12 @@ from app.outbox import tables
 from app.outbox.column_values import NEVER, WHOLE_LOG
 from app.outbox.delivery.log_ahead import events_ahead, first_part
 from app.outbox.delivery.parked import first_due
-from app.outbox.delivery.policies import DUE_WORK
 from app.outbox.delivery.rate_limits import MAX_WAIT_MS
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log import arrivals
 from app.outbox.log.arrivals import LogWindow
+from app.outbox.policies import DUE_WORK
 
 
 @dataclass(frozen=True, slots=True)

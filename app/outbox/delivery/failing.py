@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.column_values import WHOLE_LOG
-from app.outbox.delivery.policies import FAILING
+from app.outbox.policies import FAILING
 from app.outbox.targets import Failing, StoredTarget
 
 _C, _T, _A = tables.cursors.c, tables.targets.c, tables.attempts.c

@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.column_values import NEVER, WHOLE_LOG
 from app.outbox.delivery.log_ahead import chunked
-from app.outbox.delivery.policies import FUTURE_TIMES, REDELIVERY
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_cursors
+from app.outbox.policies import FUTURE_TIMES, REDELIVERY
 from app.outbox.reconcile.runs import BACKFILLING, RUNNING
 
 

@@ -17,10 +17,10 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
-from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
+from app.outbox.policies import HEARTBEATS
 
 DRAIN, SOURCES, SPARK = "drain", "sources", "spark"  # what a worker serves, beside targets
 ALL_TARGETS = "targets"

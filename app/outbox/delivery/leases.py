@@ -24,9 +24,9 @@ from app.outbox import log_head, tables
 from app.outbox.column_values import REVOKED, WHOLE_LOG
 from app.outbox.delivery.due_work import DueTarget, due_of_target, is_free, refused_partitions
 from app.outbox.delivery.log_ahead import has_work, read_claimed
-from app.outbox.delivery.policies import DUE_WORK, LEASES
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.policies import DUE_WORK, LEASES
 
 log = logging.getLogger("bucketwire.outbox")
 

@@ -28,10 +28,10 @@ from app.outbox.delivery.logged_events import (
     with_records,
 )
 from app.outbox.delivery.parked import ObjectHash, first_due, oldest_parked
-from app.outbox.delivery.policies import PARTITION_READS
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log.arrivals import LogWindow, unread_after
 from app.outbox.log.records import first_within_budget, readable
+from app.outbox.policies import PARTITION_READS
 from app.outbox.versions.object_versions import ObjectVersions
 
 _P = tables.parked.c

@@ -19,11 +19,11 @@ from app.outbox.delivery.leases import Lease
 from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import PartitionReader, Redelivery
-from app.outbox.delivery.policies import REDELIVERY
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_cursors, repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks
+from app.outbox.policies import REDELIVERY
 
 log = logging.getLogger("bucketwire.outbox")
 

@@ -16,11 +16,11 @@ from app.outbox import audit, tables
 from app.outbox.column_values import NEVER, WHOLE_LOG
 from app.outbox.delivery.log_ahead import chunked, first_of_each
 from app.outbox.delivery.logged_events import LogPosition
-from app.outbox.delivery.policies import FUTURE_TIMES, RETRIES
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks
+from app.outbox.policies import FUTURE_TIMES, RETRIES
 from app.resources.declaration import set_members
 from app.resources.retry import RetryFilter
 

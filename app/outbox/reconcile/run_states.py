@@ -14,8 +14,7 @@ from app.config.arn import TargetId
 from app.config.fields.cron import next_moment
 from app.outbox import tables
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.policies import HEARTBEATS
-from app.outbox.policies import RECONCILIATIONS
+from app.outbox.policies import HEARTBEATS, RECONCILIATIONS
 from app.outbox.reconcile.runs import (
     INCREMENTAL,
     PROCESS_DIED,

@@ -15,9 +15,9 @@ from app.outbox import tables
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.heartbeats import Worker
 from app.outbox.delivery.leases import Leases
-from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.policies import HEARTBEATS
 from app.outbox.reconcile.findings import store_findings
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.tokens import Tokens

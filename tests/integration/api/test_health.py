@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.config.arn import TargetId
 from app.outbox import tables
-from app.outbox.delivery.breaker_state import open_breaker
+from app.outbox.delivery.availability import open_breaker
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.migration import migrate
 from tests import services

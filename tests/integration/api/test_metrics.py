@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.config.arn import TargetId
 from app.outbox import tables
-from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.policies import HEARTBEATS
 from app.outbox.reconcile.runs import DRIFT, Reconciliations
 from app.outbox.sources.leases import SourceLeases
 from tests import services

@@ -23,12 +23,12 @@ from app.outbox import tables
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.heartbeats import Worker
 from app.outbox.delivery.leases import Leases
-from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine import migration
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.schema_version import SchemaState
 from app.outbox.log.append import Log
+from app.outbox.policies import HEARTBEATS
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.tokens import Tokens

@@ -12,7 +12,7 @@ import pytest
 
 from app.api import settings_test
 from app.config.arn import TargetId
-from app.outbox.delivery.openings import record_opening
+from app.outbox.delivery.availability import record_opening
 from app.outbox.engine.database import Database, now_ms
 from app.supervisor.start import sync_environment
 from tests import services

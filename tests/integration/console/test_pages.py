@@ -31,11 +31,11 @@ from app.outbox import tables
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.heartbeats import Worker
 from app.outbox.delivery.leases import Leases, new_token
-from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.delivery.replays import Replays
 from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.policies import HEARTBEATS
 from app.outbox.reconcile.runs import BACKFILLING, Progress, Reconciliations
 from app.outbox.tokens import Tokens
 from app.release import VERSION

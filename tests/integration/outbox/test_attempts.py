@@ -13,10 +13,10 @@ from app.outbox import delivery_times, tables
 from app.outbox.delivery import attempts
 from app.outbox.delivery.attempts import Attempt
 from app.outbox.delivery.event_states import find_event
-from app.outbox.delivery.policies import AttemptRecordPolicy
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.policies import AttemptRecordPolicy
 from tests.support.builders import add_target, event, registry
 from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.config.arn import TargetId
-from app.outbox.delivery.breaker_state import open_breaker
+from app.outbox.delivery.availability import open_breaker
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from tests.support.builders import add_target, event, registry

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery.attempts import FAILED, Attempt, record
-from app.outbox.delivery.breaker_state import open_breaker
+from app.outbox.delivery.availability import open_breaker
 from app.outbox.delivery.counters import read_status
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log

@@ -11,14 +11,13 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox import tables
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.breaker_state import open_breaker
+from app.outbox.delivery.availability import offer_openings, open_breaker
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.leases import Leases
-from app.outbox.delivery.openings import offer_openings
-from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.policies import HEARTBEATS
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.sources.leases import SourceLeases

@@ -18,8 +18,8 @@ from app.outbox import tables
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.heartbeats import Worker
-from app.outbox.delivery.policies import HEARTBEATS
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.policies import HEARTBEATS
 from app.release import VERSION
 from tests.support.builders import add_target, migrated, registry
 from workers.heartbeat import WorkerHeartbeat

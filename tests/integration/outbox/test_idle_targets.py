@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from app.outbox.delivery import due_work, heartbeats
-from app.outbox.delivery.breaker_state import open_breaker
+from app.outbox.delivery.availability import open_breaker
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.replays import Replays, Selection

@@ -12,10 +12,10 @@ from app.outbox.delivery import redelivery
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Lease
 from app.outbox.delivery.parked import ObjectHash
-from app.outbox.delivery.policies import REDELIVERY
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.log.append import Log
+from app.outbox.policies import REDELIVERY
 from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.delivery import delivery
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance

@@ -10,7 +10,7 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.column_values import NEVER
 from app.outbox.delivery import due_work
-from app.outbox.delivery.breaker_state import close_breaker, open_breaker
+from app.outbox.delivery.availability import close_breaker, open_breaker
 from app.outbox.delivery.due_work import DueTarget, DueWork
 from app.outbox.delivery.leases import Lease, Leases, lease_holders
 from app.outbox.delivery.transitions import cursors

@@ -19,11 +19,11 @@ from app.outbox.delivery import redelivery
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Leases
-from app.outbox.delivery.policies import REDELIVERY
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash
+from app.outbox.policies import REDELIVERY
 from app.resources.dead_letter import DeadLetterFilter
 from tests.services import until
 from tests.support.builders import DELETE, add_target, event, registry

@@ -16,7 +16,7 @@ from app.events.model import Event
 from app.events.service_events import SERVICE_BUCKET
 from app.outbox import notices, series, tables
 from app.outbox.buckets import count_buckets, every_bucket, is_bucket
-from app.outbox.delivery.breaker_state import close_breaker, open_breaker
+from app.outbox.delivery.availability import close_breaker, open_breaker
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.notices import NoticeRecorder

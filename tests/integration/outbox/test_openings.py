@@ -9,8 +9,14 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
-from app.outbox.delivery.breaker_state import close_breaker, open_breaker
-from app.outbox.delivery.openings import Opening, offer_openings, postpone_opening, record_opening
+from app.outbox.delivery.availability import (
+    Opening,
+    close_breaker,
+    offer_openings,
+    open_breaker,
+    postpone_opening,
+    record_opening,
+)
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.targets import OPENED, OPENING_DUE, OPENING_FAILED, StoredTarget
 from tests.support.builders import add_target, registry

@@ -13,7 +13,7 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
-from app.outbox.delivery.breaker_state import open_breaker
+from app.outbox.delivery.availability import open_breaker
 from app.outbox.engine.database import now_ms
 from app.outbox.log.append import Log
 from tests import services

@@ -17,7 +17,7 @@ from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.column_values import NEVER, PLAIN
-from app.outbox.delivery.breaker_state import open_breaker
+from app.outbox.delivery.availability import open_breaker
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Lease

@@ -8,11 +8,11 @@ from app.outbox import tables
 from app.outbox.audit import AuditFilter, entries
 from app.outbox.column_values import NEVER
 from app.outbox.delivery.counters import read_status
-from app.outbox.delivery.policies import RemovalPolicy
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log_head import LogHead
+from app.outbox.policies import RemovalPolicy
 from app.outbox.targets import UnknownTarget
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, assert_counters_balance

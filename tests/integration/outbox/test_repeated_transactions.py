@@ -14,7 +14,7 @@ from app.config.bucket_settings import BucketId
 from app.manifest.changes import set_keys
 from app.outbox import audit, buckets, log_head, tables
 from app.outbox.audit import AuditFilter
-from app.outbox.delivery import breaker_state, redelivery
+from app.outbox.delivery import availability, redelivery
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.rate_limits import RateLimit
 from app.outbox.engine.database import Database, now_ms
@@ -82,13 +82,13 @@ def test_rejected_messages_are_recorded_and_deleted(database: Database, losing: 
 def test_a_target_is_probed_and_its_breaker_opens_and_closes(database: Database, losing: Losing) -> None:
     row_id = registry(database).target(add_target(database)).row_id
     Log(database).append([[event("k")]])
-    assert losing(lambda: breaker_state.open_breaker(database, row_id, "no", 1, probing=False))
-    assert breaker_state.count_failures(database, row_id) == 1
+    assert losing(lambda: availability.open_breaker(database, row_id, "no", 1, probing=False))
+    assert availability.count_failures(database, row_id) == 1
     leases = Leases(database, 60_000)
     lease = losing(lambda: leases.claim_due(row_id, "token", now_ms()), times=3)
     assert lease is not None
-    losing(lambda: breaker_state.close_breaker(database, row_id))
-    assert breaker_state.count_failures(database, row_id) == 0
+    losing(lambda: availability.close_breaker(database, row_id))
+    assert availability.count_failures(database, row_id) == 0
 
 
 def test_a_new_epoch_begins_once(database: Database, losing: Losing) -> None:

@@ -13,11 +13,11 @@ from app.outbox.delivery import retries
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.leases import LeaseLost
-from app.outbox.delivery.policies import RetryListPolicy
 from app.outbox.delivery.retries import Retries
 from app.outbox.delivery.transitions.settlement import Settlement
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.policies import RetryListPolicy
 from app.outbox.registry import Registry
 from app.resources.dead_letter import DeadLetterFilter
 from app.resources.retry import RetryFilter

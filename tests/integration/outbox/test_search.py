@@ -14,10 +14,10 @@ from app.outbox import tables
 from app.outbox.delivery import dead_letters
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.event_states import RecordedEvent, find_event
-from app.outbox.delivery.policies import DeadLetterPolicy
 from app.outbox.delivery.replays import Selection
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
+from app.outbox.policies import DeadLetterPolicy
 from app.outbox.search import EventFilter, search
 from app.outbox.targets import UnknownTarget
 from app.resources.dead_letter import DeadLetter, DeadLetterFilter, DeadLetterPage

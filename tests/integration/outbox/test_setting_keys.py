@@ -12,7 +12,7 @@ import pytest
 from app.config.arn import TargetId
 from app.config.secrets import Sealer
 from app.manifest.changes import set_keys
-from app.outbox.delivery.breaker_state import open_breaker
+from app.outbox.delivery.availability import open_breaker
 from app.outbox.engine.database import Database
 from app.outbox.registry import ReadOnlyTarget, Registry
 from tests.support.builders import SECRET_KEY, registry

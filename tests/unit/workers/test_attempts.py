@@ -15,7 +15,7 @@ from workers.delivery.batch_record import Suspicion
 from workers.delivery.namespace_policy import SkipReason
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
-from workers.telemetry.attempts import attempts_of
+from workers.telemetry.attempt_recorder import attempts_of
 
 SCHEDULE = RetrySchedule(base=1000, cap=1000, max_attempts=2)
 Run = tuple[str, int, int, int]

@@ -1,12 +1,12 @@
-"""Have a target opened when it is set, before its first event, and keep the result.
+"""Keep whether a target is available: open and close its circuit breaker, and have it opened when it is set.
 
-A target that was created or changed is due to be opened: the drain offers it to the target's queue, and a worker opens
-it and records the result. One that could not be opened is offered again, less and less often, so that its table or
-topic exists soon after its remote is available. The circuit breaker knows nothing of it: only deliveries open and
-close it. Opening is idempotent, so that two workers may open a target at the same time.
+A target that was created or changed is due to be opened, before its first event: the drain offers it to the target's
+queue, and a worker opens it and records the result. One that could not be opened is offered again, less and less often,
+so that its table or topic exists soon after its remote is available. The circuit breaker knows nothing of it: only
+deliveries open and close it. Opening is idempotent, so that two workers may open a target at the same time.
 
-Each result is recorded by one statement that commits by itself where the database can: a worker that is stopped between
-an UPDATE and its COMMIT would hold the target's row, for which intake would wait.
+Each change is one statement that commits by itself where the database can: a worker that is stopped between an UPDATE
+and its COMMIT would hold the target's row, for which intake would wait.
 """
 
 import time
@@ -18,10 +18,65 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.column_values import NEVER, clean_reason
-from app.outbox.delivery.policies import OPENINGS
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.policies import OPENINGS
 from app.outbox.targets import OPENED, OPENING_FAILED
+
+
+@repeated_after_deadlock
+def open_breaker(
+    database: Database,
+    target_id: int,
+    reason: str,
+    resume_at: int,
+    *,
+    probing: bool,
+    pause: bool = False,
+    revision: int | None = None,
+) -> bool:
+    """Open the circuit breaker until `resume_at` (ms); with `pause`, also pause the target.
+
+    With a `revision`, only if the target still has it: a failure of earlier settings, or of one that was resumed since,
+    must not delay the next attempt.
+
+    Returns whether this call opened the breaker. Partitions that fail together count as one failure: only the first
+    one opens the breaker, and only a failed probe (`probing`) keeps it open.
+    """
+    t = tables.targets.c
+    with database.committing() as connection:
+        changed = connection.execute(
+            tables.targets.update()
+            .where(t.id == target_id, *([] if probing else [t.breaker == "closed"]))
+            .where(*([] if revision is None else [t.revision == revision]))
+            .values(
+                breaker="open",
+                failures=t.failures + 1,
+                resume_at=resume_at,
+                reason=clean_reason(reason),
+                **({"paused": True} if pause else {}),
+            )
+        )
+    return bool(changed.rowcount) and not probing
+
+
+def count_failures(database: Database, target_id: int) -> int:
+    """Return the number of consecutive times that the target was unavailable; 0 if it was removed."""
+    with database.reading() as connection:
+        query = sa.select(tables.targets.c.failures).where(tables.targets.c.id == target_id)
+        return int(connection.execute(query).scalar_one_or_none() or 0)
+
+
+@repeated_after_deadlock
+def close_breaker(database: Database, target_id: int) -> None:
+    """Close the circuit breaker after the target has accepted an event."""
+    t = tables.targets.c
+    with database.committing() as connection:
+        connection.execute(
+            tables.targets.update()
+            .where(t.id == target_id, t.breaker != "closed")
+            .values(breaker="closed", failures=0, resume_at=0, reason="")
+        )
 
 
 @dataclass(frozen=True, slots=True)
