@@ -17,8 +17,7 @@ from app.outbox.delivery.log_ahead import chunked, is_for
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.log.arrivals import LogWindow
 from app.outbox.log.records import is_named, small_record, within_budget
-from app.outbox.versions.object_versions import ObjectVersions
-from app.outbox.versions.rows import ObjectKey
+from app.outbox.versions.object_versions import ObjectKey, ObjectVersions
 
 LogPosition = tuple[int, int]  # partition and seq of an event in the log
 MAX_NEWER_EVENTS = 16  # newer events of an object, for any target, that are checked for each event

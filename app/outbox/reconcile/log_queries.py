@@ -22,7 +22,7 @@ from app.outbox.log.batch import key_hash
 from app.outbox.log.records import is_named
 from app.outbox.reconcile.runs import LogPosition
 from app.outbox.targets import find_target
-from app.outbox.versions.rows import ObjectKey, key_state
+from app.outbox.versions.object_versions import ObjectKey, key_state
 
 _CONTENT = selectors(
     ContentChange.CREATED, ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED

@@ -17,8 +17,7 @@ from app.outbox.column_values import WHOLE_LOG
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
 from app.outbox.policies import RETENTION
-from app.outbox.versions.object_versions import drop
-from app.outbox.versions.rows import ObjectKey
+from app.outbox.versions.object_versions import ObjectKey, drop
 
 _V = tables.object_versions.c
 _PLACE = (_V.sequencer, _V.tie, _V.placed)
