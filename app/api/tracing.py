@@ -12,8 +12,7 @@ from flask import Flask, Response, g, request
 from app import telemetry
 from app.events.model import Event
 from app.events.trace import trace_of
-from app.telemetry.appending import append_span, in_span
-from app.telemetry.tracing import Span, Tracing
+from app.telemetry.tracing import Span, Tracing, append_span, in_span
 
 _INTAKE = "events.record"  # the endpoint that frontends post to
 

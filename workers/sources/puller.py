@@ -28,7 +28,7 @@ from app.outbox.sources.intake import SourceIntake, TargetFull
 from app.outbox.sources.leases import SourceLease, SourceLeases
 from app.outbox.sources.registry import SourceRegistry
 from app.outbox.sources.rejected import ShelfFull
-from app.telemetry.appending import append_span, in_span
+from app.telemetry.tracing import append_span, in_span
 from workers.sources import create, policy
 from workers.sources.base import Source, SourceChanged, SourceUnavailable
 from workers.targets import tcp

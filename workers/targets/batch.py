@@ -2,12 +2,15 @@
 
 An adapter asks `begin` which events may go into its next request, sends them, and records each outcome with `settle`.
 `lose` records the outcome of events that were sent and never settled. `outcomes` is then the result of `deliver`.
+Where each event goes, if a template of the settings says it, is one of its `places`.
 """
 
 from collections.abc import Iterable, Sequence
 
+from app.config.errors import BadValue
+from app.config.fields.templates import Place
 from app.events.model import Event
-from workers.delivery.outcomes import NOT_ATTEMPTED, Failed, Outcome, Unavailable
+from workers.delivery.outcomes import NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import NO_LEASE, LeaseCheck
 from workers.targets.payloads import mark_not_attempted
 
@@ -93,3 +96,28 @@ class Batch:
         return mark_not_attempted(
             self.events, [NOT_ATTEMPTED if outcome is None else outcome for outcome in self._outcomes]
         )
+
+
+NOWHERE = ""  # no place is an empty text
+
+
+def places(template: Place, batch: Batch) -> list[str]:
+    """Return the place of each event of a batch; reject those that have none, which is `NOWHERE`."""
+    if template.fixed is not None:
+        return [template.fixed] * len(batch.events)
+    chosen = []
+    for index, event in enumerate(batch.events):
+        try:
+            chosen.append(template.of(event))
+        except BadValue as error:
+            batch.settle(index, Rejected(error.problem))
+            chosen.append(NOWHERE)
+    return chosen
+
+
+def grouped(indexes: Iterable[int], places: Sequence[str]) -> dict[str, list[int]]:
+    """Return the indexes by their places, in the order in which these come."""
+    groups: dict[str, list[int]] = {}
+    for index in indexes:
+        groups.setdefault(places[index], []).append(index)
+    return groups

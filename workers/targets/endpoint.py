@@ -1,14 +1,16 @@
-"""One address that a target connects to, and how to check its name resolution, connection and TLS.
+"""The addresses that a target connects to: how to check one, and which of several nodes comes next.
 
-These checks need no target protocol. Where TLS begins within a protocol (NATS, NSQ, PostgreSQL, MySQL) it is part of
-logging in, and only the adapter can check it.
+The checks of name resolution, connection and TLS need no target protocol. Where TLS begins within a protocol (NATS,
+NSQ, PostgreSQL, MySQL) it is part of logging in, and only the adapter can check it.
 """
 
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from app.config.fields.addresses import HostPort
 from workers.targets import tcp
@@ -67,3 +69,29 @@ def _unix(path: str, timeout: float) -> socket.socket:
         wire.close()
         raise
     return wire
+
+
+N = TypeVar("N")
+C = TypeVar("C")
+
+
+class NodeRotation(Generic[N]):
+    """The nodes, of which the first is connected to; one that cannot be reached becomes the last."""
+
+    def __init__(self, nodes: Iterable[N], timeout: float) -> None:
+        """`timeout` is in seconds: after it no further node is tried, so that nodes that hang do not add up."""
+        self._nodes = deque(nodes)
+        self._timeout = timeout
+
+    def connect(self, connect: Callable[[N], C], errors: type[Exception] | tuple[type[Exception], ...]) -> C:
+        """Return the connection to the first node to which `connect` makes one. Raises its last one of `errors`."""
+        ends = time.monotonic() + self._timeout
+        tried = 0
+        while True:
+            tried += 1
+            try:
+                return connect(self._nodes[0])
+            except errors:
+                self._nodes.rotate(-1)
+                if tried == len(self._nodes) or time.monotonic() >= ends:
+                    raise

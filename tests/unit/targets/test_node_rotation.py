@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.targets.node_rotation import NodeRotation
+from workers.targets.endpoint import NodeRotation
 
 
 class Nodes:

@@ -31,7 +31,7 @@ from workers.sources.base import Opened, SourceUnavailable
 from workers.systems.amqp.connection import describe_error, limited, make_connection
 from workers.systems.amqp.source_messages import OFFSET, STREAM, dispatch, offset_in, position_of, read_arrived
 from workers.targets.base import TargetUnavailable
-from workers.targets.node_rotation import NodeRotation
+from workers.targets.endpoint import NodeRotation
 
 _BATCHES = 2  # that are on their way: one is recorded while the next one is pulled
 _MAX_PREFETCHED = 65_535

@@ -29,9 +29,8 @@ from workers.systems.amqp.connection import describe_error
 from workers.systems.amqp.link import BLOCKED, AmqpLink, Blocked
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
-from workers.targets.endpoint import Endpoint
+from workers.targets.endpoint import Endpoint, NodeRotation
 from workers.targets.link_target import LinkTarget
-from workers.targets.node_rotation import NodeRotation
 from workers.targets.payloads import waves
 
 _NOT_ALLOWED = re.compile(r"access to topic '(.*)' in exchange ")  # RabbitMQ's topic permissions

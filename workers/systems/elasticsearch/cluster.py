@@ -18,8 +18,8 @@ from workers.systems.elasticsearch import answers
 from workers.systems.elasticsearch.node import SERIALIZERS, AnyProduct, HttpNode, PlainTransport
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
+from workers.targets.batch import NOWHERE
 from workers.targets.http_errors import describe_http_error, retry_after
-from workers.targets.places import NOWHERE
 
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
 

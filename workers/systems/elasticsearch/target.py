@@ -37,12 +37,11 @@ from workers.systems.elasticsearch.cluster import Cluster
 from workers.systems.elasticsearch.mirror import Mirror
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck
-from workers.targets.batch import Batch
+from workers.targets.batch import NOWHERE, Batch, places
 from workers.targets.endpoint import Endpoint
 from workers.targets.http_pool import http_endpoint
 from workers.targets.messages import entry_format, shaped
 from workers.targets.payloads import elasticsearch_access, waves
-from workers.targets.places import NOWHERE, places
 
 _CREATE = b'{"create":{}}\n'
 

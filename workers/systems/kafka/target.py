@@ -47,11 +47,10 @@ from workers.systems.kafka.config import BATCH_BYTES, producer_config, tls_conte
 from workers.systems.kafka.rounds import Line, Message, Rounds, Route, make_lines, partition_of
 from workers.targets import cloudevents, tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
-from workers.targets.batch import Batch
+from workers.targets.batch import NOWHERE, Batch, places
 from workers.targets.endpoint import Endpoint
 from workers.targets.messages import message_format
 from workers.targets.payloads import runs
-from workers.targets.places import NOWHERE, places
 
 _ABOUT_THE_TOPIC = (UnknownTopicOrPartitionError, TopicAuthorizationFailedError)
 _ABSENT_TIME_LIMITS = 10  # for so long nobody waits again for a topic that was not there

@@ -29,8 +29,7 @@ from workers.targets.doubts import Doubt
 from workers.targets.endpoint import Endpoint
 from workers.targets.messages import entry_format
 from workers.targets.payloads import records
-from workers.targets.sql_batch import in_halves
-from workers.targets.sql_target import SqlTarget
+from workers.targets.sql_target import SqlTarget, in_halves
 
 # Errors in the data of one event, or by a rule that they break: data exception, integrity, check option, a trigger's
 # SIGNAL; and by number those with the general state: a row too large for a page or the redo log, a text in another

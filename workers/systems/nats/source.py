@@ -23,8 +23,8 @@ from workers.sources.base import Opened, SourceUnavailable
 from workers.systems.nats.connection import Connection
 from workers.systems.nats.stream_reader import Position, StreamReader, StreamState, read_position
 from workers.targets.base import TargetUnavailable
+from workers.targets.endpoint import NodeRotation
 from workers.targets.event_loop_thread import EventLoopThread
-from workers.targets.node_rotation import NodeRotation
 
 _FROM_BEGINNING = "it is pulled from its beginning"
 _CATCHING_UP_SECONDS = 0.2  # between two looks at a stream that ends before the position

@@ -28,9 +28,8 @@ from workers.systems.nats.jetstream import JetStream
 from workers.systems.nats.streaming import Streaming
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
-from workers.targets.endpoint import Endpoint
+from workers.targets.endpoint import Endpoint, NodeRotation
 from workers.targets.event_loop_thread import EventLoopThread
-from workers.targets.node_rotation import NodeRotation
 
 
 class Publisher(Protocol):

@@ -21,7 +21,7 @@ from app.config.sources.redis import RedisSourceSettings
 from app.config.targets.redis import RedisSettings
 from workers.targets import socket_deadline, tcp, tls
 from workers.targets.answer_limit import MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES, LimitedSocket
-from workers.targets.node_rotation import NodeRotation
+from workers.targets.endpoint import NodeRotation
 
 CLIENT_NAME = "Bucketwire"
 

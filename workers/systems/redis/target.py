@@ -35,11 +35,10 @@ from workers.systems.redis.commands import namespace_commands, stream_commands
 from workers.systems.redis.connection import RedisServers, describe_servers
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
-from workers.targets.batch import Batch
+from workers.targets.batch import Batch, grouped, places
 from workers.targets.endpoint import Endpoint
 from workers.targets.messages import entry_format, shaped
 from workers.targets.payloads import log, redis_access, runs
-from workers.targets.places import grouped, places
 from workers.targets.socket_deadline import Deadline
 
 # A command must not keep Redis busy for long, nor come near its limit of 1 GB for a client's query buffer.
