@@ -21,7 +21,7 @@ from app.config.fields.field_types import written_size
 from app.config.settings import SCOPES
 from app.console import calls, formats
 from app.console.openid import identity
-from app.console.ranges import RANGES
+from app.console.series import RANGES
 from app.console.session import LOCAL, Seals, Session, is_same_site
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -30,7 +30,7 @@ from app.outbox.rules import StoredRule, audit_facts, read_rules, rule_to_row
 from app.outbox.service_settings import read_api_settings, write_api_settings
 from app.outbox.targets import OPENING_DUE, StoredTarget, UnknownTarget, find_target, stored_target
 from app.quantities import count_noun
-from app.rules.expression_limits import check_expressions
+from app.rules.matching import check_expressions
 from app.rules.model import EVERY_BUCKET, Rule, check
 
 if TYPE_CHECKING:

@@ -6,18 +6,21 @@ byte, and a `?` that is reached at the end of the key makes the whole match true
 Ten thousand rules cost about as much as ten: dictionaries index them by bucket, event name, and the literal beginning
 and end of their pattern. A rule with wildcards inside its values is tried only if the key has its literal beginning
 and contains some bytes that it requires. A rule with further filters is tried if its pattern matches: `conditions`.
+
+Rules whose regular expressions would together take too long for a key that is written for them are refused.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from app.config.errors import Problem
 from app.events.names import EVERY, families, family_of
 from app.events.service_events import SERVICE_BUCKET
 from app.rules.conditions import Candidates, Condition, EventFacts
-from app.rules.filters import literal_beginning
-from app.rules.model import EVERY_BUCKET, Rule, event_names
+from app.rules.filters import MAX_PROGRAMS, literal_beginning, regex_size
+from app.rules.model import EVERY_BUCKET, BadRules, Rule, event_names
 
 T = TypeVar("T", bound=Hashable)
 Ranks = tuple[int, ...]
@@ -302,3 +305,41 @@ class Automaton:
 def _encode(text: str) -> bytes:
     # A key may contain half a surrogate pair from a sender's JSON; matching it must never raise.
     return text.encode("utf-8", "surrogatepass")
+
+
+_WILDCARD = re.compile(rb"[*?]")
+
+
+def check_expressions(rules: Iterable[Rule]) -> None:
+    """Check that a key can be matched fast enough with all expressions of the rules. Raises `BadRules`.
+
+    Give the rules of all buckets: those of every bucket are tried for each bucket's events. Expressions of rules that
+    begin differently are never tried for the same key.
+    """
+    buckets: dict[str, dict[tuple[bytes, str], int]] = defaultdict(dict)
+    for rule in rules:
+        if rule.filters.regex:
+            # Rules of equal patterns share the automata in which an expression is.
+            key = (rule_pattern(rule), rule.filters.regex)
+            buckets[rule.bucket][key] = regex_size(rule.filters.regex)
+    of_every = buckets.pop(EVERY_BUCKET, {})
+    for bucket, sizes in buckets.items() or [(EVERY_BUCKET, {})]:
+        most = _most_for_one_key(sizes) + _most_for_one_key(of_every)
+        if most > MAX_PROGRAMS:
+            reason = f"makes {most} instructions of regular expressions for a key of bucket {bucket}, of {MAX_PROGRAMS}"
+            hint = "use fewer or simpler ones, or prefixes that differ"
+            raise BadRules([Problem("regex", "", reason, hint)])
+
+
+def _most_for_one_key(sizes: Mapping[tuple[bytes, str], int]) -> int:
+    """Return the most instructions that a key is compared with, by how the patterns begin."""
+    by_beginning: dict[bytes, int] = defaultdict(int)
+    for (pattern, _), size in sizes.items():
+        by_beginning[_WILDCARD.split(pattern, maxsplit=1)[0]] += size
+    most, begun = 0, [(b"", 0)]
+    for beginning in sorted(by_beginning):  # each follows those that it begins with
+        while not beginning.startswith(begun[-1][0]):
+            begun.pop()
+        begun.append((beginning, begun[-1][1] + by_beginning[beginning]))
+        most = max(most, begun[-1][1])
+    return most

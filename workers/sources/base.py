@@ -5,11 +5,13 @@
 * Messages of one share are pulled in the order of the queue, each once, until the source is opened again. Then it
   begins after the positions that it is given, or, where the queue remembers them, after what was committed.
 * What was pulled counts as taken only when it is passed to `commit`.
+
+A queue's library may give bytes that should be UTF-8 and are not: `AnyText` decodes them.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from app.events.messages import Message
 
@@ -59,3 +61,15 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Close every connection. Never raises."""
+
+
+class AnyText(bytearray):
+    """Bytes whose slices decode to a text in any case."""
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        return AnyText(found) if isinstance(place, slice) else found
+
+    def decode(self, *_: Any) -> str:
+        """Return the text, with U+FFFD for what is none."""
+        return super().decode(errors="replace")

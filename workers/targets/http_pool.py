@@ -2,11 +2,14 @@
 
 urllib3 instead of requests, which is built on it: 160-180 us per request against 330-610
 (docs/decisions/0007-urllib3-for-webhooks.md).
+
+What targets need of urllib3's errors and answers is read here, and a request or an answer is written down.
 """
 
 import base64
 import contextlib
 import logging
+import re
 import ssl
 import urllib.parse
 import urllib.request
@@ -16,16 +19,51 @@ from typing import Any, cast
 
 from urllib3 import BaseHTTPResponse, ProxyManager, Timeout
 from urllib3.connection import HTTPConnection
-from urllib3.exceptions import NewConnectionError, ProtocolError, SSLError
-from urllib3.util import Url, parse_url
+from urllib3.exceptions import HTTPError, InvalidHeader, NewConnectionError, ProtocolError, SSLError
+from urllib3.util import Retry, Url, parse_url
 
 from app.config.fields.addresses import HostPort
 from app.config.networks import is_loopback
 from app.http_pools import ClosedWhileIdle, StrictConnection, StrictPool, StrictTlsPool, new_connection
+from workers.delivery.outcomes import HttpMessage
 from workers.targets import socket_deadline, tcp
 from workers.targets.base import TargetUnavailable
 from workers.targets.endpoint import Endpoint
 from workers.targets.http_connection import PlainConnection, PrivateAddressError, TlsConnection, public_addresses
+
+# A connection as urllib3 writes it at the beginning of some messages.
+_OBJECT = re.compile(r"\A(<[^>]*>|\w+\(host=[^()]*\)): (TLS: )?")
+# Of a body and of all headers. What is kept is far less; until a batch ends, each of its failed events has this.
+_MAX_TEXT_BYTES = 8 * 1024
+
+
+def describe_http_error(error: HTTPError) -> str:
+    """Return the error as text, without urllib3's object names."""
+    text = str(error.args[-1] if error.args else error) or type(error).__name__
+    text = text.rpartition(": Failed to establish a new connection: ")[2] or text
+    return _OBJECT.sub("", text)
+
+
+def http_message(line: str, headers: Mapping[str, str], body: bytes) -> HttpMessage:
+    """Return a request or an answer for an `Exchange`, with as much of it as is needed to shorten it later."""
+    some: dict[str, str] = {}
+    left = _MAX_TEXT_BYTES
+    for name, value in headers.items():
+        left -= len(name) + len(value)
+        if left < 0:
+            break
+        some[name] = value
+    return HttpMessage(line, some, body[:_MAX_TEXT_BYTES].decode(errors="replace"), len(body))
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return an answer's Retry-After in seconds; None if it has none, or an invalid one."""
+    text = headers.get("Retry-After")
+    try:
+        return Retry().parse_retry_after(text) if text is not None else None
+    except (InvalidHeader, ValueError, OverflowError):  # the latter two for numbers and dates out of all proportion
+        return None
+
 
 # urllib3 writes whole URLs into its warnings and debug lines, and a webhook's URL may be a secret.
 logging.getLogger("urllib3").setLevel(logging.ERROR)

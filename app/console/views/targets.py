@@ -11,8 +11,7 @@ from app.console import calls
 from app.console.calls import resource_path
 from app.console.formats import short_target
 from app.console.pages import action, done, form_values, page, show, visitor
-from app.console.ranges import Curves, curves
-from app.console.series import Point, newest, points
+from app.console.series import Curves, Point, curves, newest, points
 from app.resources.declaration import BadMember
 
 _RETRIES = 100  # retried objects, of which the last reasons are counted

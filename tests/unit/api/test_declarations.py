@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import app.resources
-from app.console.ranges import curves
+from app.console.series import curves
 from app.resources.dead_letter import DeadLetterFilter, DeadLetterQuery
 from app.resources.declaration import (
     FLAG,

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from app.events.parsing import parse
 from app.rules.conditions import EventFacts
-from app.rules.expression_limits import check_expressions
 from app.rules.expressions import Expressions, MatchingBusy, not_waiting, one_at_a_time
 from app.rules.filters import MAX_MATCHED_BYTES, MAX_PROGRAMS, Filters, Pairs, compile_regex, regex_size
-from app.rules.matching import compile_rules, pattern
+from app.rules.matching import check_expressions, compile_rules, pattern
 from app.rules.model import BadRules, Rule
 from tests.services import speed
 from tests.support.captured import LINES

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from workers.systems.elasticsearch import answers
-from workers.targets.http_errors import retry_after
+from workers.targets.http_pool import retry_after
 
 NAMED = "Elasticsearch"
 

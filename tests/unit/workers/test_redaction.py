@@ -17,7 +17,7 @@ from app.events.model import Event
 from tests.support.builders import event
 from workers.delivery.outcomes import DELIVERED, Exchange, Failed, HttpMessage, Outcome, Rejected, Unavailable
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
-from workers.targets.http_errors import http_message
+from workers.targets.http_pool import http_message
 from workers.telemetry.redaction import RedactingTarget, Redaction, kept
 from workers.telemetry.secret_texts import SecretTexts
 

@@ -10,7 +10,7 @@ from amqp.exceptions import AMQPError
 
 from app.events.messages import ENCODING_HEADER, Message
 from app.events.minio_json import YEAR_10000
-from workers.sources.any_text import AnyText
+from workers.sources.base import AnyText
 
 STREAM = "stream"  # the share of a stream, which has one order
 OFFSET = "x-stream-offset"  # the header of a stream's message, and the argument with which only a stream is consumed

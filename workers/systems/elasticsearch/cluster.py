@@ -19,7 +19,7 @@ from workers.systems.elasticsearch.node import SERIALIZERS, AnyProduct, HttpNode
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import NOWHERE
-from workers.targets.http_errors import describe_http_error, retry_after
+from workers.targets.http_pool import describe_http_error, retry_after
 
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
 

@@ -16,7 +16,7 @@ from kafka.record.default_records import DefaultRecord, DefaultRecordBatch
 from kafka.record.legacy_records import LegacyRecord, LegacyRecordBatch
 
 from app.events.unpacking import NotUnpacked, unpacked
-from workers.sources.any_text import AnyText
+from workers.sources.base import AnyText
 from workers.targets.answer_limit import MAX_MESSAGE_BYTES
 
 _XERIAL_HEADER_BYTES = 16

@@ -23,8 +23,7 @@ from app.http_pools import AnswerTooLong
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
 from workers.targets.endpoint import Endpoint
-from workers.targets.http_errors import describe_http_error, retry_after
-from workers.targets.http_pool import HttpPool, http_endpoint, http_pool
+from workers.targets.http_pool import HttpPool, describe_http_error, http_endpoint, http_pool, retry_after
 from workers.targets.socket_deadline import Deadline
 
 # botocore writes what it signs into its debug lines, with a session's token.

@@ -10,8 +10,7 @@ from urllib3.exceptions import SSLError as TLSError
 from app.config.errors import REDACTED
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.http_connection import PrivateAddressError
-from workers.targets.http_errors import describe_http_error, retry_after
-from workers.targets.http_pool import HttpPool
+from workers.targets.http_pool import HttpPool, describe_http_error, retry_after
 
 _BUSY = frozenset({429, 502, 503, 504})
 _LOGIN = frozenset({401, 403, 407})

@@ -37,8 +37,7 @@ from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
 from workers.targets.endpoint import Endpoint
 from workers.targets.http_connection import PrivateAddressError
-from workers.targets.http_errors import describe_http_error, http_message
-from workers.targets.http_pool import HttpPool, http_endpoint, http_pool
+from workers.targets.http_pool import HttpPool, describe_http_error, http_endpoint, http_message, http_pool
 from workers.targets.request_threads import MAX_THREADS, RequestThreads
 from workers.targets.socket_deadline import Deadline
 
