@@ -1,10 +1,11 @@
 """Measure the Iceberg tables: from the log into the journal and the inventory, and a merge into large tables.
 
-    python -m bench.tables [--events 1000000] [--objects 10000000] [--changes 100000] [--heap 2g]
+    python -m bench.tables [--events 1000000] [--objects 10000000] [--changes 100000] [--together] [--heap 2g]
 
 The outbox is PostgreSQL, Spark is `local[2]`, the warehouse a folder. The first part records events of as many objects
 and times each step of one run. The second part fills the tables with objects, records changes of some of them, a tenth
-of which are removals, and times a run again. A wrong number of rows ends the measurement.
+are removals, and times a run again. With `--together` they are of objects in one folder, which has a thousandth of
+all. A wrong number of rows ends the measurement.
 """
 
 import argparse
@@ -23,16 +24,18 @@ from app.outbox.log.append import Log
 from bench.report import Aim, show
 from spark_jobs.iceberg.catalog import Warehouse
 from spark_jobs.jobs import tables as job
+from spark_jobs.jobs.tables_maintenance import maintain
 from spark_jobs.session import session
 from tests import provision, services
 from tests.support.builders import DELETE, PUT, migrated
 
 BUCKET, WEEK, BATCH_EVENTS, PARTS = "images", 7 * 86_400_000, 5000, 16
+FOLDERS = 1000
 SECONDS = 90  # the aim for a million events
 
 
 def key(number: int) -> str:
-    return f"some/folder/of/objects/{number % 1000:03}/{number:012}.jpg"
+    return f"some/folder/of/objects/{number % FOLDERS:03}/{number:012}.jpg"
 
 
 def made(number: int, *, name: str = PUT, serial: int = 0) -> Event:
@@ -88,7 +91,7 @@ class Steps:
 def fill(spark: SparkSession, tables: job.Tables, first: int, count: int) -> None:
     """Add objects to the versions and to the inventory, as if their events had been read long ago."""
     number = F.col("id")
-    name = F.concat(F.lit("some/folder/of/objects/"), F.lpad((number % 1000).cast("string"), 3, "0"), F.lit("/"))
+    name = F.concat(F.lit("some/folder/of/objects/"), F.lpad((number % FOLDERS).cast("string"), 3, "0"), F.lit("/"))
     place = F.concat(F.lit("18E9E833E5D35C 0 "), F.lpad(F.hex(number), 16, "0"))
     values = {
         "bucket": F.lit(BUCKET), "key": F.concat(name, F.lpad(number.cast("string"), 12, "0"), F.lit(".jpg")),
@@ -107,6 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for option, default in (("--events", 1_000_000), ("--objects", 10_000_000), ("--changes", 100_000)):
         parser.add_argument(option, type=int, default=default)
+    parser.add_argument("--together", action="store_true")
     parser.add_argument("--heap", default="2g")
     options = parser.parse_args()
     folder, rows = services.new_folder("bench-tables"), list[dict[str, Any]]()
@@ -135,7 +139,9 @@ def main() -> None:
         ):  # fmt: skip
             noted(what, options.events, steps.seconds[name])
         fill(spark, tables, options.events, options.objects)
-        total, every = options.events + options.objects, (options.events + options.objects) // options.changes
+        maintain(tables, WEEK)
+        total = options.events + options.objects
+        every = FOLDERS if options.together else total // options.changes
         record(
             database,
             options.changes,

@@ -32,6 +32,10 @@ _PROPERTIES = {
 }
 
 
+# Of a table in an order: so much is read for each place of which rows are read.
+_ORDERED = {"write.target-file-size-bytes": f"{64 << 20}", "write.parquet.row-group-size-bytes": f"{8 << 20}"}
+
+
 class LostPosition(Exception):
     """No commit of a table says up to which position it has read."""
 
@@ -60,18 +64,21 @@ BEGINNING = Mark(0, 0)
 class IcebergTable:
     """A table of the catalog. Writing raises `AlreadyUpdating` if another run has committed meanwhile.
 
-    `position` is the column with each row's position in the log, for a table to which rows are only added.
+    `position` is the column with each row's position in the log, for a table to which rows are only added. The rows of
+    each new file are in the order of `ordered_by`, those of all files after the table's maintenance.
     """
 
     def __init__(
-        self, spark: SparkSession, name: str, columns: Columns, *, partitioned_by: str = "", position: str = ""
-    ) -> None:
+        self, spark: SparkSession, name: str, columns: Columns, *, partitioned_by: str = "", position: str = "",
+        ordered_by: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self._spark = spark
         self.name = f"{CATALOG}.{NAMESPACE}.{name}"
         self.local_name = f"{NAMESPACE}.{name}"
         self.columns = columns
         self._partitioned_by = partitioned_by
         self._position = position
+        self.ordered_by = ordered_by
 
     @property
     def schema(self) -> str:
@@ -90,6 +97,8 @@ class IcebergTable:
         added = ", ".join(f"`{name}` {kind}" for name, kind in self.columns if name not in has)
         if added:
             self._spark.sql(f"ALTER TABLE {self.name} ADD COLUMNS ({added})")
+        if self.ordered_by and self._java().sortOrder().isUnsorted():
+            self._order()
 
     def frame(self) -> DataFrame:
         """Return the table's rows."""
@@ -145,15 +154,18 @@ class IcebergTable:
         with _committing():
             writer.overwrite(F.col(self._position) > after)
 
-    def merge(self, changes: DataFrame, statement: str, mark: Mark) -> None:
-        """Carry out a MERGE of `changes` into the table, which the statement calls `changes` and `{table}`."""
+    def merge(self, changes: DataFrame, statement: str, mark: Mark, *, near: str) -> None:
+        """Carry out a MERGE of `changes` into the table, which the statement calls `changes` and `{table}`.
+
+        `near` is the condition on the table's rows that stands for `{near}`.
+        """
         changes.createOrReplaceTempView("changes")
         properties = mark.properties(_SESSION)
         try:
             for name, value in properties.items():
                 self._spark.conf.set(name, value)
             with _committing():
-                self._spark.sql(statement.format(table=self.name))
+                self._spark.sql(statement.format(table=self.name, near=near))
         finally:
             for name in properties:
                 self._spark.conf.unset(name)
@@ -175,6 +187,15 @@ class IcebergTable:
             writer = writer.option(name, value)
         with _committing():
             writer.append()
+
+    def _order(self) -> None:
+        properties = ", ".join(f"'{name}' = '{value}'" for name, value in _ORDERED.items())
+        self._spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ({properties})")
+        iceberg = self._spark._jvm.org.apache.iceberg  # type: ignore[union-attr]
+        order = self._java().replaceSortOrder()  # in SQL it needs an extension of Spark's
+        for name in self.ordered_by:
+            order = order.asc(iceberg.expressions.Expressions.ref(name), iceberg.NullOrder.NULLS_FIRST)
+        order.commit()
 
     def _java(self) -> Any:
         util = self._spark._jvm.org.apache.iceberg.spark.Spark3Util  # type: ignore[union-attr]

@@ -22,6 +22,7 @@ from spark_jobs.iceberg.table import BEGINNING, IcebergTable, Mark
 from spark_jobs.jobs.recorded_events import ids_recorded_between, recorded_between
 from spark_jobs.jobs.tables_inventory import (
     INVENTORY,
+    KEY,
     MERGE_INVENTORY,
     MERGE_VERSIONS,
     VERSIONS,
@@ -29,6 +30,7 @@ from spark_jobs.jobs.tables_inventory import (
     fold,
     holdings,
     keys_of,
+    near,
     of_keys,
 )
 from spark_jobs.jobs.tables_journal import JOURNAL, PARTITIONED_BY, journal
@@ -50,8 +52,8 @@ class Tables:
         """`connections` are the most that are opened to the log's database at once."""
         self.spark, self.connections = spark, connections
         self.journal = IcebergTable(spark, "journal", JOURNAL, partitioned_by=PARTITIONED_BY, position="log_position")
-        self.versions = IcebergTable(spark, "versions", VERSIONS)
-        self.inventory = IcebergTable(spark, "inventory", INVENTORY)
+        self.versions = IcebergTable(spark, "versions", VERSIONS, ordered_by=KEY)
+        self.inventory = IcebergTable(spark, "inventory", INVENTORY, ordered_by=KEY)
         for table in self.all:
             table.create()
 
@@ -189,14 +191,15 @@ def _fold_journal(tables: Tables) -> int:
     changes = _changes_between(tables, known.position, read.position)
     folded = fold(changes, tables.versions.frame()).persist(StorageLevel.DISK_ONLY)
     try:
-        keys = keys_of(folded).count()
-        if keys:
-            tables.versions.merge(folded, MERGE_VERSIONS, read)
+        keys = keys_of(folded)
+        count = keys.count()
+        if count:
+            tables.versions.merge(folded, MERGE_VERSIONS, read, near=near(keys, "t"))
         else:
             tables.versions.set_mark(read)
     finally:
         folded.unpersist()
-    return keys
+    return count
 
 
 def _follow_versions(tables: Tables) -> None:
@@ -204,15 +207,17 @@ def _follow_versions(tables: Tables) -> None:
     shown, known = tables.inventory.mark(), tables.versions.mark()
     if shown.position >= known.position:
         return
-    changed = keys_of(_changes_between(tables, shown.position, known.position))
-    rows = holdings(of_keys(tables.versions.frame(), changed)).persist(StorageLevel.DISK_ONLY)
+    changed = keys_of(_changes_between(tables, shown.position, known.position)).persist(StorageLevel.DISK_ONLY)
+    versions = tables.versions.frame().where(near(changed))
+    rows = holdings(of_keys(versions, changed)).persist(StorageLevel.DISK_ONLY)
     try:
         if rows.isEmpty():
             tables.inventory.set_mark(known)
         else:
-            tables.inventory.merge(rows, MERGE_INVENTORY, known)
+            tables.inventory.merge(rows, MERGE_INVENTORY, known, near=near(changed, "t"))
     finally:
         rows.unpersist()
+        changed.unpersist()
 
 
 def _changes_between(tables: Tables, after: int, until: int) -> DataFrame:

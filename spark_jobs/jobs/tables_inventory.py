@@ -11,13 +11,14 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.effects import NULL, ContentChange
-from spark_jobs.event_names import has_change
+from spark_jobs.event_names import change_of
 from spark_jobs.jobs.tables_journal import OBJECT
 
-_KEY = ("bucket", "key")
+KEY = ("bucket", "key")
 _GREATEST = ("created", "removed", "marked_last", "marked_high", "cover")
 _LEAST = ("marked_first", "marked_low")
 _OBJECT = tuple(name for name, _ in OBJECT)
+_FEW_KEYS, _FEW_BUCKETS = 1_000, 100  # that are named in a statement
 # A row for each version: the places of its newest creation and removal, the first and the last event that named it as a
 # marker, and the least and the greatest sequencer of those. `marked_at` is the time of the last of them. The row with
 # version "" is of the key: everything older than `cover` is gone or hidden.
@@ -31,7 +32,8 @@ INVENTORY = (
 )  # fmt: skip
 
 MERGE_VERSIONS = (
-    "MERGE INTO {{table}} t USING changes c ON t.bucket = c.bucket AND t.key = c.key AND t.version = c.version "
+    "MERGE INTO {{table}} t USING changes c "
+    "ON t.bucket = c.bucket AND t.key = c.key AND t.version = c.version AND {{near}} "
     "WHEN MATCHED THEN UPDATE SET {updates} WHEN NOT MATCHED THEN INSERT *"
 ).format(
     updates=", ".join(
@@ -49,7 +51,7 @@ MERGE_VERSIONS = (
 # A row with the same event and the same rank is the same row: only the others are written.
 MERGE_INVENTORY = (  # noqa: S608 - names of columns
     "MERGE INTO {{table}} t USING changes c "
-    "ON t.bucket = c.bucket AND t.key = c.key AND t.version_id <=> c.version_id "
+    "ON t.bucket = c.bucket AND t.key = c.key AND t.version_id <=> c.version_id AND {{near}} "
     "WHEN MATCHED AND NOT c.is_present THEN DELETE "
     "WHEN MATCHED AND (t.log_position <> c.log_position OR t.is_latest <> c.is_latest) THEN UPDATE SET {updates} "
     "WHEN NOT MATCHED AND c.is_present THEN INSERT ({columns}) VALUES ({values})"
@@ -62,9 +64,7 @@ MERGE_INVENTORY = (  # noqa: S608 - names of columns
 
 def content_changes(journal: DataFrame) -> DataFrame:
     """Return the rows of a JOURNAL that change what a bucket holds, with the change as `change`."""
-    changes = [change for change in ContentChange if change is not ContentChange.NOTHING]
-    named = F.coalesce(*(F.when(has_change(F.col("event_name"), change), change.value) for change in changes))
-    return journal.withColumn("change", named).where("change IS NOT NULL")
+    return journal.withColumn("change", change_of(F.col("event_name"))).where("change IS NOT NULL")
 
 
 def fold(changes: DataFrame, versions: DataFrame) -> DataFrame:
@@ -92,7 +92,7 @@ def fold(changes: DataFrame, versions: DataFrame) -> DataFrame:
 
     marked, created = place_of(is_marked), place_of(is_created)
     marked_sequencer = F.when(is_marked & of_version & is_ordered, F.col("sequence_number"))
-    folded = placed.groupBy(*_KEY, "version").agg(
+    folded = placed.groupBy(*KEY, "version").agg(
         F.max(created).alias("created"),
         F.max(place_of(is_removed)).alias("removed"),
         F.max(marked).alias("marked_last"),
@@ -117,7 +117,7 @@ def holdings(versions: DataFrame) -> DataFrame:
     )
     # A storage that names the version beneath a marker: the marker hides everything older.
     covering = F.when(~is_null_version & (F.col("version") != "") & created.isNotNull(), last)
-    of_key = Window.partitionBy(*_KEY)
+    of_key = Window.partitionBy(*KEY)
     layered = versions.select(
         "*", layer.alias("layer"), F.max(F.greatest(F.col("cover"), covering)).over(of_key).alias("covered")
     ).where("version <> ''")
@@ -132,7 +132,7 @@ def holdings(versions: DataFrame) -> DataFrame:
     of_object = {name: F.when(is_object, F.col(name)) for name in _OBJECT}
     of_object["last_modified_date"] = of_object["last_modified_date"].otherwise(F.col("marked_at"))
     return shown.select(
-        *_KEY,
+        *KEY,
         _sequencer(F.col("layer")).alias("sequence_number"),
         F.when(F.col("version") != NULL, F.col("version")).alias("version_id"),
         (~is_object).alias("is_delete_marker"),
@@ -145,12 +145,36 @@ def holdings(versions: DataFrame) -> DataFrame:
 
 def keys_of(changes: DataFrame) -> DataFrame:
     """Return the distinct keys of rows: bucket and key."""
-    return changes.select(*_KEY).distinct()
+    return changes.select(*KEY).distinct()
 
 
 def of_keys(rows: DataFrame, keys: DataFrame) -> DataFrame:
     """Return the rows of these keys."""
-    return rows.join(keys, list(_KEY), "left_semi")
+    return rows.join(keys, list(KEY), "left_semi")
+
+
+def near(keys: DataFrame, table: str = "") -> str:
+    """Return a condition of SQL, on the columns of a `table`, that every row of these keys meets, and few others.
+
+    Those of the same buckets between the keys meet it; of up to 1,000 keys, no others. Where rows are in the order of
+    their keys, only the parts of files with such rows are read.
+    """
+    few = keys.select(*(F.hex(name).alias(name) for name in KEY)).limit(_FEW_KEYS + 1).collect()
+    ends = keys.groupBy(F.hex("bucket")).agg(F.hex(F.min("key")), F.hex(F.max("key"))).limit(_FEW_BUCKETS + 1).collect()
+    if len(ends) > _FEW_BUCKETS:
+        return "true"
+    column = f"{table}." if table else ""
+    places = []
+    for bucket, first, last in ends:
+        place = f"{column}bucket = {_text(bucket)} AND {column}key BETWEEN {_text(first)} AND {_text(last)}"
+        if len(few) <= _FEW_KEYS:
+            place += f" AND {column}key IN ({', '.join(_text(row['key']) for row in few if row['bucket'] == bucket)})"
+        places.append(f"({place})")
+    return f"({' OR '.join(places)})"
+
+
+def _text(in_hexadecimal: str) -> str:
+    return f"CAST(X'{in_hexadecimal}' AS STRING)"
 
 
 def _with_sequencers(changes: DataFrame, versions: DataFrame) -> DataFrame:
@@ -165,13 +189,13 @@ def _with_sequencers(changes: DataFrame, versions: DataFrame) -> DataFrame:
         return changes.withColumn("at", F.col("sequence_number"))
     known = of_keys(versions, keys_of(unordered))
     places = [F.col(name) for name in ("created", "removed", "marked_last", "cover")]
-    known = known.groupBy(*_KEY).agg(
+    known = known.groupBy(*KEY).agg(
         F.greatest(*(F.max(_sequencer(place)) for place in places)).alias("known"),
         F.greatest(*(F.max(_position(place)) for place in places)).alias("folded_to"),
     )
-    before = Window.partitionBy(*_KEY).orderBy("log_position").rowsBetween(Window.unboundedPreceding, 0)
+    before = Window.partitionBy(*KEY).orderBy("log_position").rowsBetween(Window.unboundedPreceding, 0)
     latest = F.greatest("known", F.max("sequence_number").over(before))
-    joined = changes.join(known, list(_KEY), "left")
+    joined = changes.join(known, list(KEY), "left")
     placed = joined.withColumn("at", F.coalesce("sequence_number", latest, F.lit("")))
     is_new = F.col("folded_to").isNull() | (F.col("log_position") > F.col("folded_to"))
     return placed.where(F.col("sequence_number").isNotNull() | is_new).drop("known", "folded_to")

@@ -32,9 +32,10 @@ def maintain(tables: Tables, history: int, now: int | None = None) -> None:
 
 
 def _maintain(tables: Tables, table: IcebergTable, snapshots_before: int, orphans_before: int) -> None:
+    strategy = "strategy => 'sort', " if table.ordered_by else ""
     _call(
         tables, "rewrite_data_files", table,
-        f"options => map('min-input-files', '{_MIN_FILES}', 'delete-file-threshold', '1', "
+        f"{strategy}options => map('min-input-files', '{_MIN_FILES}', 'delete-file-threshold', '1', "
         "'remove-dangling-deletes', 'true')",
     )  # fmt: skip
     _call(tables, "rewrite_manifests", table, "use_caching => false")

@@ -33,6 +33,13 @@ def leave_file(tables: Tables, table: IcebergTable, days: int) -> Path:
     return file
 
 
+def check_order(tables: Tables, files: Sequence[str]) -> None:
+    """The rows of each file are in the order of their keys, as bytes, and the files one after another."""
+    read = [tables.spark.read.parquet(file).select("bucket", "key").collect() for file in files]
+    keys = [[(row["bucket"].encode(), row["key"].encode()) for row in rows] for rows in read]
+    assert [key for file in sorted(keys) for key in file] == sorted(key for file in keys for key in file)
+
+
 def check_maintained(tables: Tables, maintained: Sequence[IcebergTable]) -> None:
     """It deletes what a killed run has left, too, and spares what may belong to one that is under way."""
     marks, rows = [table.mark() for table in tables.all], (journal_ids(tables), inventory(tables, "size"))
@@ -46,7 +53,10 @@ def check_maintained(tables: Tables, maintained: Sequence[IcebergTable]) -> None
     assert all(file.exists() for file in young)
     for table in maintained:
         assert tables.spark.table(f"{table.name}.snapshots").count() == 1
-        assert tables.spark.table(f"{table.name}.files").where("content <> 0").count() == 0, "all deletions are merged"
+        files = tables.spark.table(f"{table.name}.files")
+        assert files.where("content <> 0").count() == 0, "all deletions are merged"
+        if table.ordered_by:
+            check_order(tables, [row["file_path"] for row in files.collect()])
 
 
 @pytest.mark.usefixtures("_inventory_alone_is_maintained")

@@ -49,11 +49,13 @@ def test_a_run_that_is_killed_at_any_commit_is_continued(
         Log(outbox).append([events[40 * number : 40 * (number + 1)]])
         original = getattr(IcebergTable, name)
 
-        def dies(self: IcebergTable, *arguments: Any, original: Any = original, at: Any = (table, when)) -> None:
+        def dies(
+            self: IcebergTable, *arguments: Any, original: Any = original, at: Any = (table, when), **named: Any
+        ) -> None:
             if not self.name.endswith(at[0]):
-                return original(self, *arguments)
+                return original(self, *arguments, **named)
             if at[1] == "after":
-                original(self, *arguments)
+                original(self, *arguments, **named)
             raise Killed
 
         with monkeypatch.context() as patched:
@@ -130,11 +132,11 @@ def update_overtaken(
     """Update; before the first merge into the table, or into any, record events that another update takes."""
     original, once = IcebergTable.merge, iter([True])
 
-    def overtaken(self: IcebergTable, *arguments: Any) -> None:
+    def overtaken(self: IcebergTable, *arguments: Any, **named: Any) -> None:
         if self.name.endswith(table) and next(once, False):
             Log(outbox).append([events])
             assert update(tables, outbox, WEEK).events == len(events)
-        original(self, *arguments)
+        original(self, *arguments, **named)
 
     with monkeypatch.context() as patched:
         patched.setattr(IcebergTable, "merge", overtaken)

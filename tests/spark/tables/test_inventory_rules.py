@@ -10,6 +10,7 @@ import orjson
 import pytest
 from minio.commonconfig import ENABLED
 from minio.versioningconfig import VersioningConfig
+from pyspark.sql import SparkSession
 
 from app.config.arn import TargetId
 from app.events.model import Event
@@ -17,8 +18,10 @@ from app.events.order import comparable, from_time
 from app.events.parsing import parse
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
+from spark_jobs.jobs import tables_inventory
 from spark_jobs.jobs.repair_events import backfill_event, repair_event
 from spark_jobs.jobs.tables import Tables, update
+from spark_jobs.jobs.tables_inventory import near
 from tests import services
 from tests.spark.tables.conftest import Merged
 from tests.support import minio_life
@@ -143,3 +146,22 @@ def test_the_inventory_equals_the_listing_of_a_real_bucket(tables: Tables, outbo
     rows = inventory(tables, "size", "e_tag", "is_delete_marker", "is_latest")
     assert {(key, version): tuple(rest) for _, key, version, *rest in rows} == held
     assert len(rows) == len(held)
+
+
+@pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
+def test_a_condition_on_keys_is_met_by_them_and_by_those_between_at_most(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, few: bool
+) -> None:
+    monkeypatch.setattr(tables_inventory, "_FEW_KEYS", 10 if few else 3)
+    keys = [("b", 'it\'s\\ "q" {near}'), ("b", "m"), ("b", "é🎉\n"), ("c'", "k")]
+    others = [("b", "a"), ("b", "n"), ("b", "\U0010ffff"), ("c", "k"), ("c'", "l"), ("d", "m")]
+    columns = "bucket string, key string"
+    condition = near(spark.createDataFrame(keys, columns))
+    met = spark.createDataFrame([*keys, *others], columns).where(condition).collect()
+    assert {tuple(row) for row in met} == {*keys, *(() if few else [("b", "n")])}
+
+
+def test_a_condition_on_keys_of_many_buckets_is_met_by_all(spark: SparkSession) -> None:
+    keys = spark.range(101).selectExpr("string(id) AS bucket", "'k' AS key")
+    assert near(keys, "t") == "true"
+    assert near(keys.where("bucket = '7'"), "t").startswith("(")
