@@ -27,7 +27,7 @@ def waiting(url: str) -> int:
             return 0
 
 
-@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.tier3)])
+@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.nightly("few messages wait in Redis"))])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of a broker without a service queue: of the session's RabbitMQ, which takes long to start."""
     if request.param == "redis":
@@ -62,7 +62,7 @@ def test_a_few_messages_wait_for_a_drain_however_long_none_runs(url: str, tmp_pa
         whole.beat.kill()
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("a broker that is killed in test_kill.py, and a deaf one in test_faults.py")
 def test_a_broker_that_is_away_is_said_once(tmp_path: Path) -> None:
     with services.redis() as broker:
         options = {"start": False, "workers": 0, "drain_interval": "10ms"}

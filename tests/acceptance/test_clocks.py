@@ -17,7 +17,10 @@ from tests.support.service_processes import System, start_all, system
 from tests.support.target_readers import posted
 from tests.support.traffic import Poster, Traffic
 
-pytestmark = [pytest.mark.promise, pytest.mark.tier3]
+pytestmark = [
+    pytest.mark.promise,
+    pytest.mark.nightly("a clock that is set on and back in test_local_faults.py; the times of all four databases"),
+]
 
 AHEAD = 10  # seconds
 LEASE = 4

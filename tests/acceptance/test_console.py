@@ -23,6 +23,10 @@ from tests.support.properties import times
 from tests.support.pulled_events import reject
 from tests.support.service_processes import System, system
 
+NIGHTLY = pytest.mark.nightly(
+    "events that are followed in a browser; pages, forms and sign-ins without one in integration/console"
+)
+
 ADMIN, READ, INGEST = (f"{scope}-{uuid4().hex}" for scope in ("admin", "read", "ingest"))
 TOKENS: Any = f"ops:admin:{ADMIN},viewer:read:{READ},minio:ingest:{INGEST}"
 HOSTILE = "<script>document.title='pwned'</script>\"'\u202egpj\n" + "W" * 700 + "🎉é" * 30
@@ -86,7 +90,7 @@ def name() -> str:
     return f"t-{uuid4().hex[:8]}"
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_an_outage_is_seen_mended_and_repaired(browser: Browser, whole: System, receiver: services.Receiver) -> None:
     target = name()
     with visit(browser, whole) as look:
@@ -145,7 +149,7 @@ def test_an_outage_is_seen_mended_and_repaired(browser: Browser, whole: System, 
     assert sorted(request.json()["Key"] for request in receiver.requests()) == [f"{target}/second", f"{target}/third"]
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_an_open_page_says_that_nothing_answers_and_goes_on_when_something_does(
     browser: Browser, whole: System, receiver: services.Receiver
 ) -> None:
@@ -181,7 +185,7 @@ def test_an_open_page_says_that_nothing_answers_and_goes_on_when_something_does(
             look.reported = [text for text in look.reported if "htmx:" not in text]
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_paused_target_gets_its_events_when_it_is_resumed(
     browser: Browser, whole: System, receiver: services.Receiver
 ) -> None:
@@ -225,7 +229,7 @@ def test_new_events_are_followed(browser: Browser, whole: System) -> None:
         assert page.title() != "pwned"
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_events_that_are_followed_are_frozen(browser: Browser, whole: System) -> None:
     bucket = name()
     whole.post(body(event("old", bucket=bucket), event("older", bucket=bucket)))
@@ -257,7 +261,7 @@ def test_events_that_are_followed_are_frozen(browser: Browser, whole: System) ->
         expect(page.get_by_role("heading", level=1)).to_contain_text("ObjectCreated")
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_session_that_is_revoked_ends_while_its_page_is_open(browser: Browser, whole: System) -> None:
     made = whole.ask("POST", "/v1/tokens", json={"name": name(), "scopes": ["read"]}).json()
     until(lambda: whole.ask("GET", "/v1/tokens").status_code == 200)
@@ -272,7 +276,7 @@ def test_a_session_that_is_revoked_ends_while_its_page_is_open(browser: Browser,
         look.close()
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_wrong_scope_and_a_form_of_somebody_else_change_nothing(browser: Browser, whole: System) -> None:
     target = name()
     whole.add_target(f"webhook:{target}", target, endpoint="http://127.0.0.1:9/")
@@ -297,7 +301,7 @@ def test_a_wrong_scope_and_a_form_of_somebody_else_change_nothing(browser: Brows
     assert whole.target(f"webhook:{target}")["state"] != "paused"
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_the_history_of_an_object_is_found(browser: Browser, whole: System) -> None:
     bucket = name()
     whole.post(
@@ -437,7 +441,7 @@ def test_every_page_is_accessible_and_fits_its_window_in_both_themes(
             assert look.problems() == []
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_person_signs_in_at_a_provider_of_another_site(browser: Browser) -> None:
     """A browser sends a strict cookie to no page that another site leads to, also not by a redirect."""
     url = f"sqlite:///{services.new_folder('console')}/outbox.db"
@@ -482,7 +486,7 @@ def test_a_person_signs_in_at_a_provider_of_another_site(browser: Browser) -> No
                 look.close()
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_the_theme_is_kept_and_curves_are_drawn(browser: Browser, whole: System, busy: str) -> None:
     with visit(browser, whole, color_scheme="light") as look:
         page = look.page
@@ -517,7 +521,7 @@ def test_the_theme_is_kept_and_curves_are_drawn(browser: Browser, whole: System,
         )
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_rejected_messages_are_ticked_and_counted(browser: Browser, whole: System, busy: str) -> None:
     with visit(browser, whole) as look:
         page = look.page
@@ -528,7 +532,7 @@ def test_rejected_messages_are_ticked_and_counted(browser: Browser, whole: Syste
         expect(page.locator(".selected-count")).to_have_text("(1)")
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_everything_can_be_read_without_scripts_and_changed_too(browser: Browser, whole: System, busy: str) -> None:
     with visit(browser, whole, java_script_enabled=False) as look:
         for path in pages(whole, busy).values():
@@ -542,7 +546,7 @@ def test_everything_can_be_read_without_scripts_and_changed_too(browser: Browser
         expect(look.page.locator(".verdict")).not_to_contain_text("paused")
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_filters_are_folded_in_a_narrow_window_and_a_row_has_two_lines(
     browser: Browser, whole: System, busy: str
 ) -> None:
@@ -565,7 +569,7 @@ def test_filters_are_folded_in_a_narrow_window_and_a_row_has_two_lines(
                 expect(fold.locator("form")).to_be_visible()
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_the_keyboard_is_enough(browser: Browser, whole: System, busy: str) -> None:
     with visit(browser, whole, READ) as look:
         page = look.page

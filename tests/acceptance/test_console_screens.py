@@ -38,7 +38,10 @@ KEYS = [
 EVENTS = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]
 
 expect.set_options(timeout=PATIENCE)
-pytestmark = [pytest.mark.tier3, pytest.mark.timeout(1200)]  # two drivers of Spark and a browser, on a busy machine
+pytestmark = [
+    pytest.mark.nightly("its pages in tests/integration/console, its runs and repairs in tests/spark"),
+    pytest.mark.timeout(1200),
+]  # two drivers of Spark and a browser, on a busy machine
 
 
 @dataclass

@@ -96,7 +96,7 @@ def goes_through(whole: System, server: services.Redis, bucket: str) -> None:
     assert [entry.difference for entry in whole.audits()] == [0] * len(whole.audits())
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("whole services over PostgreSQL and SQLite; the outbox on all four databases")
 def test_an_event_goes_through_on_every_outbox_database(
     outbox_url: str, redis_server: services.Redis, broker: services.Redis, bucket: str
 ) -> None:
@@ -176,7 +176,7 @@ def test_every_queue_on_rabbitmq_is_a_quorum_queue(
     assert "direct exchange" not in over_rabbitmq.logs(), "no task is delayed, so nobody needs to know"
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("queues that RabbitMQ refuses, in tests/integration/test_wakeups.py")
 def test_a_queue_that_rabbitmq_refuses_concerns_its_own_target_alone(
     over_rabbitmq: System, rabbitmq_server: services.RabbitMQ, redis_server: services.Redis, bucket: str
 ) -> None:
@@ -205,7 +205,7 @@ def test_a_queue_that_rabbitmq_refuses_concerns_its_own_target_alone(
         assert Expected.of(records(*sent)).check(listed(redis_server, key), key) == 0
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("brokers that are emptied, in tests/integration/test_wakeups.py")
 def test_a_redis_target_in_the_brokers_own_database_stops_nobody(
     whole: System, broker: services.Redis, redis_server: services.Redis, bucket: str
 ) -> None:
@@ -226,7 +226,7 @@ def test_a_redis_target_in_the_brokers_own_database_stops_nobody(
         client.delete(*names)
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("wake-ups of several targets in tests/integration/test_wakeups.py")
 def test_a_worker_starts_with_wakeups_of_several_targets_waiting_in_rabbitmq(
     over_rabbitmq: System, rabbitmq_server: services.RabbitMQ, redis_server: services.Redis, bucket: str
 ) -> None:
@@ -307,7 +307,7 @@ def test_a_broker_emptied_under_running_workers_stops_nobody(
     assert Expected.of(records(*sent)).check(listed(redis_server, bucket), "the list") == 0
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("two workers that stop and hand over, in test_scale.py")
 def test_two_beats_and_two_drains_at_once_harm_nothing(
     whole: System, redis_server: services.Redis, bucket: str
 ) -> None:
@@ -335,6 +335,10 @@ def test_a_target_made_while_workers_run_is_served_soon(
     arrives(redis_server, bucket, 1, timeout=5)  # workers look for new targets each second
 
 
+@pytest.mark.nightly(
+    "a webhook; each target knows when its server is unavailable, and its breaker opens",
+    when=lambda kind: kind == "redis",
+)
 @pytest.mark.parametrize("kind", ["webhook", "redis"])
 def test_a_target_that_is_down_costs_nobody_anything_and_is_served_soon_after_its_return(
     whole: System, redis_server: services.Redis, bucket: str, kind: str
@@ -372,7 +376,7 @@ def test_a_target_that_is_down_costs_nobody_anything_and_is_served_soon_after_it
         assert whole.counters()[name].parked == whole.counters()[name].dead == 0
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("two workers that stop and hand over, in test_scale.py")
 def test_a_worker_that_is_asked_to_stop_finishes_the_batch_in_hand_and_sends_nothing_twice(
     whole: System, receiver: services.Receiver, bucket: str
 ) -> None:
@@ -423,7 +427,7 @@ def test_messages_carry_ids_and_nothing_else(
     assert length(redis_server, bucket) == 0
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("targets that are opened, in tests/integration/test_target_opening.py")
 def test_a_target_is_opened_when_it_is_set_and_a_wrong_address_shows(
     whole: System, postgres_database: str, bucket: str
 ) -> None:

@@ -70,7 +70,7 @@ def jpeg(path: Path) -> Path:
     return path
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("its files' lines; events of MinIO in test_minio.py")
 def test_an_image_in_a_bucket_of_minio_gets_a_thumbnail(tmp_path: Path) -> None:
     listen, port = f"{services.LOOPBACK}:{services.free_port()}", services.free_port()
     declared = tmp_path / "bucketwire.yaml"

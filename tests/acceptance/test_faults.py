@@ -25,6 +25,10 @@ from tests.support.service_processes import System, system
 from tests.support.target_readers import appended, create_log, listed, posted
 from tests.support.traffic import Poster, Traffic
 
+NIGHTLY = pytest.mark.nightly(
+    "a deaf network before Redis as the broker; targets that are down, hang and drip; an outbox that is away"
+)
+
 pytestmark = pytest.mark.promise
 
 PATIENCE = 90  # seconds for what comes within few on a quiet machine
@@ -167,7 +171,7 @@ def answered(flow: Traffic, refused: int, when: str) -> None:
     until(lambda: flow.all_taken or flow.refused.total() > refused, PATIENCE, what=f"an answer {when}")
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_sick_network_before_the_database_refuses_or_takes_and_loses_nothing(
     over_redis: Ward, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,7 +187,7 @@ def test_a_sick_network_before_the_database_refuses_or_takes_and_loses_nothing(
 
 @pytest.mark.parametrize(
     ("broker", "faults"),
-    [("over_redis", ["mute"]), pytest.param("over_rabbitmq", ["black hole"], marks=pytest.mark.tier3)],
+    [("over_redis", ["mute"]), pytest.param("over_rabbitmq", ["black hole"], marks=NIGHTLY)],
 )
 def test_a_sick_network_before_the_broker_refuses_nothing_and_loses_nothing(
     request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], broker: str, faults: list[str]
@@ -202,7 +206,7 @@ def test_a_sick_network_before_the_broker_refuses_nothing_and_loses_nothing(
     tell(capsys, sick, flow)
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_sick_networks_before_targets_hold_no_other_target_up_and_lose_nothing(
     over_redis: Ward, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -196,7 +196,7 @@ def test_a_clock_that_is_set_an_hour_on_and_back_loses_nothing_and_changes_no_or
     whole.ask("DELETE", "/v1/targets/postgresql/log?force=true")
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("locks and time-outs of all four databases in tests/integration/outbox")
 def test_locks_that_a_stranger_holds_refuse_in_time_and_all_goes_on_when_they_are_gone(
     whole: System, postgres_server: services.Postgres, redis_server: services.Redis
 ) -> None:

@@ -26,7 +26,12 @@ ROOT = Path(__file__).parents[2]
 PROMISED = 10  # seconds in which Ctrl-C ends everything
 KILLED = 15  # seconds in which the guard has ended everything that a killed supervisor left
 
-pytestmark = [pytest.mark.tier3, pytest.mark.timeout(600)]  # a first installation takes its time
+pytestmark = [
+    pytest.mark.nightly(
+        "what `bucketwire up` starts and leaves behind, in cli/test_up.py, test_supervisor.py; test_flower.py"
+    ),
+    pytest.mark.timeout(600),
+]  # a first installation takes its time
 
 
 @dataclass(eq=False)

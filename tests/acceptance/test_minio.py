@@ -308,7 +308,9 @@ def overtaken(recorded: Iterable[Record]) -> int:
     return count
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly(
+    "events of every sender that overtake each other, in test_frontend_order.py, test_sender_sequences.py"
+)
 def test_events_that_overtake_each_other_in_minio_leave_namespaces_that_equal_the_buckets(stage: Stage) -> None:
     """Its default is to send with as many threads as there are processors, whatever object an event is about.
 

@@ -281,7 +281,7 @@ def test_each_process_that_exports_has_loaded_what_it_needs(observed: Observed) 
     assert has_protobuf(psutil.Process(observed.whole.drain.pid))
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("traces, metrics and log lines at a collector; one that hangs, in test_otlp_exports.py")
 def test_a_collector_that_hangs_stops_neither_intake_nor_delivery_nor_the_end_of_a_process(
     observed: Observed, bucket: str
 ) -> None:

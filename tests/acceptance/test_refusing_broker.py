@@ -25,7 +25,7 @@ SECONDS = 6  # for which a process that says something once a second would be he
 FAILS, WORKS = "cannot be used", "the broker works again"
 USUAL = {"full", "demoted"}  # of Redis
 _COMMAND = re.compile(rb"\*\d+\r\n\$\d+\r\n([A-Z]+)\r\n")
-tier3 = pytest.mark.tier3
+NIGHTLY = pytest.mark.nightly("a Redis at its memory limit, and one that becomes a replica")
 
 
 class Refusal(NamedTuple):
@@ -223,7 +223,7 @@ class Stage:
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize("kind", [kind if kind in USUAL else pytest.param(kind, marks=tier3) for kind in KINDS])
+@pytest.mark.parametrize("kind", [kind if kind in USUAL else pytest.param(kind, marks=NIGHTLY) for kind in KINDS])
 def test_a_broker_that_refuses_ends_no_process_and_all_is_delivered_when_it_does_not(
     kind: str, receiver: services.Receiver
 ) -> None:
@@ -243,7 +243,7 @@ def test_a_broker_that_refuses_ends_no_process_and_all_is_delivered_when_it_does
         stage.check()
 
 
-@tier3
+@NIGHTLY
 @pytest.mark.parametrize("kind", ["demoted", "loading", "no permission", "unsaved"])
 def test_processes_that_start_while_the_broker_refuses_wait_for_it(kind: str, receiver: services.Receiver) -> None:
     with refused(kind, start=False) as stage, ThreadPoolExecutor() as pool, ExitStack() as stack:
@@ -266,7 +266,7 @@ def test_processes_that_start_while_the_broker_refuses_wait_for_it(kind: str, re
         assert max(stage.lines(FAILS).values()) == 1
 
 
-@tier3
+@NIGHTLY
 def test_workers_can_be_stopped_while_the_broker_refuses() -> None:
     with refused("demoted") as stage:
         start_all(stage.roles[-1:])

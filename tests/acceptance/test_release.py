@@ -21,7 +21,12 @@ VERSION = "9.8.7"
 REPOSITORY = "https://forge.example/somebody/bucketwire"
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.com")
 
-pytestmark = [pytest.mark.tier3, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.nightly(
+        "the service from a clone; what each package may import, in test_layout.py and test_architecture.py"
+    ),
+    pytest.mark.timeout(900),
+]
 
 
 def release(tree: Path, *options: str) -> subprocess.CompletedProcess[str]:

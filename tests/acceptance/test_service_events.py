@@ -16,7 +16,7 @@ PATIENCE = 60
 PUT_BODY = '{"Records":[%s]}'
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("the reports in tests/integration/outbox/test_notices.py")
 def test_a_target_that_is_down_and_up_again_is_reported_to_another_target(
     postgres_server: services.Postgres, redis_server: services.Redis
 ) -> None:

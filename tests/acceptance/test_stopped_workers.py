@@ -135,6 +135,10 @@ PLACES = {
 KILLED = {"redis": redis_namespace, "mysql": mysql_namespace, "elasticsearch": elasticsearch_namespace}
 
 
+@pytest.mark.nightly(
+    "a hash in Redis: the newest event goes out once more, whatever it is; test_late_requests.py has each target",
+    when=lambda kind, removed: kind != "redis" or removed,
+)
 @pytest.mark.parametrize("removed", [False, True], ids=["replaced", "removed"])
 @pytest.mark.parametrize("kind", PLACES)
 def test_an_old_write_that_arrives_late_is_put_right(stage: Stage, kind: str, removed: bool) -> None:
@@ -171,7 +175,9 @@ def test_an_old_write_that_arrives_late_is_put_right(stage: Stage, kind: str, re
     assert {audit.difference for audit in whole.audits()} == {0}
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly(
+    "a worker that was stopped; one that was killed in test_lost_leases.py; late requests at each mirror"
+)
 @pytest.mark.parametrize("kind", KILLED)
 def test_an_old_write_of_a_killed_worker_that_arrives_late_is_put_right(stage: Stage, kind: str) -> None:
     """Nobody knows what it had sent, but its lease runs out instead of being released."""

@@ -21,7 +21,7 @@ PAGES = ROOT / "docs/tutorial"
 BLOCK = re.compile(r"(<!-- by hand: [^\n]+ -->\n)?```sh\n(.*?)```", re.DOTALL)
 READY = "Ctrl-C stops everything."
 
-pytestmark = pytest.mark.tier3
+pytestmark = pytest.mark.nightly("what `bucketwire up` starts, in cli/test_up.py; MinIO and each target by themselves")
 
 
 class Tutorial:

@@ -89,7 +89,7 @@ class Version:
         run_to_end([*command, "migrate"], log, env=self.settings)
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("migrations up, down and up again on all four databases, in outbox/test_maintenance.py")
 @pytest.mark.timeout(400)
 def test_the_version_before_goes_on_at_the_new_schema_until_the_new_one_has_taken_over(
     postgres_server: services.Postgres, redis_server: services.Redis, receiver: services.Receiver, tmp_path: Path

@@ -37,7 +37,12 @@ STRANGE = "somebody else's"
 EVENT = (ROOT / "examples/event.json").read_bytes()  # the tour's
 PATIENCE = 60
 
-pytestmark = [pytest.mark.tier3, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.nightly(
+        "the service from a clone; what each package may import, in test_layout.py and test_architecture.py"
+    ),
+    pytest.mark.timeout(600),
+]
 
 
 @dataclass(eq=False)

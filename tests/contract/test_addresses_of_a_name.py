@@ -18,7 +18,16 @@ from workers.delivery.outcomes import DELIVERED
 from workers.source_test import run_source_test
 from workers.targets import tcp
 
-KINDS = pytest.mark.parametrize("kind", [hanging_up, pytest.param(resetting, marks=pytest.mark.tier3), silent])
+KINDS = pytest.mark.parametrize(
+    "kind",
+    [
+        hanging_up,
+        pytest.param(
+            resetting, marks=pytest.mark.nightly("addresses that close each connection, and that say nothing")
+        ),
+        silent,
+    ],
+)
 
 
 def named(values: dict[str, str]) -> dict[str, str]:

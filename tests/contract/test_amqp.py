@@ -70,6 +70,10 @@ def bound(rabbit: Queue, exchange: str = "minio", routing_key: str = "") -> None
 # --- exchanges
 
 
+@pytest.mark.nightly(
+    "each type, and each flag for one of them",
+    when=lambda type_, flag: type_ != "fanout" and flag in {"durable", "auto_deleted", "internal"},
+)
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize("flag", ["", "durable", "auto_deleted", "internal"])
 def test_a_missing_exchange_is_declared_with_its_type_and_flags(rabbit: Queue, type_: str, flag: str) -> None:
@@ -395,7 +399,7 @@ def test_verification_can_be_waived(rabbit: Queue, certificates: services.Certif
     ) == [DELIVERED]
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("client certificates at Kafka, NATS and PostgreSQL")
 def test_a_client_certificate_is_shown_and_can_be_the_login(certificates: services.Certificates) -> None:
     probe = Queue.__new__(Queue)
     probe.server = services.RabbitMQ()

@@ -19,7 +19,9 @@ from tests.support.pulled_events import check_failover
 from workers.delivery.outcomes import DELIVERED
 from workers.targets.base import Target, TargetUnavailable
 
-pytestmark = pytest.mark.tier3
+pytestmark = pytest.mark.nightly(
+    "a RabbitMQ behind two addresses; Redis with Sentinels, a cluster of NATS; a killed, frozen RabbitMQ"
+)
 
 
 @dataclass(eq=False)

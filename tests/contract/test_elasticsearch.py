@@ -25,6 +25,10 @@ from workers.systems.elasticsearch.node import HttpNode
 from workers.targets import payloads
 from workers.targets.base import Target, TargetUnavailable
 
+NIGHTLY = pytest.mark.nightly(
+    "up to 100 at a time: a template is filled before anything is sent", when=lambda window: window == 1
+)
+
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 
 
@@ -603,6 +607,7 @@ def documents(mirror: Namespace, index: str) -> list[str]:
     return sorted(hit["_source"]["Records"][0]["s3"]["object"]["key"] for hit in found)
 
 
+@NIGHTLY
 @WINDOWS
 def test_a_template_gives_each_event_its_index(mirror: Namespace, window: int) -> None:
     made = [sample_events.put("Photos/a"), sample_events.put("a:b,c/d"), sample_events.delete("Photos/a")]
@@ -614,6 +619,7 @@ def test_a_template_gives_each_event_its_index(mirror: Namespace, window: int) -
     assert documents(mirror, f"{start}-a_b_c-objectcreated") == ["a%3Ab%2Cc%2Fd"]
 
 
+@NIGHTLY
 @WINDOWS
 def test_an_index_of_a_template_that_cannot_be_used_fails_its_events_alone(mirror: Namespace, window: int) -> None:
     start = unused("template")

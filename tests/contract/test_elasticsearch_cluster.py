@@ -82,7 +82,10 @@ def cluster() -> Iterator[tuple[Member, Member]]:
         yield first, second
 
 
-@pytest.fixture(params=["one node", "two nodes"])
+TWO = pytest.param("two nodes", marks=pytest.mark.nightly("one node behind two addresses, which hang and die"))
+
+
+@pytest.fixture(params=["one node", TWO])
 def members(request: pytest.FixtureRequest) -> Iterator[tuple[services.Elasticsearch, Node]]:
     """A node, and what seems to be or is a second one."""
     if request.param == "two nodes":

@@ -17,7 +17,9 @@ from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 
-pytestmark = pytest.mark.tier3
+pytestmark = pytest.mark.nightly(
+    "what its answers mean in test_elasticsearch_answers.py; portions; certificates behind a gateway"
+)
 
 MOST = 300  # kilobytes of a request
 MAX_WORKED_ON_KB = 240  # kilobytes of documents that the node works on

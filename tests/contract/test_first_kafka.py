@@ -16,7 +16,7 @@ from workers.delivery.outcomes import DELIVERED
 from workers.targets import create, payloads
 from workers.targets.base import Target
 
-pytestmark = pytest.mark.tier3
+pytestmark = pytest.mark.nightly("Kafka 4, also by the protocols 0.11 and 2.1")
 
 _topics = count(1)
 

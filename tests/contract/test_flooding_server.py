@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 from tests import services
+from tests.contract import ways
 from tests.contract.probes.base import Probe, attempt
 from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NotAttempted, Unavailable
@@ -88,6 +89,7 @@ def unencrypted(probe: Probe, at: int) -> dict[str, str]:
     return values
 
 
+@ways.connecting
 def test_opening_takes_no_more_than_a_limit(probe: Probe, floods: dict[str, Flood]) -> None:
     for name, flood in floods.items():
         with services.proxy(probe.port) as proxy, closing(probe.target(unencrypted(probe, proxy.port))) as target:
@@ -97,6 +99,7 @@ def test_opening_takes_no_more_than_a_limit(probe: Probe, floods: dict[str, Floo
             assert proxy.flooded < TAKEN, name
 
 
+@ways.connecting
 def test_a_delivery_takes_no_more_than_a_limit_and_says_so(probe: Probe, floods: dict[str, Flood]) -> None:
     if probe.type == "kafka":
         pytest.skip("its brokers name their own addresses")

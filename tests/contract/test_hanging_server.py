@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from tests import services
+from tests.contract import ways
 from tests.contract.probes.base import LIMIT, Probe, attempt
 from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, Delivered, NotAttempted, Unavailable
@@ -21,6 +22,11 @@ def through_proxy(probe: Probe) -> bool:
     return probe.type != "kafka"
 
 
+@pytest.mark.nightly(
+    "that drip from the middle of an answer on: one read waits for all bytes, with one time limit",
+    when=lambda fault: fault == "drips",
+)
+@ways.connecting
 @pytest.mark.parametrize("fault", ["hangs", "drips"])
 def test_opening_ends_in_time_when_the_server(probe: Probe, fault: str) -> None:
     with services.proxy(probe.port) as proxy:
@@ -36,6 +42,11 @@ def test_opening_ends_in_time_when_the_server(probe: Probe, fault: str) -> None:
     assert isinstance(outcome, Unavailable), outcome
 
 
+@pytest.mark.nightly(
+    "that drip from the middle of an answer on; a frozen server, which sends nothing either",
+    when=lambda fault: fault in {"drips", "hangs"},
+)
+@ways.confirming
 @pytest.mark.parametrize("fault", ["hangs", "drips", "drips in the middle"])
 def test_a_delivery_ends_in_time_when_the_server(probe: Probe, through_proxy: bool, fault: str) -> None:
     if not through_proxy:
@@ -55,6 +66,7 @@ def test_a_delivery_ends_in_time_when_the_server(probe: Probe, through_proxy: bo
     assert outcomes[-1] != DELIVERED or fault == "drips in the middle"
 
 
+@ways.connecting
 def test_a_server_that_answers_late_but_in_time_is_not_cut(probe: Probe, through_proxy: bool) -> None:
     if not through_proxy:
         pytest.skip("its brokers name their own addresses")

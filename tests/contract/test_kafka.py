@@ -29,6 +29,12 @@ from workers.systems.kafka.rounds import partition_of
 from workers.systems.kafka.source import KafkaSource
 from workers.targets.base import TargetUnavailable
 
+ONE_AT_A_TIME = pytest.mark.nightly(
+    "up to 100 at a time: a template is filled before anything is sent", when=lambda window: window == 1
+)
+
+NIGHTLY = pytest.mark.nightly("Kafka 4, also by the protocols 0.11 and 2.1")
+
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 MECHANISMS = pytest.mark.parametrize("mechanism", ["plain", "sha256", "sha512"])
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
@@ -313,7 +319,7 @@ def test_a_server_frozen_before_the_tls_handshake_does_not_hang_the_worker(
     assert isinstance(outcome, Unavailable)
 
 
-@pytest.mark.tier3
+@NIGHTLY
 @pytest.mark.parametrize("version", ["", "0.10.2.0", "0.11.0.0", "1.0.0", "2.1.0", "3.9.0", "4.3.0"])
 @pytest.mark.parametrize("codec", ["none", "gzip", "lz4"])
 def test_an_old_broker_is_spoken_to_in_its_own_tongue(old: Log, version: str, codec: str) -> None:
@@ -323,7 +329,7 @@ def test_an_old_broker_is_spoken_to_in_its_own_tongue(old: Log, version: str, co
     assert sorted(old.held()) == sorted((event.path, old.expected(event)) for event in made)
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_the_oldest_protocol_has_neither_idempotence_nor_sasl_but_delivers(old: Log) -> None:
     old.renew()
     made = [sample_events.put("a"), sample_events.traced(sample_events.put("b"))]  # nor headers
@@ -334,6 +340,9 @@ def test_the_oldest_protocol_has_neither_idempotence_nor_sasl_but_delivers(old: 
     cloud_events.assert_is(cloud_events.of_kafka({}, value), made[1])
 
 
+@pytest.mark.nightly(
+    "0.11 and 2.1: a protocol is chosen by comparing versions", when=lambda version: version in {"1.0.0", "4.3.0"}
+)
 @pytest.mark.parametrize("version", ["0.11.0.0", "1.0.0", "2.1.0", "4.3.0"])
 def test_a_new_broker_is_spoken_to_in_an_older_tongue(kafka: Log, version: str) -> None:
     assert kafka.delivered([sample_events.put("a"), sample_events.put("a")], version=version) == [DELIVERED] * 2
@@ -423,6 +432,7 @@ def test_a_certificate_file_that_cannot_be_read_is_named(
 # --- a template
 
 
+@ONE_AT_A_TIME
 @WINDOWS
 def test_a_template_gives_each_event_its_topic(kafka: Log, window: int) -> None:
     made = [
@@ -442,6 +452,7 @@ def test_a_template_gives_each_event_its_topic(kafka: Log, window: int) -> None:
     }
 
 
+@ONE_AT_A_TIME
 @WINDOWS
 def test_a_topic_of_a_template_that_cannot_be_made_fails_its_events_alone(kafka: Log, window: int) -> None:
     start = f"{kafka.topic}-{window}"
@@ -490,6 +501,7 @@ def test_a_topic_that_is_too_long_rejects_its_event_alone(kafka: Log, window: in
     assert long == Rejected("topic of this event is not a topic name")
 
 
+@ONE_AT_A_TIME
 @WINDOWS
 def test_a_template_gives_each_message_its_key(kafka: Log, window: int) -> None:
     made = [sample_events.put(key) for key in sample_events.ODD_KEYS]

@@ -30,7 +30,9 @@ from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Unavailable
 from workers.systems.kafka.rounds import partition_of
 from workers.targets.base import Target, TargetUnavailable
 
-pytestmark = pytest.mark.tier3
+pytestmark = pytest.mark.nightly(
+    "Redis with Sentinels, a cluster of NATS; a killed, frozen and absent Kafka; test_kafka_source.py"
+)
 
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 

@@ -23,9 +23,10 @@ MADE: dict[str, Callable[[], Probe]] = {
     "redis": redis.Namespace, "mysql": mysql.Namespace, "mariadb": mysql.MariaNamespace,
     "postgresql": postgresql.Namespace,
 }  # fmt: skip
+MARIADB = pytest.param("mariadb", marks=pytest.mark.nightly("MySQL: both lock a row alike"))
 
 
-@pytest.fixture(scope="module", params=[*MADE, "elasticsearch"])
+@pytest.fixture(scope="module", params=["redis", "mysql", MARIADB, "postgresql", "elasticsearch"])
 def mirror(request: pytest.FixtureRequest) -> Iterator[Probe]:
     if request.param == "elasticsearch":
         yield elasticsearch.Namespace(request.getfixturevalue("elastic"))

@@ -14,7 +14,7 @@ from app.events.parsing import parse
 from tests import services
 from tests.services import until
 
-pytestmark = pytest.mark.tier3
+pytestmark = pytest.mark.nightly("other targets beside a MinIO in test_targets_minio_parity.py")
 
 LIMIT = 2
 

@@ -32,6 +32,15 @@ from workers.systems.mqtt.link import outcome_of_code
 from workers.targets import create, payloads
 from workers.targets.base import TargetUnavailable
 
+ONE_AT_A_TIME = pytest.mark.nightly(
+    "up to 100 at a time: a topic is found before anything is sent", when=lambda window: window == 1
+)
+
+NIGHTLY = pytest.mark.nightly(
+    "each version, and each quality of service with one of them: one changes properties, the other confirmations",
+    when=lambda version, qos: (version, qos) not in {("3.1.1", "0"), ("5", "1"), ("3.1.1", "2")},
+)
+
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 VERSIONS = pytest.mark.parametrize("version", ["3.1.1", "5"])
 QUALITIES = pytest.mark.parametrize("qos", ["0", "1", "2"])
@@ -261,6 +270,7 @@ def test_a_trace_context_counts_for_the_brokers_limit() -> None:
         assert (type(first), second) == (Rejected, DELIVERED)
 
 
+@NIGHTLY
 @VERSIONS
 @QUALITIES
 @pytest.mark.parametrize("retain", ["off", "on"])
@@ -277,6 +287,8 @@ def test_the_broker_keeps_the_last_event_only_if_asked(broker: Qos1, version: st
         later.leave()
 
 
+@ONE_AT_A_TIME
+@NIGHTLY
 @VERSIONS
 @QUALITIES
 @WINDOWS
@@ -411,6 +423,7 @@ def test_what_the_broker_cannot_do_is_found_out_when_opening(setting: str, chang
 # --- the connection
 
 
+@NIGHTLY
 @VERSIONS
 @QUALITIES
 def test_a_connection_idle_for_longer_than_its_keep_alive_costs_nothing(broker: Qos1, version: str, qos: str) -> None:
@@ -439,6 +452,7 @@ def test_a_connection_that_the_broker_closed_meanwhile_costs_nothing(broker: Qos
         assert list(target.deliver([sample_events.put("b")], 1)) == [DELIVERED]
 
 
+@NIGHTLY
 @VERSIONS
 @QUALITIES
 def test_a_broker_that_falls_silent_is_found_out_by_the_keep_alive(broker: Qos1, version: str, qos: str) -> None:
@@ -484,6 +498,7 @@ def test_an_objects_next_event_waits_where_the_one_before_may_be_refused(broker:
     assert len(broker.held()) == most
 
 
+@NIGHTLY
 @VERSIONS
 @QUALITIES
 def test_what_was_given_up_is_not_sent_behind_our_back(broker: Qos1, version: str, qos: str) -> None:
@@ -557,6 +572,7 @@ def listening(broker: Qos1, topic: str) -> Iterator[Subscriber]:
         subscriber.leave()
 
 
+@NIGHTLY
 @VERSIONS
 @QUALITIES
 def test_a_template_gives_each_event_its_topic(broker: Qos1, qos: str, version: str) -> None:
@@ -578,6 +594,7 @@ def test_an_event_never_goes_to_the_brokers_own_topics(broker: Qos1) -> None:
     assert subscriber.topics == ["%24SYS/a"]
 
 
+@ONE_AT_A_TIME
 @WINDOWS
 def test_a_topic_of_a_template_that_is_not_allowed_fails_its_event_alone(tmp_path: Path, window: int) -> None:
     rights = tmp_path / "acl"
@@ -590,6 +607,7 @@ def test_a_topic_of_a_template_that_is_not_allowed_fails_its_event_alone(tmp_pat
     assert "not authorised (0x87)" in refused.reason
 
 
+@ONE_AT_A_TIME
 @WINDOWS
 def test_a_topic_with_more_levels_than_the_broker_takes_holds_up_no_other_object(broker: Qos1, window: int) -> None:
     deep, other = sample_events.put("/" * 300), sample_events.put("a")

@@ -21,7 +21,7 @@ from tests.contract.test_target_contract import (  # noqa: F401 (collected here 
 from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED
 
-pytestmark = pytest.mark.tier3
+pytestmark = pytest.mark.nightly("MySQL 8 and MariaDB")
 
 
 class OldNamespace(Namespace):

@@ -21,7 +21,7 @@ from workers.systems.elasticsearch.target import ElasticsearchTarget
 from workers.targets import payloads
 from workers.targets.base import Target, TargetUnavailable
 
-pytestmark = pytest.mark.tier3
+pytestmark = pytest.mark.nightly("Elasticsearch")
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 

@@ -91,6 +91,10 @@ STATUSES = pytest.mark.parametrize("status", [401, 403, 407, 429, 502, 503, 504,
 SYNC = pytest.mark.parametrize("sync", ["on", "off"])
 
 
+@pytest.mark.nightly(
+    "401, 410 and 503: to a worker the target is unavailable, whatever the status",
+    when=lambda status, sync: (status, sync) not in {(503, "on"), (401, "on"), (410, "off")},
+)
 @SYNC
 @STATUSES
 def test_a_webhook_that_refuses_one_object_gets_all_others(
@@ -107,6 +111,10 @@ def test_a_webhook_that_refuses_one_object_gets_all_others(
     assert sorted(set(paths(receiver)) & set(healthy)) == sorted(healthy)
 
 
+@pytest.mark.nightly(
+    "each number, and each way of sending, with one of the other",
+    when=lambda sync, number: (sync, number) not in {("on", 1), ("off", 2)},
+)
 @SYNC
 @pytest.mark.parametrize("number", [1, 2])
 def test_refused_objects_alone_in_their_partition_hold_up_no_other_partition(
@@ -152,7 +160,7 @@ def test_an_outage_of_a_webhook_costs_no_attempt_and_keeps_the_order(
         assert numbers == sorted(numbers, key=int)
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("objects that webhooks and Elasticsearch refuse")
 def test_a_postgresql_with_one_locked_row_gets_all_others(
     database: Database, at_work: Delivery, postgres_server: services.Postgres
 ) -> None:
@@ -174,6 +182,12 @@ def test_a_postgresql_with_one_locked_row_gets_all_others(
         assert {f"images/{key}" for key in healthy} <= {key for (key,) in cursor.fetchall()}
 
 
+@pytest.mark.nightly(
+    "502 for a whole request, 403 for a document: to a worker the target is unavailable, whatever the status",
+    when=lambda status, per_item, format_: (
+        (status, per_item, format_) not in {(502, False, "access"), (403, True, "namespace")}
+    ),
+)
 @pytest.mark.parametrize("format_", ["access", "namespace"])
 @pytest.mark.parametrize(("status", "per_item"), [(503, False), (403, False), (502, False), (429, True), (403, True)])
 def test_an_elasticsearch_that_refuses_one_object_gets_all_others(
@@ -196,6 +210,10 @@ def test_an_elasticsearch_that_refuses_one_object_gets_all_others(
     assert not set(poison) & held
 
 
+@pytest.mark.nightly(
+    "one: the access format's requests are in test_elasticsearch.py",
+    when=lambda sync, format_: (sync, format_) != ("on", "namespace"),
+)
 @pytest.mark.parametrize("format_", ["access", "namespace"])
 @pytest.mark.parametrize(("sync", "most"), [("on", 1), ("off", 40)])
 def test_in_sync_mode_an_elasticsearch_gets_one_document_in_a_request(

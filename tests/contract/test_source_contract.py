@@ -42,6 +42,10 @@ from tests.support.pulled_events import (
 from tests.support.recording_proxy import Wiretap
 from tests.support.service_processes import Role, source_worker, start_all, stop_all
 
+NIGHTLY = pytest.mark.nightly(
+    "a queue of SQS with groups: a source does not know which of the two it is", when=lambda served: served == "sqs"
+)
+
 pytestmark = pytest.mark.promise
 
 LEASE_SECONDS = 3
@@ -80,6 +84,7 @@ def bodies(sources: Sources, source: SourceId) -> list[bytes]:
     return [sources.rejected.message(stored, number).body for number in numbers]
 
 
+@NIGHTLY
 def test_what_a_source_pulls_is_recorded_in_its_tenant(probe: SourceProbe, database: Database) -> None:
     sources = Sources(database)
     source = sources.put(probe.type, {**probe.values(), "tenant": "acme"})
@@ -100,6 +105,7 @@ def test_what_a_source_pulls_is_recorded_in_its_tenant(probe: SourceProbe, datab
         assert set(connection.execute(sa.select(e.bucket)).scalars()) == {"acme:images", "other:images"}
 
 
+@NIGHTLY
 def test_nothing_of_the_host_is_used_with_a_login_or_without(probe: SourceProbe, host_of_worker: HostOfWorker) -> None:
     probe.send([body(event("a.txt"))])
     given = {name: str(value) for name, value in probe.values().items()}
@@ -133,6 +139,10 @@ def test_messages_are_recorded_in_the_order_of_each_share(probe: SourceProbe, da
     assert (stored.lease_token, stored.error) == ("", "")
 
 
+@pytest.mark.nightly(
+    "four; positions in the outbox are put to it when it is away, and SQS gives out again what AMQP does",
+    when=lambda served: served not in {"amqp", "jetstream", "kafka", "redis_list"},
+)
 def test_what_was_recorded_before_a_restart_is_not_recorded_again(probe: SourceProbe, database: Database) -> None:
     source = Sources(database).put(probe.type, probe.values())
     events = numbered(60)
@@ -165,6 +175,9 @@ def test_messages_without_valid_events_are_kept_and_hold_up_nothing(probe: Sourc
     assert in_order(probe, recorded(database)) == in_order(probe, [one.id for one in events])
 
 
+@pytest.mark.nightly(
+    "a list of Redis: a worker asks a source for nothing meanwhile", when=lambda served: served != "redis_list"
+)
 def test_a_full_shelf_pauses_the_source_and_loses_nothing(probe: SourceProbe, database: Database) -> None:
     sources = Sources(database)
     source = sources.put(probe.type, {**probe.values(), "rejected_limit": "2"})
@@ -186,6 +199,10 @@ def test_a_full_shelf_pauses_the_source_and_loses_nothing(probe: SourceProbe, da
     assert sorted([*kept, *bodies(sources, source)]) == [b"one", b"three", b"two"]
 
 
+@pytest.mark.nightly(
+    "two: a worker asks a source for nothing meanwhile, and gives back what it has not recorded",
+    when=lambda served: served not in {"amqp", "redis_list"},
+)
 def test_a_target_without_room_pauses_pulling_and_nothing_is_lost(probe: SourceProbe, database: Database) -> None:
     sources = Sources(database)
     target = add_target(database, queue_limit="10", queue_full="reject")
@@ -207,6 +224,9 @@ def test_a_target_without_room_pauses_pulling_and_nothing_is_lost(probe: SourceP
     assert (stored.messages, stored.repeated, stored.rejected) == (26, 0, 1)
 
 
+@pytest.mark.nightly(
+    "a stream of Redis: a worker asks a source for nothing meanwhile", when=lambda served: served != "redis_stream"
+)
 def test_an_operators_pause_holds_until_the_source_is_resumed(probe: SourceProbe, database: Database) -> None:
     sources = Sources(database)
     source = sources.put(probe.type, probe.values())
@@ -225,6 +245,10 @@ def test_an_operators_pause_holds_until_the_source_is_resumed(probe: SourceProbe
         wait_for(database, events)
 
 
+@pytest.mark.nightly(
+    "two; what nobody has confirmed, in the modules of the other sources",
+    when=lambda served: served not in {"amqp", "redis_list"},
+)
 def test_a_broker_that_is_away_is_named_and_pulled_from_again(probe: SourceProbe, database: Database) -> None:
     sources = Sources(database)
     source = sources.put(probe.type, {**probe.values(), "timeout": "1s"})
@@ -298,6 +322,9 @@ def holder(sources: Sources, workers: list[Role]) -> Role | None:
     return next((role for role in workers if role.running and str(role.pid) == pid), None)
 
 
+@pytest.mark.nightly(
+    "AMQP; what nobody has confirmed, in the modules of the other sources", when=lambda served: served != "amqp"
+)
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_killed_and_stopped_workers_lose_nothing_and_keep_the_order(
@@ -346,6 +373,10 @@ def test_killed_and_stopped_workers_lose_nothing_and_keep_the_order(
         assert (stored.messages, stored.repeated) == (len(events), 0)
 
 
+@pytest.mark.nightly(
+    "AMQP, which takes a consumer that is not heard for gone: the others wait longer, or for nobody",
+    when=lambda served: served != "amqp",
+)
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_messages_that_grow_take_bounded_memory_and_interrupt_nothing(
@@ -381,6 +412,10 @@ def test_postgresql_ends_what_a_stopped_worker_has_begun(outbox: Database) -> No
     assert seconds == f"{DATABASE.idle_transaction_seconds}s"
 
 
+@pytest.mark.nightly(
+    "a stream of Redis, whose positions the outbox has; the next worker's source begins again, as after any end",
+    when=lambda served: served != "redis_stream",
+)
 @pytest.mark.slow
 def test_a_database_that_is_away_loses_nothing(probe: SourceProbe, redis_server: services.Redis) -> None:
     events = numbered(times(500, 2_000))

@@ -21,6 +21,10 @@ from tests.support.pulled_events import Sources, messages, numbered
 from workers.source_test import run_source_test
 from workers.target_test import Step
 
+NIGHTLY = pytest.mark.nightly(
+    "a queue of SQS with groups: a source does not know which of the two it is", when=lambda served: served == "sqs"
+)
+
 
 @pytest.fixture
 def probe(served: SourceProbe) -> SourceProbe:
@@ -36,6 +40,7 @@ def steps_of(probe: SourceProbe, port: int | None = None) -> list[Step]:
     return list(run_source_test(load(source_type(probe.type), values), {}, Limits()))
 
 
+@NIGHTLY
 def test_the_first_message_is_read_and_not_taken(probe: SourceProbe) -> None:
     assert [(step.step, step.ok) for step in steps_of(probe)] == [("open", True), ("lag", True), ("read", True)]
     events = numbered(3)
@@ -46,6 +51,7 @@ def test_the_first_message_is_read_and_not_taken(probe: SourceProbe) -> None:
         assert steps[-1].message == f"1 event, the first in {events[0].bucket}"
 
 
+@NIGHTLY
 def test_a_message_without_valid_events_and_a_queue_that_is_away_fail_a_step(probe: SourceProbe) -> None:
     probe.send([b"{"])
     steps = steps_of(probe)
@@ -55,6 +61,10 @@ def test_a_message_without_valid_events_and_a_queue_that_is_away_fail_a_step(pro
     assert (step.step, step.ok, bool(step.message)) == ("open", False, True)
 
 
+@pytest.mark.nightly(
+    "AMQP: the command prints the steps, which each type takes within this process",
+    when=lambda served: served != "amqp",
+)
 def test_the_command_tells_each_step_and_its_exit_code_whether_all_are_ok(probe: SourceProbe, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/outbox.db"
     with contextlib.closing(migrated(url, partitions=4)) as database:

@@ -15,7 +15,7 @@ from tests.support.doc_consumers import consumers, following, output
 from tests.support.names import unused
 from workers.delivery.outcomes import DELIVERED
 
-pytestmark = pytest.mark.tier3
+pytestmark = pytest.mark.nightly("the consumers on the pages of the other targets")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -17,7 +17,9 @@ from tests.support import minio_life
 from tests.support.names import unused
 from workers.delivery.outcomes import DELIVERED
 
-pytestmark = pytest.mark.tier3
+pytestmark = pytest.mark.nightly(
+    "ids and partitions that MinIO would choose; the targets beside a MinIO in test_targets_minio_parity.py"
+)
 
 KEYS = (
     "zero.bin",

@@ -17,6 +17,7 @@ from app.config.fields.fields import fields_of
 from app.config.targets.registry import TYPES
 from app.events.model import Event
 from tests import services
+from tests.contract import ways
 from tests.contract.probes.base import LIMIT, Probe, attempt
 from tests.services import speed
 from tests.support import cloud_events, sample_events
@@ -81,6 +82,10 @@ def test_opens_creates_what_is_missing_and_delivers(probe: Probe) -> None:
     assert_held(probe, [event])
 
 
+@pytest.mark.nightly(
+    "four types: one function writes the messages of all that store them",
+    when=lambda running: running not in {"amqp-queue", "kafka", "mqtt-qos1", "nats-core"},
+)
 def test_messages_have_the_members_of_the_old_guides_if_asked(probe: Probe) -> None:
     event = sample_events.put("guide.txt")
     if "body_shape" not in fields_of(TYPES[probe.type]):
@@ -89,6 +94,9 @@ def test_messages_have_the_members_of_the_old_guides_if_asked(probe: Probe) -> N
     assert probe.held() == [(event.path, payloads.log(event, "guide"))]
 
 
+@pytest.mark.nightly(
+    "one way of each type; each format's shapes in test_asyncapi.py", when=lambda running: running in ways.SECOND
+)
 def test_cloud_events_in_json_arrive_whole_and_the_same_each_time(probe: Probe) -> None:
     if probe.is_namespace or "guide" in probe.values().values():
         pytest.skip("it has one entry for each object, or the shape of the guides")
@@ -106,6 +114,7 @@ def test_cloud_events_in_json_arrive_whole_and_the_same_each_time(probe: Probe) 
         cloud_events.assert_is(cloud_events.structured(documents[event.path]), event)
 
 
+@ways.opening_again
 def test_opens_what_it_created_before(probe: Probe) -> None:
     first, second = sample_events.put("first.txt"), sample_events.put("second.txt")
     for event in (first, second):
@@ -113,12 +122,14 @@ def test_opens_what_it_created_before(probe: Probe) -> None:
     assert_held(probe, [first, second])
 
 
+@ways.connecting
 def test_an_empty_call_has_no_outcomes(probe: Probe) -> None:
     with probe.opened() as target:
         assert list(target.deliver([], 1)) == []
         assert list(target.deliver([], 100)) == []
 
 
+@ways.connecting
 def test_a_closed_port_is_unavailable_within_the_time_limit(probe: Probe) -> None:
     target = probe.target(probe.at_port(services.free_port()))
     began = time.monotonic()
@@ -129,6 +140,7 @@ def test_a_closed_port_is_unavailable_within_the_time_limit(probe: Probe) -> Non
     target.close()
 
 
+@ways.connecting
 def test_a_wrong_password_is_unavailable_within_the_time_limit_and_not_told(probe: Probe) -> None:
     with closing(probe.target(probe.as_stranger())) as target:
         began = time.monotonic()
@@ -140,12 +152,14 @@ def test_a_wrong_password_is_unavailable_within_the_time_limit_and_not_told(prob
     assert probe.held() == []
 
 
+@ways.connecting
 def test_the_right_certificate_is_accepted(probe: Probe, certificates: services.Certificates) -> None:
     event = sample_events.put("tls.txt")
     assert probe.delivered([event], 1, probe.by_tls(certificates.ca)) == [DELIVERED]
     assert_held(probe, [event])
 
 
+@ways.connecting
 def test_nothing_of_the_host_is_used_with_a_login_or_without(
     probe: Probe, certificates: services.Certificates, host_of_worker: HostOfWorker
 ) -> None:
@@ -161,6 +175,7 @@ def test_nothing_of_the_host_is_used_with_a_login_or_without(
         used.assert_not_sent(bytes(tap.said))
 
 
+@ways.connecting
 def test_a_wrong_certificate_is_refused(probe: Probe, certificates: services.Certificates) -> None:
     target = probe.target(probe.by_tls(certificates.other_ca))
     with pytest.raises(TargetUnavailable, match="certificate"):
@@ -171,6 +186,7 @@ def test_a_wrong_certificate_is_refused(probe: Probe, certificates: services.Cer
     assert probe.held() == []
 
 
+@ways.storing
 @WINDOWS
 def test_the_exact_body_arrives_of_all_that_a_real_minio_sent(probe: Probe, window: int) -> None:
     captured = [event for _, event in sample_events.captured()]
@@ -179,6 +195,7 @@ def test_the_exact_body_arrives_of_all_that_a_real_minio_sent(probe: Probe, wind
     assert_held(probe, kept)
 
 
+@ways.storing
 @WINDOWS
 def test_odd_keys_survive(probe: Probe, window: int) -> None:
     made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
@@ -191,6 +208,7 @@ def test_odd_keys_survive(probe: Probe, window: int) -> None:
             assert probe.held() == []
 
 
+@ways.sending
 @WINDOWS
 def test_buckets_of_one_name_of_two_tenants_are_two(probe: Probe, window: int) -> None:
     made = [sample_events.put(f"k{number % 5}", bucket=f"{'aB'[number % 2]}:images") for number in range(20)]
@@ -203,6 +221,7 @@ def test_buckets_of_one_name_of_two_tenants_are_two(probe: Probe, window: int) -
             assert_held(probe, [event for event in made if event.bucket == "B:images"])
 
 
+@ways.sending
 @WINDOWS
 def test_each_objects_events_keep_their_order(probe: Probe, window: int) -> None:
     count = 100 if window > 1 else times(20, 100)
@@ -215,6 +234,7 @@ def test_each_objects_events_keep_their_order(probe: Probe, window: int) -> None
     assert_held(probe, made)
 
 
+@ways.sending
 @WINDOWS
 def test_a_batch_with_one_poison_event_rejects_that_one_alone(probe: Probe, window: int) -> None:
     if not probe.can_reject:
@@ -230,6 +250,8 @@ def test_a_batch_with_one_poison_event_rejects_that_one_alone(probe: Probe, wind
     assert_held(probe, made)
 
 
+@ways.storing
+@ways.combining
 @WINDOWS
 def test_a_poison_event_holds_up_nothing_of_its_own_object(probe: Probe, window: int) -> None:
     if not probe.can_reject:
@@ -244,6 +266,8 @@ def test_a_poison_event_holds_up_nothing_of_its_own_object(probe: Probe, window:
     assert_held(probe, [after, other] if probe.is_namespace else [before, other, after])
 
 
+@ways.storing
+@ways.combining
 @WINDOWS
 def test_delivering_twice_leaves_a_namespace_unchanged(probe: Probe, window: int) -> None:
     made = [sample_events.put(f"object-{number % 20}", number=number + 1) for number in range(50)]
@@ -286,6 +310,8 @@ class TimeIsUp:
         return False
 
 
+@ways.sending
+@ways.ending
 @WINDOWS
 def test_once_the_time_is_up_one_request_is_made_and_the_rest_is_not_attempted(probe: Probe, window: int) -> None:
     made = [sample_events.put(f"object-{number % 10}", number=number + 1) for number in range(40)]
@@ -302,6 +328,8 @@ def test_once_the_time_is_up_one_request_is_made_and_the_rest_is_not_attempted(p
     assert_held(probe, made)
 
 
+@ways.sending
+@ways.ending
 @WINDOWS
 def test_nothing_is_sent_once_the_lease_has_ended(probe: Probe, window: int) -> None:
     """Neither when it ends before the first request, nor in the middle, nor before the last, which may be a COMMIT."""
@@ -385,6 +413,8 @@ def kill_while_they_send(probe: Probe, sending: Sequence[Offered]) -> None:
             one.result()
 
 
+@pytest.mark.nightly("the other types, whose servers start again sooner", when=lambda running: running == "sqs")
+@ways.confirming
 def test_a_killed_server_is_unavailable_and_gets_everything_when_it_is_back(probe: Probe) -> None:
     """One kill for both ways of sending, and for a target without work, which may be closed whatever happened."""
     for windows in [(1,), (100,)] if probe.one_writer else [(1, 100)]:
@@ -413,6 +443,7 @@ def test_a_killed_server_is_unavailable_and_gets_everything_when_it_is_back(prob
             each.assert_arrived(probe, held)
 
 
+@ways.confirming
 def test_a_frozen_server_does_not_hang_the_worker(probe: Probe) -> None:
     target, window = probe.target(), 100
     target.open()
@@ -435,6 +466,10 @@ def test_a_frozen_server_does_not_hang_the_worker(probe: Probe) -> None:
     assert first_seen == (numbers[-1:] if probe.is_namespace else numbers)
 
 
+@pytest.mark.nightly(
+    "Kafka; a wire without answers at each: what is frozen sends nothing, as what has no wire",
+    when=lambda running: running != "kafka",
+)
 def test_a_frozen_server_cannot_hang_an_opening_either(probe: Probe) -> None:
     with closing(probe.target()) as target:
         probe.server.freeze()
@@ -446,6 +481,7 @@ def test_a_frozen_server_cannot_hang_an_opening_either(probe: Probe) -> None:
     assert isinstance(outcome, Failed | Unavailable)
 
 
+@ways.connecting
 def test_closing_is_harmless_at_any_time(probe: Probe) -> None:
     target = probe.target()
     target.close()
@@ -458,6 +494,7 @@ def test_closing_is_harmless_at_any_time(probe: Probe) -> None:
     target.close()
 
 
+@ways.opening_again
 def test_a_closed_target_opens_itself_when_it_is_given_events(probe: Probe) -> None:
     target = probe.target()
     target.open()
@@ -468,6 +505,7 @@ def test_a_closed_target_opens_itself_when_it_is_given_events(probe: Probe) -> N
     assert_held(probe, [event])
 
 
+@ways.connecting
 def test_no_thread_socket_or_file_is_left_after_close(probe: Probe) -> None:
     this = psutil.Process()
 
@@ -502,6 +540,7 @@ def test_no_thread_socket_or_file_is_left_after_close(probe: Probe) -> None:
         gc.enable()
 
 
+@ways.connecting
 def test_a_child_makes_a_connection_of_its_own_and_leaves_its_parents_alone(probe: Probe, tmp_path: Path) -> None:
     before, within, after = (
         sample_events.put("before.txt"),

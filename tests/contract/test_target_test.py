@@ -14,6 +14,7 @@ import pytest
 from app.config import target_settings
 from app.events import test_events as marks
 from tests import services
+from tests.contract import ways
 from tests.contract.probes.base import TIMEOUT, Probe
 from tests.services import forking
 from workers.target_test import Step, run_target_test
@@ -34,6 +35,7 @@ def names(steps: Sequence[Step]) -> list[str]:
     return [step.step for step in steps]
 
 
+@pytest.mark.nightly("the steps of one way of each type", when=lambda running: running in ways.SECOND)
 def test_a_target_that_works_confirms_a_marked_event_and_a_namespace_keeps_none(probe: Probe) -> None:
     steps = steps_of(probe, probe.values())
     assert all(step.ok for step in steps), steps
@@ -48,6 +50,10 @@ def test_a_target_that_works_confirms_a_marked_event_and_a_namespace_keeps_none(
         assert path in steps[-1].message
 
 
+@pytest.mark.nightly(
+    "two; what comes before a login is one code for all types, and what it says is what an opening says",
+    when=lambda running: running not in {"redis-namespace", "webhook"},
+)
 def test_a_closed_port_fails_the_connecting(probe: Probe) -> None:
     steps = steps_of(probe, probe.at_port(services.free_port()))
     assert names(steps) == ["resolve", "connect"]
@@ -55,6 +61,10 @@ def test_a_closed_port_fails_the_connecting(probe: Probe) -> None:
     assert "refused" in steps[-1].message.lower()
 
 
+@pytest.mark.nightly(
+    "four; what comes before a login is one code for all types, and what it says is what an opening says",
+    when=lambda running: running not in {"kafka", "mysql-namespace", "redis-namespace", "webhook"},
+)
 def test_a_wrong_password_fails_the_login_and_is_not_told(probe: Probe) -> None:
     steps = steps_of(probe, probe.as_stranger())
     assert steps[-1].step == probe.strangers_fail_at
@@ -63,6 +73,10 @@ def test_a_wrong_password_fails_the_login_and_is_not_told(probe: Probe) -> None:
     assert probe.held() == []
 
 
+@pytest.mark.nightly(
+    "three; what comes before a login is one code for all types, and what it says is what an opening says",
+    when=lambda running: running not in {"kafka", "postgresql-namespace", "webhook"},
+)
 def test_a_wrong_certificate_fails_the_tls_and_the_right_one_is_a_step(
     probe: Probe, certificates: services.Certificates
 ) -> None:

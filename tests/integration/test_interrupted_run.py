@@ -57,7 +57,7 @@ def test_endless():
 """
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("servers that end with the process that started them, in test_services.py")
 @pytest.mark.parametrize("to_all", [True, False], ids=["terminal", "make alone"])
 def test_an_interrupted_run_ends_with_its_workers_and_servers(to_all: bool, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)

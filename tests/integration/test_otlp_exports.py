@@ -57,6 +57,10 @@ def failing() -> Iterator[int]:
         yield server.port
 
 
+@pytest.mark.nightly(
+    "one that hangs, and one that fails: a request is given up, whatever it failed by",
+    when=lambda collector: collector is refusing,
+)
 @pytest.mark.parametrize("collector", [hanging, refusing, failing])
 def test_a_process_whose_exports_nobody_takes_keeps_a_bounded_queue_logs_a_line_and_ends(collector: Any) -> None:
     with collector() as port:

@@ -30,6 +30,8 @@ from tests import provision, services
 from tests.services import reaper
 from tests.services.proxy_process import far_proxies
 
+NIGHTLY = pytest.mark.nightly("TLS in the contract suite; servers that end with the process that started them")
+
 TOP = Path(__file__).parents[2]
 ONCE = Retry(NoBackoff(), 0)
 
@@ -109,6 +111,10 @@ PROBES = {
 }
 
 
+@pytest.mark.nightly(
+    "PostgreSQL and Redis: one code starts and ends them; each is killed in the contract suite or by test_kill.py",
+    when=lambda name: name in {"mariadb", "minio", "mysql", "rabbitmq", "receiver"},
+)
 @pytest.mark.parametrize("name", PROBES)
 def test_a_server_keeps_what_was_written_through_kill_and_stop_and_leaves_nothing_running(name: str) -> None:
     probe = PROBES[name]
@@ -137,7 +143,7 @@ class Leaving(services.ZooKeeper):
         return self.serving(main=main, arguments=[self.folder / "zoo.cfg"])
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_server_of_java_leaves_its_classes_to_those_after_it_if_it_ends_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +195,7 @@ def test_a_frozen_server_accepts_but_does_not_answer_until_thawed() -> None:
         assert client.get("k") == b"v"
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_frozen_server_can_be_stopped() -> None:
     with services.postgres() as server:
         server.freeze()
@@ -204,7 +210,7 @@ def test_a_server_that_does_not_come_up_says_why_and_leaves_nothing() -> None:
     assert {process.pid for process in psutil.Process().children(recursive=True)} - before == set()
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_redis_asks_for_its_password_and_speaks_tls(certificates: services.Certificates) -> None:
     with services.redis(tls=True, password="s3cret") as server:
         with redis.Redis(port=server.port, retry=ONCE) as client, pytest.raises(redis.AuthenticationError):
@@ -218,7 +224,7 @@ def test_redis_asks_for_its_password_and_speaks_tls(certificates: services.Certi
             client.ping()
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_postgres_verifies_both_ways(postgres_server: services.Postgres, certificates: services.Certificates) -> None:
     base = (
         f"host=localhost port={postgres_server.port} dbname=postgres user=client sslmode=verify-full hostaddr=127.0.0.1"
@@ -232,7 +238,7 @@ def test_postgres_verifies_both_ways(postgres_server: services.Postgres, certifi
         psycopg2.connect(f"{base} sslrootcert={certificates.other_ca}")
 
 
-@pytest.mark.tier3
+@NIGHTLY
 @pytest.mark.parametrize("fixture", ["mysql_server", "mariadb_server"])
 def test_mysql_verifies_both_ways(
     fixture: str, request: pytest.FixtureRequest, certificates: services.Certificates
@@ -248,7 +254,7 @@ def test_mysql_verifies_both_ways(
         pymysql.connect(**where)
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_rabbitmq_speaks_tls_and_refuses_a_wrong_password(
     rabbitmq_server: services.RabbitMQ, certificates: services.Certificates
 ) -> None:
@@ -283,7 +289,7 @@ def test_minio_tells_its_webhooks_what_happened_to_an_object(receiver: services.
     assert (shown.path, shown.subject, shown.json()["Key"]) == ("/two", "client", "photos/a b")
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_minio_speaks_tls() -> None:
     with services.minio(tls=True) as server, contextlib.closing(server.boto3()) as client:
         client.create_bucket(Bucket="over-tls")
@@ -418,6 +424,9 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.nightly(
+    "a process that is killed: the process that ends them sees no difference", when=lambda how: how is None
+)
 @pytest.mark.parametrize("how", [signal.SIGKILL, None])
 def test_servers_end_with_the_process_that_started_them(how: signal.Signals | None) -> None:
     argv = [sys.executable, "-W", "error", "-c", ORPHAN]
@@ -448,7 +457,7 @@ def check():
 """
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_forked_child_that_ends_leaves_its_parents_servers_alone() -> None:
     script = ORPHAN.replace("time.sleep(60)", "pass").replace("sys.stdin.read()", "os.waitpid(fork, 0); check()")
     script = f"{CHECK}{script}"

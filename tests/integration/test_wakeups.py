@@ -573,6 +573,10 @@ def test_a_queue_that_the_user_may_not_use_need_not_be_deleted(caplog: pytest.Lo
     assert "Delete the queue, and it is created again" in different
 
 
+@pytest.mark.nightly(
+    "each way to be away, with one end of a task: they are two things",
+    when=lambda does, away: (does, away) not in {("ack", "server"), ("requeue", "closed")},
+)
 @pytest.mark.parametrize("does", ["ack", "reject", "requeue"])
 @pytest.mark.parametrize("away", ["closed", "server"])
 def test_a_task_that_ends_while_the_broker_is_away_frees_its_slot(does: str, away: str) -> None:

@@ -244,7 +244,7 @@ def test_a_queue_gets_each_object_once_after_repeated_and_interrupted_backfills(
     assert {entry.difference for entry in stage.whole.audits()} == {0}
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("reconciliations that end by an error, in test_listing_parts.py")
 def test_a_killed_reconciliation_of_a_large_bucket_is_continued(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.target("large", "namespace", [CREATED])
     target, runs, folder = TargetId("redis", "large"), Reconciliations(stage.whole.database), stage.folder / "reports"
@@ -274,7 +274,7 @@ def test_a_killed_reconciliation_of_a_large_bucket_is_continued(stage: Stage, mo
     assert not [*folder.glob("scratch/*")]
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("a run that an API without answers interrupts; tables whose run is killed at any commit")
 def test_a_killed_run_is_continued(stage: Stage) -> None:
     stage.target("killed", "access", [CREATED])
     argv = ["backfill", "b-old", "--target", "redis:killed", "--grace", "0s", "--rate", "2"]
@@ -295,7 +295,7 @@ def test_a_killed_run_is_continued(stage: Stage) -> None:
     assert stage.states("killed") == ["unfinished", "backfilled"]
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("in Hadoop's `viewfs`: one client of Hadoop's writes, reads and deletes, whatever the scheme")
 def test_reports_and_keys_in_flight_in_a_bucket(stage: Stage) -> None:
     """By Hadoop's `s3a:`, in a bucket with versions, which shows what was deleted again."""
     services.need("s3a_jars")
@@ -338,7 +338,7 @@ def test_reports_and_keys_in_flight_in_a_bucket(stage: Stage) -> None:
     assert [str(one.object_name) for one in s3.list_objects("reports", recursive=True)] == now
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("one after the other, and repeated")
 def test_two_targets_are_backfilled_at_once(stage: Stage) -> None:
     """The backfill of one target does not overtake the events of the other."""
     for name in ("one", "other"):
@@ -385,7 +385,7 @@ def test_a_scheduled_scan_is_recorded_as_a_run(stage: Stage, job: Job, monkeypat
     assert "has already been started" in error
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("a scheduled scan, and the shape of a warning in test_scanner.py")
 def test_a_scan_warns_by_ordinary_events(stage: Stage, job: Job) -> None:
     stage.target("warnings", "access", ["s3:Scanner:*"])
     stage.target("latest", "namespace", ["s3:Scanner:*"], policy="compatible")

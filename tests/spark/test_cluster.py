@@ -35,7 +35,9 @@ from tests.spark.conftest import quickly
 from tests.support.service_processes import BUCKETWIRE, Role, System, start_all, stop_all, system
 from tests.support.target_contents import TABLE, PostgresContents
 
-pytestmark = pytest.mark.tier3
+pytestmark = pytest.mark.nightly(
+    "processes of runs in test_reconcile_jobs.py, test_nightly.py, test_problems.py; drift within this process"
+)
 
 BUCKET, TARGET, LONG_AGO = "old-things", "postgresql:rows", "2026-11-01T00:00:00Z"
 KEYS = ["dir/", "x y+%41é🎉.txt", "a+b", *(f"many/{number % 3}/{number:02}" for number in range(60))]

@@ -30,7 +30,10 @@ ENTRIES = "key string, etag string, size bigint, modified bigint, version string
 TIME = "2026-11-18T09:06:40.123Z"
 
 
-@pytest.fixture(params=[False, True], ids=["static", "adaptive"])
+STATIC = pytest.mark.nightly("adaptive execution, which every run has unless an operator has Spark do without")
+
+
+@pytest.fixture(params=[pytest.param(False, id="static", marks=STATIC), pytest.param(True, id="adaptive")])
 def planned(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     """Plan for two partitions; as the tests' session otherwise does, and as a run does."""
     settings = {"spark.sql.adaptive.enabled": str(request.param).lower(), "spark.sql.shuffle.partitions": "2"}
@@ -85,8 +88,16 @@ REPEATED: dict[str, tuple[list[Any], list[Any], dict[str, str]]] = {  # more ent
     "a row without an entry": ([], [stored("gone"), stored("gone", "older", "17")], {"gone": "orphaned"}),
     "a row that only seems malformed": ([], [stored("z"), stored("z", bucket="other")], {"z": "orphaned"}),
 }
+ALIKE = {  # those that one aggregate, or one count, decides as the others
+    ("a row of another bucket", True), ("a row that only seems malformed", True), ("a row with an entry", True),
+    ("both", True), ("a row without an entry", False), ("nothing", True), ("an entry with a row", True),
+}  # fmt: skip
 
 
+@pytest.mark.nightly(
+    "a newer row, several entries or rows with the other side and without: one aggregate chooses",
+    when=lambda repeated, has_single_rows: (repeated, has_single_rows) in ALIKE,
+)
 @pytest.mark.parametrize("planned", [True], indirect=True)
 @pytest.mark.parametrize(
     ("repeated", "has_single_rows"),
@@ -129,6 +140,10 @@ def test_keys_with_the_same_hash_are_different_keys(planned: SparkSession) -> No
     assert kinds(found) == {"a": "missing", "c": "stale:etag", "d": "orphaned"}
 
 
+@pytest.mark.nightly(
+    "the target's side as the larger, and one of the two empty: one count, whichever side has it",
+    when=lambda objects, target_rows: (objects, target_rows) in {(7, 3), (0, 0)},
+)
 @pytest.mark.parametrize(
     ("objects", "target_rows", "prefix"), [(0, 0, ""), (3, 0, ""), (0, 3, ""), (7, 3, "no/key/"), (3, 7, "no/key/")]
 )

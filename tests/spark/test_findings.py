@@ -214,6 +214,9 @@ def test_findings_that_are_lost_are_not_taken_for_less_drift(spark: SparkSession
         check_complete(left, 3, str(tmp_path / FOLDER))
 
 
+@pytest.mark.nightly(
+    "what executors wrote: it costs a job, and finds no less", when=lambda has_executors: not has_executors
+)
 @pytest.mark.parametrize(("has_executors", "jobs"), [(False, 1), (True, 2)])
 def test_what_is_written_is_counted_again_only_if_executors_may_have_written_it_elsewhere(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_executors: bool, jobs: int
@@ -272,7 +275,7 @@ def test_a_report_shows_hostile_names_as_names(spark: SparkSession, tmp_path: Pa
     assert {path.name for path in tmp_path.iterdir()} == {*map(str, range(len(NAMES))), FOLDER, LINES}
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("a report of hostile names")
 def test_a_report_has_bars_of_the_largest_folders_and_of_all_ages(spark: SparkSession) -> None:
     day = 86_400_000
     folders = [(f"f{number:02}/{each}", T) for number in range(14) for each in range(number + 1)]

@@ -18,7 +18,9 @@ from tests.support.sample_events import put
 from workers.systems.mysql.target import MysqlTarget
 from workers.systems.postgresql.target import PostgresTarget
 
-pytestmark = pytest.mark.tier3  # it needs a driver of its own: the variables of a JVM are those of its start
+pytestmark = pytest.mark.nightly(
+    "the same of every target and source in the contract suites; a password asked for, in test_jdbc.py"
+)  # it needs a driver of its own: the variables of a JVM are those of its start
 
 
 @pytest.fixture(scope="module")

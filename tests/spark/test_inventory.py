@@ -138,7 +138,9 @@ def report(folder: Path, bucket: str, kind: str, contents: Sequence[bytes], *, v
     return written
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly(
+    "reports of one format each, damaged, fetched and copied; buckets that are listed, with and without `mc`"
+)
 @pytest.mark.parametrize("versioned", [False, True])
 def test_a_report_has_the_same_entries_as_mc(
     spark: SparkSession, at_minio: services.MinIO, tmp_path: Path, versioned: bool

@@ -28,6 +28,8 @@ from tests import services
 from tests.support.builders import add_target, migrated, registry
 from tests.support.frames import frame_of
 
+NIGHTLY = pytest.mark.nightly("a listing of yesterday, and a file that was cut off")
+
 KEYS = [f"{folder:02}/{name}" for folder in range(8) for name in "ab"]
 PARTS = 4
 LARGE = 4_000_000  # entries and rows of the last run
@@ -147,8 +149,8 @@ def _of_another_form(_: dict[str, Any]) -> str:
     [
         _of_yesterday,
         _cut_off,
-        pytest.param(_of_tomorrow, marks=pytest.mark.tier3),
-        pytest.param(_of_another_form, marks=pytest.mark.tier3),
+        pytest.param(_of_tomorrow, marks=NIGHTLY),
+        pytest.param(_of_another_form, marks=NIGHTLY),
     ],
 )
 def test_a_listing_that_cannot_be_continued_is_made_anew(

@@ -79,6 +79,10 @@ def minio(direct: dict[str, dict[str, str]]) -> Iterator[services.MinIO]:
         yield running
 
 
+@pytest.mark.nightly(
+    "one with versions; one without where drift is found: current versions are read by the same code",
+    when=lambda versioned: versioned is False,
+)
 @pytest.mark.parametrize("versioned", [False, True])
 def test_a_bucket_is_listed_by_ranges_of_keys_and_from_what_mc_wrote(
     spark: SparkSession, at_minio: services.MinIO, tmp_path: Path, versioned: bool
@@ -334,6 +338,9 @@ def test_a_postgresql_table_of_any_name_and_with_further_columns_is_read(
             assert (row["key"], row["name"]) == ("k", PUT)
 
 
+@pytest.mark.nightly(
+    "plain ids; names of buckets in hashes: pages are read alike, whatever the ids", when=lambda style: style == "hash"
+)
 @pytest.mark.parametrize("style", ["hash", "plain"])
 def test_an_elasticsearch_index_is_read(
     spark: SparkSession, elasticsearch_server: services.Elasticsearch, style: str
@@ -500,6 +507,9 @@ def test_a_table_of_a_minio_before_2022_is_read(spark: SparkSession, mysql_serve
     assert {(one["key"], one["sound"], one["etag"]) for one in found} == {("a b/é+%", True, "e0"), ("z", True, "e1")}
 
 
+@pytest.mark.nightly(
+    "PostgreSQL: MinIO writes the same document into any store", when=lambda kind: kind != "postgresql"
+)
 @pytest.mark.parametrize("kind", ["postgresql", "mysql", "elasticsearch"])
 def test_what_minio_itself_wrote_is_sound(
     spark: SparkSession, minio: services.MinIO, direct: dict[str, dict[str, str]], kind: str
@@ -560,6 +570,10 @@ def store(request: pytest.FixtureRequest) -> tuple[TargetSettings, type[Target]]
     return load("mysql", {"dsn_string": MysqlContents(mysql, name).dsn, "table": "rows"}), MysqlTarget
 
 
+@pytest.mark.nightly(
+    "PostgreSQL, and hashes of Elasticsearch: one function escapes a name, and what delivers gets all",
+    when=lambda store: store in {"mysql", "mariadb", "plain", "redis"},
+)
 def test_a_name_of_a_bucket_is_nothing_but_a_name_to_any_store(
     spark: SparkSession, store: tuple[TargetSettings, type[Target]]
 ) -> None:

@@ -223,6 +223,10 @@ def fill(stage: Stage, bucket: str) -> None:
         stage.delete(bucket, key)
 
 
+@pytest.mark.nightly(
+    "Redis; each target's rows in test_reading.py: one comparison for the rows of any target",
+    when=lambda target: target in {"postgresql:rows", "mysql:rows", "elasticsearch:rows"},
+)
 def test_drift_of_every_kind_is_found_exactly_and_repaired_exactly(stage: Stage, target: str) -> None:
     bucket, rows, write = BUCKETS[target], stage.stores[target].all, stage.stores[target].set
     fill_unreported(stage, bucket)
@@ -583,7 +587,9 @@ def test_a_repair_below_a_prefix_leaves_every_other_row_as_it_is(stage: Stage) -
     stage.settle(target)
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly(
+    "tenants in test_buckets.py, test_limited_tokens.py, test_frontend_order.py; test_bucket_storages.py"
+)
 def test_two_tenants_with_buckets_of_one_name_share_a_mirror_and_nothing_else(stage: Stage, job: Job) -> None:
     """West's MinIO posts with a token, east's writes into a list of Redis that a source pulls; PostgreSQL is east's."""
     whole, store, only_easts = stage.whole, stage.stores["redis:rows"], stage.stores["postgresql:rows"]

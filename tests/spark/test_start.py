@@ -16,6 +16,8 @@ from spark_jobs.jvm import ClassArchive
 from tests import provision, services
 from tests.services import spark_classes
 
+NIGHTLY = pytest.mark.nightly("a command keeps an archive of classes, or goes on without")
+
 ROOT = Path(__file__).parents[2]
 RUN = """
 import signal
@@ -36,7 +38,7 @@ assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Spark's o
 TOP = "source: shared objects file (top)"  # a class of the archive; those of Java's own are of another file
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_the_first_run_leaves_an_archive_of_classes_and_the_second_uses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,7 +122,7 @@ def test_what_is_few(tmp_path: Path) -> None:
     assert not small_plans.are_small_files(Folder.of(tmp_path))
 
 
-@pytest.mark.parametrize("debug", ["", pytest.param("1", marks=pytest.mark.tier3)])
+@pytest.mark.parametrize("debug", ["", pytest.param("1", marks=NIGHTLY)])
 def test_what_java_writes_is_shown_only_where_it_is_asked_for_or_does_not_start(debug: str) -> None:
     services.need("spark_jars")
     program = (

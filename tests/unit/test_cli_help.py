@@ -66,6 +66,9 @@ def test_completion_imports_little(line: str, most: int, monkeypatch: pytest.Mon
     assert len(libraries(modules)) <= most  # a fifth more than today
 
 
+@pytest.mark.nightly(
+    "two groups: imports are those of the group", when=lambda group: group in {"dead-letter", "retry", "rule", "token"}
+)
 @pytest.mark.parametrize("group", ["reconcile", "rule", "dead-letter", "target", "token", "retry"])
 @pytest.mark.slow
 def test_help_of_a_group_does_not_open_the_outbox(group: str) -> None:
@@ -98,6 +101,9 @@ def test_status_connects_to_no_broker_that_has_just_carried_the_drain(
             assert bool(imported("status") & {"kombu", "redis", "amqp"}) is connects
 
 
+@pytest.mark.nightly(
+    "one command: those that show something are imported by one code", when=lambda line: line != "status"
+)
 @pytest.mark.parametrize("line", ["status", "target ls", "source ls", "rule ls"])
 @pytest.mark.slow
 def test_a_command_imports_no_declaration_of_a_type_that_it_does_not_meet(

@@ -24,6 +24,7 @@ def test_of_one_run():
 """
 
 
+@pytest.mark.nightly("without xdist: one plugin prints it", when=lambda processes: processes != [])
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [[], ["-n", "1"]], ids=["alone", "xdist"])
 def test_the_error_of_the_first_run_is_printed(processes: list[str], tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ def test_a_sender_is_answered_whatever_others_do_with_their_connections(
     assert len(keys(database)) == 2 * POSTS
 
 
+@pytest.mark.nightly("a handshake that was begun", when=lambda sent: sent in {b"", b"\x16"})
 @pytest.mark.parametrize("sent", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01"])
 def test_a_sender_is_answered_while_others_do_not_finish_a_tls_handshake(
     secure: SecureApi, stack: ExitStack, sent: bytes

@@ -80,7 +80,7 @@ print(json.dumps(facts))
 """
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("the places of the source that name a kind")
 def test_a_new_kind_needs_its_declaration_alone_to_be_counted_stored_described_and_shown(tmp_path: Path) -> None:
     environ = os.environ | {"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0"}
     ended = subprocess.run(

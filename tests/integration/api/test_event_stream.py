@@ -196,7 +196,7 @@ def connected(database: Database, rule: Rule, ping: int = 15) -> Iterator[tuple[
 
 
 @pytest.mark.slow
-@pytest.mark.tier3
+@pytest.mark.nightly("a reader that is too slow, listeners of all processes")
 def test_a_stream_that_catches_up_buffers_no_more_than_another(tmp_path: Path) -> None:
     database = migrated(f"sqlite:///{tmp_path}/outbox.db")
     made = [event(f"k{number}") for number in range(80)]

@@ -18,7 +18,9 @@ from tests.support.outboxes import NAME, Outboxes
 PACKET = 1 << 20
 
 
-@pytest.fixture(scope="module", params=["mysql", "mariadb"])
+@pytest.fixture(
+    scope="module", params=["mysql", pytest.param("mariadb", marks=pytest.mark.nightly("MySQL, with the same driver"))]
+)
 def own_server(request: pytest.FixtureRequest) -> Iterator[services.MySQL]:
     made: Callable[[], services.MySQL] = {"mysql": services.mysql, "mariadb": services.mariadb}[request.param]
     with made() as running:

@@ -30,6 +30,8 @@ from tests.support.builders import DELETE, PUT, event
 from tests.support.older_state import older_state
 from tests.support.properties import times
 
+NIGHTLY = pytest.mark.nightly("a reader that is too slow, listeners of all processes, `mc watch`")
+
 
 @contextmanager
 def listening(s3: S3, query: str = EVENTS, bucket: str = "images", timeout: float = 10) -> Iterator[Listener]:
@@ -233,7 +235,7 @@ def memory(s3: S3) -> int:
     return sum(worker.memory_info().rss for worker in psutil.Process(s3.api.pid).children())
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_idle_listeners_hold_no_thread_and_little_memory(ready: S3) -> None:
     count = times(250, 1000)
     workers = psutil.Process(ready.api.pid).children()
@@ -289,7 +291,7 @@ def watched(s3: S3, mc: Mc) -> dict[str, Any]:
         mc.stop()
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_minio_py_listens(ready: S3) -> None:
     found: Queue[dict[str, Any]] = Queue()
 

@@ -33,6 +33,13 @@ from tests.integration.api.mc_admin import Admin
 from tests.support.builders import add_target, migrated
 from tests.support.outbox_rows import heartbeats
 
+OF_EACH_KIND = {  # of mistake, one command
+    "set bw notify_kafka:x brokers=h:9092 tpic=t", "get bw notify_webhook:ONE", "reset bw notify_webhook:one",
+    "set bw notify_webhook:env queue_limit=6", "history bw",
+}  # fmt: skip
+
+NIGHTLY = pytest.mark.nightly("what `mc` sets, backs up, restores and is refused, in the other tests here")
+
 ONE = TargetId("webhook", "one")
 PLACE = "http://127.0.0.1:9/"
 SET_ONE = f'mc admin config set bw notify_webhook:one endpoint={PLACE} auth_token=s3cret queue_limit=5 comment="a few"'
@@ -84,7 +91,7 @@ GUIDES = {
 }
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_what_the_guides_set_is_set_at_once(bw: Admin, targets: Registry) -> None:
     for line in GUIDES.values():
         assert bw.ok(line) == "Successfully applied new settings.\n"  # and no "Please restart your server"
@@ -100,7 +107,7 @@ def test_what_the_guides_set_is_set_at_once(bw: Admin, targets: Registry) -> Non
     assert bw.keys("notify_postgres:1")["table"] == "bucketevents"
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_the_sync_mode_is_set_as_at_minio(bw: Admin, targets: Registry) -> None:
     assert "sync_events=off" in bw.ok("mc admin config get bw api")
     assert bw.ok("mc admin config set bw/ api sync_events=on") == "Successfully applied new settings.\n"
@@ -143,6 +150,9 @@ def test_keys_that_are_left_out_keep_their_values_and_reset_keys_get_their_defau
     bw.ok("mc admin config reset bw notify_webhook")  # the unnamed one is at its defaults
 
 
+@pytest.mark.nightly(
+    "one of each kind of mistake: the API passes on words that are units", when=lambda line: line not in OF_EACH_KIND
+)
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -176,6 +186,10 @@ def test_mc_prints_what_is_wrong(s3: S3, bw: Admin, targets: Registry, line: str
     assert targets.targets() == before
 
 
+@pytest.mark.nightly(
+    "one that shows something, and one that does",
+    when=lambda line: line not in {"user add bw alice alicealice", "service stop bw"},
+)
 @pytest.mark.parametrize(
     "line",
     [
@@ -200,7 +214,7 @@ def test_a_restart_is_answered(bw: Admin) -> None:
     assert answer("mc admin service restart --dry-run --json bw")["result"]["dryRun"] is True
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_restart_is_answered_on_a_terminal(bw: Admin) -> None:
     """Without --json, mc wants a terminal to draw on."""
     master, terminal = pty.openpty()
@@ -233,7 +247,7 @@ def test_a_backup_is_restored_with_the_secrets_that_are_stored(bw: Admin, target
     assert TargetId("redis", "r") not in {target.target for target in targets.targets()}
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_minio_pys_client_reads_and_writes_settings(bw: Admin, targets: Registry) -> None:
     bw.py.config_set("notify_webhook:one", {"endpoint": PLACE, "auth_token": "s3cret", "comment": '"a few"'})
     assert texts(targets) == {"enable": "on", "endpoint": PLACE, "auth_token": "s3cret", "comment": "a few"}
@@ -250,7 +264,7 @@ def test_minio_pys_client_reads_and_writes_settings(bw: Admin, targets: Registry
         bw.py.config_restore("x")
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_target_that_cannot_be_shown_hides_no_other(s3: S3, bw: Admin, targets: Registry) -> None:
     add_target(s3.database, "lost", auth_token="sealed with a key that the service does not have")
     targets.put(TargetId("webhook", "odd"), {"endpoint": PLACE, "comment": "\"'\" a= ' b= '\" c="})

@@ -20,7 +20,7 @@ from tests import services
 from tests.integration.api.conftest import KEY, S3
 from tests.integration.api.mc_admin import Admin
 
-pytestmark = pytest.mark.tier3
+pytestmark = pytest.mark.nightly("what `mc` sets, shows and is refused at the API, in test_mc_admin.py")
 
 SET_ONE = (
     'mc admin config set bw notify_webhook:one endpoint={} auth_token=s3cret queue_limit="5" comment="a few words"'

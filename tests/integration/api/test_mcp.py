@@ -74,7 +74,9 @@ def test_an_agent_learns_why_an_object_was_not_delivered(api: Api) -> None:
     asked(api, "", question)
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly(
+    "every tool on this machine in tests/integration/cli/test_mcp.py; what an agent asks about an object"
+)
 def test_every_tool_answers_and_what_cannot_be_asked_is_said(api: Api) -> None:
     async def question(call: Call) -> None:
         [found] = (await call("search_events", bucket="images", limit=1))[1]["events"]["events"]

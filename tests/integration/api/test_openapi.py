@@ -104,7 +104,7 @@ KNOWS_MORE = {
 }
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("each route's own tests; a hostile text in every place of every route in test_hostile_values.py")
 @pytest.mark.parametrize("mode", ["positive", "negative"])
 def test_every_answer_is_as_described(description: Any, mode: str) -> None:
     from schemathesis.core.failures import FailureGroup

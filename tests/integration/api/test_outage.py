@@ -55,6 +55,9 @@ def empty(folder: Path) -> Callable[[], bool]:
     return lambda: not Spool(folder).pending()
 
 
+@pytest.mark.nightly(
+    "a database that is killed: what is done then does not ask how it came", when=lambda hurt: hurt == "stop"
+)
 @pytest.mark.parametrize("hurt", ["stop", "kill"])
 def test_a_database_that_is_away_is_503_and_nothing_is_claimed(
     server: services.Postgres, outbox: Database, start: Start, hurt: str
@@ -82,6 +85,10 @@ def test_a_database_that_is_away_is_503_and_nothing_is_claimed(
 
 # A first event is committed by the thread for groups. Those that follow one by one commit themselves, unless the
 # database's clock was last read a second ago.
+@pytest.mark.nightly(
+    "a hang that a request notices is answered with 503, and one that the thread notices is spooled",
+    when=lambda before: len(before) == 1,
+)
 @pytest.mark.parametrize("before", [["before"], ["before", "by itself", "by itself, too"]], ids=["thread", "itself"])
 def test_a_database_that_hangs_is_503_in_time_for_the_sender(
     server: services.Postgres, outbox: Database, start: Start, before: list[str]
@@ -126,6 +133,10 @@ def test_what_comes_while_the_database_is_away_is_spooled_and_fed_in_order(
     assert api.post(body("after")).json()["recorded"] == 1
 
 
+@pytest.mark.nightly(
+    "a hang that a request notices is answered with 503, and one that the thread notices is spooled",
+    when=lambda before: len(before) > 1,
+)
 @pytest.mark.parametrize("before", [["before"], ["before", "by itself", "by itself, too"]], ids=["thread", "itself"])
 def test_a_database_that_hangs_is_spooled_in_time_and_recorded_once(
     server: services.Postgres, outbox: Database, start: Start, folder: Path, before: list[str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 from xml.etree.ElementTree import fromstring
@@ -19,6 +19,12 @@ from tests.integration.api.conftest import S3, Api, Start, keys, problem, url_of
 from tests.support.api_requests import body, code, document
 from tests.support.builders import add_target, event, migrated, registry
 from tests.support.notification_xml import REFUSED, TAKEN, block, with_filter
+
+OF_EACH_KIND = {  # one document
+    "none", "one", "two that differ in their ids", "a prefix and a suffix", "a regular expression",
+    "the scanner family", "an unknown event", "a malformed ARN", "a target that is not there", "two prefixes",
+    "the same rule twice", "a filter longer than a key",
+}  # fmt: skip
 
 ARN = "arn:minio:sqs::cache:redis"
 TOKEN = "0123456789abcdef"
@@ -60,7 +66,14 @@ def boto3_client(ready: S3) -> Iterator[Any]:
 # --- rules
 
 
-@pytest.mark.parametrize(("inner", "count"), TAKEN.values(), ids=TAKEN)
+def documents(given: Mapping[str, tuple[Any, ...]]) -> list[Any]:
+    marks = pytest.mark.nightly(
+        "one document of each kind: a document is read by one function, which has each as a unit"
+    )
+    return [pytest.param(*each, id=name, marks=[] if name in OF_EACH_KIND else marks) for name, each in given.items()]
+
+
+@pytest.mark.parametrize(("inner", "count"), documents(TAKEN))
 def test_a_document_that_minio_takes_becomes_the_buckets_rules(ready: S3, inner: str, count: int) -> None:
     assert ready.ask("PUT", "/images?notification", document(inner)).status_code == 200
     assert len(registry(ready.database).rules("images")) == count
@@ -70,7 +83,7 @@ def test_a_document_that_minio_takes_becomes_the_buckets_rules(ready: S3, inner:
     assert ready.ask("GET", "/images?notification").content == again.content
 
 
-@pytest.mark.parametrize(("inner", "refused", "words"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("inner", "refused", "words"), documents(REFUSED))
 def test_a_document_that_minio_refuses_changes_nothing(ready: S3, inner: str, refused: str, words: str) -> None:
     before = document(RULE)
     assert ready.ask("PUT", "/images?notification", before).status_code == 200

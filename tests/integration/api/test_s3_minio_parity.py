@@ -26,7 +26,9 @@ from tests.support.api_requests import EVENTS, Listener, document, key_of
 from tests.support.builders import add_target, event
 from tests.support.notification_xml import REFUSED, TAKEN, filtered, queue
 
-pytestmark = pytest.mark.tier3
+pytestmark = pytest.mark.nightly(
+    "what minio-py and boto3 set at the API, in test_s3.py; MinIO's answers to documents as units"
+)
 
 # What this service takes and MinIO refuses, or the other way round (reference §1.2, §10).
 WIDER = {

@@ -62,7 +62,12 @@ def there(bare: Cli, service: tuple[Api, Database, str], monkeypatch: pytest.Mon
     return bare
 
 
-@pytest.fixture(params=["elsewhere", "on this machine"])
+ON_THIS_MACHINE = pytest.param(
+    "on this machine", marks=pytest.mark.nightly("all other modules: a command has one way to the API's routes")
+)
+
+
+@pytest.fixture(params=["elsewhere", ON_THIS_MACHINE])
 def client(
     there: Cli, service: tuple[Api, Database, str], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Cli:

@@ -20,7 +20,7 @@ from tests import services
 from tests.integration.cli.conftest import Cli
 from tests.services import until
 
-pytestmark = pytest.mark.tier3
+pytestmark = pytest.mark.nightly("its metrics as texts in tests/unit/test_frontend_metrics.py")
 
 ALERTS = yaml.safe_load((Path(__file__).parents[3] / "deploy/prometheus/alerts.yml").read_text())["groups"][0]["rules"]
 LIMIT = 3

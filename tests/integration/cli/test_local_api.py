@@ -96,6 +96,9 @@ def test_a_declaration_may_be_as_large_as_a_body_of_events(cli: Cli, tmp_path: P
 
 
 # The status asks the broker, whose library loads yaml.
+@pytest.mark.nightly(
+    "one command: all import by one code", when=lambda command: command in {"target ls", "rule ls", "dead-letter ls"}
+)
 @pytest.mark.parametrize(
     ("command", "needed"),
     [("status", "kombu yaml"), ("target ls", ""), ("rule ls", ""), ("dead-letter ls", "")],

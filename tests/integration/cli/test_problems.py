@@ -164,6 +164,10 @@ def test_every_command_explains_itself(bare: Cli, command: str) -> None:
     assert sentence.endswith("."), sentence
 
 
+@pytest.mark.nightly(
+    "one command: all become another program by one code",
+    when=lambda command: command in {"reconcile run", "scan", "tables"},
+)
 @pytest.mark.parametrize("command", [*sorted(JOBS), "reconcile run"])
 def test_a_command_that_becomes_another_program_is_explained_by_that_one(command: str) -> None:
     shown = subprocess.run([BUCKETWIRE, *command.split(), "--help"], capture_output=True, text=True, check=True)

@@ -35,6 +35,10 @@ from tests.support.builders import migrated
 from tests.support.pulled_events import Sources
 from tests.support.service_processes import Role
 
+NIGHTLY = pytest.mark.nightly(
+    "a part that dies is started again; a schedule that nothing here can keep; scheduled runs in tests/spark"
+)
+
 
 def up(folder: Path, port: int, *, forked: bool = False, **more: str) -> Role:
     settings = {"BUCKETWIRE_DATA_DIR": str(folder), "BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{port}", **more}
@@ -103,7 +107,7 @@ def test_an_address_that_the_network_reaches_needs_a_token_first(tmp_path: Path)
     assert "there is no token; create one with `bucketwire token create" in said
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_schedule_brings_a_worker_that_reconciles(in_json: Role) -> None:
     log = Path(in_json.settings["BUCKETWIRE_DATA_DIR"]) / "log" / "spark.log"
     until(lambda: log.exists() and " ready." in log.read_text(), 30, what="the worker")
@@ -118,7 +122,7 @@ def test_a_schedule_that_nothing_here_can_keep_is_told_of(running: Role) -> None
     assert not (Path(running.settings["BUCKETWIRE_DATA_DIR"]) / "log" / "spark.log").exists()
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_source_brings_a_worker_that_pulls(running: Role) -> None:
     queue = Path(running.settings["BUCKETWIRE_DATA_DIR"]) / "redis.sock"
     words = ["source", "set", "redis:frontend", f"address={queue}", "db=5", "key=frontend"]
@@ -180,7 +184,7 @@ def test_flower_answers_only_for_names_of_this_machine(running: Role) -> None:
     assert status(f"{services.LOOPBACK}:{port}", "/healthcheck") == 200
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_in_json_every_line_is_an_object_also_those_of_the_parts(in_json: Role) -> None:
     redis = next(one for one in in_json.children() if "-server" in one.name())
     redis.kill()

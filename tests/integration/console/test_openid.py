@@ -228,7 +228,7 @@ def test_what_the_provider_refuses_is_said(provider: OpenIdProvider, browse: Ope
     assert (page.status, "refused the sign-in: invalid_client" in page.text) == (502, True)
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("the other sign-ins, claims, keys and refusals")
 def test_a_public_client_and_claims_at_the_userinfo_endpoint_behind_a_prefix(browse: Opened) -> None:
     url = "http://localhost/tools/bucketwire/console/"
     with openid_provider(f"{url}openid-callback", secret="", conform=True) as public:

@@ -219,6 +219,10 @@ def test_events_are_dated_by_the_database_whatever_the_clock_of_the_host(
     assert [abs(each - before) < 60_000 for each in received] == [True, True]
 
 
+@pytest.mark.nightly(
+    "MariaDB: only it and MySQL have a type of text that is too short for as many ids",
+    when=lambda outbox_url: outbox_url != "mariadb",
+)
 @pytest.mark.slow
 def test_an_event_goes_to_any_number_of_targets(database: Database) -> None:
     """On MySQL, a TEXT of their ids would be too short for these."""

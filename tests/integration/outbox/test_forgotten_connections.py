@@ -70,7 +70,18 @@ def test_what_a_forgotten_connection_has_locked_is_free_soon_after_the_silence(
 
 
 @pytest.mark.parametrize("outbox_url", SERVERS, indirect=True)
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.tier3), 10])
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(
+            1,
+            marks=pytest.mark.nightly(
+                "many events, whose rows arrive in parts; forgotten connections that hold each of the locks"
+            ),
+        ),
+        10,
+    ],
+)
 def test_events_of_which_a_part_has_arrived_hold_nobody_up(
     database: Database, wire: services.Proxy, count: int
 ) -> None:

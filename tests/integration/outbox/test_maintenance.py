@@ -28,6 +28,10 @@ from tests.support.scripted_target import Courier, ScriptedTarget, assert_counte
 from tests.support.service_processes import BUCKETWIRE
 from workers.delivery.outcomes import DELIVERED, Rejected
 
+NIGHTLY = pytest.mark.nightly(
+    "MariaDB, which commits each statement of a migration as MySQL does", when=lambda empty_url: empty_url == "mysql"
+)
+
 
 def test_migrations_go_up_down_and_up_again_and_match_the_models(empty_url: str) -> None:
     database = Database(empty_url)
@@ -66,6 +70,7 @@ def test_a_migration_shortens_the_addresses_of_webhooks_in_older_entries_of_the_
     database.close()
 
 
+@NIGHTLY
 @pytest.mark.parametrize("empty_url", ["postgresql", "mysql", "mariadb"], indirect=True)
 def test_of_two_that_migrate_at_once_one_does_and_the_other_waits(empty_url: str, tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "BUCKETWIRE_DATABASE_URL": empty_url, "BUCKETWIRE_DATA_DIR": str(tmp_path)}
@@ -84,6 +89,7 @@ class _Killed(BaseException):
     """What ends a migration, as SIGKILL does."""
 
 
+@NIGHTLY
 @pytest.mark.parametrize("empty_url", ["mysql", "mariadb"], indirect=True)
 def test_a_migration_that_was_killed_between_two_statements_is_made_again(empty_url: str) -> None:
     """These databases have committed a part of it by then; here after 1, 3, 6, 10, … statements."""

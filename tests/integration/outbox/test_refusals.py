@@ -25,6 +25,10 @@ from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
 from workers.delivery.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
 
+NIGHTLY = pytest.mark.nightly(
+    "one and two refused objects alone in a partition, and twelve in all partitions, with others"
+)
+
 PARTITIONS = 4
 SCHEDULE = RetrySchedule(base=1, cap=20, max_attempts=3, max_age=0)
 REFUSED = Unavailable("503")
@@ -132,7 +136,7 @@ def assert_all_but_the_refused_arrive(
     assert_counters_balance(database)
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_one_refused_object_at_the_head_of_the_lowest_partition_holds_up_nobody(
     database: Database, at_work: Delivery
 ) -> None:
@@ -146,7 +150,7 @@ def test_one_refused_object_alone_in_its_partition_holds_up_no_other_partition(
     assert_all_but_the_refused_arrive(database, at_work, keys(0, 1, "refused"), healthy)
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_two_refused_objects_in_one_partition_hold_up_nobody(database: Database, at_work: Delivery) -> None:
     assert_all_but_the_refused_arrive(database, at_work, keys(0, 2, "refused"), spread(100))
 

@@ -246,6 +246,9 @@ def packets(url: str, size: int | None) -> Iterator[int]:
             connection.exec_driver_sql(f"SET GLOBAL max_allowed_packet = {usual}")
 
 
+@pytest.mark.nightly(
+    "a packet of 1 MiB: the database is asked how much it takes, whatever that is", when=lambda size: size is None
+)
 @OF_PACKETS
 @pytest.mark.parametrize("size", [1 << 20, None])
 def test_an_event_larger_than_a_packet_fails_its_own_request_only(outbox_url: str, size: int | None) -> None:
@@ -302,6 +305,10 @@ def test_an_event_at_which_the_connection_breaks_each_time_holds_nobody_up(outbo
         database.close()
 
 
+@pytest.mark.nightly(
+    "MariaDB and PostgreSQL: MySQL has MariaDB's driver, whose errors are known by one function",
+    when=lambda kind: kind == "mysql",
+)
 @pytest.mark.parametrize("kind", ["postgres", "mysql", "mariadb"])
 def test_a_database_that_goes_away_and_comes_back_quarantines_nothing(kind: str, tmp_path: Path) -> None:
     server = {"postgres": services.postgres, "mysql": services.mysql, "mariadb": services.mariadb}[kind]()

@@ -23,6 +23,10 @@ from tests.support.builders import add_target, migrated
 from tests.support.properties import times
 from tests.support.table_events import WEEK, folded, histories, inventory, journal_ids, made, opened
 
+NIGHTLY = pytest.mark.nightly(
+    "tables in a folder, and in a bucket by PostgreSQL's catalog; a run that is killed after any commit"
+)
+
 pytestmark = pytest.mark.timeout(900)  # on a busy machine each commit takes seconds
 
 
@@ -37,7 +41,7 @@ def postgres_outbox(server: services.Postgres) -> Iterator[Database]:
         database.close()
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_catalog_in_postgresql_and_pyiceberg_reads_it(
     session: SparkSession, postgres_server: services.Postgres, tmp_path: Path
 ) -> None:
@@ -88,7 +92,7 @@ def test_duckdb_reads_a_folder(merged: Merged) -> None:
 
 
 @pytest.mark.promise
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_rest_catalog_also_when_the_answer_to_a_commit_is_lost(
     session: SparkSession, outbox: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,8 @@ from tests.support.builders import DELETE, PUT
 from tests.support.properties import times
 from tests.support.table_events import GET, HOUR, WEEK, inventory, journal_ids, made
 
+NIGHTLY = pytest.mark.nightly("the maintenance of an inventory, of which everything is read as before")
+
 pytestmark = pytest.mark.timeout(900)  # on a busy machine each commit takes seconds
 COMMITS = times(2, 6)
 
@@ -65,7 +67,7 @@ def test_maintenance_changes_nothing_that_is_read(merged: Merged, monkeypatch: p
     check_maintained(merged.tables, [merged.tables.inventory])
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_an_earlier_state_is_queried_and_maintenance_forgets_it_and_nothing_else(
     tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +91,7 @@ def test_an_earlier_state_is_queried_and_maintenance_forgets_it_and_nothing_else
     assert len(journal_ids(tables)) == 2 * COMMITS + 1
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_column_is_added_and_old_snapshots_stay_readable(
     tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch, session: SparkSession
 ) -> None:
@@ -106,7 +108,7 @@ def test_a_column_is_added_and_old_snapshots_stay_readable(
     assert old == [Row(key="old", event_name=PUT)]
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_the_queries_of_the_documentation_find_what_they_are_for(tables: Tables, outbox: Database) -> None:
     now = now_ms()
     old, key = now - 100 * 24 * HOUR, "{}/{}".format

@@ -27,6 +27,8 @@ from tests.support.properties import times
 from tests.support.service_processes import BUCKETWIRE
 from tests.support.table_events import HEAVY, WEEK, folded, histories, inventory, journal_ids, made, opened
 
+NIGHTLY = pytest.mark.nightly("a run that is killed at any commit, and two at once")
+
 pytestmark = pytest.mark.timeout(900)  # on a busy machine each commit takes seconds
 
 
@@ -71,7 +73,7 @@ def test_a_run_that_is_killed_at_any_commit_is_continued(
 
 
 @pytest.mark.promise
-@pytest.mark.tier3
+@NIGHTLY
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=HEAVY)])
 def test_the_command_is_killed_and_run_again(
     outbox: Database, session: SparkSession, tmp_path: Path, job: Job, kills: int
@@ -145,7 +147,7 @@ def update_overtaken(
 
 
 @pytest.mark.promise
-@pytest.mark.tier3
+@NIGHTLY
 @pytest.mark.parametrize("table", ["versions", "inventory"])
 def test_a_run_that_was_stopped_before_a_merge_and_goes_on_after_others_changes_nothing_for_the_worse(
     tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch, table: str
@@ -162,7 +164,7 @@ def test_a_run_that_was_stopped_before_a_merge_and_goes_on_after_others_changes_
 
 
 @pytest.mark.promise
-@pytest.mark.tier3
+@NIGHTLY
 def test_an_event_without_a_sequencer_that_is_folded_again_stays_where_it_was(
     tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

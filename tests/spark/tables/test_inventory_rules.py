@@ -36,6 +36,8 @@ from tests.support.table_events import (
     made,
 )
 
+NIGHTLY = pytest.mark.nightly("random histories in parts, whose events come late, again and without sequencers")
+
 pytestmark = pytest.mark.timeout(900)  # on a busy machine each commit takes seconds
 
 
@@ -51,7 +53,7 @@ def test_the_inventory_has_what_the_mirrors_rules_say(merged: Merged) -> None:
         assert of_object == {seq: (seq - 1, f"e{seq - 1}") for seq in of_object}
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_events_may_come_late_and_again(tables: Tables, outbox: Database) -> None:
     """A removal before the creation, in another run; and what has been removed does not come back."""
     Log(outbox).append([[made("k", DELETE, "v1", "A9", 1), made("n", DELETE, "", "B2", 2)]])
@@ -126,7 +128,7 @@ def told(events: Sequence[Event]) -> Held:
     }
 
 
-@pytest.mark.tier3
+@NIGHTLY
 @pytest.mark.parametrize("operations", [150, pytest.param(10_000, marks=HEAVY)])
 def test_the_inventory_equals_the_listing_of_a_real_bucket(tables: Tables, outbox: Database, operations: int) -> None:
     with services.receiver() as receiver, services.minio(webhooks={"R": (receiver.url, "")}) as server:

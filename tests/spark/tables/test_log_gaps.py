@@ -22,6 +22,8 @@ from tests.spark.tables.conftest import environment
 from tests.support.builders import add_target, migrated
 from tests.support.table_events import HOUR, WEEK, T, journal_ids, made
 
+NIGHTLY = pytest.mark.nightly("gaps that are shown, and logs that failed over")
+
 # On a busy machine each commit takes seconds.
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("_journal_alone")]
 
@@ -37,7 +39,7 @@ def test_what_left_the_log_unread_is_told_and_recorded(tables: Tables, outbox: D
     assert update(tables, outbox, WEEK).gaps == ()
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_log_in_which_nothing_happened_for_long_has_no_gap(
     tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +132,9 @@ def fail_over(outbox: Database, kept: int, since: list[Event]) -> None:
         Log(outbox).append([since])
 
 
+@pytest.mark.nightly(
+    "one that has lost events: what was read is looked for in the log before each part", when=lambda kept: kept == 3
+)
 @pytest.mark.parametrize(
     ("step", "kept", "count", "lost"),
     [
@@ -205,7 +210,7 @@ def test_a_log_of_another_epoch_that_has_lost_nothing_is_read_on(
     same.close()
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_table_without_an_epoch_gets_it_at_the_next_run(
     tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +228,7 @@ def properties_without_epoch(mark: Mark, prefix: str) -> dict[str, str]:
     return {f"{prefix}bucketwire.position": str(mark.position), f"{prefix}bucketwire.read-at": str(mark.read_at)}
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_the_newest_event_may_have_left_the_log_when_the_epoch_changes(tables: Tables, outbox: Database) -> None:
     Log(outbox).append([[made("k", number=1)]])
     update(tables, outbox, WEEK)
@@ -236,7 +241,7 @@ def test_the_newest_event_may_have_left_the_log_when_the_epoch_changes(tables: T
     assert update(tables, outbox, -1).events == 1  # it was received before what the log keeps
 
 
-@pytest.mark.tier3
+@NIGHTLY
 def test_a_table_without_a_position_is_not_filled_from_the_start(tables: Tables, outbox: Database) -> None:
     Log(outbox).append([[made("k", number=1)]])
     name = tables.journal.name

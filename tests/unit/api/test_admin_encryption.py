@@ -13,6 +13,10 @@ from minio import crypto
 from app.api.admin import encryption
 from app.api.admin.encryption import BadBody, decrypt, encrypt
 
+NIGHTLY = pytest.mark.nightly(
+    "whole and cut chunks: a chunk has 16 KiB", when=lambda size: size in {15, 16 * 1024 - 1, 16 * 1024 + 1}
+)
+
 SECRET = "the/secret+key é"
 SIZES = (1, 15, 16 * 1024 - 1, 16 * 1024, 16 * 1024 + 1, 3 * 16 * 1024)
 
@@ -24,12 +28,14 @@ class Answer(io.BytesIO):
         pass
 
 
+@NIGHTLY
 @pytest.mark.parametrize("size", [0, *SIZES])
 def test_minio_py_reads_what_is_written_here(size: int) -> None:
     text = os.urandom(size)
     assert crypto.decrypt(Answer(encrypt(text, SECRET)), SECRET) == text  # type: ignore[arg-type]
 
 
+@NIGHTLY
 @pytest.mark.parametrize("size", SIZES)
 def test_what_minio_py_writes_is_read_here(size: int) -> None:
     text = os.urandom(size)

@@ -160,7 +160,7 @@ def test_a_million_keys_are_listed_by_four_at_once_a_quarter_each(
     assert max(map(len, listed)) <= 0.15 * len(model.keys)
 
 
-@pytest.mark.tier3
+@pytest.mark.nightly("what is parsed, compared with botocore")
 def test_a_page_is_parsed_as_botocore_does_in_a_third_of_its_time(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,7 @@ def test_no_bucket_name_is_parsed_as_an_option(monkeypatch: pytest.MonkeyPatch) 
     assert seen[-1][-1] == "--help", "the job prints its own help"
 
 
+@pytest.mark.nightly("two names: whether a name is valid is a unit", when=lambda name: name not in {"nul\0", "..", ""})
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*(name for name in BUCKETS if not scheduled(name)), "nul\0"])
 def test_a_run_with_an_invalid_bucket_name_fails(tmp_path: Path, name: str) -> None:
