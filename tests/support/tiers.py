@@ -2,7 +2,8 @@
 
 At a test of the night stands the marker `nightly` with what stays on every change: `nightly(stays)` for one that can
 fail alone, but costs too much, and `nightly(stays, when=...)` for those parameters for which the function returns true,
-since they run the same code of ours over the same statements, or over the same connection, as those that stay.
+since they run the same code of ours over the same statements, or over the same connection, as those that stay. Of the
+outbox, tests/support/databases.py has markers for those databases that stay.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-
-from tests.support import statement_cover
 
 USUAL, ALL = 2, 3
 LEFT_OUT = pytest.StashKey[list[pytest.Item]]()  # of what was collected, what the chosen tier does not run
@@ -27,7 +26,9 @@ def tier(item: pytest.Item) -> int:
     given = parameters(item)
     if any(moves(marker, given) for marker in item.iter_markers("nightly")):
         return ALL
-    return ALL if statement_cover.is_moved(item.nodeid, given.get("outbox_url", given.get("empty_url"))) else USUAL
+    databases = item.get_closest_marker("databases")
+    database = given.get("outbox_url", given.get("empty_url"))
+    return ALL if databases and database and database not in databases.args else USUAL
 
 
 def parameters(item: pytest.Item) -> Mapping[str, Any]:

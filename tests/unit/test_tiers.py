@@ -16,7 +16,6 @@ from hypothesis import settings
 from tests.contract import ways
 from tests.contract.probes.registry import PROBES
 from tests.support import tiers
-from tests.support.statement_cover import COVER, FOLDER, NOT_ON_POSTGRESQL, ON_MARIADB, ON_POSTGRESQL
 
 TOP = Path(__file__).parents[2]
 
@@ -130,14 +129,3 @@ def test_each_way_of_using_a_target_is_known_and_each_target_has_one_whole_way()
     assert {kind.type for kind in PROBES.values()} == {
         kind.type for way, kind in PROBES.items() if way not in ways.BESIDE
     }
-
-
-def test_the_cover_of_the_statements_names_tests(told: list[Told]) -> None:
-    names = {each.function for each in told}
-    assert [
-        f"{module}.py::{test}"
-        for cover in (COVER, ON_MARIADB, ON_POSTGRESQL, NOT_ON_POSTGRESQL)
-        for module, tests in cover.items()
-        for test in tests
-        if f"{FOLDER}/{module}.py::{test.partition('[')[0]}" not in names
-    ] == []

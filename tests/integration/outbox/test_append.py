@@ -15,12 +15,13 @@ from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
 from app.resources.dead_letter import DeadLetterFilter
 from app.rules.model import Rule
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.outcomes import DELIVERED, Failed, Rejected
 from workers.delivery.retry import RetrySchedule
 
-pytestmark = pytest.mark.promise
+pytestmark = [pytest.mark.promise, databases.TWO]
 
 
 def _seqs(database: Database) -> list[int]:
@@ -60,6 +61,7 @@ def test_an_event_is_recorded_once_however_often_it_comes(database: Database) ->
     assert len(_seqs(database)) == 2
 
 
+@databases.ALL
 def test_the_same_events_sent_at_the_same_time_are_recorded_once(database: Database) -> None:
     add_target(database)
     events = [event(f"k{number}") for number in range(50)]
@@ -129,6 +131,7 @@ def test_a_target_with_neither_a_limit_nor_a_queue_dir_takes_any_number_of_event
     assert receipt == Receipt(recorded=1, matched={free: 1, named: 1, stored: 1, refusing: 1}, discarded={stored: 1})
 
 
+@databases.ALL
 def test_the_limit_is_exact_also_between_two_writers(database: Database) -> None:
     full = add_target(database, "full", queue_limit=30)
     logs = [Log(database) for _ in range(4)]
@@ -203,6 +206,7 @@ def test_events_of_an_object_share_a_partition_and_stand_in_the_order_they_came(
     assert len({(row.key, row.partition) for row in rows}) == 7
 
 
+@databases.ALL
 def test_events_are_dated_by_the_database_whatever_the_clock_of_the_host(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +223,7 @@ def test_events_are_dated_by_the_database_whatever_the_clock_of_the_host(
     assert [abs(each - before) < 60_000 for each in received] == [True, True]
 
 
+@databases.ALL
 @pytest.mark.nightly(
     "MariaDB: only it and MySQL have a type of text that is too short for as many ids",
     when=lambda outbox_url: outbox_url != "mariadb",

@@ -17,12 +17,15 @@ from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.policies import AttemptRecordPolicy
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier
 from workers.delivery import policy
 from workers.delivery.outcomes import DELIVERED, Exchange, Failed, HttpMessage, Rejected, Unavailable
 from workers.telemetry.attempt_recorder import AttemptRecorder
+
+pytestmark = databases.ONE
 
 
 @pytest.fixture
@@ -62,6 +65,7 @@ def test_an_event_has_its_failures_and_its_delivery_in_order(database: Database,
     assert timeline(database, good.id, other) == []
 
 
+@databases.TWO
 def test_the_last_failure_of_an_event_has_its_request_and_answer(database: Database, recorder: AttemptRecorder) -> None:
     target = add_target(database, "audit")
     courier = Courier(database, target, recorder=recorder)
@@ -94,6 +98,7 @@ def test_the_last_failure_of_an_event_has_its_request_and_answer(database: Datab
     assert kept(good.id) == ""
 
 
+@databases.THREE
 def test_an_event_in_a_range_that_was_delivered_is_found_and_no_other(
     database: Database, recorder: AttemptRecorder
 ) -> None:
@@ -112,6 +117,7 @@ def test_an_event_in_a_range_that_was_delivered_is_found_and_no_other(
         assert made == expected, one.key
 
 
+@databases.THREE
 def test_a_replays_range_counts_for_the_events_that_it_selects(database: Database, recorder: AttemptRecorder) -> None:
     target = add_target(database, "audit")
     courier = Courier(database, target, recorder=recorder)
@@ -129,6 +135,7 @@ def test_a_replays_range_counts_for_the_events_that_it_selects(database: Databas
         assert [attempt.replay_id for attempt in state.timeline] == [0, *again], one.key
 
 
+@databases.THREE
 def test_the_rows_of_a_target_are_bounded_and_failures_outlast_deliveries_and_outages(
     database: Database, recorder: AttemptRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +156,7 @@ def test_the_rows_of_a_target_are_bounded_and_failures_outlast_deliveries_and_ou
     assert counted == 10
 
 
+@databases.THREE
 def test_the_requests_and_answers_of_a_target_are_bounded_and_the_newest_stay(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +193,7 @@ def test_a_buffer_is_bounded_and_contiguous_batches_are_merged(database: Databas
     assert failed == 250
 
 
+@databases.THREE
 def test_a_removed_target_leaves_the_record(database: Database, recorder: AttemptRecorder) -> None:
     kept, gone = add_target(database, "kept"), add_target(database, "gone")
     ids = [registry(database).target(target).row_id for target in (kept, gone)]
@@ -198,6 +207,7 @@ def test_a_removed_target_leaves_the_record(database: Database, recorder: Attemp
         assert connection.execute(sa.select(tables.attempts.c.target_id)).scalars().all() == ids[:1]
 
 
+@databases.TWO
 def test_what_the_database_cannot_take_now_is_written_later(database: Database, recorder: AttemptRecorder) -> None:
     hindrance = sa.exc.OperationalError("", None, Exception("away"))
     written = recorder._insert
@@ -218,6 +228,7 @@ def test_what_the_database_cannot_take_now_is_written_later(database: Database, 
     assert rows(database, tables.delivery_times) == 2
 
 
+@databases.TWO
 def test_a_delivered_batch_costs_no_statement_more(
     database: Database, recorder: AttemptRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +254,7 @@ def test_a_delivered_batch_costs_no_statement_more(
     assert costs[0] == costs[1]
 
 
+@databases.TWO
 def test_a_timeline_costs_what_is_kept_of_its_target_and_not_what_is_in_the_log(database: Database) -> None:
     target = add_target(database, "audit")
     row_id = registry(database).target(target).row_id

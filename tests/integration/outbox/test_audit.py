@@ -25,9 +25,12 @@ from app.outbox.registry import Registry, TargetInUse
 from app.outbox.tokens import Tokens
 from app.resources.dead_letter import DeadLetterFilter
 from app.rules.model import Rule
+from tests.support import databases
 from tests.support.builders import PUT, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import Rejected
+
+pytestmark = databases.ONE
 
 SECRET, NEW_SECRET = "hunter2-hunter2", "swordfish-swordfish"
 HOOK = TargetId("webhook", "audit")
@@ -127,6 +130,7 @@ def test_a_declaration_records_each_change_of_it_as_one_operation(database: Data
     assert {entry.actor.operation for entry in found} == {ALICE.operation}
 
 
+@databases.THREE
 def test_tokens_replays_and_dead_letters_are_recorded(database: Database) -> None:
     target = add_target(database, "audit")
     Log(database).append([[event(f"k{number}") for number in range(600)]])
@@ -162,6 +166,7 @@ def test_who_acts_on_the_database_itself_is_the_systems_user(database: Database)
     assert actor == f"user:{getpass.getuser()}@{socket.gethostname()}"
 
 
+@databases.THREE
 def test_entries_are_filtered_paged_and_removed_when_they_are_old(database: Database) -> None:
     with acting(ALICE):
         target = add_target(database, "audit")
@@ -189,6 +194,7 @@ def test_entries_are_filtered_paged_and_removed_when_they_are_old(database: Data
     assert len(entries(database)) == 6
 
 
+@databases.ALL
 def test_no_value_can_refuse_the_change_that_it_describes(database: Database) -> None:
     hostile = "\ud800\0\u202e\U0001f600'" * 900
     with acting(Actor(hostile, hostile, hostile)), database.writing() as connection:

@@ -10,13 +10,17 @@ from app.outbox.buckets import every_bucket, is_bucket, remove_bucket
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.log_reader import events_between, log_end, position_of
+from tests.support import databases
 from tests.support.builders import add_target, event
+
+pytestmark = databases.TWO
 
 
 def names(database: Database) -> list[str]:
     return [bucket.name for bucket in every_bucket(database)]
 
 
+@databases.ALL
 def test_buckets_are_known_by_events_and_rules_and_each_once(database: Database) -> None:
     first, second = Log(database), Log(database)  # as two processes have them
     first.append([[event(bucket="b"), event(bucket="B")], [event(bucket="a-ж")]])
@@ -61,6 +65,7 @@ def test_events_that_are_not_routed_go_to_no_target(database: Database) -> None:
         assert connection.execute(sa.select(tables.events.c.targets)).scalars().all() == [""]
 
 
+@databases.ALL
 def test_the_log_is_read_between_two_places_in_its_order(database: Database) -> None:
     events = [event(f"{number}") for number in range(30)]
     for start in range(0, 30, 7):

@@ -13,7 +13,10 @@ from app.outbox.engine.database import Database
 from app.outbox.policies import SESSIONS
 from app.outbox.sessions import Sessions
 from app.outbox.tokens import Tokens
+from tests.support import databases
 from tests.support.tuning import tune
+
+pytestmark = databases.ONE
 
 ALICE, BOB = hash_token("alice"), hash_token("bob")
 HOUR = 3600
@@ -24,6 +27,7 @@ def rows(database: Database) -> int:
         return int(connection.execute(sa.select(sa.func.count()).select_from(tables.console_sessions)).scalar_one())
 
 
+@databases.TWO
 def test_a_session_is_active_at_every_process_until_one_ends_it(database: Database) -> None:
     here, there = Sessions(database), Sessions(database)
     here.begin("one", ALICE, HOUR)
@@ -43,6 +47,7 @@ def test_a_revoked_token_ends_its_sessions_and_no_others(database: Database) -> 
     assert [opened.is_active(name) for name in ("lent", "kept")] == [False, True]
 
 
+@databases.TWO
 def test_no_row_tells_the_number_of_a_cookie(database: Database) -> None:
     Sessions(database).begin("number", ALICE, HOUR)
     with database.reading() as connection:
@@ -51,6 +56,7 @@ def test_no_row_tells_the_number_of_a_cookie(database: Database) -> None:
     assert not Sessions(database).is_active(row.id)
 
 
+@databases.TWO
 def test_sessions_that_have_expired_are_removed_by_the_next_that_begins(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +87,7 @@ def test_whoever_signs_in_for_ever_has_the_last_sessions_only(
     assert opened.is_active("another")
 
 
+@databases.ALL
 def test_sessions_that_begin_and_end_at_once_do_not_hinder_each_other(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

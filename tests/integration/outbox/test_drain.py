@@ -12,13 +12,14 @@ from app.config.arn import TargetId
 from app.outbox.delivery.availability import open_breaker
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.delivery import Delivery, delivery
 from tests.support.tuning import tune
 from workers import drain
 from workers.delivery.partition_worker import LeaseSummary
 
-pytestmark = pytest.mark.promise
+pytestmark = [pytest.mark.promise, databases.TWO]
 
 
 class Queues:

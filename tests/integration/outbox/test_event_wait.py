@@ -19,12 +19,15 @@ from app.outbox.delivery.transitions.settlement import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from tests.services import until
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier, assert_counters_balance, assert_in_order
 from workers.delivery import event_wait, policy
 from workers.delivery.event_wait import EventWait
 from workers.delivery.outcomes import DELIVERED, Failed
+
+pytestmark = databases.TWO
 
 
 def claimed(database: Database, courier: Courier, partitions: range = range(64)) -> Lease:

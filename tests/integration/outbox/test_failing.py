@@ -13,11 +13,14 @@ from app.outbox.delivery.counters import read_status
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.targets import StoredTarget
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 from workers.delivery.retry import RetrySchedule
+
+pytestmark = databases.TWO
 
 FAILS = Failed("HTTP 500")
 LATER = RetrySchedule(base=10**11, cap=10**11, max_age=0)  # the wait is random: no retry in the time of a test
@@ -61,6 +64,7 @@ def test_the_fifth_failure_without_a_success_makes_a_target_failing_and_the_next
     assert_counters_balance(database)
 
 
+@databases.ONE
 def test_one_object_that_fails_beside_others_that_arrive_makes_no_target_failing(database: Database) -> None:
     target = add_target(database, "audit")
     for number in range(8):
@@ -80,6 +84,7 @@ def test_failures_of_one_batch_count_and_a_success_among_them_ends_the_count(dat
     assert stored(database, target).state == "running"
 
 
+@databases.THREE
 def test_an_event_that_is_not_sent_because_it_changes_nothing_is_no_success(database: Database) -> None:
     mirror = add_target(database, "rows")
     refusing = Courier(database, mirror, ScriptedTarget(lambda _: FAILS), policy=Policy.MIRROR, schedule=LATER)
@@ -96,7 +101,7 @@ def test_an_event_that_is_not_sent_because_it_changes_nothing_is_no_success(data
     assert stored(database, mirror).state == "running"
 
 
-@pytest.mark.parametrize("again", ["set", "resumed"])
+@pytest.mark.parametrize("again", ["set", pytest.param("resumed", marks=databases.ONE)])
 def test_new_settings_and_a_resume_begin_the_count_again(database: Database, again: str) -> None:
     target = add_target(database, "audit")
     deliver(database, target, *"abcdef")
@@ -112,6 +117,7 @@ def test_new_settings_and_a_resume_begin_the_count_again(database: Database, aga
     assert stored(database, target).state == "failing"
 
 
+@databases.ONE
 def test_what_stops_a_target_is_said_rather_than_that_it_fails(database: Database) -> None:
     target = add_target(database, "audit")
     deliver(database, target, *"abcde")
@@ -133,6 +139,7 @@ def test_a_worker_whose_clock_is_behind_counts_and_ends_the_count_too(database: 
     assert stored(database, target).state == "running"
 
 
+@databases.ONE
 def test_the_last_recorded_reason_is_shown(database: Database) -> None:
     target = add_target(database, "audit")
     deliver(database, target, *"abcde")

@@ -21,6 +21,7 @@ from app.outbox.policies import HEARTBEATS
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.sources.leases import SourceLeases
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.pulled_events import Sources
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
@@ -28,7 +29,7 @@ from workers.delivery.outcomes import DELIVERED, Failed
 from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
 
-pytestmark = pytest.mark.promise
+pytestmark = [pytest.mark.promise, databases.TWO]
 
 YEARS = 10 * 365 * 86_400_000  # ms
 LEASE = 6_000  # ms
@@ -71,6 +72,7 @@ def test_a_lease_of_a_worker_that_is_gone_expires(database: Database) -> None:
     assert [one.partition for one in due.partitions] == [0, 1, 2, 3]
 
 
+@databases.ALL
 def test_a_worker_keeps_its_lease(database: Database) -> None:
     target, leases, now = record(database), Leases(database, LEASE), now_ms()
     lease = leases.claim(row_id(database, target), range(4), "alive", now + YEARS)
@@ -91,6 +93,7 @@ def test_leases_and_retries_of_a_clock_that_is_right_are_left_alone(database: Da
     assert bring_back(database, now) == 0
 
 
+@databases.THREE
 def test_an_event_that_was_tried_in_the_future_is_due(database: Database) -> None:
     target, now = record(database), now_ms()
     fail(database, target)
@@ -109,6 +112,7 @@ def test_an_event_that_was_tried_in_the_future_is_due(database: Database) -> Non
     assert_counters_balance(database)
 
 
+@databases.THREE
 def test_a_breaker_lets_a_probe_pass_and_a_target_is_opened(database: Database) -> None:
     target, now = record(database), now_ms()
     open_breaker(database, row_id(database, target), "down", now + YEARS, probing=False)
@@ -152,6 +156,7 @@ def test_a_source_that_has_just_failed_keeps_its_pause(database: Database) -> No
     assert (len(leases.free(now)), len(leases.free(now + 500))) == (0, 1)
 
 
+@databases.THREE
 def test_a_queue_is_probed_and_its_silence_is_noticed(database: Database) -> None:
     target, now = add_target(database), now_ms()
     heartbeats.queues_to_probe(database, now + YEARS)
@@ -163,6 +168,7 @@ def test_a_queue_is_probed_and_its_silence_is_noticed(database: Database) -> Non
     assert [queue.heartbeat_age(later) for queue in heartbeats.queues_to_probe(database, later)] == [later - now]
 
 
+@databases.THREE
 def test_a_run_that_is_gone_is_replaced_and_the_schedule_goes_on(database: Database) -> None:
     values = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
     target = add_target(database, "x", type_name="redis", values=values, bucket="images")

@@ -21,9 +21,12 @@ from app.outbox.delivery.heartbeats import Worker
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.policies import HEARTBEATS
 from app.release import VERSION
+from tests.support import databases
 from tests.support.builders import add_target, migrated, registry
 from workers.heartbeat import WorkerHeartbeat
 from workers.runtime import Runtime
+
+pytestmark = databases.TWO
 
 SECOND = 1000
 
@@ -106,6 +109,7 @@ def test_of_queues_that_one_worker_serves_one_is_asked_for_all(database: Databas
     assert queue(database, "t0").heartbeat_age(now) > 10 * HEARTBEATS.interval_ms
 
 
+@databases.THREE
 def test_a_worker_answers_for_what_it_serves(
     database: Database, outbox_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +164,7 @@ def listed(database: Database) -> dict[str, Worker]:
         return {one.id: one for one in heartbeats.read_workers(connection)}
 
 
+@databases.THREE
 def test_a_worker_is_listed_until_it_ends_or_was_silent_for_an_hour(database: Database) -> None:
     heartbeats.record_worker(database, Worker("a:1:x", "x@last", "1", "prefork", ["targets"]))
     worker(database, "there:9:x")
@@ -185,6 +190,7 @@ def test_a_worker_is_listed_until_it_ends_or_was_silent_for_an_hour(database: Da
     assert listed(database).keys() == {"here:7:x"}
 
 
+@databases.THREE
 def test_a_heartbeat_of_a_clock_that_was_ahead_is_brought_back(database: Database) -> None:
     worker(database)
     with database.writing() as connection:

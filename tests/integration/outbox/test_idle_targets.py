@@ -13,9 +13,12 @@ from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from tests.support import databases
 from tests.support.builders import add_idle_targets, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import DELIVERED, Failed
+
+pytestmark = databases.TWO
 
 IDLE = 300
 
@@ -61,7 +64,7 @@ def test_idle_targets_add_no_statements_to_a_search_for_work(
         assert statements(lambda: due_targets(work, now_ms())) <= 12  # on SQLite each counts twice
 
 
-@pytest.mark.parametrize("kind", ["new", "again", "parked", "replay", "expired"])
+@pytest.mark.parametrize("kind", [pytest.param("new", marks=databases.THREE), "again", "parked", "replay", "expired"])
 def test_work_among_idle_targets_is_found(database: Database, kind: str) -> None:
     target = add_target(database, "one", bucket="rare")
     add_target(database, "busy", bucket="images")

@@ -16,6 +16,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.log.append import Log
 from app.outbox.policies import REDELIVERY
+from tests.support import databases
 from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.delivery import delivery
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
@@ -25,7 +26,7 @@ from workers.delivery.redelivery_requests import RedeliveryRequests
 from workers.delivery.retry import RetrySchedule
 from workers.targets.base import LeaseExpired
 
-pytestmark = pytest.mark.promise
+pytestmark = [pytest.mark.promise, databases.TWO]
 
 UNKNOWN = Unavailable("no answer in time", may_arrive=True)
 
@@ -56,6 +57,11 @@ def place_of_the_only_object(database: Database) -> ObjectHash:
     return row.partition, row.key_hash
 
 
+@databases.THREE
+@pytest.mark.nightly(
+    "a removal in a mirror, with each statement of MySQL",
+    when=lambda outbox_url, policy, removed: outbox_url == "mysql" and (policy, removed) != (Policy.MIRROR, True),
+)
 @pytest.mark.parametrize("policy", [Policy.MIRROR, Policy.COMPATIBLE])
 @pytest.mark.parametrize("removed", [False, True], ids=["replaced", "removed"])
 def test_the_newest_event_goes_out_again_after_the_latest_arrival(

@@ -18,10 +18,11 @@ from app.outbox.delivery.transitions.settlement import Settlement, SettlementSto
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.tuning import tune
 
-pytestmark = pytest.mark.promise
+pytestmark = [pytest.mark.promise, databases.THREE]
 
 
 @pytest.fixture
@@ -50,6 +51,7 @@ def _row_id(database: Database, target: TargetId) -> int:
     return registry(database).target(target).row_id
 
 
+@databases.ALL
 def test_a_claim_that_cannot_read_what_it_has_claimed_holds_nothing(
     database: Database, leases: Leases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +126,7 @@ def test_of_very_many_partitions_the_rest_is_left_for_the_next_wakeup(
     assert sorted(sizes) == [1, 3]
 
 
+@databases.ALL
 def test_workers_that_are_woken_at_once_get_different_partitions(database: Database) -> None:
     row_id = _row_id(database, add_target(database))
     _record(database, 400)
@@ -139,6 +142,7 @@ def test_workers_that_are_woken_at_once_get_different_partitions(database: Datab
     assert sorted([*claimed, *rest]) == [0, 1, 2, 3]
 
 
+@databases.ALL
 def test_a_partition_has_one_worker_at_a_time_with_many_wakeups(database: Database, leases: Leases) -> None:
     target = add_target(database)
     _record(database)
@@ -205,6 +209,7 @@ def test_an_open_breaker_lets_one_partition_probe_when_its_time_has_come(
     assert due.wake_ups == 4
 
 
+@databases.ALL
 def test_of_workers_that_are_woken_at_once_one_probes(database: Database) -> None:
     row = _row_id(database, add_target(database))
     _record(database, 400)
@@ -236,6 +241,7 @@ def test_a_worker_that_dies_before_its_probe_keeps_others_from_probing_for_a_mom
     assert leases.claim_due(row, "later", now + 2_000) is not None
 
 
+@databases.ALL
 def test_neither_a_renewal_nor_a_settlement_moves_the_end_of_a_lease_back(database: Database, leases: Leases) -> None:
     """A worker that was stopped after it had read its clock, or that waited for a lock, comes with an old time."""
     target = add_target(database)

@@ -26,6 +26,7 @@ from app.outbox.log.batch import key_hash
 from app.outbox.policies import REDELIVERY
 from app.resources.dead_letter import DeadLetterFilter
 from tests.services import until
+from tests.support import databases
 from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
@@ -35,7 +36,7 @@ from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
 from workers.targets.base import NO_LEASE, LeaseCheck
 
-pytestmark = pytest.mark.promise
+pytestmark = [pytest.mark.promise, databases.TWO]
 
 LATER = 60_000  # ms: by then every lease has run out
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
@@ -166,11 +167,19 @@ def test_a_late_write_of_the_newest_event_asks_for_nothing(two: Two) -> None:
     ("life", "held"),
     [
         ([event("k", sequencer=HEX.format(2))], HEX.format(2)),
-        ([event("k", name=DELETE, sequencer=HEX.format(2))], None),
-        ([event("k", sequencer=HEX.format(2)), event("k", name=ACCESSED, sequencer=HEX.format(2))], HEX.format(2)),
-        ([event("k", version="v2", sequencer=HEX.format(2))], "v2"),
-        ([event("k", version="m", name=MARKER, sequencer=HEX.format(2))], None),
-        ([event("k", version="v2", sequencer=HEX.format(3)), event("k", version="v1b", sequencer="18")], "v2"),
+        pytest.param([event("k", name=DELETE, sequencer=HEX.format(2))], None, marks=databases.ONE),
+        pytest.param(
+            [event("k", sequencer=HEX.format(2)), event("k", name=ACCESSED, sequencer=HEX.format(2))],
+            HEX.format(2),
+            marks=databases.ONE,
+        ),
+        pytest.param([event("k", version="v2", sequencer=HEX.format(2))], "v2", marks=databases.ONE),
+        pytest.param([event("k", version="m", name=MARKER, sequencer=HEX.format(2))], None, marks=databases.THREE),
+        pytest.param(
+            [event("k", version="v2", sequencer=HEX.format(3)), event("k", version="v1b", sequencer="18")],
+            "v2",
+            marks=databases.ONE,
+        ),
         (
             [event("k", version="v2", sequencer=HEX.format(2)), event("k", version="v2", name=DELETE, sequencer="19")],
             "v1",
@@ -430,6 +439,7 @@ def test_no_lease_is_the_guard_of_whoever_is_alone() -> None:
     guard.check()
 
 
+@databases.ALL
 @mirrored
 def test_a_request_without_an_answer_is_kept_with_its_due_time_while_the_database_is_away(
     two: Two, outage: Outage
@@ -462,7 +472,7 @@ def requested_since(two: Two, began: int) -> int:
     return len(due)
 
 
-@pytest.mark.parametrize("two", [Policy.MIRROR, Policy.COMPATIBLE], indirect=True)
+@pytest.mark.parametrize("two", [Policy.MIRROR, pytest.param(Policy.COMPATIBLE, marks=databases.THREE)], indirect=True)
 def test_what_a_killed_worker_may_have_sent_is_followed_once_it_cannot_arrive_any_more(two: Two) -> None:
     record(two, event("k"), event("other"))
     killed(two)

@@ -23,16 +23,20 @@ from app.outbox.log.append import Log
 from app.outbox.log.retention import purge
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from tests.services import until
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from tests.support.service_processes import BUCKETWIRE
 from workers.delivery.outcomes import DELIVERED, Rejected
+
+pytestmark = databases.TWO
 
 NIGHTLY = pytest.mark.nightly(
     "MariaDB, which commits each statement of a migration as MySQL does", when=lambda empty_url: empty_url == "mysql"
 )
 
 
+@databases.ALL
 def test_migrations_go_up_down_and_up_again_and_match_the_models(empty_url: str) -> None:
     database = Database(empty_url)
     assert schema_version.current(database) is None
@@ -70,6 +74,7 @@ def test_a_migration_shortens_the_addresses_of_webhooks_in_older_entries_of_the_
     database.close()
 
 
+@databases.ALL
 @NIGHTLY
 @pytest.mark.parametrize("empty_url", ["postgresql", "mysql", "mariadb"], indirect=True)
 def test_of_two_that_migrate_at_once_one_does_and_the_other_waits(empty_url: str, tmp_path: Path) -> None:
@@ -89,6 +94,7 @@ class _Killed(BaseException):
     """What ends a migration, as SIGKILL does."""
 
 
+@databases.ALL
 @NIGHTLY
 @pytest.mark.parametrize("empty_url", ["mysql", "mariadb"], indirect=True)
 def test_a_migration_that_was_killed_between_two_statements_is_made_again(empty_url: str) -> None:
@@ -163,6 +169,7 @@ def test_purge_removes_only_what_is_old_and_done_with(database: Database) -> Non
     assert_counters_balance(database)
 
 
+@databases.ALL
 def test_an_objects_history_says_where_each_event_stands(database: Database) -> None:
     settled, poison, waiting = event("k"), event("k"), event("k")
     courier = Courier(
@@ -204,6 +211,7 @@ def test_a_target_in_use_is_removed_only_by_force(database: Database) -> None:
     assert Courier(database, again).run().counts == {}
 
 
+@databases.ALL
 def test_targets_of_the_environment_follow_it_and_one_broken_leaves_the_others(database: Database) -> None:
     counters = registry(database)
     good, bad = TargetId("webhook", "good"), TargetId("webhook", "bad")

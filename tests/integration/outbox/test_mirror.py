@@ -11,10 +11,13 @@ from app.events.model import Effect, Event
 from app.events.parsing import Limits, parse
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
+from tests.support import databases
 from tests.support.builders import DELETE, PUT, add_target, event
 from tests.support.properties import times
 from tests.support.scripted_target import Courier, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
+
+pytestmark = databases.TWO
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "minio_webhook_events.jsonl"
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
@@ -67,6 +70,7 @@ def test_batches_grow_also_where_most_is_superseded(database: Database) -> None:
     assert courier.scripted.got == [], "each has a newer one"
 
 
+@databases.THREE
 def test_access_and_tagging_leave_a_row_alone(database: Database) -> None:
     courier = Courier(database, add_target(database), policy=Policy.MIRROR)
     Log(database).append([captured("plain")[:20]])
@@ -133,6 +137,7 @@ def rows_read(connection: sa.Connection) -> int:
     return sum(int(value) for _, value in status)
 
 
+@databases.THREE
 @pytest.mark.parametrize("outbox_url", ["mysql", "mariadb"], indirect=True)
 def test_what_a_batch_reads_does_not_grow_with_the_events_of_its_key(database: Database) -> None:
     log, read = Log(database), []

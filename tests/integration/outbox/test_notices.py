@@ -24,11 +24,14 @@ from app.outbox.reconcile import runs as reconcile_runs
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.sources.leases import SourceLeases
 from app.rules.model import BadRules, Rule
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.pulled_events import Sources
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from tests.support.tuning import tune
 from workers.delivery.outcomes import DELIVERED, Rejected
+
+pytestmark = databases.ONE
 
 INTERVAL = 600_000
 
@@ -114,6 +117,7 @@ def test_a_target_that_begins_to_fail_and_delivers_again_is_reported(watch: Watc
     assert watch.told()[2:] == [(service_events.RECOVERED, "webhook%3Aaudit")]
 
 
+@databases.TWO
 def test_its_bucket_is_none_of_the_buckets(watch: Watch, database: Database) -> None:
     target = add_target(database, "audit", bucket=SERVICE_BUCKET)
     open_breaker(database, row_id(database, target), "down", watch.now + 1000, probing=False)
@@ -123,6 +127,7 @@ def test_its_bucket_is_none_of_the_buckets(watch: Watch, database: Database) -> 
         registry(database).add_rule(Rule(bucket="*", events=("bucketwire:EventsDead",), target=target))
 
 
+@databases.ALL
 def test_two_that_notice_the_same_record_it_once(watch: Watch, database: Database) -> None:
     targets = [add_target(database, f"t{number}", bucket="none") for number in range(3)]
     watch.look()
@@ -210,6 +215,7 @@ def test_a_backlog_above_its_bound_is_reported_and_its_end(watch: Watch, databas
     assert watch.recorded()[0]["responseElements"]["x-bucketwire-backlog"] == "6"
 
 
+@databases.THREE
 def test_drift_is_reported_with_its_counts_whichever_run_ends_last(watch: Watch, database: Database) -> None:
     target = add_target(database, "rows", bucket="images")
     watch.look()
@@ -237,6 +243,7 @@ def test_a_pause_of_the_drain_is_reported_by_the_one_that_goes_on(watch: Watch, 
     assert watch.recorded()[0]["responseElements"] == {"x-bucketwire-seconds": "290"}
 
 
+@databases.TWO
 def test_a_removed_target_leaves_nothing_to_be_mistaken_for_its_successors(watch: Watch, database: Database) -> None:
     target = add_target(database, "audit", bucket="images")
     watch.look()
@@ -314,6 +321,7 @@ def test_a_full_queue_and_a_disabled_target_are_no_obstacle(watch: Watch, databa
     assert watch.told() == [(service_events.UNAVAILABLE, "webhook%3Adown")]
 
 
+@databases.TWO
 def test_many_targets_that_fail_at_once_hold_up_intake_for_a_few_statements(
     watch: Watch, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,6 +345,7 @@ def test_many_targets_that_fail_at_once_hold_up_intake_for_a_few_statements(
     assert watch.look() == 0
 
 
+@databases.THREE
 def test_the_deaths_of_a_target_from_before_are_no_news_when_it_is_enabled(watch: Watch, database: Database) -> None:
     add_target(database, "other", bucket="none")
     target = add_target(database, "off", bucket="images")

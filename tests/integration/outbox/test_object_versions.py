@@ -23,6 +23,7 @@ from app.outbox.log.append import Log
 from app.outbox.log.retention import purge
 from app.outbox.versions import retention as versions_retention
 from app.outbox.versions.retention import UnusedProgress, drop_unused
+from tests.support import databases
 from tests.support.builders import DELETE, PUT, add_target, event, registry
 from tests.support.mirror import Mirror
 from tests.support.properties import times
@@ -30,6 +31,8 @@ from tests.support.scripted_target import Courier, ScriptedTarget, assert_counte
 from tests.support.tuning import tune
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Unavailable
+
+pytestmark = databases.TWO
 
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
 
@@ -122,6 +125,7 @@ def test_what_a_purged_removal_of_everything_covered_never_comes_back(database: 
     assert mirror.tell(gone("v2")) == {}
 
 
+@databases.THREE
 def test_of_many_versions_the_newest_are_kept_and_the_oldest_are_not_guessed(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +152,7 @@ def test_a_row_whose_version_is_known_but_whose_record_is_not_kept_does_not_stay
     assert mirror.tell(gone("v2")) == {}
 
 
+@databases.THREE
 def test_a_target_that_was_there_before_learns_from_the_log(database: Database) -> None:
     mirror = Mirror(database, add_target(database))
     mirror.tell(event("k"), put("v1"), put("v2"))
@@ -168,7 +173,7 @@ def test_another_policy_in_between_leaves_no_gap(database: Database) -> None:
     assert mirror.tell(gone("v2")) == {}, "v1 went meanwhile"
 
 
-@pytest.mark.parametrize("ending", ["removed", "no mirror any more"])
+@pytest.mark.parametrize("ending", [pytest.param("removed", marks=databases.THREE), "no mirror any more"])
 def test_the_purge_ends_what_was_known_for_a_target_that_is_no_mirror(database: Database, ending: str) -> None:
     target = add_target(database)
     stays = Mirror(database, add_target(database, "stays"))
@@ -256,6 +261,7 @@ def test_what_was_sent_is_known_also_if_its_worker_died_before_it_settled(databa
     assert [one.version for one in mirror.scripted.got] == ["v7"], "none of those before it overwrites it again"
 
 
+@databases.THREE
 def test_events_behind_a_parked_one_are_known(database: Database) -> None:
     refused = put("v1")
     mirror = Mirror(

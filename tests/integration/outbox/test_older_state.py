@@ -18,12 +18,13 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.log_reader import log_state
 from app.rules.model import Rule
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.older_state import older_state
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.outcomes import DELIVERED, Outcome
 
-pytestmark = pytest.mark.promise
+pytestmark = [pytest.mark.promise, databases.TWO]
 
 
 def turns(number: int) -> Callable[[], bool]:
@@ -128,6 +129,7 @@ def test_a_claim_that_finds_the_log_shorter_begins_a_new_epoch(
     assert entry.details["last_seq"] == 1
 
 
+@databases.THREE
 def test_a_shorter_log_has_a_new_epoch_also_where_nobody_claims_anything(database: Database) -> None:
     """Where nobody claims anything, nobody else notices that the outbox is an older state of itself."""
     idle = add_target(database, "idle", bucket="none")
@@ -172,6 +174,7 @@ def assert_all_arrive(courier: Courier, events: Sequence[Event]) -> None:
     assert_counters_balance(courier.database)
 
 
+@databases.THREE
 def test_the_end_of_the_log_is_not_that_of_another_epoch(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failover between two statements must not let a reader pass what the older state records next."""
     Log(database).append([[event("kept")]])

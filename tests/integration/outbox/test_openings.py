@@ -19,7 +19,10 @@ from app.outbox.delivery.availability import (
 )
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.targets import OPENED, OPENING_DUE, OPENING_FAILED, StoredTarget
+from tests.support import databases
 from tests.support.builders import add_target, registry
+
+pytestmark = databases.TWO
 
 SECOND = 1000
 
@@ -52,6 +55,7 @@ def test_a_target_that_was_set_is_offered_once_and_again_later_until_it_is_opene
     assert offer_openings(database, now + 24 * 3600 * SECOND) == []
 
 
+@databases.THREE
 def test_an_offer_that_was_postponed_is_made_again_soon_and_counts_as_no_try(database: Database) -> None:
     target, now = add_target(database), now_ms()
     row_id = stored(database, target).row_id
@@ -65,6 +69,7 @@ def test_an_offer_that_was_postponed_is_made_again_soon_and_counts_as_no_try(dat
         assert offer_openings(database, now + (second + 1) * SECOND) == []
 
 
+@databases.ONE
 def test_of_many_targets_some_are_offered_at_a_time(database: Database) -> None:
     targets, now = {add_target(database, f"t{number}") for number in range(12)}, now_ms()
     offered = [[opening.target for opening in offer_openings(database, now)] for _ in range(14)]
@@ -108,6 +113,7 @@ def test_a_worker_that_is_stopped_after_a_statement_holds_no_target(database: Da
     intake.close()
 
 
+@databases.THREE
 def test_a_failure_is_kept_with_its_reason_and_changes_neither_breaker_nor_counters(database: Database) -> None:
     target = add_target(database)
     [opening] = offer_openings(database, now_ms())
@@ -129,6 +135,7 @@ def test_a_failure_of_one_worker_does_not_hide_the_success_of_another(database: 
     assert stored(database, target).opening == OPENED
 
 
+@databases.ONE
 def test_a_result_counts_only_for_the_settings_that_were_opened(database: Database) -> None:
     target, now = add_target(database), now_ms()
     [before] = offer_openings(database, now)
@@ -145,6 +152,7 @@ def test_a_result_counts_only_for_the_settings_that_were_opened(database: Databa
     assert len(offer_openings(database, now)) == 1
 
 
+@databases.ONE
 def test_a_target_that_is_not_delivered_to_is_not_contacted(database: Database) -> None:
     paused, disabled = add_target(database, "paused"), add_target(database, "disabled", enable="off")
     registry(database).put(TargetId("webhook", "broken"), {"endpoint": "x"}, problem="endpoint: is not a URL")
@@ -165,7 +173,7 @@ def test_a_target_that_is_removed_while_it_is_opened_is_no_error(database: Datab
     assert registry(database).targets() == []
 
 
-@pytest.mark.parametrize("tries", [1, 40])
+@pytest.mark.parametrize("tries", [1, pytest.param(40, marks=databases.ONE)])
 def test_a_target_that_was_offered_often_is_offered_at_once_with_new_settings(database: Database, tries: int) -> None:
     target, now = add_target(database), now_ms()
     for number in range(tries):

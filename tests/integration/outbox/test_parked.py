@@ -29,6 +29,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.resources.dead_letter import DeadLetterFilter
 from app.resources.declaration import format_time
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.parked_rows import assert_each_object_has_one_head, due_times, parked_rows
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
@@ -36,7 +37,7 @@ from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unav
 from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
 
-pytestmark = pytest.mark.promise
+pytestmark = [pytest.mark.promise, databases.TWO]
 
 HOUR = 3_600_000
 
@@ -256,6 +257,7 @@ def test_the_oldest_parked_event_becomes_the_head_again(
     assert changed == (0 if before == (50, NEVER, NEVER) else 1)
 
 
+@databases.THREE
 def test_objects_without_a_head_are_found_and_mended_once_and_others_left_alone(database: Database) -> None:
     courier = Courier(database, add_target(database), ScriptedTarget(lambda one: Failed("no")), batch=100)
     courier.schedule = RetrySchedule(base=HOUR, cap=HOUR)
@@ -277,6 +279,7 @@ def test_objects_without_a_head_are_found_and_mended_once_and_others_left_alone(
     assert_counters_balance(database)
 
 
+@databases.THREE
 def test_a_run_of_the_repair_reads_so_many_rows_and_the_next_goes_on_where_it_ended(database: Database) -> None:
     courier = Courier(database, add_target(database), ScriptedTarget(lambda one: Failed("no")), batch=100)
     courier.schedule = RetrySchedule(base=HOUR, cap=HOUR)
@@ -320,6 +323,7 @@ HOSTILE = (
 )
 
 
+@databases.ALL
 def test_a_reason_with_any_characters_is_stored_and_wedges_nothing(database: Database) -> None:
     schedule = RetrySchedule(base=0, cap=0, max_attempts=12)
     courier = Courier(database, add_target(database), schedule=schedule)
@@ -359,6 +363,7 @@ def _refused(database: Database) -> Iterator[str]:
         yield "x" * 70_000
 
 
+@databases.ALL
 def test_a_value_that_the_database_refuses_costs_its_own_reason_only(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:

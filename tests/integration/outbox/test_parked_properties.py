@@ -20,6 +20,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash
 from app.resources.dead_letter import DeadLetterFilter
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.parked_rows import assert_each_object_has_one_head, due_times
 from tests.support.properties import thorough, times
@@ -27,7 +28,7 @@ from tests.support.scripted_target import Courier, ScriptedTarget, assert_counte
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
 
-pytestmark = pytest.mark.promise
+pytestmark = [pytest.mark.promise, databases.TWO]
 
 MAX_AGE = 3_600_000
 PARTITIONS = 4  # of the fixture's log

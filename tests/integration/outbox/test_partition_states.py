@@ -14,10 +14,13 @@ from app.outbox.delivery.partition_states import FREE, LEASED, lease_of, read_pa
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.targets import UnknownTarget
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.delivery import failing
 from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome
+
+pytestmark = databases.TWO
 
 
 def test_partitions_show_what_waits_in_them_for_their_target(database: Database) -> None:
@@ -58,6 +61,7 @@ def test_what_is_counted_is_bounded_and_says_so(database: Database, monkeypatch:
     assert (busy.parked, busy.pending, busy.more) == (5, 9, False)
 
 
+@databases.THREE
 def test_a_leased_partition_shows_the_worker_that_has_it(database: Database) -> None:
     target = add_target(database)
     row_id = registry(database).target(target).row_id

@@ -17,6 +17,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.resources.dead_letter import DeadLetterFilter
 from tests.services import until
+from tests.support import databases
 from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.properties import times
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order, sometimes
@@ -24,7 +25,7 @@ from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
 
-pytestmark = pytest.mark.promise
+pytestmark = [pytest.mark.promise, databases.TWO]
 
 
 def record(database: Database, *events: Event) -> list[Event]:
@@ -98,6 +99,7 @@ def test_an_event_that_keeps_failing_dies_with_its_history_and_the_next_of_its_o
     assert_counters_balance(database)
 
 
+@databases.THREE
 def test_a_rejected_event_dies_at_once_and_is_delivered_when_it_is_replayed(database: Database) -> None:
     courier = Courier(database, add_target(database))
     poison = event("k")
@@ -247,6 +249,7 @@ def test_a_replay_begun_while_a_worker_is_at_it_takes_the_partition_from_it(data
     assert courier.partitions(now_ms() + 10_001) is not None
 
 
+@databases.ALL
 @pytest.mark.parametrize("seed", range(times(1, 3)))
 def test_whatever_a_target_answers_nothing_is_lost_and_every_object_stays_in_order(
     database: Database, seed: int

@@ -21,10 +21,13 @@ from app.outbox.log import arrivals
 from app.outbox.log.append import Log
 from app.outbox.log.arrivals import Arrival
 from app.outbox.reconcile.log_queries import log_mark
+from tests.support import databases
 from tests.support.builders import PUT, add_target, event, registry
 from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.outcomes import DELIVERED, Failed
+
+pytestmark = databases.TWO
 
 HOUR = 3_600_000
 PARTITIONS = 4
@@ -93,6 +96,7 @@ def claimed_by(database: Database, target: TargetId) -> Lease:
     return lease
 
 
+@databases.THREE
 def test_a_look_for_work_does_not_grow_with_the_events_of_other_targets(database: Database) -> None:
     """A few events wait for one target, then come those of another; a third has none."""
     quiet, other = add_target(database, "quiet", bucket="rare"), add_target(database, "other", bucket="busy")
@@ -115,6 +119,7 @@ def test_a_look_for_work_does_not_grow_with_the_events_of_other_targets(database
     assert costs[2:] == pytest.approx(costs[:2], abs=20)
 
 
+@databases.THREE
 def test_what_was_delivered_and_is_retained_costs_a_look_nothing(database: Database) -> None:
     """Not on MySQL either, which would read a partition from its beginning for a seq that is no constant."""
     target = add_target(database)
@@ -198,6 +203,7 @@ def test_an_event_behind_many_of_other_targets_is_found_and_delivered_at_once(da
     assert_counters_balance(database)
 
 
+@databases.THREE
 def test_a_worker_passes_over_the_events_of_other_targets_in_bounded_steps(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +224,7 @@ def test_a_worker_passes_over_the_events_of_other_targets_in_bounded_steps(
     assert_counters_balance(database)
 
 
+@databases.THREE
 def test_a_turn_does_not_grow_with_the_parked_objects_that_are_not_due(database: Database) -> None:
     target = add_target(database)
     courier, costs, row_id = Courier(database, target, batch=10), [], _row_id(database, target)
@@ -245,6 +252,7 @@ def test_a_turn_does_not_grow_with_the_parked_objects_that_are_not_due(database:
     assert_counters_balance(database)
 
 
+@databases.THREE
 def test_a_turn_does_not_grow_with_the_parked_objects_that_are_due(database: Database) -> None:
     """Replayed dead letters are all due at once: they are not sorted before each batch."""
     target, costs = add_target(database), []
@@ -268,6 +276,7 @@ def test_a_turn_does_not_grow_with_the_parked_objects_that_are_due(database: Dat
     assert costs[1] <= 2 * costs[0]
 
 
+@databases.THREE
 def test_a_retry_does_not_grow_with_the_events_behind_it(database: Database) -> None:
     target, costs = add_target(database), []
     row_id = _row_id(database, target)
@@ -294,6 +303,7 @@ def test_a_retry_does_not_grow_with_the_events_behind_it(database: Database) -> 
     assert costs[1] <= 2 * costs[0]
 
 
+@databases.THREE
 def test_a_mark_of_the_log_does_not_grow_with_what_was_delivered(database: Database) -> None:
     target, costs = add_target(database), []
     for count in (_FEW, _MANY):
@@ -307,6 +317,7 @@ def test_a_mark_of_the_log_does_not_grow_with_what_was_delivered(database: Datab
     assert costs[1] <= 2 * costs[0] + 100
 
 
+@databases.THREE
 def test_a_commit_at_a_full_target_does_not_grow_with_its_dead_letters(database: Database) -> None:
     target = add_target(database, queue_limit=100)
     log, costs, dead, row_id = Log(database), [], 0, _row_id(database, target)

@@ -21,11 +21,14 @@ from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.delivery import Delivery, delivery
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome
 from workers.delivery.retry import RetrySchedule
+
+pytestmark = databases.TWO
 
 HOUR = 3_600_000
 
@@ -57,6 +60,7 @@ def test_tokens_arise_at_the_rate_and_those_of_a_second_are_kept(database: Datab
     assert bucket.take(1) == 0
 
 
+@databases.THREE
 def test_what_was_not_needed_is_given_back(database: Database) -> None:
     bucket = RateLimit(database, 7, 10, clock := Clock())
     assert bucket.take(10) == 10
@@ -146,6 +150,7 @@ def test_a_target_that_waits_for_tokens_gets_one_wakeup_at_a_time(database: Data
     assert due.wake_ups == 4, "its bucket is full"
 
 
+@databases.THREE
 def test_the_api_wakes_no_worker_of_a_target_without_tokens(database: Database) -> None:
     limited, free = add_target(database, "limited", rate_limit=1), add_target(database, "free")
     ready, due = ReadyTargets(database, registry(database), Settings.from_environ({})), {limited: [0], free: [0]}
@@ -239,6 +244,7 @@ def test_a_lease_serves_all_of_its_partitions(database: Database) -> None:
     assert served == {0, 1, 2, 3}
 
 
+@databases.THREE
 def test_a_removed_targets_bucket_is_removed(database: Database) -> None:
     kept = registry(database).target(add_target(database, "kept")).row_id
     for row_id in (kept, 999):

@@ -25,7 +25,10 @@ from app.outbox.reconcile.log_queries import (
 from app.outbox.reconcile.runs import BACKFILLING, Progress, Reconciliations, latest_results
 from app.outbox.targets import UnknownTarget
 from app.resources.reconciliation import COUNTS
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
+
+pytestmark = databases.ONE
 
 TARGET = TargetId("webhook", "x")
 
@@ -49,6 +52,7 @@ def test_a_target_is_reconciled_with_a_bucket_by_one_run_at_a_time(database: Dat
     assert ended.finished_at >= ended.started_at > 0
 
 
+@databases.THREE
 def test_a_run_that_the_version_before_has_ended_keeps_its_numbers(database: Database) -> None:
     runs, r = Reconciliations(database), tables.reconciliations
     run = runs.begin(TARGET, "b", lease=60_000)
@@ -82,6 +86,7 @@ def test_a_run_shows_its_progress_while_it_is_running(database: Database) -> Non
     assert runs.last_size(TARGET, "b") == 11
 
 
+@databases.TWO
 def test_backfills_and_reconciliations_of_a_target_exclude_each_other(database: Database) -> None:
     runs = Reconciliations(database)
     first = runs.begin(TARGET, "b", lease=60_000, state=BACKFILLING)
@@ -96,6 +101,7 @@ def test_backfills_and_reconciliations_of_a_target_exclude_each_other(database: 
     }  # fmt: skip
 
 
+@databases.THREE
 def test_old_runs_are_forgotten_but_for_the_last_of_each_state(database: Database) -> None:
     runs = Reconciliations(database)
 
@@ -118,6 +124,7 @@ def _mark(database: Database, target: TargetId, **options: Any) -> tuple[LogMark
     return log_mark(database, target, "images", in_flight.update, **options), in_flight
 
 
+@databases.THREE
 def test_what_is_on_its_way_is_known_by_key(database: Database) -> None:
     target = add_target(database)
     log = Log(database)
@@ -135,6 +142,7 @@ def test_what_is_on_its_way_is_known_by_key(database: Database) -> None:
         _mark(database, TargetId("webhook", "none"))
 
 
+@databases.THREE
 def test_the_newest_sequencer_of_a_key_is_found(database: Database) -> None:
     log = Log(database)
     log.append([[event("a", sequencer="18E8"), event("a", sequencer="18EA00"), event("b", sequencer="")]])
@@ -187,6 +195,7 @@ def test_only_what_changes_an_object_overtakes_its_event(database: Database) -> 
         assert set(connection.execute(query).scalars()) == {"read", "tagged", "warned", "repaired", "older"}
 
 
+@databases.THREE
 def test_creations_alone_can_count_as_being_on_their_way(database: Database) -> None:
     target = add_target(database)
     Log(database).append([[event("made"), event("read", name="s3:ObjectAccessed:Get")]])
@@ -194,6 +203,7 @@ def test_creations_alone_can_count_as_being_on_their_way(database: Database) -> 
     assert _mark(database, target, event_names=["s3:ObjectCreated:Put"])[1] == {"made"}
 
 
+@databases.THREE
 def test_the_end_of_the_log_at_a_moment_is_found(database: Database) -> None:
     assert last_seq_before(database, 1 << 60) == 0
     Log(database).append([[event("a"), event("b")]])

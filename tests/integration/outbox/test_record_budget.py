@@ -13,13 +13,15 @@ from app.outbox.log import records
 from app.outbox.log.append import Log
 from app.outbox.log.log_reader import LogReader
 from app.resources.dead_letter import DeadLetterFilter
-from tests.support import builders
+from tests.support import builders, databases
 from tests.support.builders import add_target, event
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
 from tests.support.tuning import tune
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 from workers.targets.base import NO_LEASE, LeaseCheck
+
+pytestmark = databases.TWO
 
 _BUDGET = 200_000
 _LONG = 90_000  # two of them are within the budget, three are not
@@ -72,6 +74,7 @@ def test_a_batch_is_bounded_in_bytes(database: Database) -> None:
     assert_counters_balance(database)
 
 
+@databases.ONE
 def test_a_replay_is_bounded_in_bytes(database: Database) -> None:
     courier = Courier(database, add_target(database), target := _Measured(), batch=100)
     recorded = _mixed()
@@ -122,6 +125,7 @@ def test_retries_are_bounded_in_bytes(database: Database) -> None:
     assert_counters_balance(database)
 
 
+@databases.THREE
 def test_a_history_has_pages_of_bytes(database: Database) -> None:
     recorded = [long_event("k") for _ in range(5)] + [long_event("k", 3 * _BUDGET)] + [event("k") for _ in range(5)]
     Log(database).append([[*recorded, event("other")]])
@@ -141,6 +145,7 @@ def test_a_history_has_pages_of_bytes(database: Database) -> None:
     assert len(object_history(database, "images", "k", limit=3).events) == 3
 
 
+@databases.ONE
 def test_the_log_is_read_for_streams_in_rounds_of_bytes(database: Database) -> None:
     reader = LogReader(database)
     recorded = _mixed()
@@ -151,6 +156,7 @@ def test_the_log_is_read_for_streams_in_rounds_of_bytes(database: Database) -> N
     assert [(one.id, one.record) for some in rounds for one in some] == [(one.id, one.record) for one in recorded]
 
 
+@databases.ONE
 def test_dead_letters_have_pages_of_bytes(database: Database) -> None:
     courier = Courier(database, add_target(database), ScriptedTarget(lambda one: Rejected("no")), batch=100)
     recorded = _mixed()

@@ -17,6 +17,7 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash
 from app.resources.dead_letter import DeadLetter, DeadLetterFilter
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.delivery import Delivery, delivery
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
@@ -24,6 +25,8 @@ from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
 from workers.delivery.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
+
+pytestmark = databases.TWO
 
 NIGHTLY = pytest.mark.nightly(
     "one and two refused objects alone in a partition, and twelve in all partitions, with others"
@@ -78,6 +81,7 @@ class CountingTarget(ScriptedTarget):
         return super().deliver(events, window, lease)
 
 
+@databases.ONE
 def test_no_second_opinion_is_asked_for_when_the_lease_is_to_end(database: Database) -> None:
     target = CountingTarget(lambda one: REFUSED if one.key == "a" else DELIVERED)
     courier = Courier(database, add_target(database), target)
@@ -155,10 +159,12 @@ def test_two_refused_objects_in_one_partition_hold_up_nobody(database: Database,
     assert_all_but_the_refused_arrive(database, at_work, keys(0, 2, "refused"), spread(100))
 
 
+@databases.ONE
 def test_two_refused_objects_alone_in_one_partition_hold_up_nobody(database: Database, at_work: Delivery) -> None:
     assert_all_but_the_refused_arrive(database, at_work, keys(0, 2, "refused"), keys(1, 60, "healthy"))
 
 
+@databases.ONE
 def test_many_refused_objects_in_every_partition_hold_up_nobody(database: Database, at_work: Delivery) -> None:
     """There are more of them than a batch has events."""
     poison = [key for partition in range(PARTITIONS) for key in keys(partition, 3, "refused")]
@@ -187,6 +193,7 @@ def test_a_call_that_is_refused_as_a_whole_is_narrowed_down_to_the_event_at_faul
     assert_counters_balance(database)
 
 
+@databases.THREE
 def test_an_outage_costs_no_attempt_and_is_over_when_it_is_over(database: Database, at_work: Delivery) -> None:
     add_target(database)
     events = record(database, spread(40))
@@ -266,7 +273,7 @@ def test_gone_for_one_object_does_not_pause_a_target_that_takes_others(database:
     assert not registry(database).target(target_id).paused
 
 
-@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=databases.ONE), pytest.param(5, marks=databases.THREE)])
 def test_gone_for_everything_pauses_the_target(database: Database, at_work: Delivery, count: int) -> None:
     target_id = add_target(database)
     record(database, [*keys(0, 1, "gone"), *keys(1, count - 1, "gone")])

@@ -25,8 +25,11 @@ from app.outbox.log.spool_feeder import SpoolFeeder
 from app.outbox.reconcile.log_queries import unchanged_since
 from app.server.application import create_app
 from tests import services
+from tests.support import databases
 from tests.support.builders import add_target, event, migrated
 from tests.support.refused_events import refuse_poison
+
+pytestmark = databases.TWO
 
 
 def recorded(database: Database) -> list[str]:
@@ -53,6 +56,7 @@ def large(size: int) -> Event:
     return one._replace(record=f'{one.record[:-1]},"pad":"{"x" * size}"}}')
 
 
+@databases.ALL
 def test_an_event_that_the_database_refuses_fails_its_own_request_only(database: Database) -> None:
     refuse_poison(database)
     commits = GroupCommit(database)
@@ -65,6 +69,7 @@ def test_an_event_that_the_database_refuses_fails_its_own_request_only(database:
     assert commits.append([event("after")]) == Receipt(recorded=1)
 
 
+@databases.ALL
 def test_an_event_that_the_database_refuses_is_quarantined_and_the_rest_is_fed_in_order(
     database: Database, tmp_path: Path
 ) -> None:
@@ -167,6 +172,7 @@ def test_a_statement_timeout_of_the_role_quarantines_nothing(outbox_url: str, tm
     database.close()
 
 
+@databases.ALL
 def test_most_of_a_request_is_recorded_where_one_event_is_refused(database: Database) -> None:
     target = add_target(database)
     refuse_poison(database)
@@ -201,12 +207,14 @@ def test_a_repair_with_one_event_that_the_database_refuses_records_the_others(
     app.extensions["bucketwire"].database.close()
 
 
+@databases.ALL
 def test_buckets_that_differ_by_trailing_blanks_only_do_not_hold_each_other_up(database: Database) -> None:
     commits = GroupCommit(database)
     requests = [[event(bucket="abc"), event(bucket="abc "), event(bucket="abc  ")], [event(bucket="other")]]
     assert together(commits, requests) == [Receipt(recorded=3), Receipt(recorded=1)]
 
 
+@databases.ALL
 @pytest.mark.slow
 def test_a_lock_that_is_held_for_long_quarantines_nothing(outbox_url: str, tmp_path: Path) -> None:
     """A database that takes nothing for as long as its lock timeout is slow, and says nothing about the event."""
@@ -246,6 +254,7 @@ def packets(url: str, size: int | None) -> Iterator[int]:
             connection.exec_driver_sql(f"SET GLOBAL max_allowed_packet = {usual}")
 
 
+@databases.ALL
 @pytest.mark.nightly(
     "a packet of 1 MiB: the database is asked how much it takes, whatever that is", when=lambda size: size is None
 )
@@ -266,6 +275,7 @@ def test_an_event_larger_than_a_packet_fails_its_own_request_only(outbox_url: st
         assert commits.append([quoted], 60) == Receipt(recorded=1)
 
 
+@databases.ALL
 @OF_PACKETS
 def test_an_event_larger_than_a_packet_is_quarantined_and_the_rest_is_fed(outbox_url: str, tmp_path: Path) -> None:
     with packets(outbox_url, 1 << 20) as packet, closing(migrated(outbox_url)) as database:
@@ -278,6 +288,7 @@ def test_an_event_larger_than_a_packet_is_quarantined_and_the_rest_is_fed(outbox
         assert spool.damaged() == 1
 
 
+@databases.ALL
 @OF_PACKETS
 def test_a_database_of_small_packets_takes_many_events_at_once(outbox_url: str) -> None:
     with packets(outbox_url, 65_536) as packet, closing(migrated(outbox_url)) as database:
@@ -287,6 +298,7 @@ def test_a_database_of_small_packets_takes_many_events_at_once(outbox_url: str) 
             commits.append([large(packet)], 60)
 
 
+@databases.ALL
 @pytest.mark.parametrize("outbox_url", ["postgresql", "mysql", "mariadb"], indirect=True)
 def test_an_event_at_which_the_connection_breaks_each_time_holds_nobody_up(outbox_url: str, tmp_path: Path) -> None:
     """A proxy before the database hangs up on what is too large for it; the database itself is well."""

@@ -14,12 +14,13 @@ from app.outbox.log.append import Log
 from app.outbox.log_head import LogHead
 from app.outbox.policies import RemovalPolicy
 from app.outbox.targets import UnknownTarget
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, assert_counters_balance
 from workers.delivery.outcomes import Failed, Rejected
 from workers.delivery.retry import RetrySchedule
 
-pytestmark = pytest.mark.promise
+pytestmark = [pytest.mark.promise, databases.TWO]
 
 BATCH = 10
 HOUR = 3_600_000
@@ -136,6 +137,7 @@ def test_a_removal_leaves_a_target_alone_that_was_created_with_the_same_name_mea
     assert (status.stored.state, status.counters.pending) == ("running", 1)
 
 
+@databases.THREE
 def test_what_a_stopped_removal_has_left_parked_is_still_due(database: Database) -> None:
     """The target may be enabled again instead."""
     courier = with_backlog(database)

@@ -21,13 +21,14 @@ from app.outbox.log.append import Log
 from app.outbox.log.batch import Receipt
 from app.outbox.log.retention import purge
 from app.resources.dead_letter import DeadLetterFilter
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from tests.support.tuning import tune
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 from workers.delivery.retry import RetrySchedule
 
-pytestmark = pytest.mark.promise
+pytestmark = [pytest.mark.promise, databases.TWO]
 
 _LONG = RetrySchedule(base=3_600_000, cap=3_600_000)
 
@@ -71,6 +72,7 @@ def test_events_are_recorded_while_a_replay_waits_for_a_settlement(database: Dat
         assert not beginning.result(10).finished
 
 
+@databases.THREE
 def test_the_counters_balance_at_each_step_of_a_replay(database: Database) -> None:
     courier = Courier(database, add_target(database), schedule=_LONG, batch=2)
     events = [event(f"k{number}") for number in range(12)]
@@ -219,6 +221,7 @@ def test_a_selection_that_no_event_can_meet_is_refused(selection: Selection, fie
     assert len(str(caught.value)) < 400
 
 
+@databases.THREE
 def test_families_of_names_are_replayed_as_their_members(database: Database) -> None:
     courier = Courier(database, add_target(database))
     _record(database, [event("a"), event("b", name="s3:ObjectRemoved:Delete")])

@@ -27,6 +27,7 @@ from app.outbox.log.retention import PurgeProgress, purge
 from app.outbox.versions import retention as versions_retention
 from app.resources.dead_letter import DeadLetterFilter
 from tests.services import until
+from tests.support import databases
 from tests.support.builders import DELETE, PUT, add_target, event, migrated, registry
 from tests.support.delivery import delivery
 from tests.support.mirror import Mirror
@@ -36,6 +37,8 @@ from workers import upkeep
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Rejected
 from workers.runtime import Runtime
+
+pytestmark = databases.TWO
 
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
 DAY = 86_400_000
@@ -81,6 +84,7 @@ def replay_everything(mirror: Mirror) -> dict[str, str]:
     return mirror.deliver()
 
 
+@databases.THREE
 @pytest.mark.parametrize("version", ["", "v1"])
 def test_a_dead_letter_does_not_bring_back_what_was_deleted_since(database: Database, version: str) -> None:
     old = event("k", version=version)
@@ -147,6 +151,7 @@ def test_a_newer_event_with_an_older_time_stays_as_long_as_the_older_one(databas
     assert (left(database), mirror.known()) == ([], 0)
 
 
+@databases.THREE
 def test_an_event_that_came_late_is_not_written_when_what_supersedes_it_is_older_by_receipt(database: Database) -> None:
     late, newest = event("k"), event("k")
     mirror = Mirror(database, add_target(database))

@@ -21,11 +21,14 @@ from app.outbox.policies import RetryListPolicy
 from app.outbox.registry import Registry
 from app.resources.dead_letter import DeadLetterFilter
 from app.resources.retry import RetryFilter
+from tests.support import databases
 from tests.support.builders import event, registry
 from tests.support.delivery import failing
 from tests.support.parked_rows import due_times, parked_rows
 from tests.support.scripted_target import assert_counters_balance
 from workers.delivery.outcomes import DELIVERED, Unavailable
+
+pytestmark = databases.TWO
 
 
 def counters(database: Database, target: TargetId) -> tuple[int, int, int]:
@@ -35,6 +38,7 @@ def counters(database: Database, target: TargetId) -> tuple[int, int, int]:
     return found.parked, found.dead, found.delivered
 
 
+@databases.THREE
 def test_heads_are_listed_by_page_and_filter(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "RETRIES", RetryListPolicy(batch_heads=3))
     courier = failing(database, 20)
@@ -64,6 +68,7 @@ def test_heads_are_listed_by_page_and_filter(database: Database, monkeypatch: py
     assert (list(bounded.retries), bounded.next is not None) == ([], True)
 
 
+@databases.THREE
 def test_what_is_tried_now_is_due_at_once_and_keeps_its_attempts(database: Database) -> None:
     courier = failing(database, 3)
     courier.scripted.script = lambda _: DELIVERED
@@ -137,6 +142,7 @@ def test_what_is_given_up_is_a_dead_letter_and_its_successor_goes_on(database: D
     assert_counters_balance(database)
 
 
+@databases.ALL
 def test_a_worker_that_is_sending_what_is_given_up_settles_nothing(database: Database) -> None:
     """Otherwise the event would count as delivered and as dead."""
     courier = failing(database, 1, events=1)

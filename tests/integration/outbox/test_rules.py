@@ -23,9 +23,13 @@ from app.outbox.rules import StoredRule
 from app.rules.filters import Filters, Pairs
 from app.rules.model import BadRules, Rule
 from app.rules.notification_xml import configuration
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 
+pytestmark = databases.TWO
 
+
+@databases.ALL
 def test_a_rule_that_two_add_at_once_is_there_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     rule = Rule(bucket="images", events=("s3:ObjectCreated:*",), target=add_target(database))
     both_have_looked, read = Barrier(2), Registry.rules
@@ -42,6 +46,7 @@ def test_a_rule_that_two_add_at_once_is_there_once(database: Database, monkeypat
     assert [stored.row_id for stored in registry(database).rules("images")] == numbers[:1]
 
 
+@databases.THREE
 def test_a_rule_comes_back_as_it_was_stored_with_its_filters_in_their_order(database: Database) -> None:
     target = add_target(database, bucket="other")
     filters = [

@@ -17,8 +17,11 @@ from app.outbox.reconcile.requests import RunRequests
 from app.outbox.reconcile.runs import BACKFILLING, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.targets import UnknownTarget
+from tests.support import databases
 from tests.support.builders import add_target, registry
 from tests.support.tuning import tune
+
+pytestmark = databases.ONE
 
 ROWS = {"address": "127.0.0.1:9", "key": "rows"}
 MINUTE = 60_000
@@ -32,6 +35,7 @@ def requests(database: Database) -> RunRequests:
     return RunRequests(database, registry(database))
 
 
+@databases.THREE
 def test_a_requested_run_waits_as_a_scheduled_one_does_and_repairs_as_requested(database: Database) -> None:
     target = mirror(database)
     assert not Schedule(database).exists()
@@ -45,6 +49,7 @@ def test_a_requested_run_waits_as_a_scheduled_one_does_and_repairs_as_requested(
     assert entry.details == {"target": "redis:rows", "bucket": "images", "repair": True}
 
 
+@databases.TWO
 def test_of_several_requests_at_once_one_registers_a_run(database: Database) -> None:
     target = mirror(database)
 
@@ -61,6 +66,7 @@ def test_of_several_requests_at_once_one_registers_a_run(database: Database) -> 
     assert len(Schedule(database).waiting()) == 2
 
 
+@databases.TWO
 def test_nothing_is_started_while_a_run_is_active_and_a_dead_one_hinders_nobody(database: Database) -> None:
     target, runs = mirror(database, reconcile="* * * * *"), Reconciliations(database)
     runs.begin(target, "images", lease=-1)
@@ -71,6 +77,7 @@ def test_nothing_is_started_while_a_run_is_active_and_a_dead_one_hinders_nobody(
         requests(database).start(target, "images", repair=False)
 
 
+@databases.THREE
 def test_a_request_that_only_compares_replaces_no_scheduled_run(database: Database) -> None:
     target, schedule, runs = mirror(database, reconcile="* * * * *"), Schedule(database), Reconciliations(database)
     run = requests(database).start(target, "images", repair=False).run
@@ -100,6 +107,7 @@ def test_a_request_after_the_scheduled_time_counts_for_it_if_it_repairs(
     assert Schedule(database).register(runs.get(run).started_at) == registered
 
 
+@databases.TWO
 def test_what_has_no_rows_and_what_is_no_bucket_is_not_compared(database: Database) -> None:
     target, log = mirror(database), add_target(database, "log")
     asked = requests(database)
@@ -128,6 +136,7 @@ def test_a_repair_is_approved_only_for_a_run_that_found_drift(database: Database
         asked.repair("none")
 
 
+@databases.THREE
 def test_a_cancelled_run_does_not_begin_and_one_that_runs_is_told_and_keeps_its_state(database: Database) -> None:
     target, runs, asked = mirror(database), Reconciliations(database), requests(database)
     waiting = asked.start(target, "images", repair=False)
@@ -163,6 +172,7 @@ def test_what_has_finished_is_not_cancelled_and_a_backfill_stays_unfinished(data
     )
 
 
+@databases.THREE
 def test_findings_are_bounded_read_in_pages_and_go_with_their_run(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,9 +17,12 @@ from app.outbox.reconcile import schedule as schedule_module
 from app.outbox.reconcile.runs import Reconciliations, latest_results
 from app.outbox.reconcile.schedule import Schedule
 from app.rules.model import Rule
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.hostile_names import BUCKETS, scheduled
 from tests.support.tuning import tune
+
+pytestmark = databases.ONE
 
 SCHEDULED = [name for name in BUCKETS if scheduled(name)]
 EACH_MINUTE = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
@@ -30,6 +33,7 @@ def waiting(database: Database) -> set[tuple[str, str, bool]]:
     return {(str(each.target), each.bucket, each.first) for each in Schedule(database).waiting()}
 
 
+@databases.THREE
 def test_what_is_due_is_registered_once_for_each_target_and_bucket(database: Database) -> None:
     add_target(database, "all", type_name="redis", values=EACH_MINUTE)
     add_target(database, "one", type_name="redis", values=EACH_MINUTE, bucket="quiet")
@@ -135,6 +139,7 @@ def test_only_buckets_with_names_that_a_storage_allows_are_scheduled(database: D
     assert Schedule(database).unscheduled_buckets() == {every: len(BUCKETS) - len(SCHEDULED)}
 
 
+@databases.TWO
 def test_a_flood_of_names_is_scheduled_up_to_a_limit_and_pushes_out_nobody(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

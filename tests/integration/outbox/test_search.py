@@ -21,11 +21,14 @@ from app.outbox.policies import DeadLetterPolicy
 from app.outbox.search import EventFilter, search
 from app.outbox.targets import UnknownTarget
 from app.resources.dead_letter import DeadLetter, DeadLetterFilter, DeadLetterPage
+from tests.support import databases
 from tests.support.builders import DELETE, PUT, add_target, event, registry
 from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier, ScriptedTarget
 from tests.support.tuning import tune
 from workers.delivery.outcomes import DELIVERED, Failed, Rejected
+
+pytestmark = databases.TWO
 
 PARTITIONS, HOUR = 4, 3_600_000
 TIME = 1_795_000_000_000  # ms, of the event of seq 0 of `fill`; each later one is a second younger
@@ -88,6 +91,7 @@ def bury(database: Database, target: TargetId, dead: list[int]) -> None:
             connection.exec_driver_sql("ANALYZE dead_letters")
 
 
+@databases.THREE
 def test_each_filter_finds_its_events_and_no_others(database: Database) -> None:
     one, two = add_target(database, "one", bucket="images"), add_target(database, "two", bucket="docs")
     keys = ("a/good", "a/bad", "a/slow", "a/slow", "b/good")
@@ -127,6 +131,7 @@ def test_each_filter_finds_its_events_and_no_others(database: Database) -> None:
     assert find_event(database, "none") is None
 
 
+@databases.THREE
 def test_a_time_range_is_exact_and_costs_what_it_has(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     tune(monkeypatch, searching, "SEARCH", window_seqs=500)
     target, costs = add_target(database), []
@@ -158,6 +163,7 @@ def test_a_search_that_finds_little_says_so_and_goes_on_page_by_page(
     assert len(found) == 7
 
 
+@databases.THREE
 def test_dead_letters_are_found_without_reading_the_log_between_them(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +184,7 @@ def test_dead_letters_are_found_without_reading_the_log_between_them(
     assert costs[1] <= 2 * costs[0] + 200
 
 
+@databases.THREE
 def test_what_is_settled_costs_a_search_for_pending_events_nothing(database: Database) -> None:
     target, costs = add_target(database), []
     for first, count in ((1, 1_000), (1_011, 9_000)):
@@ -201,6 +208,7 @@ def test_a_page_ends_early_when_it_takes_long(database: Database, monkeypatch: p
     assert seqs(whole(database, bucket="rare")) == [1]
 
 
+@databases.THREE
 def test_a_page_of_dead_letters_reads_a_bounded_number_of_them(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

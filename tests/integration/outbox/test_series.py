@@ -16,10 +16,13 @@ from app.outbox.delivery_times import histogram, percentile, report
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.series import Resolution, Sample, incoming_rates, merged, read_merged, read_series, take_sample
+from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
+
+pytestmark = databases.ONE
 
 BEGIN = 1_795_000_200_000  # ms; the beginning of five minutes
 YEAR = 365 * 86_400_000
@@ -52,6 +55,7 @@ def rows(database: Database) -> int:
         return int(connection.execute(sa.select(sa.func.count()).select_from(tables.series)).scalar_one())
 
 
+@databases.TWO
 def test_a_sample_has_the_counters_and_a_step_has_one(database: Database, clock: Clock) -> None:
     target, idle = add_target(database, "audit"), add_target(database, "idle", bucket="none")
 
@@ -78,6 +82,7 @@ def test_a_sample_has_the_counters_and_a_step_has_one(database: Database, clock:
     assert [(one.recorded, one.backlog, one.oldest_age) for one in samples(database, idle)] == [(0, 0, 0)] * 2
 
 
+@databases.THREE
 def test_what_comes_in_has_a_rate_by_requests_and_for_each_source(database: Database, clock: Clock) -> None:
     add_target(database)
     source = registry(database).sources
@@ -111,6 +116,7 @@ def test_what_comes_in_has_a_rate_by_requests_and_for_each_source(database: Data
         assert not {one.target_id for one in series.newest_samples(connection, clock.now)} & set(ids), "only targets"
 
 
+@databases.ALL
 def test_of_two_that_sample_at_once_one_stores_its_samples(
     database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +131,7 @@ def test_of_two_that_sample_at_once_one_stores_its_samples(
     assert [len(samples(database, target, series.COARSE)) for target in targets] == [1] * 10
 
 
+@databases.TWO
 def test_of_idle_targets_the_five_minutes_are_written_once(
     database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +169,7 @@ def test_five_minutes_have_the_last_totals_and_the_greatest_backlog(database: Da
     assert (second.at, second.recorded, second.delivered, second.backlog) == (BEGIN + 300_000, 12, 12, 0)
 
 
+@databases.THREE
 def test_samples_are_merged_by_the_database_as_here(database: Database, clock: Clock) -> None:
     target = add_target(database, "audit")
     courier = Courier(database, target)
@@ -192,6 +200,7 @@ def test_samples_are_merged_by_the_database_as_here(database: Database, clock: C
     assert some[0].at < single[9].at
 
 
+@databases.TWO
 def test_the_table_is_bounded_and_a_removed_target_leaves_it(
     database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +241,7 @@ def test_a_clock_that_jumps_costs_the_samples_of_its_wrong_time_only(
     assert len(times) <= 7
 
 
+@databases.TWO
 def test_a_sample_does_not_grow_with_what_is_parked_and_dead(database: Database, clock: Clock) -> None:
     target, costs = add_target(database, "audit"), []
     row_id = registry(database).target(target).row_id
@@ -255,6 +265,7 @@ def test_a_sample_does_not_grow_with_what_is_parked_and_dead(database: Database,
     assert costs[1] <= 2 * costs[0] + 100
 
 
+@databases.TWO
 def test_a_step_has_the_delivery_times_since_the_one_before_and_five_minutes_have_their_sum(
     database: Database, clock: Clock
 ) -> None:
@@ -275,6 +286,7 @@ def test_a_step_has_the_delivery_times_since_the_one_before_and_five_minutes_hav
         assert connection.execute(sa.select(tables.delivery_times.c.id)).all() == []
 
 
+@databases.TWO
 def test_delivery_times_are_counted_once_whoever_takes_the_sample(
     database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,8 +7,11 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox.engine.database import Database
 from tests.services import until
+from tests.support import databases
 from tests.support.builders import add_target, registry
 from workers.target_pool import TargetPool
+
+pytestmark = databases.TWO
 
 
 def window(pool: TargetPool, database: Database, name: str) -> int:
@@ -31,6 +34,7 @@ def test_a_stored_value_is_in_force_while_workers_run(database: Database) -> Non
     pool.close()
 
 
+@databases.THREE
 def test_the_variable_takes_precedence(database: Database) -> None:
     add_target(database, "plain")
     registry(database).put_api_settings({"sync_events": "on"})

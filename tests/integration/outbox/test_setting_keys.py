@@ -15,7 +15,10 @@ from app.manifest.changes import set_keys
 from app.outbox.delivery.availability import open_breaker
 from app.outbox.engine.database import Database
 from app.outbox.registry import ReadOnlyTarget, Registry
+from tests.support import databases
 from tests.support.builders import SECRET_KEY, registry
+
+pytestmark = databases.TWO
 
 TARGET = TargetId("webhook", "x")
 
@@ -34,6 +37,7 @@ class Watched(Registry):
             yield locked
 
 
+@databases.ALL
 def test_two_callers_that_set_different_keys_both_succeed(database: Database) -> None:
     """The second one has read the texts before the first one changes them."""
     first, second = registry(database), Watched(database)

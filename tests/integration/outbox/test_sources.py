@@ -31,9 +31,12 @@ from app.outbox.sources.intake import SourceIntake, TargetFull
 from app.outbox.sources.leases import SourceLease, SourceLeases
 from app.outbox.sources.registry import SourceRegistry
 from app.outbox.sources.rejected import ShelfFull
+from tests.support import databases
 from tests.support.builders import add_target, body, registry
 from tests.support.pulled_events import Sources, numbered, recorded
 from tests.support.refused_events import refuse_poison
+
+pytestmark = databases.TWO
 
 VALUES = {"brokers": "127.0.0.1:9", "topic": "t"}
 LEASE_MS = 60_000
@@ -109,6 +112,7 @@ def test_a_source_of_a_type_that_only_a_newer_version_knows_is_left_to_its_worke
     assert [one.source for one in outbox.leases.free(outbox.clock())] == [outbox.source]
 
 
+@databases.ALL
 def test_a_source_has_one_holder(outbox: Outbox) -> None:
     first = outbox.lease()
     assert outbox.claim() is None
@@ -135,7 +139,7 @@ def test_a_lease_that_was_not_renewed_is_another_workers(outbox: Outbox) -> None
     assert len(recorded(outbox.database)) == 1
 
 
-@pytest.mark.parametrize("change", ["put", "pause", "remove"])
+@pytest.mark.parametrize("change", ["put", pytest.param("pause", marks=databases.ALL), "remove"])
 def test_what_an_operator_changes_ends_the_lease(outbox: Outbox, change: str) -> None:
     lease = outbox.lease()
     outbox.record(lease, reads(numbered(1)))
@@ -226,6 +230,7 @@ def test_what_is_pulled_again_is_recorded_once(outbox: Outbox) -> None:
     assert (stored.recorded, stored.repeated) == (4, 3)
 
 
+@databases.ALL
 def test_the_database_refuses_one_event_and_records_the_others(outbox: Outbox) -> None:
     refuse_poison(outbox.database)
     lease, events = outbox.lease(), numbered(6)
@@ -279,7 +284,10 @@ def test_a_message_with_more_events_than_a_target_ever_takes_is_rejected(outbox:
 
 @pytest.mark.parametrize(
     ("place", "where"),
-    [(("0", "1"), "the queue may still have it at position 1"), (("", ""), "the queue has it no more")],
+    [
+        pytest.param(("0", "1"), "the queue may still have it at position 1", marks=databases.ALL),
+        (("", ""), "the queue has it no more"),
+    ],
 )
 def test_a_message_that_the_database_refuses_whole_is_kept_without_its_body(
     outbox: Outbox, place: tuple[str, str], where: str
@@ -306,6 +314,7 @@ def test_what_is_no_message_counts_as_none(outbox: Outbox) -> None:
     assert (outbox.positions, outbox.sources.stored(outbox.source).messages) == ({"0": "4"}, 1)
 
 
+@databases.THREE
 def test_a_failing_source_that_no_worker_tries_again_waits_for_one(outbox: Outbox) -> None:
     now = outbox.clock()
     outbox.leases.fail(outbox.lease(), now, "no answer", now)
@@ -332,7 +341,7 @@ def test_the_shelf_is_bounded_by_number_and_by_bytes(outbox: Outbox) -> None:
     assert outbox.sources.stored(outbox.source).rejected == 2
 
 
-@pytest.mark.parametrize("name", ["x-other", "traceparent"])
+@pytest.mark.parametrize("name", [pytest.param("x-other", marks=databases.ALL), "traceparent"])
 def test_long_headers_of_a_rejected_message_stop_nothing(outbox: Outbox, name: str) -> None:
     headers = {"content-type": "application/x-ndjson", name: "é" * 70_000}
     outbox.record(outbox.lease(), [read_message(Message(b"?", "0", "1", headers=headers), Limits(), None)])
@@ -344,6 +353,7 @@ def test_long_headers_of_a_rejected_message_stop_nothing(outbox: Outbox, name: s
         rejected.message(stored, 10**30)
 
 
+@databases.THREE
 def test_a_rejected_message_is_read_back_retried_and_deleted(outbox: Outbox) -> None:
     rejected, lease, [event] = outbox.sources.rejected, outbox.lease(), numbered(1)
     outbox.record(lease, [bad(1, b"\x00\xff"), bad(2, b"[1]"), bad(3)])
@@ -387,6 +397,7 @@ def test_failures_are_counted_until_messages_are_pulled(outbox: Outbox) -> None:
     assert [one.source for one in outbox.leases.free(outbox.clock())] == [outbox.source]
 
 
+@databases.THREE
 def test_a_notice_of_lost_messages_ends_with_the_next_resume_or_another_queue(outbox: Outbox) -> None:
     def lose() -> None:
         lease = outbox.lease()
@@ -404,6 +415,7 @@ def test_a_notice_of_lost_messages_ends_with_the_next_resume_or_another_queue(ou
     assert (outbox.sources.stored(outbox.source).notice, outbox.positions) == ("", {})
 
 
+@databases.THREE
 def test_invalid_settings_of_the_environment_for_a_while_lose_no_position(outbox: Outbox) -> None:
     registry, source = outbox.sources.registry, SourceId("kafka", "env")
     valid, misspelt = {"enable": "on", **VALUES}, {"enable": "on", "brokers": VALUES["brokers"], "topc": "t"}
@@ -460,6 +472,7 @@ def test_a_source_that_the_environment_no_longer_names_is_taken_over_with_its_po
     assert sources.positions(stored) == {"0": "1"}
 
 
+@databases.ONE
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_a_setting_without_effect_is_a_warning_to_who_sets_keys_leniently(outbox: Outbox, dry_run: bool) -> None:
     source = SourceId("amqp", "x")
@@ -473,6 +486,7 @@ def test_a_setting_without_effect_is_a_warning_to_who_sets_keys_leniently(outbox
     ]
 
 
+@databases.ALL
 def test_processes_that_start_at_once_store_a_new_source_of_the_environment_once(outbox: Outbox) -> None:
     source, starts = SourceId("kafka", "env"), Barrier(4)
 
@@ -487,6 +501,7 @@ def test_processes_that_start_at_once_store_a_new_source_of_the_environment_once
     assert outbox.sources.stored(source).origin == "environment"
 
 
+@databases.THREE
 def test_a_source_that_is_removed_while_a_declaration_is_applied_is_removed_after_it(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -526,6 +541,7 @@ def test_secrets_are_sealed_and_shown_to_the_worker_only(outbox: Outbox) -> None
         stranger.settings(stored)
 
 
+@databases.ONE
 @pytest.mark.parametrize("values", [{}, {**VALUES, "topc": "x"}, {**VALUES, "sasl": "on"}, {**VALUES, "group": "a\nb"}])
 def test_bad_settings_change_nothing(outbox: Outbox, values: dict[str, str]) -> None:
     before = outbox.sources.registry.sources()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import executed_statements, tiers
-from tests.support.statement_cover import FOLDER
+from tests.support.databases import FOLDER
 
 TOP = Path(__file__).parents[3]
 SELECTED = {"postgresql": "postgresql", "mysql": "mysql and not mariadb", "mariadb": "mysql or mariadb"}

@@ -17,12 +17,16 @@ from app.outbox.policies import TOKENS
 from app.outbox.tokens import Tokens
 from app.resources.declaration import BadMember
 from tests.services import until
+from tests.support import databases
 from tests.support.builders import add_target, registry
 from workers.pool_shares import PoolShares
+
+pytestmark = databases.ONE
 
 GIVEN = ApiToken("environment", frozenset({"admin"}), hash_token("e" * 40))
 
 
+@databases.TWO
 def test_once_there_was_a_token_one_is_required_for_good(database: Database) -> None:
     assert not Tokens(database).required()
     made = Tokens(database).create("minio", ["ingest"])
@@ -49,6 +53,7 @@ def test_what_records_that_is_no_token(database: Database) -> None:
     assert [Tokens(database).find(guess) for guess in (*digests, "", "*", "-" * 64)] == [None] * 5
 
 
+@databases.TWO
 def test_tokens_of_the_version_before_are_recorded_when_they_are_seen_or_revoked(database: Database) -> None:
     row = {"name": "old", "digest": hash_token("o" * 40), "scopes": "ingest", "created_at": 1}
     for seen in (True, False):
@@ -94,6 +99,7 @@ def test_a_token_expires_also_where_the_database_is_away(
     away.close()
 
 
+@databases.TWO
 def test_the_last_use_of_a_token_is_recorded_once_a_minute(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, began = Tokens(database), now_ms()
     made, idle = tokens.create("used", ["read"]), tokens.create("idle", ["read"])
@@ -115,6 +121,7 @@ def test_the_last_use_of_a_token_is_recorded_once_a_minute(database: Database, m
     until(lambda: _used(database, "idle"))
 
 
+@databases.ALL
 def test_every_token_that_is_used_at_once_is_recorded(database: Database) -> None:
     made = {name: Tokens(database).create(name, ["read"]) for name in ("a", "b", "c", "d")}
     tokens = Tokens(database)
@@ -154,6 +161,7 @@ def _used(database: Database, name: str) -> int:
     return next(token.used_at for token in Tokens(database).list() if token.name == name)
 
 
+@databases.ALL
 def test_several_may_make_the_first_token_at_once(database: Database) -> None:
     ready, made = Barrier(4), list[str]()
 
@@ -175,6 +183,7 @@ def _rows(database: Database) -> int:
         return connection.execute(sa.select(sa.func.count()).select_from(tables.tokens)).scalar_one()
 
 
+@databases.TWO
 def test_a_token_keeps_its_limits_also_where_the_database_is_away(database: Database, tmp_path: Path) -> None:
     made = Tokens(database).create("team", ["read"], buckets=["b", "a\u00e9", "b"], targets=[TargetId("webhook", "x")])
     other = Tokens(database).create("other", ["read"])
