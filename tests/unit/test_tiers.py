@@ -103,6 +103,12 @@ def test_each_marker_says_what_stays_and_moves_something(told: list[Told]) -> No
     assert len(moves) > 100
 
 
+def test_a_module_that_a_marker_names_as_staying_stays(told: list[Told], usual: list[Told]) -> None:
+    stays = {name for each in told for text, _, _ in each.markers for name in re.findall(r"test_\w+\.py", text)}
+    assert len(stays) > 20
+    assert stays - {Path(each.module).name for each in usual} == set()
+
+
 @pytest.mark.parametrize("marker", [pytest.mark.nightly, pytest.mark.nightly(when=bool)])
 def test_a_marker_has_to_say_what_stays(marker: pytest.MarkDecorator) -> None:
     with pytest.raises(TypeError, match="stays"):
