@@ -170,7 +170,7 @@ def near(keys: DataFrame, table: str = "") -> str:
         if len(few) <= _FEW_KEYS:
             place += f" AND {column}key IN ({', '.join(_text(row['key']) for row in few if row['bucket'] == bucket)})"
         places.append(f"({place})")
-    return f"({' OR '.join(places)})"
+    return f"({' OR '.join(places or ['false'])})"
 
 
 def _text(in_hexadecimal: str) -> str:
