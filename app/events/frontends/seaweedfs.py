@@ -169,7 +169,7 @@ def _created(
     # A renamed file keeps its modification time, which is not when it got its name. A renamed version stays older than
     # the one that had superseded it, which may be renamed before it.
     order = _superseded(entry) or _committed(entry) if name == _COPY else _order(thing, entry)
-    if order and replaced and order < replaced:
+    if order and replaced and order < replaced and not _committed(entry):
         order = None  # another file was renamed to it, and has kept its time
     if thing.is_marker:
         return _record(event, _MARKER, thing, {}, modified, order)
