@@ -127,7 +127,9 @@ def compare(
     difference have no `kind`.
     """
     objects = by_key(listing).select(*(F.col(name).alias(f"l_{name}") for name in (KEY_HASH, *LISTING.names)))
-    rows = by_key(rows).select(*(F.col(name).alias(f"n_{name}") for name in (KEY_HASH, *NAMESPACE.names)))
+    # The conditions below are repeated in the plan: what they all ask of the name is found out once, before the join.
+    rows = by_key(rows).withColumn("change", change_of(F.col("name")))
+    rows = rows.select(*(F.col(name).alias(f"n_{name}") for name in (KEY_HASH, *NAMESPACE.names, "change")))
     same = (F.col(f"l_{KEY_HASH}") == F.col(f"n_{KEY_HASH}")) & (F.col("l_key") == F.col("n_key"))
     if sizes is not None:
         objects, rows = sizes.of_objects(objects), sizes.of_rows(rows)
@@ -135,7 +137,7 @@ def compare(
     both = objects.hint("merge").join(rows, same, "full_outer")
     if sizes is not None:
         both = sizes.of_pairs(both)
-    both = both.withColumns({"key": F.coalesce("l_key", "n_key"), "n_change": change_of(F.col("n_name"))})
+    both = both.withColumn("key", F.coalesce("l_key", "n_key"))
     differs = _differs(versioned=versioned, policy=policy, clock_skew=clock_skew)
     is_stale = reduce(operator.or_, differs.values())
     classified = both.withColumn("kind", _kind(list(rules), bucket, is_stale, versioned=versioned, policy=policy))
