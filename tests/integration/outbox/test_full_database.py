@@ -23,12 +23,12 @@ from tests import services
 from tests.services.sql import MariaDB
 from tests.support.builders import event, migrated
 
-SPACE = ["--innodb-file-per-table=OFF", "--innodb-data-file-path=ibdata1:12M:autoextend:max:24M"]
+SPACE = ["--innodb-file-per-table=OFF", "--innodb-data-file-path=ibdata1:12M:autoextend:max:48M"]
 
 
 @dataclass(eq=False)
 class SmallMariaDB(MariaDB):
-    """A MariaDB with one file for all tables, of at most 24 MiB. (MySQL 8.0.12 crashes when such a file is full.)"""
+    """A MariaDB with one file for all tables, of at most 48 MiB. (MySQL 8.0.12 crashes when such a file is full.)"""
 
     def argv(self) -> Sequence[str | Path]:
         return [*super().argv(), *SPACE]
