@@ -5,10 +5,9 @@ NO_LIMIT = 1 << 62  # queue_limit of a target whose undelivered events are not l
 REVOKED = "revoked"  # lease_token: no worker may claim or settle until the lease has expired
 WHOLE_LOG = 0  # replay_id of the cursors that follow the log itself
 
-
-MAX_CHARACTERS = 2_000  # characters
-_MAX_BYTES = 4_000  # in UTF-8; ten attempts as JSON, with escaped quotes and backslashes, fit MySQL's TEXT of 65,535
-PLAIN = "the outbox database refused to store the reason"
+# Ten attempts as JSON, with escaped quotes and backslashes, fit MySQL's TEXT of 65,535 bytes.
+MAX_REASON_CHARACTERS, _MAX_REASON_BYTES = 2_000, 4_000
+UNSTORABLE_REASON = "the outbox database refused to store the reason"
 
 
 def clean_reason(text: str) -> str:
@@ -18,6 +17,6 @@ def clean_reason(text: str) -> str:
     that reverse the text direction) become U+FFFD.
     """
     line = "".join(
-        char if char.isprintable() else " " if char.isspace() else "\ufffd" for char in text[:MAX_CHARACTERS]
+        char if char.isprintable() else " " if char.isspace() else "\ufffd" for char in text[:MAX_REASON_CHARACTERS]
     )
-    return line.encode()[:_MAX_BYTES].decode(errors="ignore")
+    return line.encode()[:_MAX_REASON_BYTES].decode(errors="ignore")

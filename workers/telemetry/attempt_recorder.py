@@ -18,7 +18,7 @@ import orjson
 import sqlalchemy as sa
 
 from app.outbox import delivery_times
-from app.outbox.column_values import PLAIN, WHOLE_LOG
+from app.outbox.column_values import UNSTORABLE_REASON, WHOLE_LOG
 from app.outbox.delivery import attempts
 from app.outbox.delivery.attempts import Attempt, bounded
 from app.outbox.delivery_times import Histogram, histogram
@@ -235,4 +235,4 @@ class AttemptRecorder(Observer):
 
 
 def _without_reason(attempt: Attempt) -> Attempt:
-    return replace(attempt, reason=PLAIN if attempt.reason else "", exchange=None)
+    return replace(attempt, reason=UNSTORABLE_REASON if attempt.reason else "", exchange=None)

@@ -16,7 +16,7 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
-from app.outbox.column_values import NEVER, PLAIN
+from app.outbox.column_values import NEVER, UNSTORABLE_REASON
 from app.outbox.delivery.availability import open_breaker
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.due_work import DueWork
@@ -387,13 +387,17 @@ def test_a_value_that_the_database_refuses_costs_its_own_reason_only(
         assert "refused" in caplog.text
         letters = DeadLetters(database).list(DeadLetterFilter(target=courier.target))
         assert [letter.event_id for letter in letters] == [one.id for one in events[:3]]
-        assert [letter.reason for letter in letters] == ["fine", PLAIN, "fine"]
+        assert [letter.reason for letter in letters] == ["fine", UNSTORABLE_REASON, "fine"]
         attempts = [[(one.at, one.reason) for one in letter.history] for letter in letters]
-        assert attempts == [[(format_time(5), "fine")], [(format_time(5), PLAIN)], [(format_time(5), "fine")]]
+        assert attempts == [
+            [(format_time(5), "fine")],
+            [(format_time(5), UNSTORABLE_REASON)],
+            [(format_time(5), "fine")],
+        ]
         with database.reading() as connection:
             query = sa.select(tables.parked.c.history).where(tables.parked.c.target_id == lease.target_id)
             kept = connection.execute(query.order_by(tables.parked.c.seq)).scalars().all()
-        assert [orjson.loads(history) for history in kept] == [[[5, PLAIN]], [[5, "fine"]]]
+        assert [orjson.loads(history) for history in kept] == [[[5, UNSTORABLE_REASON]], [[5, "fine"]]]
         # The same for one that was parked before.
         again = replace(settlement.parked[0], attempts=2, history=f'[[5,"{text}"],[6,"{text}"]]')
         retried = Settlement(retried=[again])
@@ -401,7 +405,7 @@ def test_a_value_that_the_database_refuses_costs_its_own_reason_only(
         courier.store.settle(lease, retried, now_ms())
         with database.reading() as connection:
             row = connection.execute(sa.select(tables.parked).where(tables.parked.c.seq == again.seq)).one()
-        assert (row.attempts, orjson.loads(row.history)) == (2, [[5, PLAIN]])
+        assert (row.attempts, orjson.loads(row.history)) == (2, [[5, UNSTORABLE_REASON]])
         assert_each_object_has_one_head(database)
         assert_counters_balance(database)
         courier.leases.release(lease)

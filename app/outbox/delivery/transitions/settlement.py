@@ -18,7 +18,7 @@ import orjson
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
-from app.outbox.column_values import PLAIN, WHOLE_LOG
+from app.outbox.column_values import UNSTORABLE_REASON, WHOLE_LOG
 from app.outbox.delivery.failing import read_mark
 from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
 from app.outbox.delivery.log_ahead import chunked
@@ -189,7 +189,7 @@ class SettlementStore:
     def settle(self, lease: Lease, settlement: Settlement, now: int) -> None:
         """Write a settlement and renew the lease of its partitions. Raises `LeaseLost`; then nothing was written.
 
-        A reason that the database refuses is replaced by `PLAIN`, and the settlement is still written.
+        A reason that the database refuses is replaced by `UNSTORABLE_REASON`, and the settlement is still written.
         """
         try:
             self._write(lease, settlement, now, _write_rows)
@@ -373,9 +373,9 @@ def _write_one_by_one(connection: sa.Connection, rows: _Rows) -> None:
 
 def _with_plain_reason(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the same row with reasons that every database can store."""
-    history = [[row["last_tried"], PLAIN]] if row["attempts"] else []
+    history = [[row["last_tried"], UNSTORABLE_REASON]] if row["attempts"] else []
     plain = {"history": orjson.dumps(history).decode()}
-    return {**row, **plain, **({"reason": PLAIN} if "reason" in row else {})}
+    return {**row, **plain, **({"reason": UNSTORABLE_REASON} if "reason" in row else {})}
 
 
 def _unpark(connection: sa.Connection, target_id: int, events: Sequence[ParkedEvent]) -> None:
