@@ -6,6 +6,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.events.effects import MARKER, OPEN_FAMILIES, ContentChange, names
 from app.events.names import KNOWN
 
+REMOVALS = (ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED)
 _CHANGES = [change for change in ContentChange if change is not ContentChange.NOTHING]
 
 

@@ -32,7 +32,7 @@ _PROPERTIES = {
 }
 
 
-# Of a table in an order: so much is read for each place of which rows are read.
+# Of a table in the order of its keys: a read of few keys reads a group of rows of this size for each place they are in.
 _ORDERED = {"write.target-file-size-bytes": f"{64 << 20}", "write.parquet.row-group-size-bytes": f"{8 << 20}"}
 
 
@@ -87,11 +87,10 @@ class IcebergTable:
 
     def create(self) -> None:
         """Create the table, or add the columns that one of an earlier version lacks."""
-        properties = ", ".join(f"'{name}' = '{value}'" for name, value in _PROPERTIES.items())
         partitions = f"PARTITIONED BY ({self._partitioned_by})" if self._partitioned_by else ""
         self._spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.name} ({self.schema}) USING iceberg {partitions} "
-            f"TBLPROPERTIES ({properties})"
+            f"TBLPROPERTIES ({_listed(_PROPERTIES)})"
         )
         has = set(self._spark.table(self.name).columns)
         added = ", ".join(f"`{name}` {kind}" for name, kind in self.columns if name not in has)
@@ -189,8 +188,7 @@ class IcebergTable:
             writer.append()
 
     def _order(self) -> None:
-        properties = ", ".join(f"'{name}' = '{value}'" for name, value in _ORDERED.items())
-        self._spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ({properties})")
+        self._spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ({_listed(_ORDERED)})")
         iceberg = self._spark._jvm.org.apache.iceberg  # type: ignore[union-attr]
         order = self._java().replaceSortOrder()  # in SQL it needs an extension of Spark's
         for name in self.ordered_by:
@@ -200,6 +198,11 @@ class IcebergTable:
     def _java(self) -> Any:
         util = self._spark._jvm.org.apache.iceberg.spark.Spark3Util  # type: ignore[union-attr]
         return util.loadIcebergTable(self._spark._jsparkSession, self.name)
+
+
+def _listed(properties: Mapping[str, str]) -> str:
+    """Return properties as SQL lists them; no value has quotes."""
+    return ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
 
 
 @contextmanager

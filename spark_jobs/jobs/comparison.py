@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.events.effects import ContentChange
 from app.resources.drift import DRIFT_KINDS, DriftKind
 from app.rules.model import Rule
-from spark_jobs.event_names import change_of, is_change
+from spark_jobs.event_names import REMOVALS, change_of, is_change
 from spark_jobs.frames import (
     DIFFERENCES,
     FINDINGS,
@@ -74,7 +74,6 @@ class Sizes:
 
 UNMATCHED = "unmatched"
 _NOOP_REMOVAL = "s3:ObjectRemoved:NoOP"
-REMOVALS = (ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED)
 
 # An event's document, as far as ROWS need it: every text as it is written there.
 _DOCUMENT = (

@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.effects import ContentChange
-from spark_jobs.event_names import has_change
+from spark_jobs.event_names import REMOVALS, has_change
 from spark_jobs.frames import etag, integer
 
 # What is known of an object from the event that created it; the inventory has these columns too.
@@ -33,7 +33,6 @@ _RECORD = (
     "s3 struct<object: struct<size: string, eTag: string, contentType: string, "
     "userMetadata: map<string,string>>>"
 )
-_REMOVALS = (ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED)
 _UPDATES = (
     "s3:ObjectCreated:", "s3:ObjectTagging:", "s3:ObjectAcl:", "s3:ObjectAnnotation:", "s3:ObjectRestore:",
     "s3:ObjectTransition:", "s3:ObjectLifecycle:Transition:", "s3:LifecycleTransition", "s3:IntelligentTiering",
@@ -89,7 +88,7 @@ def record_type(name: Column) -> Column:
         is_update |= name.startswith(prefix)
     return (
         F.when(has_change(name, ContentChange.CREATED), CREATE)
-        .when(has_change(name, *_REMOVALS), DELETE)
+        .when(has_change(name, *REMOVALS), DELETE)
         .when(is_update, UPDATE)
         .when(name.startswith("s3:ObjectAccessed:"), ACCESS)
         .otherwise(OTHER)
@@ -100,7 +99,7 @@ def _is_delete_marker() -> Column:
     """Return true for a marker, false for what is no removal, and null for a removal that is none, as S3 Metadata."""
     name = F.col("name")
     is_marker = has_change(name, ContentChange.DELETE_MARKER) & (F.col("version") != "")
-    return F.when(is_marker, F.lit(True)).when(~has_change(name, *_REMOVALS), F.lit(False))
+    return F.when(is_marker, F.lit(True)).when(~has_change(name, *REMOVALS), F.lit(False))
 
 
 def _text(column: Column) -> Column:
