@@ -1,6 +1,6 @@
 """Draw curves: which time a page shows and how finely, and samples of totals turned into rates. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby, pairwise
@@ -90,14 +90,24 @@ def newest(curve: Sequence[Point], now: float) -> Point | None:
     return curve[-1] if curve and curve[-1].at > now - _RECENT_SECONDS else None
 
 
-def newest_times(samples: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
-    """Return the median and the 99th percentile of the delivery times (s) in the newest sample that has them."""
-    timed = next((sample for sample in reversed(samples) if sample.get("p99") is not None), None)
-    return (timed["p50"], timed["p99"]) if timed else (None, None)
+def newest_times(curve: Sequence[Point], now: float) -> tuple[float | None, float | None]:
+    """Return the greatest median and 99th percentile of the last minute's delivery times (s); None of no deliveries."""
+    recent = [point for point in curve if point.at > now - _RECENT_SECONDS]
+    return _most(point.p50 for point in recent), _most(point.p99 for point in recent)
+
+
+def incoming_rate(intake: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return how many events came in in a second by all ways together, each event once; None if nobody knows."""
+    rates = [each["rate"] if each["recorded"] else 0.0 for each in intake]  # nothing ever came by one without any
+    return None if None in rates else sum(rates)
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _greatest(samples: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    return max((sample[name] for sample in samples if sample.get(name) is not None), default=None)
+    return _most(sample.get(name) for sample in samples)
 
 
 def _seconds(text: str) -> int:

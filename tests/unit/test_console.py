@@ -14,7 +14,7 @@ from werkzeug.datastructures import Headers
 
 from app.console import formats
 from app.console.event_states import explain, steps, trial
-from app.console.series import newest, newest_times, points
+from app.console.series import incoming_rate, newest, newest_times, points
 from app.console.session import is_same_site
 from app.console.views.reconciliations import trends
 
@@ -244,11 +244,30 @@ def test_a_rate_is_one_of_now_only_while_samples_are_taken() -> None:
     assert newest([], 0) is None
 
 
-def test_the_newest_delivery_times_are_those_of_the_last_sample_with_any() -> None:
+def test_delivery_times_of_now_are_those_of_the_last_minute_and_none_where_nothing_is_delivered() -> None:
     samples = [
         sample("00:00"),
         sample("00:10") | {"p50": 0.1, "p99": 0.5},
-        sample("00:20"),
+        sample("00:20") | {"p50": 0.2, "p99": 0.4},
+        sample("00:30"),
     ]
-    assert newest_times(samples) == (0.1, 0.5)
-    assert newest_times([]) == (None, None)
+    curve = points(samples, width=10)
+    assert newest_times(curve, curve[-1].at + 10) == (0.2, 0.5)
+    assert newest_times(curve, curve[1].at + 60) == (None, None), "the last delivery is a minute old"
+    assert newest_times([], 0) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("ways", "rate"),
+    [
+        ([(100, 2.5), (50, 1.0)], 3.5),
+        ([(100, 2.5), (0, None)], 2.5),
+        ([(100, 2.5), (50, None)], None),
+        ([(0, None)], 0.0),
+        ([(100, None), (0, None)], None),
+    ],
+)
+def test_what_comes_in_is_the_sum_of_all_ways_unless_one_is_unknown(
+    ways: list[tuple[int, float | None]], rate: float | None
+) -> None:
+    assert incoming_rate([{"recorded": recorded, "rate": rate} for recorded, rate in ways]) == rate

@@ -13,7 +13,7 @@ from app.config.arn import parse_target
 from app.config.errors import BadValue
 from app.console import calls
 from app.console.pages import page, show, visitor
-from app.console.series import newest, newest_times, points
+from app.console.series import incoming_rate, newest, newest_times, points
 from app.release import VERSION
 
 _MAX_CURVES = 60  # targets; with more of them the overview has no curves
@@ -34,6 +34,7 @@ def overview() -> Response:
     status = _sum(targets) | ({} if limited else _service())
     found = [one for one in calls.get("/v1/doctor")["findings"] if one["grade"] in _ATTENTION]
     events = status["events"]
+    intake = [] if limited else calls.get("/v1/intake")["intake"]
     rates = [point for curve in curves.values() if (point := newest(curve, time.time()))]
     return show(
         "overview.html",
@@ -42,10 +43,11 @@ def overview() -> Response:
         **rows,
         width=_WIDTH,
         findings=[one | {"path": _page_of(one["subject"])} for one in sorted(found, key=_severity)],
-        waiting=events.get("pending", 0) + events.get("parked", 0),
+        pending=events.get("pending", 0),
+        parked=events.get("parked", 0),
         slowest=max((p99 for _, p99 in times.values() if p99 is not None), default=None),
-        intake=[] if limited else calls.get("/v1/intake")["intake"],
-        incoming=sum(point.recorded for point in rates) if rates else None,
+        intake=intake,
+        incoming=incoming_rate(intake),
         outgoing=sum(point.delivered for point in rates) if rates else None,
         has_rules=limited or (bool(targets) and bool(calls.get("/v1/rules")["rules"])),
         now=datetime.now(UTC).isoformat(),
@@ -64,11 +66,12 @@ def _rows() -> dict[str, Any]:
     minutes = _LONG if len(targets) <= _FEW else _SHORT
     series = _series(minutes) if len(targets) <= _MAX_CURVES else []
     targets.sort(key=lambda target: (_RANK.get(target["state"], 9), -target["events"]["dead"], target["arn"]))
+    curves = {each["target"]: points(each["samples"], width=_WIDTH) for each in series}
     return {
         "targets": targets,
         "minutes": minutes,
-        "curves": {each["target"]: points(each["samples"], width=_WIDTH) for each in series},
-        "times": {each["target"]: newest_times(each["samples"]) for each in series},
+        "curves": curves,
+        "times": {target: newest_times(curve, time.time()) for target, curve in curves.items()},
         "states": sorted(
             Counter(target["state"] for target in targets).items(), key=lambda pair: _RANK.get(pair[0], 9)
         ),

@@ -11,7 +11,7 @@ from app.console import calls
 from app.console.calls import resource_path
 from app.console.formats import short_target
 from app.console.pages import action, done, form_values, page, show, visitor
-from app.console.series import Curves, Point, curves, newest, points
+from app.console.series import Curves, Point, curves, newest, newest_times, points
 from app.resources.declaration import BadMember
 
 _RETRIES = 100  # retried objects, of which the last reasons are counted
@@ -47,6 +47,7 @@ def target(kind: str, name: str) -> Response:
         live=live,
         points=curve,
         newest=newest(recent, time.time()),
+        p99=newest_times(recent, time.time())[1],
         drawn=drawn,
         timed=any(point.p99 is not None for point in curve),
         balanced=events["recorded"] == sum(events[each] for each in _LOSSES[1:]),
