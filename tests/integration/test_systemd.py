@@ -98,7 +98,7 @@ def test_each_service_runs_a_command_that_there_is(unit: str) -> None:
 
 def test_there_is_a_service_for_each_process() -> None:
     own = {"release": "migrate", "web": "api"}
-    processes = {own.get(name, name) for name in PROCESSES} - {"webhooks"}  # an example of a pool for some targets
+    processes = {own.get(name, name) for name in PROCESSES}
     assert {name.removeprefix("bucketwire-").removesuffix(".service") for name in SERVICES} == processes
 
 

@@ -27,6 +27,7 @@ NIGHTLY = pytest.mark.nightly(
     "tables in a folder, and in a bucket by PostgreSQL's catalog; a run that is killed after any commit"
 )
 
+PAGE = Path(__file__).parents[3] / "docs/how-to/tables.md"
 pytestmark = pytest.mark.timeout(900)  # on a busy machine each commit takes seconds
 
 
@@ -78,9 +79,18 @@ def duckdb_reader() -> Any:
     return connection
 
 
+def test_pyiceberg_reads_a_folder(merged: Merged) -> None:
+    pytest.importorskip("pyiceberg")
+    from pyiceberg.table import StaticTable
+
+    [place] = re.findall(r'StaticTable\.from_metadata\("/var/lib/bucketwire/tables/(.*?)"\)', PAGE.read_text())
+    rows = StaticTable.from_metadata(f"{merged.folder}/{place}").scan().to_arrow().to_pylist()
+    found = {(r["key"], r["version_id"]): (r["is_delete_marker"], r["is_latest"], r["log_position"]) for r in rows}
+    assert found == folded(merged.events)
+
+
 def test_duckdb_reads_a_folder(merged: Merged) -> None:
-    page = (Path(__file__).parents[3] / "docs/how-to/tables.md").read_text()
-    [query] = re.findall(r"```sql\n(.*?)```", page.partition("DuckDB reads")[2], re.DOTALL)
+    [query] = re.findall(r"```sql\n(.*?)```", PAGE.read_text().partition("DuckDB reads")[2], re.DOTALL)
     with duckdb_reader() as reader:
         rows = reader.execute(query.replace("/var/lib/bucketwire/tables", str(merged.folder))).fetchall()
         journal = f"iceberg_scan('{merged.folder}/s3/journal')"
