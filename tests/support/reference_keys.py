@@ -44,6 +44,10 @@ class Row:
     secret: bool = False
 
 
+# Kinds of text that may contain a password: one that cannot be read is hidden as a whole.
+HIDDEN_IF_REFUSED = frozenset({"libpq", "dsn"})
+
+
 @dataclass(frozen=True)
 class Table:
     """One section of §4: the least that makes a target, and its rows."""
@@ -171,13 +175,13 @@ TABLES = {
         Row("user", "USER", "text", "me", {"password": SECRET}),
     )),
     "postgresql": Table("POSTGRES", "notify_postgres", {"connection_string": "host=h", "table": "t"}, _rows(
-        Row("connection_string", "CONNECTION_STRING", "libpq", "postgresql://me@a,b/db?sslmode=require", secret=True),
+        Row("connection_string", "CONNECTION_STRING", "libpq", "postgresql://me@a,b/db?sslmode=require"),
         Row("table", "TABLE", "table", "bucketevents"),
         FORMAT,
         Row("max_open_connections", "MAX_OPEN_CONNECTIONS", "number", "0"),
     )),
     "mysql": Table("MYSQL", "notify_mysql", {"dsn_string": "me@tcp(h:3306)/db", "table": "t"}, _rows(
-        Row("dsn_string", "DSN_STRING", "dsn", "me:you@tcp([::1]:3306)/db?tls=true", secret=True),
+        Row("dsn_string", "DSN_STRING", "dsn", "me:you@tcp([::1]:3306)/db?tls=true"),
         Row("table", "TABLE", "table", "bucketevents"),
         FORMAT,
         Row("max_open_connections", "MAX_OPEN_CONNECTIONS", "number", "5"),

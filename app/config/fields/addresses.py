@@ -260,7 +260,7 @@ def redacted_url(text: str) -> str:
         return REDACTED
     user, colon, _ = credentials.partition(":")
     netloc = f"{user}{colon and ':' + REDACTED}{at}{address}"
-    query, fragment = "&".join(map(_redacted_parameter, parts.query.split("&"))), parts.fragment
+    query, fragment = "&".join(map(redacted_parameter, parts.query.split("&"))), parts.fragment
     if query != parts.query:  # a stray & or # in the secret
         query = "&".join(pair if "=" in pair else REDACTED for pair in query.split("&"))
         fragment = fragment and REDACTED
@@ -337,9 +337,10 @@ def _shown_path(path: str) -> str:
     return f"/{first}/{REDACTED}" if rest and is_small and _WORD.fullmatch(first) else f"/{REDACTED}"
 
 
-def _redacted_parameter(text: str) -> str:
+def redacted_parameter(text: str) -> str:
+    """Replace the value in a URL's `name=value` if the name, also an escaped one, says that it may be a secret."""
     name, equals, _ = text.partition("=")
-    return f"{name}={REDACTED}" if equals and _SECRET_NAME.search(name) else text
+    return f"{name}={REDACTED}" if equals and _SECRET_NAME.search(unquote(name)) else text
 
 
 def check_host(host: str) -> None:

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterator
 
-from app.config.errors import BadValue, Problem
+from app.config.errors import REDACTED, BadValue, Problem
 from app.config.fields.addresses import HostName, check_host, check_is_one_value, hide_typed_secret, shown_address
 from app.config.fields.field_types import FieldType, Number, Path, Text
 from app.config.fields.fields import declared, setting
+from app.config.fields.secret_refs import is_secret_ref
 from app.config.targets.base import NamespaceSettings, check_certificate_pair
-from app.config.targets.mysql_dsn import MYSQL_PORT, Dsn, check_name, parse_dsn
+from app.config.targets.mysql_dsn import MYSQL_PORT, Dsn, check_name, parse_dsn, redacted_dsn
 
 _NAME = r"(?:[\w$]+|`(?:[^`]|``)+`)"
 
@@ -18,11 +19,21 @@ class DsnString(FieldType[str]):
 
     label = "Go DSN"
     empty = ""
+    holds_secrets = True
 
     def parse(self, text: str) -> str:
         Text().parse(text)
         parse_dsn(text)
         return text
+
+    def shown(self, text: str) -> str:
+        """Return the text without its password; `*redacted*` for what Go's driver reads differently, or not."""
+        if not text or is_secret_ref(text):
+            return text
+        try:
+            return redacted_dsn(self.parse(text))
+        except BadValue:
+            return REDACTED
 
     def secrets_in(self, value: str) -> Iterator[str]:
         yield parse_dsn(value).password
@@ -67,8 +78,7 @@ class MysqlSettings(
     dsn_string: str = setting(
         DsnString(),
         default="",
-        secret=True,
-        about="user:password@tcp(host:port)/database?tls=true; this or host",
+        about="user:password@tcp(host:port)/database?tls=true, shown without its password; this or host",
         of_host=True,
     )
     table: str = setting(MysqlTable(), about="the table, created if missing; in another database: other.table")

@@ -14,8 +14,8 @@ from datetime import tzinfo
 from typing import Literal, cast
 from urllib.parse import unquote, unquote_plus
 
-from app.config.errors import BadValue, did_you_mean
-from app.config.fields.addresses import Host, check_is_one_value
+from app.config.errors import REDACTED, BadValue, did_you_mean
+from app.config.fields.addresses import Host, check_is_one_value, redacted_parameter
 from app.config.fields.field_types import Duration
 
 MYSQL_PORT = 3306
@@ -84,6 +84,21 @@ def parse_dsn(text: str) -> Dsn:
         if equals:  # Go's driver ignores a parameter without one, too
             dsn = _set_parameter(dsn, name, value, f"the value of parameter {number}")
     return dsn
+
+
+def redacted_dsn(text: str) -> str:
+    """Replace the password in a DSN that `parse_dsn` reads, and the values of parameters that may be secrets.
+
+    All of it, if an `@` behind the address leaves doubts about where the password ends.
+    """
+    before, _, after = text.rpartition("/")
+    if "@" in after:
+        return REDACTED
+    credentials, at, address = before.rpartition("@")
+    user, colon, password = credentials.partition(":")
+    database, question, parameters = after.partition("?")
+    login = f"{user}{colon}{password and REDACTED}{at}"
+    return f"{login}{address}/{database}{question}{'&'.join(map(redacted_parameter, parameters.split('&')))}"
 
 
 def check_name(name: str) -> None:

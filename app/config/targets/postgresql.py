@@ -33,8 +33,7 @@ class PostgresSettings(
     connection_string: str = setting(
         ConnectionString(),
         default="",
-        secret=True,
-        about="libpq keywords or a postgresql:// URL; this or host",
+        about="libpq keywords or a postgresql:// URL, shown without its password; this or host",
         of_host=True,
     )
     table: str = setting(PostgresTable(), about="the table, created if missing; without a schema")

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import ClassVar
 
-from app.config.errors import BadValue, nearest
-from app.config.fields.addresses import check_is_one_value, secrets_in_url
+from app.config.errors import REDACTED, BadValue, nearest
+from app.config.fields.addresses import check_is_one_value, hide_typed_secret, redacted_url, secrets_in_url
 from app.config.fields.field_types import FieldType, Text
+from app.config.fields.secret_refs import is_secret_ref
 
 _NAME = re.compile(r"[^\W\d][\w$]*")
 _QUOTED = re.compile(r'"((?:[^"]|"")+)"')
@@ -52,6 +53,7 @@ _EXPLICIT = {
 }  # fmt: skip
 _KERBEROS = ("gss", "sspi")  # ways to log in, in `require_auth`
 _SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+_SHOWN_FIRST = ("host", "hostaddr", "port", "dbname", "user")
 # What MinIO's guides and other drivers call libpq's keywords.
 _LIBPQS_WORD = {"username": "user", "database": "dbname", "db": "dbname", "hostname": "host", "pass": "password"}
 
@@ -61,6 +63,7 @@ class ConnectionString(FieldType[str]):
 
     label = "libpq keywords or URL"
     empty = ""
+    holds_secrets = True
     pairs: ClassVar[frozenset[str]] = frozenset(_LIBPQ.split())
 
     def parse(self, text: str) -> str:
@@ -79,6 +82,23 @@ class ConnectionString(FieldType[str]):
             _check_login(text)
         check_parameters(parameters(text))
         return text
+
+    def shown(self, text: str) -> str:
+        """Return what libpq reads in the text, without secrets; `*redacted*` for what it reads differently, or not."""
+        if not text or is_secret_ref(text):
+            return text
+        try:
+            values = parameters(self.parse(text))
+        except BadValue:
+            return REDACTED
+        shown = {name: _shown_parameter(name, value) for name, value in values.items()}
+        if shown == values:
+            return text
+        if is_url(text):
+            return redacted_url(text) if shown.get("user") == values.get("user") else REDACTED
+        # Those of secrets come last, as after `password=` nothing of a text is shown that is in no form of its own.
+        ordered = [*_SHOWN_FIRST, *(name for name in shown if name not in _SECRETS), *reversed(_SECRETS)]
+        return connection_string({name: shown[name] for name in dict.fromkeys(ordered) if name in shown})
 
     def secrets_in(self, value: str) -> Iterator[str]:
         values = parameters(value)
@@ -167,6 +187,11 @@ def _check_login(url: str) -> None:
     place = place if at and "/" not in login else rest
     if "@" in place.partition("?")[0]:
         raise BadValue("has an @ behind the login", "write @ / : in a password as %40 %2F %3A, and elsewhere @ as %40")
+
+
+def _shown_parameter(name: str, value: str) -> str:
+    is_secret = name in _SECRETS or name not in ConnectionString.pairs or (name == "user" and ":" in value)
+    return REDACTED if value and (is_secret or hide_typed_secret(value) != value) else value
 
 
 def connection_string(values: Mapping[str, str]) -> str:

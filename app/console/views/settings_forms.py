@@ -34,6 +34,7 @@ class Input:
     choices: tuple[str, ...]
     required: bool
     secret: bool
+    refers: bool  # it may be a reference to a secret
     is_set: bool
     common: bool  # a setting of every type
 
@@ -201,6 +202,7 @@ def _input(key: Field, value: str, common: bool) -> Input:
         choices=_choices(key),
         required=key.required,
         secret=key.secret,
+        refers=key.refers,
         is_set=value == REDACTED,
         common=common and key.name != "enable",
     )

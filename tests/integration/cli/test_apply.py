@@ -227,6 +227,42 @@ def test_a_filter_that_cannot_be_declared_is_named_with_its_place(
     assert holds(cli) == ([], [])
 
 
+DATABASES = """
+targets:
+  postgresql:rows:
+    connection_string: "{postgresql}"
+    table: events
+  mysql:rows:
+    dsn_string: "{mysql}"
+    table: events
+"""
+
+
+def test_a_dry_run_shows_to_which_database_a_target_writes_and_no_password(
+    cli: Cli, applied: Applied, database: Database
+) -> None:
+    """What `config export` and `target show` print can be applied again, and keeps the password."""
+    document = DATABASES.format(
+        postgresql="host=db user=me password=hush-hush dbname=rows", mysql="me:hush-hush@tcp(db:3306)/rows"
+    )
+    shown = {
+        "postgresql": "host=db dbname=rows user=me password=*redacted*", "mysql": "me:*redacted*@tcp(db:3306)/rows",
+    }  # fmt: skip
+    planned = applied(document, "--dry-run").out
+    assert f"+ connection_string={shown['postgresql']}" in planned
+    assert f"+ dsn_string={shown['mysql']}" in planned
+    assert applied(document).code == 0
+    assert shown["postgresql"] in cli("target", "show", "postgresql:rows").out
+    assert shown["mysql"] in cli("target", "show", "mysql:rows").out
+    exported = cli("config", "export").out
+    assert all(text in exported for text in shown.values())
+    assert "hush-hush" not in exported + planned + cli("audit", "--json").out
+    assert "everything is as declared" in applied(DATABASES.format(**shown)).out
+    stored = [str(target.values) for target in registry(database).targets()]
+    assert all("enc:" in values and "hush-hush" not in values for values in stored)
+    assert cli("config", "export", "--secrets").out.count("hush-hush") == 2
+
+
 SOURCES = """
 sources:
   kafka:minio: {{brokers: [127.0.0.1:9092], topic: events, sasl: on, sasl_username: u, sasl_password: "{password}"}}

@@ -12,7 +12,7 @@ from app.config.errors import REDACTED, BadSettings
 from app.config.fields.fields import fields_of
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import TYPES
-from tests.support.reference_keys import TABLES, Row, camel, refused, valid
+from tests.support.reference_keys import HIDDEN_IF_REFUSED, TABLES, Row, camel, refused, valid
 
 Way = Callable[[str, Mapping[str, str]], Mapping[str, object]]
 ROWS = [pytest.param(name, row, id=f"{name}-{row.key}") for name, table in TABLES.items() for row in table.rows]
@@ -70,7 +70,7 @@ def test_every_value_that_is_none_is_refused_with_its_key_and_the_reason(type_na
         assert problem.key == row.key
         assert problem.problem
         assert problem.hint
-        if row.secret:
+        if row.secret or row.kind in HIDDEN_IF_REFUSED:
             assert problem.value == REDACTED
             assert text not in str(caught.value)
         elif (field := fields_of(TYPES[type_name])[row.key]).kind.is_sealed:
