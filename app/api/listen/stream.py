@@ -83,13 +83,13 @@ class Stream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the headers immediately: the client then knows that it will miss no event from now on."""
         self._transport = transport
-        self._transport.write(self._head)
-        if self._format.greeting:
-            self._write(self._format.greeting)
         now = asyncio.get_running_loop().time()
         self._due = now + (self.query.ping or LEGACY_PING)
         self._ends = None if self._format.longest is None else now + self._format.longest
-        self._opened(self)
+        self._opened(self)  # first: who has the headers is counted among the streams
+        self._transport.write(self._head)
+        if self._format.greeting:
+            self._write(self._format.greeting)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Report that the listener has disconnected."""
