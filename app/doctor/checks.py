@@ -30,6 +30,7 @@ from app.outbox.targets import OPENING_FAILED
 from app.outbox.tokens import Tokens, check_listen
 from app.quantities import count_noun, format_age, format_seconds
 from app.release import VERSION
+from app.resources.service import FINDING_GRADES
 
 _MAX_DELAY = 300_000  # ms that the oldest undelivered event of a running target may wait
 _GETS_EVENTS = "gets events"
@@ -38,6 +39,7 @@ _NEARLY_FULL = 0.8  # of the queue_limit
 _MAX_NAMED = 5  # workers, or names of events, in one finding
 _MAX_SHOWN = 80  # characters of a name
 _CARRIED_INTERVALS = 2  # of the drain, within which the last one shows that the broker works
+_NOT_DELIVERED = "events are accepted, but not delivered; nothing is lost"
 _EVICTS_NOTHING = "noeviction"  # the policy of a Redis that refuses what it has no memory for
 _MAX_COUNTED = 1_000_000  # sequence numbers in which a target's pending events are counted for a request
 
@@ -92,7 +94,8 @@ _STOPS = frozenset({"broker", "drain", "workers"})  # subjects whose problem sto
 def run_checks(service: Service, describe: Callable[[Exception], str], checks: Mapping[str, Check]) -> list[Finding]:
     """Run checks, by name; the failure of one is a finding too, in the words of `describe`, and the others run.
 
-    One cause is said once: what follows from a problem is left out, and nothing is `ok` beside a worse finding.
+    One cause is said once: what follows from a problem is left out, and nothing is `ok` beside a worse finding. The
+    worst findings come first.
     """
     findings: list[Finding] = []
     left_out: set[str] = set()
@@ -108,7 +111,7 @@ def run_checks(service: Service, describe: Callable[[Exception], str], checks: M
         if any(finding.grade == "problem" for finding in found):
             left_out |= set(_FOLLOWS.get(name, ()))
         findings += found
-    return list(_without_contradictions(findings))
+    return sorted(_without_contradictions(findings), key=lambda finding: -FINDING_GRADES.index(finding.grade))
 
 
 def _without_contradictions(findings: Sequence[Finding]) -> Iterator[Finding]:
@@ -145,7 +148,7 @@ def _check_broker(service: Service) -> Iterator[Finding]:
         yield Finding("broker", "ok", check_broker(settings.broker_url))
     except BrokerUnavailable as error:
         hint = "is `bucketwire up` running?" if settings.embedded_broker else "check BUCKETWIRE_BROKER_URL"
-        yield Finding("broker", "problem", f"{error}; {hint}")
+        yield Finding("broker", "problem", f"{_NOT_DELIVERED}. {error}; {hint}")
 
 
 def check_carried(service: Service) -> Iterator[Finding]:
@@ -181,10 +184,11 @@ def _check_drain(service: Service) -> Iterator[Finding]:
         at = heartbeats.last_drain(connection)
         now = database_now(connection)
     if at is None:
-        yield Finding("drain", "problem", "has never run; start `bucketwire up`, or `bucketwire beat` and a worker")
+        text = f"has never run: {_NOT_DELIVERED}; start `bucketwire up`, or `bucketwire beat` and a worker"
+        yield Finding("drain", "problem", text, ("beat",))
     elif heartbeats.drain_stopped(at, now):
         hint = "is `bucketwire beat` running, and a worker that is not `--only targets`?"
-        yield Finding("drain", "problem", f"last ran {format_age(at, now)} ago; {hint}")
+        yield Finding("drain", "problem", f"last ran {format_age(at, now)} ago: {_NOT_DELIVERED}; {hint}", ("beat",))
     else:
         yield Finding("drain", "ok", f"last ran {format_age(at, now)} ago")
 
@@ -347,9 +351,12 @@ def _check_sources(service: Service) -> Iterator[Finding]:
     for stored in sources:
         subject, state, reason = f"source {stored.source}", stored.state(now), stored.state_reason(now)
         if state in ("failing", "waiting"):
-            yield Finding(subject, "problem", f"{state}: {reason.removesuffix('.')}; its messages wait in the queue")
+            mend = ("source", "test", str(stored.source)) if state == "failing" else ("worker", "--only", "sources")
+            text = f"{state}: {reason.removesuffix('.')}; its messages wait in the queue"
+            yield Finding(subject, "problem", text, mend)
         elif state == "paused":
-            yield Finding(subject, "note", f"paused: {reason}")
+            text = f"{f'paused: {reason}' if reason else 'paused'}; its messages wait, as long as the queue keeps them"
+            yield Finding(subject, "warning", text, ("source", "resume", str(stored.source)))
         elif state == "running":
             waiting = "" if stored.lag is None else f"; {count_noun(stored.lag, 'message')} waiting"
             yield Finding(subject, "ok", f"a worker pulls from it{waiting}")
@@ -359,7 +366,8 @@ def _check_sources(service: Service) -> Iterator[Finding]:
             grade = "problem" if reason == INVALID_SETTINGS else "note"
             yield Finding(subject, grade, f"{state}: {reason}" if reason else state)
         if stored.notice:
-            yield Finding(subject, "problem", f"{format_age(stored.notice_at, now)} ago: {stored.notice}")
+            forget = ("source", "resume", str(stored.source))
+            yield Finding(subject, "problem", f"{format_age(stored.notice_at, now)} ago: {stored.notice}", forget)
         if count := kept.get(stored.row_id):
             listing = ("source", "rejected", "ls", str(stored.source))
             yield Finding(subject, "warning", f"{count_noun(count, 'rejected message')} kept", listing)

@@ -10,7 +10,7 @@ from app.quantities import format_seconds
 from app.resources.declaration import Arn, Columns, Resource, Row, Time, about
 from app.resources.target import Counters, Seconds
 
-FINDING_GRADES = ("ok", "note", "warning", "problem")
+FINDING_GRADES = ("ok", "note", "warning", "problem")  # the worst last
 
 
 class Check(Resource):

@@ -23,12 +23,18 @@ from app.resources.declaration import (
 )
 
 STATES = ("running", "failing", "paused", "disabled", "unavailable", "broken")
+_URGENCY = ("broken", "unavailable", "failing", "paused", "running", "disabled")
 OPENINGS = ("due", "opened", "failed")
 LEASE_STATES = ("free", "leased", "revoked")
 LEASE = "revoked: no worker may have it until the lease has expired"
 STEPS = (10, 300)  # seconds between samples
 MAX_WIDTH_SECONDS = 90 * 86400  # of samples that are merged into one
 Seconds = float | None
+
+
+def urgency(state: str) -> int:
+    """Return the place of a target's state in a list in which those with problems come first."""
+    return _URGENCY.index(state)
 
 
 class Counters(Resource):

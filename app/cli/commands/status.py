@@ -1,6 +1,6 @@
 """`bucketwire status`: the counters of every target."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import click
@@ -10,6 +10,7 @@ from app.cli.context import CommandContext, with_api
 from app.cli_common.output import Columns, mending_command, printable
 from app.quantities import format_seconds
 from app.resources.service import Worker
+from app.resources.target import urgency
 
 DISPENSABLE = ("mode", "superseded", "purged", "recorded", "delivered")  # beside what waits or is lost
 _COUNTERS = ("recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
@@ -19,7 +20,7 @@ _COUNTERS = ("recorded", "delivered", "superseded", "pending", "parked", "dead",
 @click.option("--workers", is_flag=True, help="Show the workers instead: version, what each does, last heartbeat.")
 @with_api
 def status(context: CommandContext, *, workers: bool) -> None:
-    """Show the state and the counters of every target, and what needs attention.
+    """Show what needs attention, and the state and the counters of every target, those with problems first.
 
     matched = recorded + discarded, and recorded = delivered + superseded + pending + parked + dead + purged.
     """
@@ -27,14 +28,22 @@ def status(context: CommandContext, *, workers: bool) -> None:
         context.rows(context.api.get("/v1/workers")["workers"], Worker.columns, "no worker has sent a heartbeat")
         return
     targets = context.api.get("/v1/targets")["targets"]
+    if not context.as_json:
+        _show_findings(context.api.get("/v1/doctor")["findings"])
+        targets.sort(key=lambda target: urgency(target["state"]))
     nothing = "no targets; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`"
     context.rows(targets, COLUMNS, nothing, dispensable=DISPENSABLE)
-    if not context.as_json:
-        for finding in context.api.get("/v1/doctor")["findings"]:
-            if finding["grade"] in ("problem", "warning"):
-                click.echo(f"{finding['grade']}: {finding['subject']}: {printable(finding['text'])}", err=True)
-                if command := mending_command(finding["text"], finding["command"]):
-                    click.echo(f"  {command}", err=True)
+
+
+def _show_findings(findings: Iterable[Mapping[str, Any]]) -> None:
+    """Print on standard error what needs attention, the worst first; an empty line sets it off from what follows."""
+    urgent = [finding for finding in findings if finding["grade"] in ("problem", "warning")]
+    for finding in urgent:
+        click.echo(f"{finding['grade']}: {finding['subject']}: {printable(finding['text'])}", err=True)
+        if command := mending_command(finding["text"], finding["command"]):
+            click.echo(f"  {command}", err=True)
+    if urgent:
+        click.echo(err=True)
 
 
 def _counter(name: str) -> Callable[[Mapping[str, Any]], int]:

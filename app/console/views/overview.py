@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,16 +13,15 @@ from app.config.errors import BadValue
 from app.console import calls
 from app.console.pages import page, show, visitor
 from app.console.series import incoming_rate, newest, newest_times, points
+from app.console.views.service import ATTENTION, OF_WORKERS
 from app.release import VERSION
+from app.resources.target import urgency
 
 _MAX_CURVES = 60  # targets; with more of them the overview has no curves
 # The curves' minutes: of few targets more, because a page is made of a bounded number of samples.
 _FEW, _LONG, _SHORT = 15, 20, 5
 _WIDTH = 20  # seconds
-_ATTENTION = ("problem", "warning")  # grades of findings that need somebody, the gravest first
-_WORKERS = ("broker", "drain", "versions", "workers")  # subjects of findings that the page of the workers is about
 _SOURCE = "source "  # begins the subject of a finding about one
-_RANK = {"broken": 0, "unavailable": 1, "failing": 2, "paused": 3, "running": 4, "disabled": 5}
 
 
 @page("/")
@@ -32,7 +30,7 @@ def overview() -> Response:
     rows, limited = _rows(), visitor().is_limited
     targets, curves, times = rows["targets"], rows["curves"], rows["times"]
     status = _sum(targets) | ({} if limited else _service())
-    found = [one for one in calls.get("/v1/doctor")["findings"] if one["grade"] in _ATTENTION]
+    found = [one for one in calls.get("/v1/doctor")["findings"] if one["grade"] in ATTENTION]
     events = status["events"]
     intake = [] if limited else calls.get("/v1/intake")["intake"]
     rates = [point for curve in curves.values() if (point := newest(curve, time.time()))]
@@ -42,7 +40,7 @@ def overview() -> Response:
         status=status,
         **rows,
         width=_WIDTH,
-        findings=[one | {"path": _page_of(one["subject"])} for one in sorted(found, key=_severity)],
+        findings=[one | {"path": _page_of(one["subject"])} for one in found],
         pending=events.get("pending", 0),
         parked=events.get("parked", 0),
         slowest=max((p99 for _, p99 in times.values() if p99 is not None), default=None),
@@ -65,26 +63,20 @@ def _rows() -> dict[str, Any]:
     targets = calls.get("/v1/targets")["targets"]
     minutes = _LONG if len(targets) <= _FEW else _SHORT
     series = _series(minutes) if len(targets) <= _MAX_CURVES else []
-    targets.sort(key=lambda target: (_RANK.get(target["state"], 9), -target["events"]["dead"], target["arn"]))
+    targets.sort(key=lambda target: (urgency(target["state"]), -target["events"]["dead"], target["arn"]))
     curves = {each["target"]: points(each["samples"], width=_WIDTH) for each in series}
     return {
         "targets": targets,
         "minutes": minutes,
         "curves": curves,
         "times": {target: newest_times(curve, time.time()) for target, curve in curves.items()},
-        "states": sorted(
-            Counter(target["state"] for target in targets).items(), key=lambda pair: _RANK.get(pair[0], 9)
-        ),
+        "states": sorted(Counter(target["state"] for target in targets).items(), key=lambda pair: urgency(pair[0])),
     }
-
-
-def _severity(finding: Mapping[str, Any]) -> int:
-    return _ATTENTION.index(finding["grade"])
 
 
 def _page_of(subject: str) -> str:
     """Return the page about what a finding is about."""
-    if subject in _WORKERS:
+    if subject in OF_WORKERS:
         return "workers"
     if subject.startswith(_SOURCE):
         return f"sources/{subject.removeprefix(_SOURCE).replace(':', '/', 1)}"

@@ -7,11 +7,15 @@ from app.console.formats import command, options, target_path
 from app.console.pages import filtered, page, show
 from app.release import VERSION
 
+ATTENTION = ("problem", "warning")  # grades of findings that need somebody
+OF_WORKERS = ("broker", "drain", "versions", "workers")  # subjects of findings that the page of the workers is about
+
 
 @page("/workers")
 def workers() -> Response:
     """Show the workers, those that fell silent or run another version first, and the queues."""
     found = calls.get("/v1/workers")
+    findings = [one for one in calls.get("/v1/doctor")["findings"] if one["subject"] in OF_WORKERS]
     states = {target["arn"]: target["state"] for target in calls.targets()}
     return show(
         "worker_list.html",
@@ -23,20 +27,17 @@ def workers() -> Response:
         strangers=found["other_processes"],
         queues=sorted(found["queues"], key=lambda queue: (queue["served"], -queue["age"])),
         states=states,
-        checks=calls.checks(),
+        checks=calls.checks()
+        | {one["subject"]: {"ok": one["grade"] == "ok"} for one in findings if one["subject"] == "broker"},
+        findings=[one for one in findings if one["grade"] in ATTENTION],
         path_of=target_path,
     )
 
 
-_RANK = {"problem": 0, "warning": 1, "note": 2}
-
-
 @page("/doctor")
 def doctor() -> Response:
-    """Show the findings, the worst first."""
-    answer = calls.get("/v1/doctor")
-    findings = sorted(answer["findings"], key=lambda finding: _RANK.get(finding["grade"], 3))
-    return show("doctor.html", here="doctor", findings=findings, cli=command("doctor"))
+    """Show the findings."""
+    return show("doctor.html", here="doctor", findings=calls.get("/v1/doctor")["findings"], cli=command("doctor"))
 
 
 _FILTERS = ("actor", "action", "resource", "since", "before")

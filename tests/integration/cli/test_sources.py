@@ -81,6 +81,12 @@ def test_a_source_is_paused_resumed_and_removed(cli: Cli) -> None:
     cli("source", "pause", "kafka:minio", "--reason", "maintenance")
     [paused] = cli("source", "ls", "--json").json
     assert (paused["state"], paused["reason"]) == ("paused", "maintenance")
+    [finding] = [one for one in cli("doctor", "--json").json["findings"] if one["subject"] == "source kafka:minio"]
+    assert finding == {
+        "subject": "source kafka:minio", "grade": "warning", "command": ["source", "resume", "kafka:minio"],
+        "text": "paused: maintenance; its messages wait, as long as the queue keeps them",
+    }  # fmt: skip
+    assert "bucketwire source resume kafka:minio" in cli("status").err
     cli("source", "resume", "kafka:minio")
     assert cli("source", "show", "kafka:minio", "--json").json["state"] == "waiting"
     assert cli("source", "rm", "kafka:minio", "--json").json == {"rejected_messages": 0}

@@ -20,6 +20,7 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.doctor.checks import SHORT_CHECKS, check_carried, run_checks
 from app.outbox import tables
+from app.outbox.column_values import NEVER
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.heartbeats import Worker
 from app.outbox.delivery.leases import Leases
@@ -118,6 +119,9 @@ def test_the_doctor_says_what_does_not_run_and_is_content_when_all_does(
         "settings": "ok", "database": "ok", "broker": "problem", "counters": "ok",
     }  # fmt: skip
     assert cli("doctor").code == 1, "and the drain, which follows from the broker, is not said also"
+    [away] = [text for grade, text in grades_of(cli, "broker")]
+    assert away.startswith("events are accepted, but not delivered; nothing is lost. "), "before its cause"
+    assert "cannot be used" in away
 
     monkeypatch.setenv("BUCKETWIRE_BROKER_URL", f"redis://{services.LOOPBACK}:{redis_server.port}/7")
     grades = {one["subject"]: one["grade"] for one in cli("doctor", "--json").json["findings"]}
@@ -184,6 +188,26 @@ def test_an_api_that_would_not_start_without_a_token_is_a_problem(cli: Cli, monk
     assert (grade, "the API does not start" in text, "token create" in text) == ("problem", True, True)
     assert cli("token", "create", "minio", "--scope", "ingest").code == 0
     assert grades_of(cli, "tokens") == []
+
+
+@pytest.mark.usefixtures("working")
+def test_status_and_doctor_put_problems_first(cli: Cli, database: Database) -> None:
+    for name in ("a", "b", "z"):
+        add_target(database, name)
+    registry(database).pause(TargetId("webhook", "b"), "for lunch")
+    with database.writing() as connection:
+        of_z = tables.targets.update().where(tables.targets.c.name == "z")
+        connection.execute(of_z.values(breaker="open", reason="it hangs", resume_at=NEVER))
+    grades = [one["grade"] for one in cli("doctor", "--json").json["findings"]]
+    assert grades == sorted(grades, key=["problem", "warning", "note", "ok"].index)
+    assert cli("doctor").out.splitlines()[0].split()[:2] == ["problem", "webhook:z"]
+    shown = cli("status")
+    assert [line.split(": ")[:2] for line in shown.err.splitlines() if line and not line.startswith(" ")] == [
+        ["problem", "webhook:z"], ["warning", "webhook:b"],
+    ]  # fmt: skip
+    assert [line.split()[0] for line in shown.out.splitlines() if "webhook:" in line] == [
+        "webhook:z", "webhook:b", "webhook:a",
+    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("working")
@@ -348,7 +372,7 @@ def test_a_rabbitmq_that_is_away_is_said_though_it_has_just_carried_the_drain(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BUCKETWIRE_BROKER_URL", f"amqp://{services.LOOPBACK}:{services.free_port()}/")
-    assert "problem: broker: amqp://" in cli("status").err
+    assert "nothing is lost. amqp://" in cli("status").err
 
 
 def test_of_a_command_that_goes_on_the_outbox_that_is_away_is_said_once_and_so_is_the_broker() -> None:

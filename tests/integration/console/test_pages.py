@@ -1078,6 +1078,19 @@ def test_the_workers_page_shows_who_is_there_and_does_what(busy: Browser, databa
     assert f"{host} 7 prefork of 2 {VERSION} targets webhook:paused 3 partitions" in texts[2]
 
 
+def test_the_workers_page_says_first_what_a_broker_that_is_away_means(busy: Browser) -> None:
+    page = busy.get("workers")
+    [notice] = [
+        part for part in re.findall(r'<p class="notice.*?</p>', page.response.text, re.DOTALL) if "roker" in part
+    ]
+    assert notice.index("events are accepted, but not delivered; nothing is lost") < notice.index("cannot be used")
+    assert "Broker ✕problem" in page.text
+
+
+def test_the_page_to_sign_in_proposes_a_token_that_may_only_read(browse: Opened) -> None:
+    assert "bucketwire token create console --scope read" in browse(api_tokens=TOKENS).get("sign-in").text
+
+
 def test_the_workers_page_counts_no_events_for_the_version(busy: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, get = list[str](), calls.get
 
