@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import sqlalchemy as sa
-from flask import Flask, Response, has_request_context, request
+from flask import Flask, Response, g, has_request_context, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from app.config.errors import BadValue
@@ -82,7 +82,6 @@ PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
 }
 # Errors whose message is the problem's detail.
 _SAID_BY_THE_ERROR: Mapping[type[Exception], str] = {
-    UnknownTarget: "unknown-target",
     UnknownSource: "unknown-source",
     UnknownBucket: "unknown-bucket",
     TargetInUse: "target-in-use",
@@ -191,6 +190,13 @@ def _(error: BadMember) -> ApiProblem:
 @to_problem.register
 def _(error: BadSelection) -> ApiProblem:
     return ApiProblem("bad-value", str(error), {"field": error.field})
+
+
+@to_problem.register
+def _(error: UnknownTarget) -> ApiProblem:
+    # A token that is limited to targets learns no other names.
+    is_limited = has_request_context() and getattr(g.get("token"), "is_limited", False)
+    return ApiProblem("unknown-target", f"there is no target {error.target}" if is_limited else str(error))
 
 
 @to_problem.register

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 REDACTED = "*redacted*"
 MAX_SUGGESTIONS = 10  # unknown names of one request for which a known one is searched
 _SHOWN = 80
+_MAX_NAME_CHARACTERS, _MAX_LIKE = 100, 10  # of an unknown name that is compared; names like it
 
 
 class BadValue(ValueError):
@@ -65,3 +66,20 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     """Return a hint for an unknown word: the nearest known word, or all of them if none is near."""
     close = nearest(word, known)
     return f"did you mean {close}?" if close else f"known are {', '.join(known)}"
+
+
+def nearest_name(name: object, known: Iterable[object]) -> str:
+    """Return the known `type:name`, or name, that was probably meant: one with a like name, however like the types."""
+    import difflib  # noqa: PLC0415 - only for a mistake
+
+    wanted, by_name = str(name)[:_MAX_NAME_CHARACTERS], dict[str, list[str]]()
+    for candidate in map(str, known):
+        by_name.setdefault(candidate.rpartition(":")[2].casefold(), []).append(candidate)
+    like = difflib.get_close_matches(wanted.rpartition(":")[2].casefold(), by_name, n=_MAX_LIKE, cutoff=0.6)
+    return nearest(wanted, [candidate for one in like for candidate in by_name[one]])
+
+
+def suggest_name(name: object, known: Iterable[object], listing: str) -> str:
+    """Return a hint for an unknown name: the nearest known one, or the command that lists all of them."""
+    close = nearest_name(name, known)
+    return f"did you mean {close}?" if close else f"`{listing}` shows those there are"

@@ -179,7 +179,7 @@ class UnknownEventName(ValueError):
     def __init__(self, name: str, nearest: str | None) -> None:
         self.name = name
         self.nearest = nearest
-        hint = f"; did you mean {nearest!r}?" if nearest else "; write `*` for every event"
+        hint = f"; did you mean {nearest}?" if nearest else "; write `*` for every event"
         super().__init__(f"{_shorten(name)} is not an event name{hint}")
 
 
@@ -226,13 +226,19 @@ def shorthand(word: str) -> tuple[str, ...]:
 
 
 def nearest(name: str) -> str | None:
-    """Return the name or aggregate that was probably meant, or None. `s3:` may be missing, the case may be wrong."""
+    """Return the name or aggregate that was probably meant, or None. `s3:` may be missing, the case may be wrong.
+
+    For what is like a word of `mc event add`, which has no colon, it is the word with its names: where only names are
+    accepted, these can be written.
+    """
     if name == "s3:*":
         return EVERY
     import difflib  # noqa: PLC0415 - only for a mistake
 
     # Truncated, because the comparison takes quadratic time and the text is not trusted.
     folded = name[:64].casefold()
+    if ":" not in folded and (words := difflib.get_close_matches(folded, SHORTHANDS, n=1, cutoff=0.6)):
+        return f"{words[0]} ({', '.join(SHORTHANDS[words[0]])})"
     folded = folded if folded.startswith("s3:") else f"s3:{folded}"
     choices = {choice.casefold(): choice for choice in sorted(KNOWN | AGGREGATES.keys())}
     matches = difflib.get_close_matches(folded, choices, n=1, cutoff=0.6)

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.config.arn import TargetId
 from app.config.bucket_settings import BucketId
-from app.config.errors import REDACTED, did_you_mean
+from app.config.errors import REDACTED, did_you_mean, nearest_name
 from app.config.fields.fields import Declared, fields_of
 from app.config.sources.source_id import SourceId
 from app.config.target_settings import (
@@ -127,7 +127,7 @@ def decide(
     """
     problems: list[Problem] = []
     changes = [
-        _plan_settings(resource, settings, stored.get(resource), problems, environ, lenient=lenient)
+        _plan_settings(resource, settings, stored, problems, environ, lenient=lenient)
         for resource, settings in document.settings.items()
     ]
     known = {resource for resource in stored if isinstance(resource, TargetId)} | document.targets.keys()
@@ -254,12 +254,13 @@ def _current(row: StoredTarget | StoredSource | StoredBucket, registry: SealedSe
 def _plan_settings(
     resource: Resource,
     settings: Mapping[str, object],
-    stored: Current | None,
+    known: Mapping[Resource, Current],
     problems: list[Problem],
     environ: Mapping[str, str] | None,
     *,
     lenient: bool,
 ) -> Change | None:
+    stored = known.get(resource)
     before, declaration = dict(stored.texts) if stored else {}, declaration_of(resource)
     enabled = {"enable": "on"} if "enable" in fields_of(declaration) else {}
     try:
@@ -270,6 +271,8 @@ def _plan_settings(
             Problem(f"{resource}: {problem.key}", problem.value, problem.problem, problem.hint)
             for problem in error.problems
         ]
+        if stored is None:
+            problems += _meant_another(resource, known)
         return None
     if stored and stored.fixed:
         if after == enabled | before:
@@ -279,6 +282,12 @@ def _plan_settings(
         problems.append(Problem(str(resource), "", f"is set by {variables} variables", hint))
         return None
     return Change(resource, stored is None, enabled | before if stored else {}, after)
+
+
+def _meant_another(resource: Resource, known: Mapping[Resource, Current]) -> list[Problem]:
+    """Return the problem of what cannot be created and has a name like another's: a mistyped one of that."""
+    close = nearest_name(resource, [other for other in known if type(other) is type(resource)])
+    return [Problem(str(resource), "", "does not exist yet", f"did you mean {close}?")] if close else []
 
 
 def _keep_secrets(

@@ -1,14 +1,17 @@
 """Store and change the settings of buckets: where each is, and how the jobs that list it log in."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import sqlalchemy as sa
+
 from app.config.bucket_settings import BucketId, BucketSettings
+from app.config.errors import suggest_name
 from app.config.secrets import Sealer
 from app.config.target_settings import changed_lines, load, texts
 from app.outbox import audit, log_head, tables
-from app.outbox.declared_rows import SealedSettings, converted, read_row, read_rows
+from app.outbox.declared_rows import SealedSettings, converted, read_row, read_rows, some_names
 from app.outbox.engine.database import Database, OpenTransaction, now_ms
 from app.outbox.engine.locks import repeated_after_deadlock
 
@@ -16,8 +19,9 @@ from app.outbox.engine.locks import repeated_after_deadlock
 class UnknownBucket(LookupError):
     """The bucket has no settings."""
 
-    def __init__(self, bucket: BucketId) -> None:
-        super().__init__(f"the bucket {bucket.name} has no settings; `bucketwire bucket ls` shows those that have")
+    def __init__(self, bucket: BucketId, known: Iterable[str] = ()) -> None:
+        hint = suggest_name(bucket.name, known, "bucketwire bucket ls")
+        super().__init__(f"the bucket {bucket.name} has no settings; {hint}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,8 @@ class BucketRegistry(SealedSettings[BucketSettings]):
         """Return one. Raises `UnknownBucket`."""
         with self._database.reading() as connection:
             row = read_row(connection, tables.bucket_settings, bucket)
-        if row is None:
-            raise UnknownBucket(bucket)
+            if row is None:
+                raise _unknown(connection, bucket)
         return _stored(row)
 
     def access(self, name: str) -> BucketSettings:
@@ -97,8 +101,12 @@ class BucketRegistry(SealedSettings[BucketSettings]):
         with self._database.writing() as connection:
             log_head.lock(connection)
             if not connection.execute(tables.bucket_settings.delete().where(b.name == bucket.name)).rowcount:
-                raise UnknownBucket(bucket)
+                raise _unknown(connection, bucket)
             audit.record(connection, "bucket.unset", str(bucket))
+
+
+def _unknown(connection: sa.Connection, bucket: BucketId) -> UnknownBucket:
+    return UnknownBucket(bucket, [name for _, name in some_names(connection, tables.bucket_settings)])
 
 
 def _stored(row: Any) -> StoredBucket:

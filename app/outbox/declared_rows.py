@@ -13,6 +13,7 @@ from app.config.fields.fields import Declared
 from app.config.secrets import Sealer
 from app.config.target_settings import load, redacted
 
+_MAX_COMPARED = 1_000  # names, which takes some 20 ms
 NOT_NAMED = "the environment no longer names it"  # a reason
 
 _Settings = TypeVar("_Settings", bound=Declared)
@@ -66,6 +67,12 @@ def read_row(connection: sa.Connection, table: sa.Table, which: Named, *, lock: 
     """Read one row, and lock it if that is wanted; None if there is none."""
     chosen = sa.select(table).where(table.c.type == which.type, table.c.name == which.name)
     return connection.execute(chosen.with_for_update() if lock else chosen).one_or_none()
+
+
+def some_names(connection: sa.Connection, table: sa.Table) -> list[tuple[str, str]]:
+    """Return types and names, of at most so many rows that a mistyped one is quickly compared with them."""
+    rows = connection.execute(sa.select(table.c.type, table.c.name).order_by(table.c.id).limit(_MAX_COMPARED))
+    return [(row.type, row.name) for row in rows]
 
 
 def converted(row: Any, to: Callable[..., _Stored], **identity: Named) -> _Stored:

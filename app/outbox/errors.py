@@ -3,6 +3,9 @@
 The errors stand apart from the modules that raise them, so that whoever describes them need not import these.
 """
 
+from collections.abc import Iterable
+
+from app.config.errors import suggest_name
 from app.config.sources.source_id import SourceId
 
 
@@ -51,10 +54,10 @@ class TokensUnknown(Exception):
 
 
 class UnknownSource(LookupError):
-    """No source of that type and name is configured."""
+    """No source of that type and name is configured; the message names the nearest of `known`."""
 
-    def __init__(self, source: SourceId) -> None:
-        super().__init__(f"there is no source {source}; `bucketwire source ls` shows those there are")
+    def __init__(self, source: SourceId, known: Iterable[SourceId] = ()) -> None:
+        super().__init__(f"there is no source {source}; {suggest_name(source, known, 'bucketwire source ls')}")
 
 
 class ReadOnlySource(Exception):

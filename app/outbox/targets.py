@@ -6,9 +6,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from app.config.arn import TargetId, differing_in_case
+from app.config.arn import TargetId
+from app.config.errors import suggest_name
 from app.outbox import tables
-from app.outbox.declared_rows import EnvironmentRow, converted, read_row
+from app.outbox.declared_rows import EnvironmentRow, converted, read_row, some_names
 from app.outbox.engine.database import Database
 
 # Whether a target was opened with its present settings (`app.outbox.delivery.availability`).
@@ -16,12 +17,10 @@ OPENING_DUE, OPENED, OPENING_FAILED = "due", "opened", "failed"
 
 
 class UnknownTarget(LookupError):
-    """No target of that type and name is configured; the message names the one of `known` that differs in case."""
+    """No target of that type and name is configured; the message names the nearest of `known`."""
 
     def __init__(self, target: TargetId, known: Iterable[TargetId] = ()) -> None:
-        twin = differing_in_case(target, known)
-        hint = f"did you mean {twin}?" if twin else "`bucketwire target ls` shows those there are"
-        super().__init__(f"there is no target {target}; {hint}")
+        super().__init__(f"there is no target {target}; {suggest_name(target, known, 'bucketwire target ls')}")
         self.target = target
 
 
@@ -95,9 +94,7 @@ def find_target(connection: sa.Connection, target: TargetId) -> StoredTarget:
     """Return one target. Raises `UnknownTarget`."""
     row = read_row(connection, tables.targets, target)
     if row is None:
-        t = tables.targets.c
-        known = connection.execute(sa.select(t.type, t.name).where(t.type == target.type))
-        raise UnknownTarget(target, [TargetId(other.type, other.name) for other in known])
+        raise UnknownTarget(target, [TargetId(*name) for name in some_names(connection, tables.targets)])
     return stored_target(row)
 
 

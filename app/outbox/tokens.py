@@ -24,7 +24,7 @@ import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.config.errors import BadSettings, Problem, did_you_mean
+from app.config.errors import BadSettings, Problem, did_you_mean, suggest_name
 from app.config.settings import SCOPES, ApiToken, Settings, hash_token
 from app.events.buckets import TENANT_HINT, is_fixed, is_in, is_tenant, name_in
 from app.events.frontends import S3_FRONTENDS
@@ -177,7 +177,8 @@ class Tokens:
         if not gone:
             if any(token.name == name for token in self._configured):
                 raise UnknownToken(f"the token {name!r} is set in BUCKETWIRE_API_TOKENS; remove it there")
-            raise UnknownToken(f"there is no token {name!r}")
+            known = [token.name for token in self.list()]
+            raise UnknownToken(f"there is no token {name!r}; {suggest_name(name, known, 'bucketwire token ls')}")
 
     def any(self) -> bool:
         """Return whether any valid token exists. Raises `TokensUnknown`."""

@@ -18,7 +18,7 @@ from app.cli_common.output import Output, printable
 from app.config.api_settings import ABOUT, SECTION, ApiSettings, api_texts
 from app.config.arn import TargetId
 from app.config.bucket_settings import BucketId
-from app.config.errors import Problem, did_you_mean
+from app.config.errors import Problem, did_you_mean, suggest_name
 from app.config.fields.fields import fields_of
 from app.config.formats.config_help import api_helps, describe_section, key_helps
 from app.config.formats.notify_lines import is_api_line, parse_api_line, take_api_lines
@@ -294,7 +294,8 @@ def _targets(context: CommandContext, section: str) -> list[dict[str, Any]]:
     if ":" in section:
         chosen = [target for target in chosen if _id(target) == wanted]
     if not chosen:
-        raise CommandError(f"there is no target {section}; `bucketwire target ls` lists the targets")
+        hint = suggest_name(wanted if ":" in section else "", map(_id, targets), "bucketwire target ls")
+        raise CommandError(f"there is no target {section}; {hint}")
     return chosen
 
 

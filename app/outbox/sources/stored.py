@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from app.config.sources.source_id import SourceId
 from app.outbox import tables
-from app.outbox.declared_rows import EnvironmentRow, converted, read_row, read_rows
+from app.outbox.declared_rows import EnvironmentRow, converted, read_row, read_rows, some_names
 from app.outbox.engine.database import Database
 from app.outbox.errors import UnknownSource
 
@@ -96,7 +96,7 @@ def find_source(connection: sa.Connection, source: SourceId) -> StoredSource:
     """Return one source. Raises `UnknownSource`."""
     row = read_row(connection, tables.sources, source)
     if row is None:
-        raise UnknownSource(source)
+        raise UnknownSource(source, [SourceId(*name) for name in some_names(connection, tables.sources)])
     return stored_source(row)
 
 

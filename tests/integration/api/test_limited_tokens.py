@@ -23,7 +23,7 @@ from app.outbox.log.append import Log
 from app.outbox.tokens import Tokens
 from tests.integration.api.conftest import Start, keys, problem, token, url_of
 from tests.services import until
-from tests.support.builders import add_target, event
+from tests.support.builders import add_target, event, registry
 from tests.support.properties import times
 from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import DELIVERED, Failed, Rejected
@@ -259,6 +259,10 @@ def test_its_targets_are_read_and_managed_and_no_others(log: Database, limited: 
     problem(client.put("/v1/targets/webhook/third", json={"endpoint": "http://127.0.0.1:9/"}), 403, "forbidden")
     problem(client.post("/v1/events", json=body(("images", "a"))), 403, "forbidden")
     problem(client.post("/v1/tokens", json={"name": "more", "scopes": ["admin"]}), 403, "forbidden")
+    registry(log).remove(MINE, force=True)
+    add_target(log, "mine-of-another")
+    gone = problem(client.get("/v1/targets/webhook/mine"), 404, "unknown-target")
+    assert gone["detail"] == "there is no target webhook:mine", "it learns no name of another's"
 
 
 def test_what_is_beyond_the_limits_of_a_token_is_answered_as_what_is_not_there(

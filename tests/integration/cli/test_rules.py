@@ -89,6 +89,7 @@ def test_a_rule_has_further_filters_and_shows_them(cli: Cli) -> None:
         (["images", ARN, "--regex", "(?=a)"], "is not a regular expression"),
         (["images", ARN, "--min-size", "2KiB", "--max-size", "1KiB"], "is more than max_size"),
         (["images", ARN, "--event", "s3:ObjectCreated:Putt"], "did you mean s3:ObjectCreated:Put?"),
+        (["images", ARN, "--event", "putt"], "“putt” is not an event name; did you mean put (s3:ObjectCreated:*)?"),
         (["images", "arn:minio:sqs::other:redis"], "there is no target redis:other"),
         (["im ages", ARN], "is not a bucket name"),
         (["images", ARN, "--prefix", "a/../b"], "prefix"),

@@ -109,6 +109,31 @@ def test_what_has_no_effect_is_a_warning_in_minios_forms_and_refused_in_our_own(
     assert registry(database).target(TargetId("nsq", "e")).state == "running"
 
 
+def test_a_mistyped_name_is_answered_with_the_nearest(cli: Cli) -> None:
+    """By every command that shows, changes or removes one by its name."""
+    cli("target", "set", "webhook:audit", "endpoint=https://example.com/")
+    cli("source", "set", "kafka:minio", "brokers=h:9092", "topic=t")
+    cli("bucket", "set", "photos", "region=eu-central-1")
+    cli("token", "create", "reader", "--scope", "read")
+    for words in (
+        *(["target", verb, "webhook:audti"] for verb in ("show", "rm", "pause", "resume", "test")),
+        ["dead-letter", "ls", "--target", "webhook:audti"], ["retry", "ls", "--target", "webhook:audti"],
+        ["config", "get", "notify_webhook:audti"], ["config", "reset", "notify_webhook:audti"],
+        ["target", "set", "webhook:audti", "comment="],
+        ["target", "set", "webhook:audti", "rate_limit=5"],  # which creates none, as it has no endpoint
+    ):  # fmt: skip
+        refused = cli(*words)
+        assert (refused.code, "did you mean webhook:audit?" in refused.err) == (1, True), (words, refused.err)
+    for words, meant in (
+        *((["source", verb, "kafka:mino"], "kafka:minio") for verb in ("show", "rm", "pause", "resume")),
+        *((["bucket", verb, "photo"], "photos") for verb in ("show", "rm")),
+        (["token", "revoke", "raeder"], "reader"),
+    ):
+        refused = cli(*words)
+        assert (refused.code, f"did you mean {meant}?" in refused.err) == (1, True), (words, refused.err)
+    assert "`bucketwire target ls` shows those there are" in cli("target", "show", "redis:cache").err
+
+
 def test_a_name_in_another_case_is_pointed_out(cli: Cli) -> None:
     assert cli("config", "set", "notify_kafka:PRIMARY", "brokers=h:9092", "topic=t").code == 0
     for words in (

@@ -9,12 +9,17 @@ from threading import Event
 
 import pytest
 
-from app.config.arn import TargetId
+from app.config.arn import TargetId, parse_target
+from app.config.bucket_settings import BucketId
 from app.config.secrets import Sealer
+from app.config.sources.source_id import SourceId
 from app.manifest.changes import set_keys
+from app.outbox.bucket_settings import UnknownBucket
 from app.outbox.delivery.availability import open_breaker
 from app.outbox.engine.database import Database
+from app.outbox.errors import UnknownSource
 from app.outbox.registry import ReadOnlyTarget, Registry
+from app.outbox.targets import UnknownTarget
 from tests.support import databases
 from tests.support.builders import SECRET_KEY, registry
 
@@ -68,3 +73,21 @@ def test_setting_what_is_set_changes_nothing(database: Database) -> None:
     open_breaker(database, targets.target(TARGET).row_id, "down", 1, probing=False)
     assert set_keys(targets, {TARGET: wanted | {"auth_token": "*redacted*"}}).empty
     assert targets.target(TARGET).breaker == "open"  # which new settings would have closed
+
+
+@databases.THREE
+def test_an_unknown_name_is_answered_with_the_nearest_of_its_kind(database: Database) -> None:
+    every = registry(database)
+    every.put(TargetId("webhook", "audit"), {"endpoint": "http://127.0.0.1:9/"})
+    every.put(TargetId("redis", "audit"), {"address": "h", "key": "k"})
+    every.sources.put(SourceId("redis", "minio"), {"address": "h", "key": "k"})
+    every.buckets.put(BucketId("photos"), {"region": "eu-central-1"})
+    for wrong, meant in (("webhok:audit", "webhook:audit"), ("redis:Audi", "redis:audit")):
+        with pytest.raises(UnknownTarget, match=f"did you mean {meant}?"):
+            every.target(parse_target(wrong))
+    with pytest.raises(UnknownTarget, match="`bucketwire target ls` shows those there are"):
+        every.target(TargetId("webhook", "zz"))
+    with pytest.raises(UnknownSource, match=r"did you mean redis:minio\?"):
+        every.sources.source(SourceId("redis", "mino"))
+    with pytest.raises(UnknownBucket, match=r"did you mean photos\?"):
+        every.buckets.bucket(BucketId("photo"))

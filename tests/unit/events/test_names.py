@@ -137,13 +137,16 @@ def test_mcs_words_stand_for_names(word: str, expanded: set[str]) -> None:
         ("s3:ObjectRemove:Delete", "s3:ObjectRemoved:Delete"),
         ("s3:*", "*"),
         ("s3:ObjectRemoved:NoOp", "s3:ObjectRemoved:NoOP"),
+        ("putt", "put (s3:ObjectCreated:*)"),
+        ("Put", "put (s3:ObjectCreated:*)"),
+        ("delte", "delete (s3:ObjectRemoved:*)"),
     ],
 )
 def test_a_wrong_name_is_refused_with_the_nearest(wrong: str, nearest: str) -> None:
     with pytest.raises(names.UnknownEventName) as caught:
         names.expand(wrong)
     assert caught.value.nearest == nearest
-    assert repr(nearest) in str(caught.value)
+    assert f"did you mean {nearest}?" in str(caught.value)
 
 
 @pytest.mark.parametrize("wrong", ["", "zzz", "put", "x" * 100_000])
