@@ -71,13 +71,18 @@ def load(
 def warnings(
     type_name: str | type[Declared], values: Mapping[str, str], environ: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Return a sentence for each setting that is accepted and has no effect; none for invalid settings."""
+    """Return a sentence for each setting that is accepted and has no effect, or another one than was probably meant.
+
+    None for invalid settings.
+    """
     try:
         settings = load(_declaration(type_name), values, environ, lenient=True)
     except BadSettings:
         return []
     ineffective = settings.ineffective() if getattr(settings, "enable", True) else ()
-    return [*map(str, ineffective), *without_effect(texts(type_name, values))]
+    written = texts(type_name, values)
+    unresolved = fields.unresolved_references(_declaration(type_name), written)
+    return [*map(str, ineffective), *without_effect(written), *unresolved]
 
 
 def texts(type_name: str | type[Declared], values: Mapping[str, object]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import yaml
 
 from app.config.api_settings import ApiSettings, api_texts
-from app.config.arn import TargetId, parse_target
+from app.config.arn import UNNAMED, TargetId, parse_target
 from app.config.bucket_settings import BucketId, BucketSettings, parse_bucket
 from app.config.errors import BadSettings, BadValue, Problem, suggestion
 from app.config.fields.field_types import FieldType
@@ -30,18 +30,29 @@ R = TypeVar("R", TargetId, SourceId, BucketId)
 
 MEMBERS = ("targets", "sources", "buckets", "rules", "api")
 RULE_MEMBERS = ("bucket", "events", "prefix", "suffix", *FILTER_MEMBERS, "target", "id")
+_NO_TARGET = TargetId("webhook", UNNAMED)  # of a rule of which only the rest can be checked
 _TEXT = {"type": ["string", "number", "boolean", "null"]}
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is declared. The settings of targets, sources and buckets are not checked against their types yet."""
+    """What is declared. The settings of targets, sources and buckets are not checked against their types yet.
+
+    `problems` are those of the document itself; `refused` are the names of targets that it declares in vain.
+    """
 
     targets: Mapping[TargetId, Mapping[str, object]] = field(default_factory=dict)
     sources: Mapping[SourceId, Mapping[str, object]] = field(default_factory=dict)
     buckets: Mapping[BucketId, Mapping[str, object]] = field(default_factory=dict)
-    rules: tuple[Rule, ...] = ()
+    numbered_rules: Mapping[int, Rule] = field(default_factory=dict)  # by their places in the document
     api: Mapping[str, str] = field(default_factory=dict)  # keys of MinIO's section `api`, checked
+    problems: tuple[Problem, ...] = ()
+    refused: frozenset[str] = frozenset()
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules."""
+        return tuple(self.numbered_rules.values())
 
     @property
     def settings(self) -> dict[Resource, Mapping[str, object]]:
@@ -80,7 +91,7 @@ def read_yaml(content: bytes) -> object:
 
 
 def parse_manifest(document: object) -> Manifest:
-    """Parse what is declared. Raises `BadSettings` with every problem of the document itself."""
+    """Parse what is declared, and return it with every problem. Raises `BadSettings` for what is no document at all."""
     if document is None or document == "":
         document = {}
     if not isinstance(document, Mapping):
@@ -89,13 +100,13 @@ def parse_manifest(document: object) -> Manifest:
         )
     problems = list(_unknown_members("", document, MEMBERS))
     targets = _parse_settings("targets", document.get("targets"), parse_target, settings_type, problems)
+    declared = document.get("targets")
+    refused = frozenset(map(str, declared)) - {*map(str, targets)} if isinstance(declared, Mapping) else frozenset()
     sources = _parse_settings("sources", document.get("sources"), parse_source, source_type, problems)
     buckets = _parse_settings("buckets", document.get("buckets"), parse_bucket, lambda _: BucketSettings, problems)
     rules = _parse_rules(document.get("rules"), problems)
     api = _parse_api(document.get("api"), problems)
-    if problems:
-        raise BadSettings(problems)
-    return Manifest(targets, sources, buckets, tuple(rules), api)
+    return Manifest(targets, sources, buckets, rules, api, tuple(problems), refused)
 
 
 def _value_schema(kind: FieldType[Any]) -> dict[str, Any]:
@@ -224,27 +235,31 @@ def _parse_api(value: object, problems: list[Problem]) -> dict[str, str]:
         return {}
 
 
-def _parse_rules(value: object, problems: list[Problem]) -> list[Rule]:
+def _parse_rules(value: object, problems: list[Problem]) -> dict[int, Rule]:
+    """Return the rules by their places in the list."""
     if value in (None, ""):
-        return []
+        return {}
     if not isinstance(value, list):
         problems.append(Problem("rules", "", "is not a list", "begin each rule with a dash"))
-        return []
-    rules: dict[Any, Rule] = {}
+        return {}
+    rules: dict[int, Rule] = {}
+    known = set[object]()
     for number, members in enumerate(value):
         path = f"rules[{number}]"
         if not isinstance(members, Mapping):
             problems.append(Problem(path, "", "is not a mapping", "write bucket:, events: and target:"))
             continue
-        rule_problems = [*_unknown_members(f"{path}.", members, RULE_MEMBERS), *_non_text_members(path, members)]
-        if not rule_problems:
-            rule = _parse_rule(path, members, rule_problems)
-            if rule is not None and identity(rule) in rules:
-                rule_problems.append(Problem(path, "", "repeats an earlier rule", "leave one of them out"))
-            elif rule is not None:
-                rules[identity(rule)] = rule
-        problems += rule_problems
-    return list(rules.values())
+        unknown = list(_unknown_members(f"{path}.", members, RULE_MEMBERS))
+        found = list(_non_text_members(path, members))
+        rule = None if found else _parse_rule(path, members, found)
+        if rule is not None and identity(rule) in known:
+            found.append(Problem(path, "", "repeats an earlier rule", "leave one of them out"))
+        elif rule is not None:
+            rules[number] = rule
+            known.add(identity(rule))
+        # What is missing may be what the unknown one was meant to be.
+        problems += unknown + [one for one in found if not unknown or one.key.removeprefix(f"{path}.") in members]
+    return rules
 
 
 def identity(rule: Rule) -> tuple[object, ...]:
@@ -255,22 +270,22 @@ def identity(rule: Rule) -> tuple[object, ...]:
 def _parse_rule(path: str, members: Mapping[str, Any], problems: list[Problem]) -> Rule | None:
     events = members.get("events", [])
     words = [word.strip() for word in events.split(",")] if isinstance(events, str) else events
+    target = None
     try:
         target = parse_target(members.get("target") or "")
     except BadValue as error:
         problems.append(Problem(f"{path}.target", members.get("target") or "", error.problem, error.hint))
-        return None
     rule = Rule(
         bucket=members.get("bucket") or "",
         events=tuple(dict.fromkeys(name for word in words if word for name in shorthand(word))),
-        target=target,
+        target=target or _NO_TARGET,
         prefix=members.get("prefix") or "",
         suffix=members.get("suffix") or "",
         rule_id=members.get("id") or "",
         filters=_parse_filters(path, members, problems),
     )
     problems += _below(path, problems_of(rule))
-    return rule
+    return rule if target else None
 
 
 def _parse_filters(path: str, members: Mapping[str, Any], problems: list[Problem]) -> Filters:

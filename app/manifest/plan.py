@@ -8,7 +8,7 @@ from typing import Any
 from app.config.arn import TargetId
 from app.config.bucket_settings import BucketId
 from app.config.errors import REDACTED, did_you_mean, nearest_name
-from app.config.fields.fields import Declared, fields_of
+from app.config.fields.fields import Declared, fields_of, texts_of
 from app.config.sources.source_id import SourceId
 from app.config.target_settings import (
     BadSettings,
@@ -17,7 +17,6 @@ from app.config.target_settings import (
     changed_lines,
     declaration_of,
     load,
-    texts,
     warnings,
 )
 from app.manifest.document import Manifest, identity
@@ -125,14 +124,14 @@ def decide(
     section `api`, whose stored texts are in `api`. With `lenient`, settings
     without effect are accepted, as in MinIO.
     """
-    problems: list[Problem] = []
+    problems = list(document.problems)
     changes = [
         _plan_settings(resource, settings, stored, problems, environ, lenient=lenient)
         for resource, settings in document.settings.items()
     ]
     known = {resource for resource in stored if isinstance(resource, TargetId)} | document.targets.keys()
-    for number, rule in enumerate(document.rules):
-        if rule.target not in known:
+    for number, rule in document.numbered_rules.items():
+        if rule.target not in known and str(rule.target) not in document.refused:
             hint = did_you_mean(str(rule.target), [str(target) for target in known]) if known else "declare it"
             problems.append(Problem(f"rules[{number}].target", str(rule.target), "is not a known target", hint))
     if problems:
@@ -263,13 +262,15 @@ def _plan_settings(
     stored = known.get(resource)
     before, declaration = dict(stored.texts) if stored else {}, declaration_of(resource)
     enabled = {"enable": "on"} if "enable" in fields_of(declaration) else {}
+    readable, wrong = texts_of(declaration, settings)
+    after = enabled | _keep_secrets(declaration, before, readable)
     try:
-        after = enabled | _keep_secrets(declaration, before, texts(declaration, settings))
         load(declaration, after, environ, lenient=lenient)
     except BadSettings as error:
+        wrong += error.problems
+    if wrong:
         problems += [
-            Problem(f"{resource}: {problem.key}", problem.value, problem.problem, problem.hint)
-            for problem in error.problems
+            Problem(f"{resource}: {problem.key}", problem.value, problem.problem, problem.hint) for problem in wrong
         ]
         if stored is None:
             problems += _meant_another(resource, known)

@@ -8,6 +8,7 @@ from app.api.description import answers, json_body
 from app.api.request_body import json_object
 from app.api.services import services
 from app.api.token_scopes import ADMIN, needs
+from app.config.errors import BadSettings
 from app.manifest.changes import set_keys
 from app.manifest.document import parse_manifest, schema
 from app.manifest.plan import apply, make_plan, plan_resource
@@ -59,5 +60,7 @@ def change(query: KeysQuery) -> Plan:
     if "rules" in body:
         raise BadMember("rules", "cannot be changed by keys", "POST /v1/rules, or POST the declaration")
     manifest = parse_manifest(body)
+    if manifest.problems:
+        raise BadSettings(manifest.problems)
     plan = set_keys(services().registry, manifest.settings, manifest.api, dry_run=query.dry_run, lenient=query.lenient)
     return plan_resource(plan, dry_run=query.dry_run)

@@ -44,7 +44,7 @@ def apply(
     if force and not prune:
         raise click.UsageError("--force has an effect only with --prune")
     document = read_yaml(source.read())
-    declared = parse_manifest(document)  # the file's mistakes are found before anything is sent
+    declared = parse_manifest(document)  # its problems are found again where they are found with all others
     body = document if isinstance(document, Mapping) else {}
     plan = context.api.change("POST", "/v1/declaration", body, dry_run=dry_run, prune=prune, force=force)
     if context.as_json:

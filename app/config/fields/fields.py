@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 from app.config.errors import REDACTED, BadSettings, BadValue, Problem, suggestion
 from app.config.fields.addresses import hide_typed_secret
 from app.config.fields.field_types import FieldType, Path, Switch, Toggle
-from app.config.fields.secret_refs import is_secret_ref, resolve_secret
+from app.config.fields.secret_refs import is_secret_ref, looks_like_secret_ref, resolve_secret
 
 T = TypeVar("T")
 D = TypeVar("D", bound="Declared")
@@ -61,6 +61,14 @@ class Field:
 
     def references(self, text: str) -> list[str]:
         """Return the references to secrets in a text: the whole of it, or parts, however they are written there."""
+        return [part for part in self._resolved_parts(text) if is_secret_ref(part)]
+
+    def has_unresolved_reference(self, text: str) -> bool:
+        """Return whether what looks like a reference is within a longer text, which is used as it is."""
+        return any(looks_like_secret_ref(part) for part in self._resolved_parts(text) if not is_secret_ref(part))
+
+    def _resolved_parts(self, text: str) -> list[str]:
+        """Return the parts of a text that may each be a reference."""
         parts: list[str] = []
 
         def note(part: str) -> str:
@@ -70,7 +78,7 @@ class Field:
         if text and self.refers:
             with suppress(BadValue):  # nothing of a text that cannot be read is resolved
                 self.kind.resolve(text, note)
-        return [part for part in parts if is_secret_ref(part)]
+        return parts
 
     def restored(self, text: str, stored: str) -> str:
         """Return a text that may have been printed and sent back, with the stored secrets in place of `*redacted*`."""
@@ -275,6 +283,21 @@ def references(cls: type[Declared], texts: Mapping[str, str]) -> dict[str, list[
     names, known = names_of(cls), fields_of(cls)
     by_name = {names[key]: known[names[key]].references(text) for key, text in texts.items() if key in names}
     return {name: texts for name, texts in by_name.items() if texts}
+
+
+def unresolved_references(cls: type[Declared], texts: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each setting with what looks like a reference within a longer text, which is none.
+
+    It quotes nothing: the text may be a secret.
+    """
+    known = fields_of(cls)
+    for name, text in texts.items():
+        if name in known and known[name].has_unresolved_reference(text):
+            beside = "set password=env:NAME beside it, or " if "password" in known and name != "password" else ""
+            yield (
+                f"{name} has env: or file: within a longer text, which is used as it is: only a whole value is a "
+                f"reference; {beside}refer to the whole value"
+            )
 
 
 def redact(cls: type[Declared], values: Mapping[str, str]) -> dict[str, str]:

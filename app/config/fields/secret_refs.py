@@ -20,6 +20,10 @@ _OWN = "BUCKETWIRE_"
 _FORBIDDEN = ("MINIO_", "AWS_", "FLOWER_", "OTEL_")  # credentials of other targets, the storage, Flower, a collector
 _MAX_SECRET_BYTES = 64 * 1024
 _REFERENCE = re.compile(r"file:/[^\0]*|env:[A-Za-z_][A-Za-z0-9_]*", re.DOTALL)
+# `env:prod` is a common tag, so in lower case only where a password is.
+_WITHIN = re.compile(
+    r"[\s=:\"'](?:env:[A-Z_][A-Z0-9_]*(?![A-Za-z0-9])|env:\w+@|file:/\w)|(?i:pass\w*|pwd|secret|token)\s*=\s*[\"']?env:"
+)
 
 
 def is_secret_ref(text: str) -> bool:
@@ -28,6 +32,11 @@ def is_secret_ref(text: str) -> bool:
     Only a valid reference counts, and may be printed: `env:` followed by an invalid name may be a secret itself.
     """
     return _REFERENCE.fullmatch(text) is not None
+
+
+def looks_like_secret_ref(text: str) -> bool:
+    """Return whether a longer text has what was probably meant as a reference to a secret within it."""
+    return _WITHIN.search(text) is not None
 
 
 def resolve_secret(text: str, environ: Mapping[str, str] | None = None, *, own: bool = False) -> str:

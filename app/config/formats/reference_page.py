@@ -38,7 +38,8 @@ with the key, what is wrong with it and what to do; other targets are not affect
 A secret is stored encrypted and shown as `*redacted*`. Of a URL, a DSN or a connection string only the password is
 redacted, so that host, user and database are shown; all of it, if it cannot be told for certain where the password
 ends. A secret, or a URL, DSN or connection string that may contain one, can be a reference instead: `file:/path` or
-`env:NAME`. It is resolved where the service runs, each time the target is opened. The file must be directly in
+`env:NAME`. It is resolved where the service runs, each time the target is opened. Only a whole value is a reference:
+one within a longer text, such as `password=env:NAME` in a connection string, is warned of. The file must be directly in
 `BUCKETWIRE_SECRETS_DIR` (`/run/secrets` unless set, the same for API, workers and command line) and must not be one
 that the service itself uses; the variable must not begin with `BUCKETWIRE_`, `MINIO_`, `AWS_`, `FLOWER_` or `OTEL_`.
 This applies to settings from every source, also `MINIO_NOTIFY_…`; the service's own variables may name any file.

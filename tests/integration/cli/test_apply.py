@@ -125,6 +125,32 @@ def test_what_cannot_be_is_refused_with_its_place_and_nothing_changes(
     assert holds(cli) == ([], [])
 
 
+def test_every_mistake_of_a_file_is_told_at_once_and_what_follows_from_another_is_not(applied: Applied) -> None:
+    refused = applied("""
+        targts: {{}}
+        targets:
+          redsi:cache: {{address: h, key: k}}
+          redis:a: {{adress: h, key: k, db: x}}
+          kafka:b: {{brokers: h:9092, topic: t, tls_ca: /x}}
+        sources:
+          kafka:s: {{brokers: h:9092}}
+        buckets:
+          photos: {{region: Mars}}
+        rules:
+          - {{bucket: a, evnts: put, target: redis:a}}
+          - {{bucket: "a b", events: putt, target: nothing, min_size: huge}}
+          - {{bucket: a, events: put, target: redsi:cache}}
+          - {{bucket: a, events: put, target: redis:aa}}
+        api: {{sync_events: perhaps}}
+        """)
+    assert refused.code == 1
+    assert [line.strip().partition(" ")[0].strip(":") for line in refused.err.splitlines()[1:]] == [
+        "targts", "targets.redsi:cache", "rules[0].evnts", "rules[1].target", "rules[1].min_size", "rules[1].bucket",
+        "rules[1].events", "api.sync_events", "redis:a", "redis:a", "redis:a", "kafka:b", "kafka:s", "bucket:photos",
+        "rules[3].target",
+    ], refused.err  # fmt: skip
+
+
 def test_more_than_one_transaction_may_change_is_refused_before_anything_waits_for_it(
     cli: Cli, applied: Applied
 ) -> None:

@@ -456,3 +456,38 @@ def test_of_many_unknown_settings_the_first_get_a_suggestion() -> None:
     hints = [problem.hint for problem in refused.value.problems if "known setting" in problem.problem]
     assert len(hints) == 5_000
     assert [hint for hint in hints if hint] == ["did you mean address?"] * 10
+
+
+@pytest.mark.parametrize(
+    ("type_name", "values"),
+    [
+        ("postgresql", {"connection_string": "host=db user=me password=env:PG_PASSWORD dbname=d"}),
+        ("postgresql", {"connection_string": "host=db user=me password='env:pgpass'"}),
+        ("postgresql", {"connection_string": "postgresql://me:env:pgpass@db/d"}),
+        ("mysql", {"dsn_string": "me:file:/run/secrets/mysql@tcp(db)/d"}),
+        ("amqp", {"url": "amqp://me:env:PASSWORD@mq"}),
+        ("webhook", {"headers": "Authorization: Bearer env:TOKEN; X-Key: env:KEY"}),
+        ("webhook", {"auth_token": "Splunk env:TOKEN"}),
+    ],
+)
+def test_a_reference_within_a_longer_text_is_warned_of_as_it_is_none(type_name: str, values: dict[str, str]) -> None:
+    [name] = values
+    [sentence] = warnings(type_name, MINIMAL[type_name] | values, {"KEY": "x"})
+    assert sentence.startswith(f"{name} has env: or file: within a longer text, which is used as it is")
+    assert "TOKEN" not in sentence
+    assert ("set password=env:NAME beside it" in sentence) == (type_name != "webhook")
+
+
+@pytest.mark.parametrize(
+    ("type_name", "values"),
+    [
+        ("postgresql", {"connection_string": "env:PG_DSN"}),
+        ("postgresql", {"connection_string": "host=db user=me", "password": "env:PG_DSN"}),
+        ("webhook", {"headers": "X-Key: env:KEY; X-Tags: env:prod,team:a"}),
+        ("webhook", {"endpoint": "https://h/?ddtags=env:prod"}),
+        ("redis", {"password": "myenv:HOME"}),
+    ],
+)
+def test_a_reference_that_is_one_and_a_tag_are_not_warned_of(type_name: str, values: dict[str, str]) -> None:
+    environ = {"PG_DSN": "host=db user=me", "KEY": "x"}
+    assert warnings(type_name, MINIMAL[type_name] | values, environ) == []
