@@ -266,7 +266,7 @@ class PartitionWorker:
             # Later than the previous batch by 2 ms, so that a time in between exists.
             self._moment = max(self._clock(), self._moment + 2)
         if suspects := self._opinion.suspects():
-            self._opinion.judge(reader.refusals(suspects), self._moment)
+            self._opinion.judge(reader.refusals(self._moment, suspects), self._moment)
         batch.settled_at = self._clock()
         settlement = settle(batch, self._target.schedule, batch.settled_at, self._rng)
         if any(isinstance(delivery.outcome, Delivered) for delivery in sent):

@@ -18,7 +18,7 @@ from random import Random
 
 from app.events.model import Event
 from app.outbox.delivery.logged_events import LogPosition
-from app.outbox.delivery.partition_reader import Refusals
+from app.outbox.delivery.parked import Refusals
 from workers.delivery import policy
 from workers.delivery.batch_record import Delivery, Suspicion
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable

@@ -138,16 +138,6 @@ def due_of_target(connection: sa.Connection, row_id: int, now: int) -> DueTarget
     return due[0] if due else None
 
 
-def refused_partitions(connection: sa.Connection, row_id: int) -> set[int]:
-    """Return the partitions with events that the target has refused since it last confirmed a delivery."""
-    c, p = tables.cursors.c, tables.parked.c
-    delivered_at = sa.select(sa.func.max(c.delivered_at)).where(c.target_id == row_id).scalar_subquery()
-    query = (
-        sa.select(p.partition).where(p.target_id == row_id, p.refused_at > sa.func.coalesce(delivered_at, 0)).distinct()
-    )
-    return set(connection.execute(query).scalars())
-
-
 _Windows = Mapping[tuple[int, int], LogWindow]  # which part of the log has events, by target and partition
 
 

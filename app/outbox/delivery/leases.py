@@ -22,8 +22,9 @@ import sqlalchemy as sa
 
 from app.outbox import log_head, tables
 from app.outbox.column_values import REVOKED, WHOLE_LOG
-from app.outbox.delivery.due_work import DueTarget, due_of_target, is_free, refused_partitions
+from app.outbox.delivery.due_work import DueTarget, due_of_target, is_free
 from app.outbox.delivery.log_ahead import has_work, read_claimed
+from app.outbox.delivery.parked import read_refusals
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.policies import DUE_WORK, LEASES
@@ -128,7 +129,7 @@ class Leases:
         if not self._begin_probe(due, now):
             return None
         with self._database.reading() as connection:
-            refused = refused_partitions(connection, due.row_id)
+            refused = read_refusals(connection, due.row_id, now).partitions
         fresh = [partition for partition in due.partitions if partition.partition not in refused]
         chosen = self._rng.choice([partition for partition in fresh if partition.has_events] or fresh or due.partitions)
         lease = self.claim(due.row_id, [chosen.partition], token, now)

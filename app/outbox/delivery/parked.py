@@ -1,10 +1,13 @@
-"""Find parked events: when the first of a partition is due, and an object's oldest ones."""
+"""Find parked events: when the first of a partition is due, an object's oldest ones, and those that were refused."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from app.outbox import tables
 from app.outbox.engine.many_rows import chunks
+from app.outbox.policies import FUTURE_TIMES
 
 ObjectHash = tuple[int, int]  # partition and key hash
 
@@ -65,3 +68,34 @@ def oldest_parked(
         rows = connection.exec_driver_sql(union, execution_options={"no_parameters": True})
         oldest += [(row.in_partition, row.seq) for row in rows]
     return oldest
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """A target's recorded refusals: when it last confirmed a delivery, and which parked events it has refused since.
+
+    `partitions` are the partitions of those events. `of_others` is true if there are more of them than those given.
+    """
+
+    delivered_at: int
+    partitions: frozenset[int] = frozenset()
+    of_others: bool = False
+
+
+def read_refusals(
+    connection: sa.Connection, target_id: int, now: int, known: Set[tuple[int, int]] = frozenset()
+) -> Refusals:
+    """Return when a target last confirmed a delivery, in any partition, and its refusals since.
+
+    `of_others` of the result is true if some refused events, by partition and seq, are not in `known`. A delivery after
+    `now` (ms) was confirmed before the clock was set back. It does not count: each refusal would seem to be older, and
+    an outage would cost attempts.
+    """
+    c, p = tables.cursors.c, tables.parked.c
+    confirmed = sa.select(sa.func.max(c.delivered_at)).where(
+        c.target_id == target_id, c.delivered_at <= now + FUTURE_TIMES.tolerance_ms
+    )
+    delivered_at = int(connection.execute(confirmed).scalar_one() or 0)
+    query = sa.select(p.partition, p.seq).where(p.target_id == target_id, p.refused_at > delivered_at)
+    refused = {(row.partition, row.seq) for row in connection.execute(query)}
+    return Refusals(delivered_at, frozenset(partition for partition, _ in refused), not refused <= known)

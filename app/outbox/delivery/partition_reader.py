@@ -27,7 +27,7 @@ from app.outbox.delivery.logged_events import (
     selected,
     with_records,
 )
-from app.outbox.delivery.parked import ObjectHash, first_due, oldest_parked
+from app.outbox.delivery.parked import ObjectHash, Refusals, first_due, oldest_parked, read_refusals
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log.arrivals import LogWindow, unread_after
 from app.outbox.log.records import first_within_budget, readable
@@ -54,18 +54,6 @@ class ParkedEvent:
     last_tried: int = 0
     refused_at: int = 0  # when the target last answered "unavailable" to it, 0 for never
     replayed: bool = False  # does not count against the target's queue_limit
-
-
-@dataclass(frozen=True, slots=True)
-class Refusals:
-    """A target's recorded refusals: when it last confirmed a delivery, and which parked events it has refused since.
-
-    `partitions` are the partitions of those events. `of_others` is true if there are more of them than those given.
-    """
-
-    delivered_at: int
-    partitions: frozenset[int] = frozenset()
-    of_others: bool = False
 
 
 class Redelivery(NamedTuple):
@@ -305,19 +293,9 @@ class PartitionReader:
             for row in (by_seq[logged.seq],)
         ]
 
-    def refusals(self, known: Set[LogPosition] = frozenset()) -> Refusals:
-        """Return when the target last confirmed a delivery, in any partition, and its refusals since.
-
-        `of_others` of the result is true if some refused events are not in `known`.
-        """
-        c, p = tables.cursors.c, tables.parked.c
-        mine = self._lease.target_id
-        delivered_at = self._connection.execute(
-            sa.select(sa.func.max(c.delivered_at)).where(c.target_id == mine)
-        ).scalar_one()
-        query = sa.select(p.partition, p.seq).where(p.target_id == mine, p.refused_at > (delivered_at or 0))
-        refused = {(row.partition, row.seq) for row in self._connection.execute(query)}
-        return Refusals(delivered_at or 0, frozenset(partition for partition, _ in refused), not refused <= known)
+    def refusals(self, now: int, known: Set[LogPosition]) -> Refusals:
+        """Return what `read_refusals` does of the lease's target."""
+        return read_refusals(self._connection, self._lease.target_id, now, known)
 
     def parked_or_dead(self, positions: Sequence[LogPosition]) -> set[LogPosition]:
         """Return those of a replay's events that are already parked or dead letters of the target."""

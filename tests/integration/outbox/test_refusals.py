@@ -194,12 +194,17 @@ def test_a_call_that_is_refused_as_a_whole_is_narrowed_down_to_the_event_at_faul
 
 
 @databases.THREE
-def test_an_outage_costs_no_attempt_and_is_over_when_it_is_over(database: Database, at_work: Delivery) -> None:
+@pytest.mark.parametrize("set_back", [0, pytest.param(3_600_000, marks=databases.ONE)], ids=["", "clock set back"])
+def test_an_outage_costs_no_attempt_and_is_over_when_it_is_over(
+    database: Database, at_work: Delivery, set_back: int
+) -> None:
     add_target(database)
     events = record(database, spread(40))
     target = ScriptedTarget()
     at_work.serve(target, SCHEDULE)
     at_work.until(lambda: is_settled(database))
+    with database.writing() as connection:  # what was delivered before the clock was set back was so in the future
+        connection.execute(tables.cursors.update().values(delivered_at=tables.cursors.c.delivered_at + set_back))
     events += record(database, spread(40))
     down = ScriptedTarget(lambda one: REFUSED)
     at_work.serve(down, SCHEDULE)

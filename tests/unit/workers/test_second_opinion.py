@@ -9,7 +9,8 @@ import pytest
 
 from app.events.model import Event
 from app.outbox.delivery.logged_events import LoggedEvent
-from app.outbox.delivery.partition_reader import ParkedEvent, Refusals
+from app.outbox.delivery.parked import Refusals
+from app.outbox.delivery.partition_reader import ParkedEvent
 from tests.support.builders import event
 from workers.delivery.batch_record import Delivery, Suspicion
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Delivered, Failed, Outcome, Rejected, Unavailable
