@@ -204,7 +204,8 @@ class Registry(SealedSettings[TargetSettings]):
 
         A target with many of these is first disabled, and no rule names it any more; then they are purged in batches,
         so that nothing else waits for them; at last the target goes. If this is stopped in between, the target stays
-        disabled, its counters balance, and removing it once more does the rest.
+        disabled, its counters balance, and removing it once more does the rest. A worker that delivers to it finds out
+        when it renews its lease or settles, and sends its events until then.
 
         Raises `ReadOnlyTarget`, and without `force` `TargetInUse` if rules name the target or it has undelivered events
         or dead letters.
@@ -248,7 +249,11 @@ class Registry(SealedSettings[TargetSettings]):
                     purged = events.purge_any(connection, row_id, REMOVAL.batch_events)
 
     def pause(self, target: TargetId, reason: str) -> None:
-        """Stop deliveries to a target until it is resumed; its events wait. Raises `UnknownTarget`."""
+        """Stop deliveries to a target until it is resumed; its events wait. Raises `UnknownTarget`.
+
+        No batch is begun half a second later. One that is being delivered goes on until its lease may not be used any
+        more (`lease_max_work`): to revoke the lease would have it delivered again.
+        """
         self._update(target, "pause", paused=True, reason=clean_reason(reason))
 
     def resume(self, target: TargetId) -> None:
