@@ -30,6 +30,7 @@ from app.outbox.errors import (
     UnknownMessage,
     UnknownRun,
     UnknownSource,
+    UnseenBucket,
 )
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from app.outbox.targets import StoredTarget, UnknownTarget
@@ -194,9 +195,18 @@ def _(error: BadSelection) -> ApiProblem:
 
 @to_problem.register
 def _(error: UnknownTarget) -> ApiProblem:
-    # A token that is limited to targets learns no other names.
-    is_limited = has_request_context() and getattr(g.get("token"), "is_limited", False)
-    return ApiProblem("unknown-target", f"there is no target {error.target}" if is_limited else str(error))
+    detail = f"there is no target {error.target}" if _is_limited() else str(error)
+    return ApiProblem("unknown-target", detail)
+
+
+@to_problem.register
+def _(error: UnseenBucket) -> ApiProblem:
+    return ApiProblem("unknown-bucket", error.detail if _is_limited() else str(error), {"field": "bucket"})
+
+
+def _is_limited() -> bool:
+    """Return whether the request's token is limited to buckets or targets: then it learns no names of others."""
+    return has_request_context() and getattr(g.get("token"), "is_limited", False)
 
 
 @to_problem.register

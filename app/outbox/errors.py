@@ -5,7 +5,7 @@ The errors stand apart from the modules that raise them, so that whoever describ
 
 from collections.abc import Iterable
 
-from app.config.errors import suggest_name
+from app.config.errors import nearest_name, suggest_name
 from app.config.sources.source_id import SourceId
 
 
@@ -31,6 +31,16 @@ class UnknownRun(LookupError):
 
     def __init__(self, run: str) -> None:
         super().__init__(f"there is no reconciliation {run}")
+
+
+class UnseenBucket(LookupError):
+    """No event, rule, setting or earlier run has named the bucket; the message names the nearest of `known`."""
+
+    def __init__(self, bucket: str, known: Iterable[str] = ()) -> None:
+        close = nearest_name(bucket, known)
+        self.detail = f"no event, rule, setting or run has named the bucket {bucket}"
+        meant = "to compare it all the same, give --unknown-bucket (`unknown_bucket`: true)"
+        super().__init__(f"{self.detail}; {f'did you mean {close}? ' if close else ''}{meant}")
 
 
 class AlreadyRunning(Exception):

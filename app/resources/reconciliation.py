@@ -107,6 +107,7 @@ class NewReconciliation(Query):
     repair: Annotated[bool, FLAG("repair the drift that is found")] = False
     prefix: Annotated[str, TEXT_OR_EMPTY("only keys that begin with it")] = ""
     incremental: Annotated[bool, FLAG("only keys that events have named since the last run")] = False
+    unknown_bucket: Annotated[bool, FLAG("also if no event, rule, setting or run has named the bucket")] = False
 
 
 def _describe_differences(finding: Row) -> str:

@@ -52,7 +52,9 @@ def test_a_scheduled_run_repairs_if_it_is_not_the_first_and_the_settings_say_so(
     assert repairing(now + 2 * MINUTE)["other"] is False  # its first run has not finished
     assert repairs in {each.target for each in schedule.waiting()}
     for wanted in (True, False):
-        asked = RunRequests(database, context.registry).start(compares, f"asked-{wanted}".lower(), repair=wanted)
+        asked = RunRequests(database, context.registry).start(
+            compares, f"asked-{wanted}".lower(), repair=wanted, unknown_bucket=True
+        )
         assert may_repair(context, compares, asked.run) is wanted  # though it is the first
     context.close()
     database.close()

@@ -78,8 +78,9 @@ def start(body: NewReconciliation) -> Reconciliation:
     require_target(body.target)
     require_bucket(body.bucket)
     run = _requests().start(
-        body.target, body.bucket, repair=body.repair, prefix=body.prefix, incremental=body.incremental
-    )
+        body.target, body.bucket, repair=body.repair, prefix=body.prefix, incremental=body.incremental,
+        unknown_bucket=body.unknown_bucket,
+    )  # fmt: skip
     return _resource(run)
 
 

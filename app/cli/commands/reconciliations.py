@@ -42,10 +42,17 @@ def ls(context: CommandContext, limit: int) -> None:
 @click.option("--repair", is_flag=True, help="Repair the drift that it finds.")
 @click.option("--prefix", default="", help="Compare only the keys that begin with this.")
 @click.option("--incremental", is_flag=True, help="Compare only the keys that events have named since the last run.")
+@click.option("--unknown-bucket", is_flag=True, help="Also if no event, rule, setting or run has named BUCKET.")
 @with_api
-def start(context: CommandContext, target: TargetId, bucket: str, repair: bool, prefix: str, incremental: bool) -> None:
+def start(
+    context: CommandContext, target: TargetId, bucket: str, repair: bool, prefix: str, incremental: bool,
+    unknown_bucket: bool,
+) -> None:  # fmt: skip
     """Have a `bucketwire worker --only spark` compare TARGET with BUCKET."""
-    body = {"target": str(target), "bucket": bucket, "repair": repair, "prefix": prefix, "incremental": incremental}
+    body = {
+        "target": str(target), "bucket": bucket, "repair": repair, "prefix": prefix, "incremental": incremental,
+        **({"unknown_bucket": True} if unknown_bucket else {}),
+    }  # fmt: skip
     begun = context.api.change("POST", _PATH, body)
     context.done(_describe_start(begun), **begun)
 

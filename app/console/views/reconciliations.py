@@ -43,10 +43,11 @@ class Trend:
 @page("/reconciliations", "GET", "POST")
 def reconciliations() -> Response:
     """List the last runs, and start one."""
-    given, refusal = form_values("target", "bucket", "repair"), FormRefusal(400, 404, 409)
+    given, refusal = form_values("target", "bucket", "repair", "unknown_bucket"), FormRefusal(400, 404, 409)
     if request.method == "POST":
         with refusal:
-            body = {"target": given["target"], "bucket": given["bucket"], "repair": bool(given["repair"])}
+            flags = {name: bool(given[name]) for name in ("repair", "unknown_bucket")}
+            body = {"target": given["target"], "bucket": given["bucket"], **flags}
             run = calls.change("POST", "/v1/reconciliations", body)
             waits = f": {run['note']}" if run["note"] else " for its turn at a Spark worker"
             return done(f"The run {run['id']} waits{waits}.", "reconciliations")

@@ -14,7 +14,7 @@ from app.outbox.delivery import heartbeats
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock
-from app.outbox.errors import AlreadyRunning, NothingToRepair, UnknownRun
+from app.outbox.errors import AlreadyRunning, NothingToRepair, UnknownRun, UnseenBucket
 from app.outbox.reconcile.runs import (
     BACKFILLING,
     CANCELLED,
@@ -30,6 +30,7 @@ from app.outbox.reconcile.runs import (
 )
 from app.outbox.registry import Registry
 
+_MAX_COMPARED = 1_000  # names with which an unknown one is compared
 CANCELLED_BY_REQUEST = "cancelled on request"
 _CANCELLED_STATE = {WAITING: CANCELLED, RUNNING: CANCELLED, BACKFILLING: UNFINISHED}
 
@@ -43,14 +44,22 @@ class RunRequests:
         self._runs = Reconciliations(database)
 
     def start(
-        self, target: TargetId, bucket: str, *, repair: bool, prefix: str = "", incremental: bool = False
+        self,
+        target: TargetId,
+        bucket: str,
+        *,
+        repair: bool,
+        prefix: str = "",
+        incremental: bool = False,
+        unknown_bucket: bool = False,
     ) -> Reconciliation:
         """Register a run that starts when a Spark worker is free; with `repair` it repairs the drift that it finds.
 
         With `prefix` it compares the keys below it only, with `incremental` those that the log names since the last.
 
-        Raises `AlreadyRunning` if one waits or runs, `UnknownTarget`, `BadSettings`, and `BadValue` if the target has
-        nothing to compare, no bucket can have this name, or both parts are asked for.
+        Raises `AlreadyRunning` if one waits or runs, `UnknownTarget`, `BadSettings`, `BadValue` if the target has
+        nothing to compare, no bucket can have this name, or both parts are asked for, and `UnseenBucket` without
+        `unknown_bucket` for a bucket that nothing has named: its rows would all be orphaned, or there are none.
         """
         settings = self._registry.settings(self._registry.target(target))
         if not isinstance(settings, NamespaceSettings) or settings.format != "namespace":
@@ -63,7 +72,18 @@ class RunRequests:
             raise BadValue(f"the prefix {error.problem}", error.hint) from None
         if prefix and incremental:
             raise BadValue("an incremental run has no prefix", "give one of them")
+        if not unknown_bucket:
+            self._check_known(bucket)
         return self._register(target, bucket, {"repair": repair}, prefix, INCREMENTAL if incremental else RECONCILE)
+
+    def _check_known(self, bucket: str) -> None:
+        """Raise `UnseenBucket` unless something has named the bucket."""
+        seen = tables.buckets.c.name
+        names = (seen, tables.rules.c.bucket, tables.bucket_settings.c.name, tables.reconciliations.c.bucket)
+        with self._database.reading() as connection:
+            known = sa.or_(*(sa.exists().where(name == bucket) for name in names))
+            if not connection.execute(sa.select(known)).scalar_one():
+                raise UnseenBucket(bucket, connection.execute(sa.select(seen).limit(_MAX_COMPARED)).scalars().all())
 
     def repair(self, run: str) -> Reconciliation:
         """Register a run that compares again what a run compared, and repairs the drift that there is then.

@@ -92,7 +92,7 @@ def test_a_list_of_runs_asks_once_whether_a_spark_worker_is_there(
     app = create_app(settings(url_of(log)))
     client = app.test_client()
     for bucket in ("images", "films"):
-        body = {"target": str(target), "bucket": bucket}
+        body = {"target": str(target), "bucket": bucket, "unknown_bucket": True}
         assert client.post("/v1/reconciliations", json=body).status_code == 201
     monkeypatch.setattr(heartbeats, "has_spark_worker", counted)
     listed = client.get("/v1/reconciliations").get_json()["reconciliations"]
@@ -301,7 +301,9 @@ def test_a_reconciliation_is_started_approved_cancelled_and_its_findings_are_rea
     target = add_target(database, "rows", type_name="redis", values=values)
     add_target(database, "log")
     body = {"target": "redis:rows", "bucket": "images"}
-    begun = api.client.post("/v1/reconciliations", json=body)
+    unseen = problem(api.client.post("/v1/reconciliations", json=body), 404, "unknown-bucket")
+    assert (unseen["field"], "no event, rule, setting or run" in unseen["detail"]) == ("bucket", True)
+    begun = api.client.post("/v1/reconciliations", json=body | {"unknown_bucket": True})
     assert begun.status_code == 201, begun.text
     run = begun.json()["id"]
     assert (begun.json()["state"], begun.json()["repair"]) == ("waiting", False)

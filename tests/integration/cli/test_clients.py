@@ -304,7 +304,9 @@ def test_retried_events_are_tried_and_given_up(client: Cli, outbox: Database) ->
 def test_reconciliations_are_started_cancelled_and_shown(client: Cli, outbox: Database) -> None:
     client("target", "set", "redis:rows", "address=127.0.0.1:9", "key=rows")
     bucket = f"images-{len(client('reconcile', 'ls', '--json').json)}"
-    begun = client("reconcile", "start", "redis:rows", bucket, "--json").json
+    unseen = client("reconcile", "start", "redis:rows", bucket)
+    assert (unseen.code, "has named the bucket" in unseen.err, "--unknown-bucket" in unseen.err) == (1, True, True)
+    begun = client("reconcile", "start", "redis:rows", bucket, "--unknown-bucket", "--json").json
     assert (begun["state"], begun["repair"]) == ("waiting", False)
     refusal = " ".join(client("reconcile", "start", "redis:rows", bucket).err.split())
     assert "is waiting already; start a Spark worker, as none is there, or cancel it" in refusal
@@ -360,7 +362,7 @@ def test_a_command_prints_what_the_api_answers_whichever_way_it_asks(
     Log(service[1]).append([[event("retried")]])
     Courier(service[1], target, ScriptedTarget(lambda _: Failed("500 broken", retry_after=60))).run()
     there("replay", "--target", "webhook:audit", "--all")
-    run = there("reconcile", "start", "redis:rows", "same", "--json").json["id"]
+    run = there("reconcile", "start", "redis:rows", "same", "--unknown-bucket", "--json").json["id"]
     letter = there("dead-letter", "ls", "--json").json[0]["id"]
     for words in (
         ("target", "ls"),

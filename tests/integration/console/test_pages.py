@@ -985,7 +985,10 @@ def test_a_reconciliation_is_started_shown_repaired_and_cancelled(local: Browser
         pytest.skip("this version of the API lists reconciliations, and starts none")
     wrong = local.post("reconciliations", target="redis:mirror", bucket="no/bucket")
     assert wrong.status == 400
-    page = local.post("reconciliations", target="redis:mirror", bucket="images")
+    unseen = local.post("reconciliations", target="redis:mirror", bucket="imges")
+    assert (unseen.status, "compare this bucket all the same" in unseen.text) == (400, True)
+    assert unseen.values("unknown_bucket") == ["1"]
+    page = local.post("reconciliations", target="redis:mirror", bucket="images", unknown_bucket="1")
     assert page.status == 303, page.text
     listed = local.get("reconciliations")
     [run] = {given["href"] for given in listed.all("a") if "/reconciliations/" in given["href"]}

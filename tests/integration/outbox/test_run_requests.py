@@ -7,10 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.config.arn import TargetId
+from app.config.bucket_settings import BucketId
 from app.config.errors import BadValue
 from app.outbox.audit import AuditFilter, entries
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.errors import AlreadyRunning, NothingToRepair, UnknownRun
+from app.outbox.errors import AlreadyRunning, NothingToRepair, UnknownRun, UnseenBucket
+from app.outbox.log.append import Log
 from app.outbox.reconcile import findings
 from app.outbox.reconcile.findings import read_findings, store_findings
 from app.outbox.reconcile.requests import RunRequests
@@ -18,7 +20,7 @@ from app.outbox.reconcile.runs import BACKFILLING, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.targets import UnknownTarget
 from tests.support import databases
-from tests.support.builders import add_target, registry
+from tests.support.builders import add_target, event, registry
 from tests.support.tuning import tune
 
 pytestmark = databases.ONE
@@ -62,7 +64,7 @@ def test_of_several_requests_at_once_one_registers_a_run(database: Database) -> 
 
     with ThreadPoolExecutor(4) as pool:
         assert sorted(pool.map(start, range(4))) == [False, False, False, True]
-    requests(database).start(target, "films", repair=False)
+    requests(database).start(target, "films", repair=False, unknown_bucket=True)
     assert len(Schedule(database).waiting()) == 2
 
 
@@ -119,6 +121,22 @@ def test_what_has_no_rows_and_what_is_no_bucket_is_not_compared(database: Databa
     with pytest.raises(UnknownTarget):
         asked.start(TargetId("redis", "none"), "images", repair=False)
     assert Schedule(database).waiting() == []
+
+
+@databases.THREE
+def test_a_bucket_that_nobody_knows_is_compared_only_if_that_is_meant(database: Database) -> None:
+    target, asked = mirror(database), requests(database)
+    with pytest.raises(UnseenBucket, match="has named the bucket imges; to compare it all the same, give"):
+        asked.start(target, "imges", repair=False)
+    Log(database).append([[event(bucket="films"), event(bucket="photos")]])
+    with pytest.raises(UnseenBucket, match=r"did you mean photos\?"):
+        asked.start(target, "photo", repair=False)
+    registry(database).buckets.put(BucketId("set"), {"region": "eu-central-1"})
+    for known in ("images", "films", "set"):
+        assert asked.start(target, known, repair=False).state == "waiting", known
+    run = asked.start(target, "imges", repair=False, unknown_bucket=True)
+    asked.cancel(run.run)
+    assert asked.start(target, "imges", repair=False).state == "waiting", "an earlier run has named it"
 
 
 def test_a_repair_is_approved_only_for_a_run_that_found_drift(database: Database) -> None:
