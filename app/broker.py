@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
-from amqp.exceptions import AccessRefused, MessageNacked, NotFound
+from amqp.exceptions import AccessRefused, MessageNacked
 from kombu import Connection, Producer, Queue
 from kombu.common import maybe_declare
 from kombu.exceptions import OperationalError
@@ -78,17 +78,23 @@ class BrokerState:
     def __init__(self, log: logging.Logger, consequence: str) -> None:
         self._log, self._consequence = log, consequence
         self._failed_at: float | None = None  # by time.monotonic(), the last failure; None while the broker works
+        self._problem = ""
 
     @property
     def is_failing(self) -> bool:
         """Whether the broker has failed, and has not worked since."""
         return self._failed_at is not None
 
+    @property
+    def problem(self) -> str:
+        """Why the broker fails; "" while it works."""
+        return self._problem if self.is_failing else ""
+
     def fails(self, error: BaseException) -> None:
         """Note that the broker cannot be reached, or has refused something."""
+        self._problem = str(error) if isinstance(error, BrokerUnavailable) else _describe("the broker", error)
         if self._failed_at is None:
-            text = str(error) if isinstance(error, BrokerUnavailable) else _describe("the broker", error)
-            self._log.warning("%s; %s", text, self._consequence)
+            self._log.warning("%s; %s", self._problem, self._consequence)
         self._failed_at = time.monotonic()
 
     def works(self) -> None:
@@ -257,16 +263,6 @@ class Broker:
         """Return how many messages wait in a queue; None if nobody has declared it, or the broker refuses it."""
         return self._connected(lambda: self._length(queue))
 
-    def refused(self, queues: Iterable[str], *, create: bool = True) -> dict[str, str]:
-        """Declare queues; return those that the broker refuses, so that no worker can serve them, and its reasons.
-
-        Without `create`, those that do not exist are left alone. Redis refuses none.
-        """
-        if not is_rabbitmq(self._url):
-            return {}
-        declared = {name: declared_queue(self._url, name) for name in queues}
-        return self._connected(lambda: self._refused(declared, create=create))
-
     def publish(
         self,
         queue: str,
@@ -327,21 +323,6 @@ class Broker:
         except _queue_errors(self._connection):
             self._channel = None  # RabbitMQ has closed it
             return None
-
-    def _refused(self, queues: Mapping[str, Queue], *, create: bool) -> dict[str, str]:
-        asked = [queue for name, queue in queues.items() if create or self._exists(name)]
-        self._declarations.usable(self._connection, asked)
-        return {name: reason for name, reason in self._declarations.refused.items() if name in queues}
-
-    def _exists(self, queue: str) -> bool:
-        """Return whether a queue exists, also if it is one that RabbitMQ does not let us use."""
-        channel = self._channel = self._channel or self._connection.channel()
-        try:
-            waiting(channel, queue)
-        except self._connection.channel_errors as error:
-            self._channel = None  # RabbitMQ has closed it
-            return not isinstance(error, NotFound)
-        return True
 
     def _publish(
         self, name: str, task: str, arguments: tuple[object, ...], time_limit: int | None, *, declare: bool

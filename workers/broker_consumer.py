@@ -6,7 +6,7 @@ save, after it became a replica, or with other permissions it refuses commands a
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,10 @@ from redis import RedisError
 
 from app.broker import POLICY
 from workers.reachability import broker_state
+
+log = logging.getLogger("bucketwire.worker")
+
+_FORMER_TASKS = frozenset({"probe_queues", "queue_alive"})  # of 0.2, for heartbeats of queues
 
 
 class Acknowledging(over_redis.QoS):
@@ -61,8 +65,12 @@ class Acknowledging(over_redis.QoS):
 class Consumer(consumer.Consumer):
     """Celery's consumer, which takes each refusal for a lost connection and tries again every second.
 
-    It says once what it waits for, and once that the broker works again.
+    It says once what it waits for, and once that the broker works again. Meanwhile it reports that the worker is there.
     """
+
+    # Steps of the worker replace both: the targets whose queues the broker refuses, and the worker's heartbeat.
+    refused_targets: Callable[[], Mapping[str, str]] = dict
+    report: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -74,7 +82,7 @@ class Consumer(consumer.Consumer):
     def ensure_connected(self, conn: Any) -> Any:
         """Connect, as soon as that is possible."""
         connected = conn.ensure_connection(
-            lambda error, _: broker_state.fails(error),
+            lambda error, _: self._fails(error),
             interval_start=POLICY.retry_seconds,
             interval_step=0,
             interval_max=POLICY.retry_seconds,
@@ -85,14 +93,25 @@ class Consumer(consumer.Consumer):
 
     def on_connection_error_before_connected(self, exc: Exception) -> None:
         """Wait before the next attempt; Celery calls this if there is no connection yet."""
-        broker_state.fails(exc)
+        self._fails(exc)
         time.sleep(POLICY.retry_seconds)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Close the connection and wait before the next attempt; Celery calls this if a connection fails."""
-        broker_state.fails(exc)
+        self._fails(exc)
         super().on_connection_error_after_connected(exc)
         time.sleep(POLICY.retry_seconds)
+
+    def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
+        """Drop the messages that only earlier versions send and understand; log others as Celery does."""
+        if message.headers.get("task") in _FORMER_TASKS:
+            message.ack_log_error(log, self.connection_errors)
+        else:
+            super().on_unknown_task(body, message, exc)
+
+    def _fails(self, error: Exception) -> None:
+        broker_state.fails(error)
+        self.report()
 
 
 over_redis.Channel.QoS = Acknowledging

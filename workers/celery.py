@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,14 @@ from app.config.fields.cron import last_moment
 from app.config.settings import Settings
 from app.metrics_folder import remove
 from app.outbox import log_head, series
-from app.outbox.delivery import heartbeats
 from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.policies import HEARTBEATS
+from app.outbox.processes import DRAIN, SOURCES, SPARK
 from app.outbox.targets import enabled_targets
 from workers import reconcile_jobs, runtime
 from workers.heartbeat import WorkerHeartbeat
 from workers.idle_processes import processes
+from workers.reachability import broker_state
 from workers.served_targets import ServedTargets
 from workers.sources import role as source_runs
 from workers.telemetry import metrics
@@ -161,10 +162,6 @@ app.conf.update(
             "task": "drain",
             "schedule": timedelta(seconds=settings.drain_interval),
         },
-        "probe_queues": {
-            "task": "probe_queues",
-            "schedule": timedelta(milliseconds=HEARTBEATS.interval_ms),
-        },
         "schedule_reconciliations": {
             "task": "schedule_reconciliations",
             "schedule": timedelta(seconds=reconcile_jobs.CHECK_INTERVAL_SECONDS),
@@ -219,7 +216,8 @@ class TargetQueues(bootsteps.StartStopStep):
 
     requires = ("celery.worker.consumer:Tasks",)
 
-    def __init__(self, _parent: Any, **_: Any) -> None:
+    def __init__(self, parent: Any, **_: Any) -> None:
+        parent.refused_targets = self._refused
         self._served_targets = ServedTargets()
         self.enabled = bool(self._served_targets)
         self._database = Database(settings.database_url, pool_size=1, patience=settings.database_timeout)
@@ -271,6 +269,11 @@ class TargetQueues(bootsteps.StartStopStep):
             return None
         return self._targets[1]
 
+    def _refused(self) -> dict[str, str]:
+        """Return the targets whose queues the broker refuses, with its reasons."""
+        refused, served = self._declarations.refused, self._targets[1]
+        return {str(served[name]): reason for name, reason in refused.items() if name in served}
+
     @staticmethod
     def _consuming(consumer: Any) -> set[str]:
         own = (SERVICE_QUEUE, SPARK_QUEUE, SOURCES_QUEUE)
@@ -281,36 +284,45 @@ app.steps["consumer"].add(TargetQueues)
 
 
 class Heartbeat(bootsteps.StartStopStep):
-    """Record that the worker is there, also while all its processes are busy."""
+    """Record that the worker is there, and that it serves while its loop runs on a connection that works.
 
-    requires = ("celery.worker.consumer:Tasks",)
+    The loop runs also while all processes of the pool are busy.
+    """
 
-    def __init__(self, _parent: Any, **_: Any) -> None:
+    requires = (TargetQueues,)
+
+    def __init__(self, parent: Any, **_: Any) -> None:
+        parent.report = partial(self._record, parent)
         self._timer: Any = None
 
     def start(self, parent: Any) -> None:
         """Begin to record; Celery calls this when the worker is connected, and again after each reconnect."""
+        self._timer = parent.timer.call_repeatedly(1.0, parent.report)
+
+    def stop(self, parent: Any) -> None:
+        """Stop; Celery calls this when the connection is lost, and when the worker takes no more messages."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        ends = parent.blueprint.state != bootsteps.RUN  # type: ignore[attr-defined]  # the stubs do not know it
+        if ends and _heartbeat is not None:
+            _heartbeat.end()
+
+    @staticmethod
+    def _record(parent: Any) -> None:
         global _heartbeat  # noqa: PLW0603 - one for each worker is the point
         if _heartbeat is None:
-            queues = {queue.name for queue in parent.task_consumer.queues}
+            queues = app.amqp.queues.consume_from
             pool = type(parent.pool).__module__.rpartition(".")[2]
             _heartbeat = WorkerHeartbeat(
                 settings, parent.hostname, pool, [name for queue, name in _SERVICES.items() if queue in queues]
             )
-        self._record(parent, _heartbeat)
-        self._timer = parent.timer.call_repeatedly(
-            HEARTBEATS.worker_interval_ms / 1000, self._record, (parent, _heartbeat)
+        _heartbeat.record(
+            parent.pool.info.get("processes", ()),
+            reconcile_jobs.jobs.names,
+            parent.refused_targets(),
+            broker_state.problem,
         )
-
-    def stop(self, _parent: Any) -> None:
-        """Record no more; Celery calls this when the connection is lost or the worker ends."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    @staticmethod
-    def _record(parent: Any, heartbeat: WorkerHeartbeat) -> None:
-        heartbeat.record(parent.pool.info.get("processes", ()), reconcile_jobs.jobs.names)
 
 
 class PullSources(bootsteps.StartStopStep):
@@ -331,9 +343,9 @@ app.steps["consumer"].add(Heartbeat)
 app.steps["worker"].add(PullSources)
 _heartbeat: WorkerHeartbeat | None = None
 _SERVICES = {
-    SERVICE_QUEUE: heartbeats.DRAIN,
-    SOURCES_QUEUE: heartbeats.SOURCES,
-    SPARK_QUEUE: heartbeats.SPARK,
+    SERVICE_QUEUE: DRAIN,
+    SOURCES_QUEUE: SOURCES,
+    SPARK_QUEUE: SPARK,
 }
 
 

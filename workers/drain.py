@@ -5,7 +5,7 @@ taken one and has not claimed anything yet is in no queue, so unchanged work is 
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence
 
 from app import telemetry
 from app.broker import POLICY
@@ -19,7 +19,6 @@ from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS, time_limit
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.targets import UnknownTarget
 from workers.resources import Resources
-from workers.served_targets import ServedTargets
 from workers.upkeep import Upkeep
 
 _LIMITS_KNOWN_SECONDS = 5.0  # for which a target's time limit is cached
@@ -60,7 +59,6 @@ class Drain:
         self._upkeep = upkeep
         self._due_work = DueWork(held.database)
         self._announced = Announced()
-        self._served_targets = ServedTargets()
         self._tidied = 0.0
         self._limits: dict[TargetId, tuple[float, int]] = {}  # when each was looked up, and its value
 
@@ -99,39 +97,6 @@ class Drain:
                 limit = HARD_LIMIT_SECONDS
             known = self._limits[target] = time.monotonic(), limit
         return known[1]
-
-    def probe_queues(self, publish: Callable[[heartbeats.Queue], None]) -> int:
-        """Send a heartbeat task to each target's queue, where one is due; return how many were sent."""
-        try:
-            due = heartbeats.queues_to_probe(self._held.database, self._held.clock())
-        except DatabaseUnavailable as error:
-            self._held.state.unavailable(error)
-            return 0
-        for queue in due:
-            publish(queue)
-        return len(due)
-
-    def queue_alive(
-        self, row_id: int, refused: Callable[[Iterable[TargetId]], Set[TargetId]] = lambda _: frozenset()
-    ) -> None:
-        """Record that this worker serves the queue of the target with this row id, and all others that it serves.
-
-        `refused` returns those of some targets whose queue the broker refuses: nobody can serve these.
-        """
-        try:
-            with self._held.database.reading() as connection:
-                if not heartbeats.awaits_answer(connection, row_id):
-                    return  # another probe's answer was for it, too
-                queues = {queue.row_id: queue for queue in heartbeats.queues(connection)}
-            if row_id in queues:
-                served = {
-                    queue.target: queue.row_id for queue in queues.values() if queue.target in self._served_targets
-                }
-                for target in refused(served):
-                    del served[target]
-                heartbeats.answered(self._held.database, {row_id, *served.values()}, self._held.clock())
-        except DatabaseUnavailable as error:
-            self._held.state.unavailable(error)
 
     def _wake_workers(self, publish: Callable[[TargetId], None], queued: Callable[[TargetId], int]) -> int:
         now, published = self._held.clock(), 0

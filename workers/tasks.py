@@ -1,11 +1,10 @@
 """The Celery tasks: a few lines each, without decisions."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from app.broker import POLICY, SPARK_QUEUE, BrokerUnavailable, queue_name
 from app.config.arn import TargetId, parse_arn
-from app.outbox.delivery import heartbeats
 from app.outbox.delivery.availability import Opening
 from app.outbox.reconcile.schedule import WaitingRun
 from workers import reconcile_jobs, runtime
@@ -32,20 +31,6 @@ def open_target(arn: str, revision: int, next_at: int = 0) -> str:
     """Open a target that was set, with the settings of this revision, and record whether that was possible."""
     _, target = parse_arn(arn)
     return runtime.current().deliverer.open_target(Opening(target, revision, next_at))
-
-
-@app.task(name="probe_queues", send_events=False)
-def probe_queues() -> int:
-    """Send a heartbeat task to each target's queue. Not shown in Flower, like drain."""
-    with _waiting_for_the_broker():
-        return runtime.current().drain.probe_queues(_probe)
-    return 0
-
-
-@app.task(name="queue_alive", send_events=False)
-def queue_alive(target: int) -> None:
-    """Record a heartbeat of the queue of the target with this row id. Not shown in Flower, like drain."""
-    runtime.current().drain.queue_alive(target, _refused)
 
 
 @app.task(name="schedule_reconciliations", send_events=False)
@@ -100,14 +85,6 @@ def _queued(target: TargetId) -> int:
     return runtime.current().broker.length(queue_name(target)) or 0
 
 
-def _refused(targets: Iterable[TargetId]) -> set[TargetId]:
-    by_name = {queue_name(target): target for target in targets}
-    try:
-        return {by_name[name] for name in runtime.current().broker.refused(by_name)}
-    except BrokerUnavailable:
-        return set()
-
-
 def _wake_worker(target: TargetId) -> None:
     _send(target, "deliver", target.arn(settings.region), time_limit=runtime.current().drain.time_limit(target))
 
@@ -115,11 +92,6 @@ def _wake_worker(target: TargetId) -> None:
 def _open_target(opening: Opening) -> None:
     arn, limit = opening.target.arn(settings.region), runtime.current().drain.time_limit(opening.target)
     _send(opening.target, "open_target", arn, opening.revision, opening.next_at, time_limit=limit)
-
-
-def _probe(queue: heartbeats.Queue) -> None:
-    # A late answer is an answer too, and a queue that nobody serves is probed less and less often.
-    _send(queue.target, "queue_alive", queue.row_id)
 
 
 def _send(target: TargetId, task: str, *arguments: object, time_limit: int | None = None) -> None:

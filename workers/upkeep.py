@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable
 
-from app.outbox import audit, series
+from app.outbox import audit, processes, series
 from app.outbox.delivery import attempts, heartbeats, rate_limits
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.transitions.heads import HeadRepair
@@ -97,7 +97,7 @@ class Upkeep:
         if time.monotonic() - self._tables_tidied > _TIDY_INTERVAL_SECONDS:
             self._tables_tidied = time.monotonic()
             self._unused_progress = UnusedProgress(ended=False)
-            for job in (self._purge_audit, self._forget_attempts, self._forget_rates, self._forget_workers):
+            for job in (self._purge_audit, self._forget_attempts, self._forget_rates, self._forget_processes):
                 self._run_alone(job)
         elif self._audit_is_behind:
             self._run_alone(self._purge_audit)
@@ -133,8 +133,9 @@ class Upkeep:
         with self._held.database.writing() as connection:
             rate_limits.forget_removed(connection)
 
-    def _forget_workers(self) -> None:
-        heartbeats.forget_silent_workers(self._held.database, self._held.clock())
+    def _forget_processes(self) -> None:
+        processes.forget_ended(self._held.database, self._held.clock())
+        heartbeats.forget_probes(self._held.database)
 
     def _drop_unused(self) -> None:
         drop_unused(self._held.database, self._unused_progress, seconds=_MAX_PURGE_SECONDS)

@@ -44,6 +44,8 @@ _STATES: Mapping[str, tuple[str, str]] = {
     "not served": ("bad", "✕"),
     "stopped": ("bad", "✕"),
     "silent": ("bad", "✕"),
+    "hindered": ("bad", "✕"),
+    "refused": ("bad", "✕"),
     "leased": ("busy", "▸"),
     "revoked": ("warn", "!"),
     "free": ("off", "○"),

@@ -1,7 +1,7 @@
 """The checks of a service that need nothing but its settings, its outbox database and its broker."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
@@ -22,7 +22,7 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.engine.schema_version import encoding_problem
 from app.outbox.newest_events import NEWEST, guessed_keys, shared_names, unknown_names
-from app.outbox.policies import HEARTBEATS
+from app.outbox.processes import HINDERED, RUNNING, read_processes, read_queues
 from app.outbox.registry import Registry
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import INVALID_SETTINGS, read_sources
@@ -85,7 +85,7 @@ _FOLLOWS: Mapping[str, Collection[str]] = MappingProxyType(
         "settings": ("database", "broker", "eviction", *_OF_DATABASE),
         "database": _OF_DATABASE,
         "broker": ("eviction", "drain", "queues", "delays"),
-        "drain": ("queues", "delays"),
+        "drain": ("delays",),
     }
 )
 _STOPS = frozenset({"broker", "drain", "workers"})  # subjects whose problem stops the deliveries to every target
@@ -196,23 +196,22 @@ def _check_drain(service: Service) -> Iterator[Finding]:
 def _check_queues(service: Service) -> Iterator[Finding]:
     with service.database.reading() as connection:
         now = database_now(connection)
-        queues = heartbeats.queues(connection)
-    refused = _refused_queues(service, queues)
+        queues = read_queues(connection, read_processes(connection), now)
     for queue in queues:
-        if (reason := refused.get(queue.target)) is not None:
-            problem = f"no worker can serve its queue, which the broker refuses: {reason}"
-            is_forbidden = "ACCESS_REFUSED" in reason
+        if queue.refused:
+            problem = f"no worker can serve its queue, which the broker refuses: {queue.refused}"
+            is_forbidden = "ACCESS_REFUSED" in queue.refused
             mend = "let the broker's user use it" if is_forbidden else "delete the queue, and it is created again"
             yield Finding(str(queue.target), "problem", f"{problem}; {mend}")
-    queues = [queue for queue in queues if queue.target not in refused]
-    silent = [queue for queue in queues if queue.heartbeat_age(now) > HEARTBEATS.unserved_ms]
-    if len(silent) > 1 and len(silent) == len(queues):
-        age = format_age(now - min(queue.heartbeat_age(now) for queue in silent), now)
-        text = f"none has answered on any target's queue for {age}; is `bucketwire worker` running?"
+    queues = [queue for queue in queues if not queue.refused]
+    unserved = [queue for queue in queues if not queue.is_served(now)]
+    if len(unserved) > 1 and len(unserved) == len(queues):
+        age = format_age(now - min(queue.heartbeat_age(now) for queue in unserved), now)
+        text = f"none has served any target's queue for {age}; is `bucketwire worker` running?"
         yield Finding("workers", "problem", text, ("worker",))
         return
-    for queue in silent:
-        problem = f"no worker has answered on its queue for {format_age(now - queue.heartbeat_age(now), now)}"
+    for queue in unserved:
+        problem = f"no worker has served its queue for {format_age(now - queue.heartbeat_age(now), now)}"
         text = f"{problem}; start a worker that serves it (--targets)"
         yield Finding(str(queue.target), "problem", text, ("worker", "--targets", str(queue.target)))
 
@@ -220,7 +219,8 @@ def _check_queues(service: Service) -> Iterator[Finding]:
 def _check_versions(service: Service) -> Iterator[Finding]:
     with service.database.reading() as connection:
         now = database_now(connection)
-        workers = [worker for worker in heartbeats.read_workers(connection) if worker.is_alive(now)]
+        known = read_processes(connection)
+    workers = [one for one in known if one.is_worker and one.state(now) in (RUNNING, HINDERED)]
     others = [worker for worker in workers if worker.version != VERSION]
     if others:
         named = ", ".join(f"{worker.version} as {worker.host}:{worker.pid}" for worker in others[:_MAX_NAMED])
@@ -228,22 +228,6 @@ def _check_versions(service: Service) -> Iterator[Finding]:
         runs = f"{len(others)} of {count_noun(len(workers), 'worker')} run" + ("s" if len(others) == 1 else "")
         text = f"{runs} another version than {VERSION}: {named}{more}; restart them with it"
         yield Finding("versions", "warning", text, ("status", "--workers"))
-
-
-def _refused_queues(service: Service, queues: Iterable[heartbeats.Queue]) -> dict[TargetId, str]:
-    """Return the targets whose queues the broker refuses, with its reasons; Redis refuses none.
-
-    None either if it is unavailable, which another check says. One answer to a probe speaks for all queues that a
-    worker serves, so the heartbeats do not show this.
-    """
-    if not is_rabbitmq(service.settings.broker_url):
-        return {}
-    from app.broker import Broker, BrokerUnavailable, queue_name  # noqa: PLC0415 - slow: not for Redis
-
-    targets = {queue_name(queue.target): queue.target for queue in queues}
-    with closing(Broker(service.settings.broker_url)) as broker, suppress(BrokerUnavailable):
-        return {targets[name]: reason for name, reason in broker.refused(targets, create=False).items()}
-    return {}
 
 
 def _check_targets(service: Service) -> Iterator[Finding]:
@@ -331,12 +315,11 @@ def _check_delays(service: Service) -> Iterator[Finding]:
     with service.database.snapshot() as connection:
         statuses = read_status(connection)
         now = database_now(connection)
-        silent = {
-            one.target for one in heartbeats.queues(connection) if one.heartbeat_age(now) > HEARTBEATS.unserved_ms
-        }
+        queues = read_queues(connection, read_processes(connection), now)
+    unserved = {queue.target for queue in queues if queue.refused or not queue.is_served(now)}
     for status in statuses:
         stored, counters = status.stored, status.counters
-        if stored.state == "running" and stored.target not in silent and 0 < counters.oldest < now - _MAX_DELAY:
+        if stored.state == "running" and stored.target not in unserved and 0 < counters.oldest < now - _MAX_DELAY:
             text = (
                 f"its oldest undelivered event is {format_age(counters.oldest, now)} old; "
                 f"{count_noun(counters.undelivered, 'event')} waiting, {counters.parked:,} of them for a retry"

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from app.doctor import Finding
-from app.outbox.delivery import heartbeats
+from app.outbox import processes
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import now_ms
 from app.outbox.policies import HEARTBEATS, RECONCILIATIONS
@@ -35,9 +35,9 @@ def check_schedule(service: "Service") -> Iterator[Finding]:
     """Find registered runs that no Spark worker begins."""
     now, waiting = now_ms(), Schedule(service.database).waiting()
     with service.database.reading() as connection:
-        has_worker = heartbeats.has_spark_worker(connection, database_now(connection))
+        has_worker = processes.has_spark_worker(connection, database_now(connection))
     running = any(run.state == RUNNING for run in Reconciliations(service.database).list())
-    limit = RECONCILIATIONS.max_wait_ms if has_worker else HEARTBEATS.worker_silence_ms
+    limit = RECONCILIATIONS.max_wait_ms if has_worker else HEARTBEATS.silence_ms
     for run in waiting:
         if now - run.registered_at > limit and not running:
             problem = f"has waited for its {_JOBS[run.job].format(run.bucket)} for {format_age(run.registered_at, now)}"

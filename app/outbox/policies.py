@@ -224,17 +224,20 @@ class FutureTimePolicy(NamedTuple):
 
 
 class HeartbeatPolicy(NamedTuple):
-    """How often heartbeats are recorded, and when a part of the service counts as stopped."""
+    """How often the processes record heartbeats, and when a part of the service counts as stopped."""
 
-    interval_ms: int = 15_000  # between two probes of a queue that is served
-    min_interval_ms: int = 200  # between two of any queues: of a thousand that nobody serves each is probed less often
-    max_interval_ms: int = 3_600_000  # between two of a queue that nobody serves
-    unserved_ms: int = 300_000  # without an answer, after which a queue counts as not served by any worker
+    interval_ms: int = 5_000  # between two heartbeats of a process
+    retry_ms: int = 15_000  # after one that could not be recorded: the wait for it holds up a worker's main process
+    patience_seconds: float = 3.0  # for which a heartbeat may do that
+    silence_ms: int = 30_000  # after which a worker or beat counts as silent; several heartbeats may be late
+    api_silence_ms: int = 20_000  # after which an API does: others say within 30 s that it is gone
+    # After which nobody serves a queue. A worker that is restarted ends its batch and starts, which takes less.
+    unserved_ms: int = 45_000
     drain_silence_ms: int = 30_000  # after which the drain counts as stopped; its longest interval is 10 s
-    worker_interval_ms: int = 15_000  # between two heartbeats of a worker
-    worker_silence_ms: int = 60_000  # after which a worker counts as gone
-    worker_kept_ms: int = 3_600_000  # for which one that is gone is still listed
-    worker_patience_seconds: float = 3.0  # for which a heartbeat may hold up a worker's main process
+    kept_ms: int = 86_400_000  # for which a process that has ended or fell silent is remembered
+    max_ended: int = 200  # of which so many are, if they end more often
+    max_refused_reasons: int = 100  # of the queues that the broker refuses to a worker; the others are only named
+    max_reason_characters: int = 300
 
 
 class DueWorkPolicy(NamedTuple):

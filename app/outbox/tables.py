@@ -343,16 +343,17 @@ service_settings = sa.Table(
 heartbeats = sa.Table(
     "heartbeats",
     metadata,
-    sa.Column("name", sa.String(64), primary_key=True),  # "drain", or a key of a target's queue
+    sa.Column("name", sa.String(64), primary_key=True),
     sa.Column("at", sa.BigInteger, nullable=False),
 )
 
-# The workers that are there. A worker removes its row when it ends; the row of one that was killed grows old.
+# The processes of the service: workers, and the main processes of the API and of beat. Those without a default may be
+# null, because versions without them record workers, too.
 workers = sa.Table(
     "workers",
     metadata,
     sa.Column("id", sa.String(64), primary_key=True),  # HOST:PID:RANDOM, of its main process
-    sa.Column("name", sa.String(255), nullable=False),  # that Celery knows
+    sa.Column("name", sa.String(255), nullable=False),  # that Celery knows, WHAT@HOST
     sa.Column("version", sa.String(64), nullable=False),  # of the code that it runs
     sa.Column("pool", sa.String(16), nullable=False),
     sa.Column("serves", sa.Text, nullable=False),  # these three are JSON arrays
@@ -360,6 +361,11 @@ workers = sa.Table(
     sa.Column("jobs", sa.Text, nullable=False),  # that it runs at the moment
     sa.Column("started_at", sa.BigInteger, nullable=False),
     sa.Column("at", sa.BigInteger, nullable=False),  # of its last heartbeat
+    sa.Column("refused", LongText),  # JSON object: targets whose queues the broker refuses to it, since when, and why
+    sa.Column("address", sa.String(255)),  # URL at which it answers
+    sa.Column("problem", sa.Text),  # why it does not do what it serves
+    sa.Column("served_at", sa.BigInteger),  # of its last heartbeat without a problem
+    sa.Column("ended_at", sa.BigInteger),
 )
 
 # The audit log. Entries are only added, and removed when they are older than the retention.

@@ -10,6 +10,7 @@ from app.quantities import format_seconds
 from app.resources.declaration import Arn, Columns, Resource, Row, Time, about
 from app.resources.target import Counters, Seconds
 
+WORKER_STATES = ("running", "hindered", "silent")
 FINDING_GRADES = ("ok", "note", "warning", "problem")  # the worst last
 
 
@@ -89,16 +90,17 @@ class WorkerQueue(Resource):
     """The queue of a target, and whether workers serve it."""
 
     target: Arn
-    answered_at: Time
-    age: Annotated[float, about("seconds since a worker answered, or the target was created")]
+    served_at: Annotated[Time, about("the last heartbeat of a worker that serves it; null: never, as far as is known")]
+    age: Annotated[float, about("seconds since then, or since the target was created")]
     served: bool
+    refused: Annotated[str, about("why the broker refuses the queue to the workers that would serve it, or empty")]
     leased_partitions: int
 
 
 def worker_activity(row: Row) -> str:
     """Return what a worker does now, for a column."""
-    if not row["alive"]:
-        return "silent"
+    if row["state"] != "running":
+        return f"{row['state']}: {row['problem']}" if row["problem"] else str(row["state"])
     does = [str(parse_arn(arn)[1]) for arn in row["targets"]] + row["sources"] + row["jobs"]
     return ", ".join(does) or "waits"
 
@@ -134,10 +136,15 @@ class Worker(Resource):
     leased_partitions: int
     sources: Annotated[list[str], about("from which it pulls now, as type:name")]
     jobs: Annotated[list[str], about("that it ran at its last heartbeat: `JOB TARGET BUCKET`, or `tables`")]
+    refused: Annotated[Mapping[str, str], about("targets whose queues the broker refuses to it, with the reasons")]
+    state: Annotated[
+        str, about("`hindered`: it is there, and serves nothing, for the reason in `problem`", enum=list(WORKER_STATES))
+    ]
+    problem: str
     started_at: Time
     heartbeat_at: Time
     age: Annotated[float, about("seconds since its last heartbeat")]
-    alive: Annotated[bool, about("whether its last heartbeat is at most a minute old")]
+    alive: Annotated[bool, about("whether it is not silent")]
 
 
 class Workers(Resource):
@@ -145,7 +152,7 @@ class Workers(Resource):
 
     flower: Annotated[str | None, about("the address of Flower, of `BUCKETWIRE_FLOWER_URL`")]
     drain: Drain
-    workers: Annotated[list[Worker], about("those that run, and those that fell silent within the last hour")]
+    workers: Annotated[list[Worker], about("those that are there, and those that fell silent and were not replaced")]
     queues: list[WorkerQueue]
     other_processes: Annotated[
         list[OtherProcess],

@@ -84,6 +84,12 @@ def arrives(server: services.Redis, key: str, count: int, timeout: float = 10) -
     until(lambda: length(server, key) >= count, timeout, what=f"{count} events at the target")
 
 
+def found_of(whole: System, subject: str) -> str:
+    """What the doctor says about a target."""
+    findings = whole.ask("GET", "/v1/doctor").json()["findings"]
+    return "; ".join(finding["text"] for finding in findings if finding["subject"] == subject)
+
+
 def goes_through(whole: System, server: services.Redis, bucket: str) -> None:
     """An event in at the API, the same event out at a Redis target, once."""
     redis_target(whole, server, bucket)
@@ -199,8 +205,13 @@ def test_a_queue_that_rabbitmq_refuses_concerns_its_own_target_alone(
         for role in (whole.drain, *whole.workers):
             until(lambda role=role: f"refuses the queue target.redis.{refused}" in role.said(), 30, what="an error")  # type: ignore[misc]
             assert "inequivalent arg 'x-queue-type'" in role.said(), "why it is refused"
+        until(
+            lambda: "which the broker refuses" in found_of(whole, f"redis:{refused}"), 30, what="the doctor's finding"
+        )
+        assert found_of(whole, f"redis:{bucket}") == "gets events"
         connection.channel().queue_delete(f"target.redis.{refused}")
     arrives(redis_server, refused, 40, 60)
+    until(lambda: found_of(whole, f"redis:{refused}") == "gets events", 30, what="its end")
     for key in (bucket, refused):
         assert Expected.of(records(*sent)).check(listed(redis_server, key), key) == 0
 

@@ -219,12 +219,11 @@ def test_a_lease_that_is_lost_is_counted_and_told(watched: Watched) -> None:
     until(lambda: watched.whole.settled("webhook:good"), PATIENCE)
 
 
-def test_each_queue_answers_when_it_is_asked(watched: Watched) -> None:
-    def answered() -> list[bool]:
-        with watched.whole.database.reading() as connection:
-            return [queue.answered > 0 for queue in heartbeats.queues(connection)]
+def test_each_queue_is_known_to_be_served(watched: Watched) -> None:
+    def served() -> list[bool]:
+        return [queue["served_at"] is not None for queue in watched.whole.ask("GET", "/v1/workers").json()["queues"]]
 
-    until(lambda: answered() == [True] * len(TARGETS), PATIENCE, what="an answer of each queue")
+    until(lambda: served() == [True] * len(TARGETS), PATIENCE, what="a heartbeat of the worker")
     text = watched.whole.ask("GET", "/metrics").text
     silent = re.findall(r'bucketwire_target_worker_heartbeat_age_seconds{name="(\w+)",type="webhook"} ([\d.]+)', text)
     assert {name for name, _ in silent} == set(TARGETS)

@@ -19,6 +19,7 @@ ELSEWHERE = {
     "app/outbox/delivery/heartbeats.py": _NEXT_TICK,
     "app/outbox/delivery/availability.py _mark": _NEXT_TICK,
     "app/outbox/log/arrivals.py catch_up": _NEXT_TICK,
+    "app/outbox/processes.py": "the next heartbeat is soon",
     "app/outbox/log/append.py Log._in_one_trip": "as the next one",
     "app/outbox/log/append.py Log._under_lock": "Log._record repeats it with what it reads before",
     "app/outbox/log/recorder.py check_writable": "it asks whether the database takes anything; an error is an answer",

@@ -28,6 +28,7 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.old_snapshots import OldSnapshots, read_old_snapshots
 from app.outbox.newest_events import NEWEST, unknown_names
+from app.outbox.processes import Queue, read_processes, read_queues
 from app.outbox.reconcile.run_states import RunState, read_run_states
 from app.outbox.reconcile.runs import TABLES, latest_results
 from app.outbox.sources.rejected import read_kept
@@ -123,8 +124,8 @@ class Scrape:
             with self._services.database.snapshot() as connection:
                 statuses = read_status(connection)
                 drained = heartbeats.last_drain(connection)
-                queues = heartbeats.queues(connection)
                 now = database_now(connection)
+                queues = read_queues(connection, read_processes(connection), now)
                 leased = leased_partitions(connection, now)
                 drifts = latest_results(connection)
                 settings = self._services.settings
@@ -298,10 +299,10 @@ def _leased(leased: Mapping[TargetId, int]) -> Iterator[Metric]:
         yield total
 
 
-def _heartbeat_ages(queues: Sequence[heartbeats.Queue], now: int) -> Metric:
+def _heartbeat_ages(queues: Sequence[Queue], now: int) -> Metric:
     ages = GaugeMetricFamily(
         "bucketwire_target_worker_heartbeat_age_seconds",
-        "Seconds since a worker last answered on the target's queue, which is probed every 15 seconds.",
+        "Seconds since the last heartbeat of a worker that serves the target's queue.",
         labels=["type", "name"],
     )
     for queue in queues:

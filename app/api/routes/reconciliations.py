@@ -14,7 +14,7 @@ from app.api.services import services
 from app.api.token_scopes import ADMIN, READ, needs, require_bucket, require_target
 from app.config.arn import TargetId
 from app.events.parsing import parse
-from app.outbox.delivery import heartbeats
+from app.outbox import processes
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import now_ms
 from app.outbox.log.batch import Receipt
@@ -161,7 +161,7 @@ def repair(type_name: str, name: str, query: Repair) -> RepairReceipt:
 
 def _has_spark_worker() -> bool:
     with services().database.reading() as connection:
-        return heartbeats.has_spark_worker(connection, database_now(connection))
+        return processes.has_spark_worker(connection, database_now(connection))
 
 
 def _requests() -> RunRequests:

@@ -13,7 +13,7 @@ from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import read_status
 from app.outbox.delivery.leases import lease_holders, leased_partitions
 from app.outbox.engine.clock import database_now
-from app.outbox.policies import HEARTBEATS
+from app.outbox.processes import SILENT, Process, listed_processes, read_processes, read_queues
 from app.outbox.sources.stored import read_sources
 from app.release import VERSION
 from app.resources.declaration import format_time
@@ -49,21 +49,20 @@ def status() -> Status:
 @needs(READ)
 @answers(Workers, "the heartbeats")
 def workers() -> Workers:
-    """Return the workers, and the heartbeats of the drain and of each target's queue.
+    """Return the workers, when the drain ran, and since when each target's queue is served.
 
-    A worker records a heartbeat every 15 seconds, with its version and what it serves. It removes itself when it ends;
-    one that is killed is listed for another hour, with `alive` false.
-    A queue is probed every 15 seconds, less often while no worker answers; `served` is false after five minutes without
-    an answer.
+    A worker records a heartbeat every 5 seconds, with its version and what it serves. One that was killed is silent
+    after 30 seconds, and is listed until another one has replaced it, for a day at most. One that lost the broker is
+    hindered. `served` is false 45 seconds after the last heartbeat of a worker that serves the queue.
     """
     with services().database.snapshot() as connection:
         drained = heartbeats.last_drain(connection)
-        queues = heartbeats.queues(connection)
         now = database_now(connection)
+        known = read_processes(connection)
+        queues = read_queues(connection, known, now)
         leased = leased_partitions(connection, now)
         holders = lease_holders(connection, now)
         sources = read_sources(connection)
-        known = heartbeats.read_workers(connection)
     pulling = [(stored.holder, str(stored.source)) for stored in sources if stored.leased_until > now]
     own = {holder for one in known for holder in one.holders}
     age = heartbeats.drain_age(drained, now)
@@ -71,13 +70,14 @@ def workers() -> Workers:
     return Workers(
         flower=services().settings.flower_url or None,
         drain=Drain(running=not heartbeats.drain_stopped(drained, now), age=None if age is None else age / 1000),
-        workers=[_worker(one, holders, arns, pulling, now) for one in known],
+        workers=[_worker(one, holders, arns, pulling, now) for one in listed_processes(known, now)],
         queues=[
             WorkerQueue(
                 target=queue.target.arn(services().settings.region),
-                answered_at=format_time(queue.answered),
+                served_at=format_time(queue.served_at),
                 age=queue.heartbeat_age(now) / 1000,
-                served=queue.heartbeat_age(now) <= HEARTBEATS.unserved_ms,
+                served=queue.is_served(now),
+                refused=queue.refused,
                 leased_partitions=leased.get(queue.row_id, 0),
             )
             for queue in queues
@@ -87,13 +87,13 @@ def workers() -> Workers:
 
 
 def _worker(
-    worker: heartbeats.Worker,
+    worker: Process,
     holders: Mapping[str, Mapping[int, int]],
     arns: Mapping[int, str],
     pulling: Iterable[tuple[str, str]],
     now: int,
 ) -> Worker:
-    own = set(worker.holders)
+    own, state = set(worker.holders), worker.state(now)
     leased = Counter[int]()
     for holder in own & holders.keys():
         leased.update(holders[holder])
@@ -102,12 +102,14 @@ def _worker(
         processes=list(worker.processes),
         serves=list(worker.serves),
         jobs=list(worker.jobs),
+        refused={target: refusal.reason for target, refusal in worker.refused.items()},
+        state=state,
         targets=[arns[row_id] for row_id in sorted(leased) if row_id in arns],
         leased_partitions=leased.total(),
         sources=[source for holder, source in pulling if holder in own],
         heartbeat_at=format_time(worker.at),
         age=worker.age(now) / 1000,
-        alive=worker.is_alive(now),
+        alive=state != SILENT,
     )
 
 

@@ -25,7 +25,7 @@ def status(context: CommandContext, *, workers: bool) -> None:
     matched = recorded + discarded, and recorded = delivered + superseded + pending + parked + dead + purged.
     """
     if workers:
-        context.rows(context.api.get("/v1/workers")["workers"], Worker.columns, "no worker has sent a heartbeat")
+        context.rows(context.api.get("/v1/workers")["workers"], Worker.columns, "no worker is there")
         return
     targets = context.api.get("/v1/targets")["targets"]
     if not context.as_json:

@@ -114,14 +114,18 @@ def _sources(database: Database, lease_ms: int, now: int) -> int:
 
 
 def _heartbeats(database: Database, now: int) -> int:
+    h, w = tables.heartbeats.c, tables.workers.c
+    times = ((h.name, [h.at]), (w.id, [w.at, w.started_at, w.served_at, w.ended_at]))
     count = 0
-    for table, name in ((tables.heartbeats, tables.heartbeats.c.name), (tables.workers, tables.workers.c.id)):
-        ahead = table.c.at > now + FUTURE_TIMES.tolerance_ms
+    for key, columns in times:
+        latest = now + FUTURE_TIMES.tolerance_ms
+        ahead = sa.or_(*(column > latest for column in columns))
         with database.reading() as connection:
-            names = connection.execute(sa.select(name).where(ahead)).scalars().all()
-        for one in names:
+            keys = connection.execute(sa.select(key).where(ahead)).scalars().all()
+        values = {column.name: sa.case((column > latest, now), else_=column) for column in columns}
+        for one in keys:
             with database.committing() as connection:
-                count += connection.execute(table.update().where(name == one, ahead).values(at=now)).rowcount
+                count += connection.execute(key.table.update().where(key == one, ahead).values(values)).rowcount
     return count
 
 

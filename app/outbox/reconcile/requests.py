@@ -8,9 +8,8 @@ from app.config.arn import TargetId
 from app.config.errors import BadValue
 from app.config.targets.base import NamespaceSettings
 from app.events.buckets import is_bucket_name
-from app.outbox import audit, log_head, tables
+from app.outbox import audit, log_head, processes, tables
 from app.outbox.column_values import NEVER
-from app.outbox.delivery import heartbeats
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock
@@ -129,7 +128,7 @@ class RunRequests:
             active = sa.select(r.state).where(*same, is_comparison, r.finished_at == 0, r.alive_until > now).limit(1)
             state = connection.execute(active).scalar_one_or_none()
             if state is not None:
-                idle = state == WAITING and not heartbeats.has_spark_worker(connection, now)
+                idle = state == WAITING and not processes.has_spark_worker(connection, now)
                 cure = "start a Spark worker, as none is there, or cancel it" if idle else "cancel it first, or wait"
                 raise AlreadyRunning(f"a run of {target} with {bucket} is {state} already; {cure}")
             connection.execute(

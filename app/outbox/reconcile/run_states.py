@@ -12,8 +12,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.config.fields.cron import next_moment
-from app.outbox import tables
-from app.outbox.delivery import heartbeats
+from app.outbox import processes, tables
 from app.outbox.policies import HEARTBEATS, RECONCILIATIONS
 from app.outbox.reconcile.runs import (
     INCREMENTAL,
@@ -63,8 +62,8 @@ def read_run_states(connection: sa.Connection, now: int, *, tables_schedule: str
     rows = connection.execute(sa.select(t.type, t.name, t.created_at))
     created = {TargetId(row.type, row.name): row.created_at for row in rows}
     begun, busy, waiting = _starts(connection, now)
-    has_worker = heartbeats.has_spark_worker(connection, now)
-    grace = RECONCILIATIONS.max_wait_ms if has_worker else HEARTBEATS.worker_silence_ms
+    has_worker = processes.has_spark_worker(connection, now)
+    grace = RECONCILIATIONS.max_wait_ms if has_worker else HEARTBEATS.silence_ms
     states = []
     for key in sorted(schedules.keys() | newest.keys(), key=lambda key: (str(key[1]), key[2], key[0])):
         kind, target, bucket = key

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.outbox import tables
+from app.outbox import processes, tables
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.heartbeats import Worker
 from app.outbox.delivery.leases import Leases
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.policies import HEARTBEATS
+from app.outbox.processes import Process, record_process
 from app.outbox.reconcile.findings import store_findings
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.tokens import Tokens
@@ -83,7 +83,7 @@ def test_a_list_of_runs_asks_once_whether_a_spark_worker_is_there(
     log: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = add_target(log, "rows", type_name="redis", values={"address": "127.0.0.1:9", "key": "rows"})
-    asked, has_worker = list[int](), heartbeats.has_spark_worker
+    asked, has_worker = list[int](), processes.has_spark_worker
 
     def counted(connection: sa.Connection, now: int) -> bool:
         asked.append(now)
@@ -94,7 +94,7 @@ def test_a_list_of_runs_asks_once_whether_a_spark_worker_is_there(
     for bucket in ("images", "films"):
         body = {"target": str(target), "bucket": bucket, "unknown_bucket": True}
         assert client.post("/v1/reconciliations", json=body).status_code == 201
-    monkeypatch.setattr(heartbeats, "has_spark_worker", counted)
+    monkeypatch.setattr(processes, "has_spark_worker", counted)
     listed = client.get("/v1/reconciliations").get_json()["reconciliations"]
     app.extensions["bucketwire"].database.close()
     assert [bool(run["note"]) for run in listed] == [True, True]
@@ -105,22 +105,22 @@ def test_workers_are_known_by_their_heartbeats(plain: Api, plain_log: Database) 
     served, other = add_target(plain_log, "served"), add_target(plain_log, "other")
     found = plain.client.get("/v1/workers").json()
     assert found["drain"] == {"running": False, "age": None}
-    [queue] = [queue for queue in _queues(plain_log) if queue.target == served]
-    heartbeats.answered(plain_log, [queue.row_id], now_ms())
+    record_process(plain_log, Process("h:1:x", "w@h", "1", "prefork", ["webhook:served"]))
     heartbeats.record(plain_log, heartbeats.DRAIN, now_ms())
     found = plain.client.get("/v1/workers").json()
     assert found["drain"]["running"]
-    answered = {queue["target"]: queue["answered_at"] is not None for queue in found["queues"]}
-    assert answered == {served.arn(""): True, other.arn(""): False}
-    assert {queue["served"] for queue in found["queues"]} == {True}
+    assert {queue["target"]: queue["served_at"] is not None for queue in found["queues"]} == {
+        served.arn(""): True, other.arn(""): False,
+    }  # fmt: skip
+    assert {queue["served"] for queue in found["queues"]} == {True}, "they have just been made"
 
 
 def test_a_worker_is_listed_with_what_it_does(plain: Api, plain_log: Database) -> None:
     target = add_target(plain_log, "busy")
     Leases(plain_log, 600_000).claim(registry(plain_log).target(target).row_id, [0, 1], "here:8:x", now_ms())
-    worker = Worker("here:7:y", "targets@here", "1.2", "prefork", ["targets"], processes=[8, 9])
-    begun = heartbeats.record_worker(plain_log, worker)
-    heartbeats.record_worker(plain_log, replace(begun, jobs=["tables"]))
+    worker = Process("here:7:y", "targets@here", "1.2", "prefork", ["targets"], processes=[8, 9])
+    begun = record_process(plain_log, worker)
+    record_process(plain_log, replace(begun, jobs=["tables"]))
     found = plain.client.get("/v1/workers").json()
     [listed], others = found["workers"], found["other_processes"]
     assert others == [], "its processes are its own"
@@ -129,13 +129,8 @@ def test_a_worker_is_listed_with_what_it_does(plain: Api, plain_log: Database) -
     assert listed == {
         "id": "here:7:y", "name": "targets@here", "host": "here", "pid": 7, "pool": "prefork", "processes": [8, 9],
         "version": "1.2", "serves": ["targets"], "targets": [target.arn("")], "leased_partitions": 2, "sources": [],
-        "jobs": ["tables"], "alive": True,
+        "jobs": ["tables"], "alive": True, "state": "running", "problem": "", "refused": {},
     }  # fmt: skip
-
-
-def _queues(database: Database) -> list[heartbeats.Queue]:
-    with database.reading() as connection:
-        return heartbeats.queues(connection)
 
 
 def test_a_token_is_created_used_listed_and_revoked(log: Database, start: Start) -> None:
@@ -314,10 +309,10 @@ def test_a_reconciliation_is_started_approved_cancelled_and_its_findings_are_rea
     for wrong in ({"target": "webhook:log"}, {"bucket": "a/b"}, {"repair": "yes"}, {"more": 1}):
         problem(api.client.post("/v1/reconciliations", json=body | wrong), 400, "bad-value")
     problem(api.client.post("/v1/reconciliations", json=body | {"target": "redis:none"}), 404, "unknown-target")
-    heartbeats.record_worker(database, Worker("h:1:x", "spark@h", "1", "thread", ["spark"]))
+    record_process(database, Process("h:1:x", "spark@h", "1", "thread", ["spark"]))
     assert api.client.get(f"/v1/reconciliations/{run}").json()["note"] == "", "a Spark worker is there"
     with database.writing() as connection:
-        connection.execute(tables.workers.update().values(at=now_ms() - 2 * HEARTBEATS.worker_silence_ms))
+        connection.execute(tables.workers.update().values(at=now_ms() - 2 * HEARTBEATS.silence_ms))
     assert api.client.get(f"/v1/reconciliations/{run}").json()["note"]
 
     runs = Reconciliations(database)

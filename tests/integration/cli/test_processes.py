@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 import redis
 import sqlalchemy as sa
 
-from app.broker import SERVICE_QUEUE
+from app.broker import SERVICE_QUEUE, Broker, queue_name
 from app.config.broker import KEY_PREFIX
 from app.outbox import tables
-from app.outbox.delivery.heartbeats import Worker, read_workers
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.processes import Process, read_processes
 from tests import services
 from tests.services import until
 from tests.support.builders import add_target, event, migrated
@@ -26,15 +26,21 @@ HERE = f"http://{services.LOOPBACK}"
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Iterator[Mapping[str, str]]:
+def broker() -> Iterator[services.Redis]:
+    """A broker of its own."""
+    with services.redis() as server:
+        yield server
+
+
+@pytest.fixture
+def settings(tmp_path: Path, broker: services.Redis) -> Mapping[str, str]:
     """Settings of a service with an outbox and a broker of its own."""
-    with services.redis() as broker:
-        yield {
-            "BUCKETWIRE_DATA_DIR": str(tmp_path / "var"),
-            "BUCKETWIRE_DATABASE_URL": f"sqlite:///{tmp_path}/outbox.db",
-            "BUCKETWIRE_BROKER_URL": f"redis://{services.LOOPBACK}:{broker.port}/0",
-            "BUCKETWIRE_SECRET_KEYS": "u9Qe0xkqDqk0yXH3p2o0hQ0XcX1m8o6v6fJm1pWcQ2A=",
-        }
+    return {
+        "BUCKETWIRE_DATA_DIR": str(tmp_path / "var"),
+        "BUCKETWIRE_DATABASE_URL": f"sqlite:///{tmp_path}/outbox.db",
+        "BUCKETWIRE_BROKER_URL": f"redis://{services.LOOPBACK}:{broker.port}/0",
+        "BUCKETWIRE_SECRET_KEYS": "u9Qe0xkqDqk0yXH3p2o0hQ0XcX1m8o6v6fJm1pWcQ2A=",
+    }
 
 
 @pytest.fixture
@@ -114,9 +120,9 @@ def test_a_worker_serves_the_targets_it_is_told_and_those_that_are_made_meanwhil
 
 
 def test_a_worker_is_listed_while_it_runs(settings: Mapping[str, str], database: Database) -> None:
-    def listed() -> dict[str, Worker]:
+    def listed() -> dict[str, Process]:
         with database.reading() as connection:
-            return {one.name.partition("@")[0]: one for one in read_workers(connection)}
+            return {one.name.partition("@")[0]: one for one in read_processes(connection)}
 
     with running(
         settings,
@@ -133,7 +139,36 @@ def test_a_worker_is_listed_while_it_runs(settings: Mapping[str, str], database:
         # Not that of this process: pytest sees what a build has left in the folder of the source, too.
         told = subprocess.run([BUCKETWIRE, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
         assert {one.version for one in listed().values()} == {told.split()[1]}
-    assert listed() == {}, "each has ended in order"
+    assert all(one.ended_at >= one.served_at > 0 for one in listed().values()), "each has ended in order"
+
+
+def test_a_worker_serves_nothing_while_its_broker_is_away_and_drops_the_messages_of_0_2(
+    settings: Mapping[str, str], database: Database, broker: services.Redis
+) -> None:
+    target = add_target(database, "a")
+
+    def known() -> list[Process]:
+        with database.reading() as connection:
+            return read_processes(connection)
+
+    def worker() -> Process:
+        return known()[0]
+
+    with closing(Broker(settings["BUCKETWIRE_BROKER_URL"])) as former:
+        former.publish(SERVICE_QUEUE, "probe_queues", declare=True)
+        former.publish(queue_name(target), "queue_alive", (1,), declare=True)
+    with running(settings, "worker --concurrency 1") as [role]:
+        until(lambda: waiting(settings, SERVICE_QUEUE) + waiting(settings, queue_name(target)) == 0, 20)
+        until(known, 20, what="its heartbeat")
+        broker.stop()
+        until(lambda: "cannot be used" in worker().problem, 60, what="its problem")
+        away = worker()
+        until(lambda: worker().at > away.at, 60, what="another heartbeat")
+        assert worker().served_at == away.served_at
+        broker.start()
+        until(lambda: worker().served_at > away.at, 60, what="that it serves again")
+        assert worker().problem == ""
+        assert "ERROR" not in role.said()
 
 
 def test_a_worker_whose_figures_have_no_place_says_so_and_does_not_start(settings: Mapping[str, str]) -> None:

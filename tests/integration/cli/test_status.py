@@ -10,19 +10,15 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from amqp.exceptions import NotFound
-from kombu import Connection, Queue
 
 from app.api.routes import health
 from app.api.services import Services
-from app.broker import queue_name
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.doctor.checks import SHORT_CHECKS, check_carried, run_checks
 from app.outbox import tables
 from app.outbox.column_values import NEVER
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.heartbeats import Worker
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine import migration
@@ -30,6 +26,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.schema_version import SchemaState
 from app.outbox.log.append import Log
 from app.outbox.policies import HEARTBEATS
+from app.outbox.processes import Process, record_process
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.tokens import Tokens
@@ -275,7 +272,7 @@ def test_a_delay_is_said_unless_something_that_causes_it_is(cli: Cli, database: 
     with database.writing() as connection:
         connection.execute(tables.targets.update().values(created_at=now_ms() - 7_200_000))
     [(grade, text)] = grades_of(cli, target)
-    assert (grade, text[:36]) == ("problem", "no worker has answered on its queue ")
+    assert (grade, text[:36]) == ("problem", "no worker has served its queue for 2")
 
 
 @pytest.mark.usefixtures("working")
@@ -307,15 +304,16 @@ def test_a_setting_that_is_unusable_is_one_problem(cli: Cli, monkeypatch: pytest
 def test_the_doctor_finds_a_queue_that_no_worker_serves(cli: Cli, database: Database, target: TargetId) -> None:
     with database.writing() as connection:
         connection.execute(tables.targets.update().values(created_at=now_ms() - 7_200_000))
-    with database.reading() as connection:
-        [queue] = heartbeats.queues(connection)
 
     def found() -> list[str]:
         findings = cli("doctor", "--json").json["findings"]
         return [one["text"] for one in findings if one["subject"] == str(target) and one["grade"] == "problem"]
 
-    assert found() == ["no worker has answered on its queue for 2.0 h; start a worker that serves it (--targets)"]
-    heartbeats.answered(database, [queue.row_id], now_ms())
+    text = "no worker has served its queue for 2.0 h; start a worker that serves it (--targets)"
+    assert found() == [text]
+    record_process(database, Process("here:7:x", "w@here", VERSION, "prefork", ["redis"]))
+    assert found() == [text], "another one does not"
+    record_process(database, Process("here:8:x", "w@here", VERSION, "prefork", ["webhook"]))
     assert found() == []
 
 
@@ -327,44 +325,37 @@ def test_an_upgrade_that_is_not_finished_is_found_and_the_workers_are_listed(
         findings = cli("doctor", "--json").json["findings"]
         return [(one["grade"], one["text"], one["command"]) for one in findings if one["subject"] == "versions"]
 
-    assert "no worker has sent a heartbeat" in cli("status", "--workers").out
-    new = Worker("here:7:x", "targets@here", VERSION, "prefork", ["targets"], processes=[8, 9])
-    heartbeats.record_worker(database, new)
-    heartbeats.record_worker(database, replace(new, id="here:6:x", version="0.0.1"))
+    assert "no worker is there" in cli("status", "--workers").out
+    new = Process("here:7:x", "targets@here", VERSION, "prefork", ["targets"], processes=[8, 9])
+    record_process(database, new)
+    record_process(database, replace(new, id="here:6:x", version="0.0.1"))
     with database.writing() as connection:
         connection.execute(tables.workers.update().where(tables.workers.c.version == "0.0.1").values(at=1))
     assert found() == [], "it has ended"
-    heartbeats.record_worker(database, replace(new, id="there:1:x", version="0.0.2", pool="solo", processes=()))
+    record_process(
+        database, replace(new, id="there:1:x", name="targets@there", version="0.0.2", pool="solo", processes=())
+    )
     text = f"1 of 2 workers runs another version than {VERSION}: 0.0.2 as there:1; restart them with it"
     assert found() == [("warning", text, ["status", "--workers"])]
     Leases(database, 600_000).claim(registry(database).target(target).row_id, [0], "here:9:x", now_ms())
     lines = " ".join(cli("status", "--workers").out.split())
     assert f"targets@here here 7 prefork 2 {VERSION} targets {target} " in lines, lines
-    assert "targets@here there 1 solo 1 0.0.2 targets waits " in lines, lines
-    assert [one["pid"] for one in cli("status", "--workers", "--json").json] == [6, 7, 1]
+    assert "targets@there there 1 solo 1 0.0.2 targets waits " in lines, lines
+    assert [one["pid"] for one in cli("status", "--workers", "--json").json] == [7, 1]
 
 
 @pytest.mark.usefixtures("working")
-def test_the_doctor_finds_a_queue_that_the_broker_refuses(
-    cli: Cli, database: Database, target: TargetId, rabbitmq_server: services.RabbitMQ, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its worker answers on the queues of other targets, which speaks for this one."""
-    with database.reading() as connection:
-        [queue] = heartbeats.queues(connection)
-    heartbeats.answered(database, [queue.row_id], now_ms())
-    monkeypatch.setenv("BUCKETWIRE_BROKER_URL", rabbitmq_server.url)
-    with Connection(rabbitmq_server.url) as connection:
-        other = Queue(queue_name(target), queue_arguments={"x-queue-type": "classic"})(connection.channel())
-        other.delete()
-        other.declare()
-        [(grade, text)] = grades_of(cli, target)
-        assert grade == "problem"
-        assert text.startswith("no worker can serve its queue, which the broker refuses: ")
-        assert "PRECONDITION_FAILED" in text
-        other.delete()
-        assert "problem" not in dict(grades_of(cli, target))
-        with pytest.raises(NotFound):  # a look creates no queue
-            other.queue_declare(passive=True)
+def test_the_doctor_finds_a_queue_that_the_broker_refuses(cli: Cli, database: Database, target: TargetId) -> None:
+    worker = Process("here:7:x", "w@here", VERSION, "prefork", ["targets"])
+    for reason, mend in (
+        ("(406) PRECONDITION_FAILED - inequivalent arg", "delete the queue, and it is created again"),
+        ("(403) ACCESS_REFUSED - no access", "let the broker's user use it"),
+    ):
+        worker = record_process(database, worker, {str(target): reason})
+        text = f"no worker can serve its queue, which the broker refuses: {reason}; {mend}"
+        assert grades_of(cli, target) == [("problem", text)]
+    record_process(database, worker)
+    assert [grade for grade, _ in grades_of(cli, target)] == ["ok"]
 
 
 @pytest.mark.usefixtures("working", "target")

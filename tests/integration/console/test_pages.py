@@ -29,13 +29,13 @@ from app.events.model import Event
 from app.outbox import search as searching
 from app.outbox import tables
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.heartbeats import Worker
 from app.outbox.delivery.leases import Leases, new_token
 from app.outbox.delivery.replays import Replays
 from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.policies import HEARTBEATS
+from app.outbox.processes import Process, record_process
 from app.outbox.reconcile.runs import BACKFILLING, Progress, Reconciliations
 from app.outbox.tokens import Tokens
 from app.release import VERSION
@@ -997,7 +997,7 @@ def test_a_reconciliation_is_started_shown_repaired_and_cancelled(local: Browser
     assert "It waits: no Spark worker is there" in shown.text
     assert ("Nothing is compared yet" in shown.text, "No difference" in shown.text) == (True, False)
     assert (" none " in listed.text, "–" in listed.text) == (False, True), "nothing is known of the drift"
-    heartbeats.record_worker(database, Worker("here:1:x", "spark@here", VERSION, "thread", ["spark"]))
+    record_process(database, Process("here:1:x", "spark@here", VERSION, "thread", ["spark"]))
     assert "It waits for its turn at a Spark worker" in local.get(path).text
     assert local.post(f"{path}/repair", path).status == 303  # refused with a sentence: there is nothing to repair yet
     assert local.post(f"{path}/cancel", path).status == 303
@@ -1049,7 +1049,7 @@ def test_a_running_reconciliation_shows_how_far_it_is(local: Browser, database: 
 
 
 def test_the_workers_page_shows_who_is_there_and_does_what(busy: Browser, database: Database) -> None:
-    assert "No worker has sent a heartbeat" in busy.get("workers").text
+    assert "No worker is there" in busy.get("workers").text
     paused = registry(database).target(TargetId("webhook", "paused"))
     Leases(database, 600_000).claim(paused.row_id, [0, 1, 2, 3], new_token(), now_ms())
     with database.writing() as connection:
@@ -1062,13 +1062,17 @@ def test_the_workers_page_shows_who_is_there_and_does_what(busy: Browser, databa
     assert process == {
         "host": host, "pid": int(pid), "leased_partitions": 3, "targets": ["arn:minio:sqs::paused:webhook"],
     }  # fmt: skip
-    delivers = Worker(f"{host}:7:f", "targets@here", VERSION, "prefork", ["targets"], processes=[int(pid), 9])
-    reconciles = Worker("there:1:f", "<b>@there", "0.0.1", "thread", ["spark"], jobs=["reconcile redis:x images"])
-    for worker in (delivers, reconciles, replace(reconciles, id="there:2:f", name="gone@there", version=VERSION)):
-        heartbeats.record_worker(database, worker)
+    delivers = Process(f"{host}:7:f", "targets@here", VERSION, "prefork", ["targets"], processes=[int(pid), 9])
+    reconciles = Process("there:1:f", "<b>@there", "0.0.1", "thread", ["spark"], jobs=["reconcile redis:x images"])
+    for worker in (
+        delivers,
+        reconciles,
+        replace(reconciles, id="there:2:f", name="gone@there", version=VERSION, serves=["drain"]),
+    ):
+        record_process(database, worker)
     with database.writing() as connection:
         minute_ago = tables.workers.update().where(tables.workers.c.name == "gone@there")
-        connection.execute(minute_ago.values(at=now_ms() - HEARTBEATS.worker_silence_ms - 1_000))
+        connection.execute(minute_ago.values(at=now_ms() - HEARTBEATS.silence_ms - 1_000))
     page = busy.get("workers")
     assert "without a heartbeat of its worker" not in page.text
     rows = re.findall(r"<tr>(.*?)</tr>", page.response.text, re.DOTALL)
@@ -1076,9 +1080,9 @@ def test_the_workers_page_shows_who_is_there_and_does_what(busy: Browser, databa
     texts = [text for text in texts if " thread " in text or " prefork " in text]
     assert [text.split()[0] for text in texts] == ["gone@there", "&lt;b&gt;@there", "targets@here"], "the wrong first"
     assert "✕ silent" in texts[0]
-    assert "has no connection to the broker or to the database, or ends and still finishes its work" in page.text
+    assert "A silent worker was killed, hangs, or has no connection to the database." in page.text
     assert "there 1 thread 0.0.1 other version spark reconcile redis:x images" in texts[1]
-    assert f"{host} 7 prefork of 2 {VERSION} targets webhook:paused 3 partitions" in texts[2]
+    assert f"here 7 prefork of 2 {VERSION} targets webhook:paused 3 partitions" in texts[2]
 
 
 def test_the_workers_page_says_first_what_a_broker_that_is_away_means(busy: Browser) -> None:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
-from app.outbox import tables
+from app.outbox import processes, tables
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.availability import offer_openings, open_breaker
 from app.outbox.delivery.due_work import DueWork
@@ -18,6 +18,7 @@ from app.outbox.delivery.leases import Leases
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.policies import HEARTBEATS
+from app.outbox.processes import Process
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.sources.leases import SourceLeases
@@ -157,15 +158,18 @@ def test_a_source_that_has_just_failed_keeps_its_pause(database: Database) -> No
 
 
 @databases.THREE
-def test_a_queue_is_probed_and_its_silence_is_noticed(database: Database) -> None:
-    target, now = add_target(database), now_ms()
-    heartbeats.queues_to_probe(database, now + YEARS)
-    heartbeats.answered(database, [row_id(database, target)], now + YEARS)
+def test_a_queue_that_nobody_serves_is_noticed_whatever_a_clock_said(database: Database) -> None:
+    add_target(database)
+    worker = processes.record_process(database, Process("h:1:x", "w@h", "1", "prefork", ["targets"]))
     with database.writing() as connection:
-        connection.execute(tables.targets.update().values(created_at=now + YEARS))
-    assert bring_back(database, now) == 3
-    later = now + HEARTBEATS.unserved_ms
-    assert [queue.heartbeat_age(later) for queue in heartbeats.queues_to_probe(database, later)] == [later - now]
+        connection.execute(tables.targets.update().values(created_at=worker.at + YEARS))
+        connection.execute(tables.workers.update().values(served_at=worker.at + YEARS, at=worker.at + YEARS))
+    now = now_ms()
+    assert bring_back(database, now) == 2
+    with database.reading() as connection:
+        [queue] = processes.read_queues(connection, processes.read_processes(connection), now)
+    assert queue.is_served(now)
+    assert not queue.is_served(now + HEARTBEATS.unserved_ms + 1)
 
 
 @databases.THREE

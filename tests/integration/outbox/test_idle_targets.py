@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 import sqlalchemy as sa
 
-from app.outbox.delivery import due_work, heartbeats
+from app.outbox.delivery import due_work
 from app.outbox.delivery.availability import open_breaker
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Leases
@@ -122,24 +122,3 @@ def test_a_search_that_failed_is_followed_by_one_of_all_targets(
         with pytest.raises(sa.exc.OperationalError):
             work.find(now)
     assert due_targets(work, now) == {"webhook:one"}
-
-
-def test_probes_of_many_queues_are_recorded_together_and_spread(
-    database: Database, statements: Callable[[Callable[[], object]], int]
-) -> None:
-    add_idle_targets(database, IDLE)
-    now, most = now_ms(), heartbeats._MAX_PROBES
-    for later, unanswered in ((0, False), (3_600_000, True), (3 * 3_600_000, True)):
-        probed: list[heartbeats.Queue] = []
-
-        def probe(at: int = now + later, probed: list[heartbeats.Queue] = probed) -> None:
-            probed.extend(heartbeats.queues_to_probe(database, at))
-
-        for _ in range(IDLE // most):
-            assert statements(probe) < 20
-        assert len({queue.row_id for queue in probed}) == len(probed) == IDLE
-        assert all((queue.asked > queue.answered) is unanswered for queue in probed)
-        probe()
-        assert len(probed) == IDLE, "each of them once"
-    with database.reading() as connection:
-        assert {queue.unanswered for queue in heartbeats.queues(connection)} == {now}

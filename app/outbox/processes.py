@@ -1,0 +1,339 @@
+"""Record the processes of the service, and find out who serves what, since when nobody does, and who fell silent.
+
+The main process of each worker, of beat and of each API records a heartbeat every few seconds. With a problem it only
+says that it is there. Without one it claims that it has just served, and no more than it knows:
+
+- a worker: its loop runs, on a connection to a broker that has not failed for some seconds, and consumes the queues of
+  what it serves, but those that the broker refuses to it. Not that a process of its pool is free.
+- beat: its loop has ended a turn, and the broker takes its messages.
+- an API: one of its processes has answered a request at its address.
+
+A process that ends says so. One that was killed falls silent.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import orjson
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import tables
+from app.outbox.column_values import clean_reason
+from app.outbox.engine.clock import database_now
+from app.outbox.engine.database import Database
+from app.outbox.engine.many_rows import chunks
+from app.outbox.policies import HEARTBEATS
+
+# What a process serves; a worker also types and names of targets.
+API, BEAT, DRAIN, ALL_TARGETS, SOURCES, SPARK = "api", "beat", "drain", "targets", "sources", "spark"
+RUNNING, HINDERED, SILENT, ENDED = "running", "hindered", "silent", "ended"
+STATES = (RUNNING, HINDERED, SILENT, ENDED)
+
+_W = tables.workers.c
+
+
+class Refusal(NamedTuple):
+    """Why the broker refuses a target's queue to a worker, and since when (ms)."""
+
+    since: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process, by its last heartbeat. Times are ms by the database's clock, 0 for never."""
+
+    id: str  # as a fencing token: it begins with `HOST:PID:` of the main process
+    name: str  # WHAT@HOST; a worker's is known to Celery
+    version: str
+    pool: str
+    serves: Sequence[str]
+    processes: Sequence[int] = ()  # ids of its pool's processes
+    jobs: Sequence[str] = ()  # what it runs at the moment beside deliveries, such as a reconciliation
+    address: str = ""  # URL at which it answers
+    problem: str = ""  # why it does not serve at the moment
+    refused: Mapping[str, Refusal] = field(default_factory=dict)  # by `type:name` of targets that it would serve
+    started_at: int = 0
+    at: int = 0
+    served_at: int = 0  # of its last heartbeat without a problem
+    ended_at: int = 0
+
+    @property
+    def host(self) -> str:
+        """The host's whole name; that in the id may be cut."""
+        return self.name.rpartition("@")[2] if "@" in self.name else self._place[0]
+
+    @property
+    def pid(self) -> int:
+        """The id of its main process."""
+        return int(self._place[1])
+
+    @property
+    def holders(self) -> list[str]:
+        """Its processes as the leases that they hold name them, `HOST:PID`."""
+        return [f"{self._place[0]}:{pid}" for pid in sorted({self.pid, *self.processes})]
+
+    @property
+    def _place(self) -> list[str]:
+        return self.id.split(":")
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether it is neither an API nor beat."""
+        return not {API, BEAT}.intersection(self.serves)
+
+    def age(self, now: int) -> int:
+        """Return the milliseconds since its last heartbeat."""
+        return max(0, now - self.at)
+
+    def state(self, now: int) -> str:
+        """Return its state; it is hindered if it is there, but has not served for some time."""
+        if self.ended_at:
+            return ENDED
+        silence = HEARTBEATS.api_silence_ms if API in self.serves else HEARTBEATS.silence_ms
+        if self.age(now) > silence:
+            return SILENT
+        return HINDERED if now - self.served_at > silence else RUNNING
+
+    def serves_target(self, target: TargetId) -> bool:
+        """Return whether the target is among those that it was told to serve, refused or not."""
+        return not {ALL_TARGETS, target.type, str(target)}.isdisjoint(self.serves)
+
+    def covers(self, other: "Process") -> bool:
+        """Return whether it serves all that another one serves."""
+        own = set(self.serves)
+        return all(
+            what in own or (ALL_TARGETS in own and is_targets(what)) or what.partition(":")[0] in own
+            for what in other.serves
+        )
+
+
+def is_targets(served: str) -> bool:
+    """Return whether something that a process serves is a type or a name of targets, or all of them."""
+    return served not in (API, BEAT, DRAIN, SOURCES, SPARK)
+
+
+def record_process(
+    database: Database, process: Process, refused: Mapping[str, str] = MappingProxyType({}), *, age: int = 0
+) -> Process:
+    """Record a heartbeat; return the process with the times that were recorded. Raises `DatabaseUnavailable`.
+
+    `refused` are the targets whose queues the broker refuses, with its reasons. `age` is how long ago (ms) that is what
+    the heartbeat says.
+    """
+    with database.writing() as connection:
+        at = database_now(connection) - age
+        process = replace(
+            process,
+            problem=_short(process.problem),
+            refused=_refusals(process.refused, refused, at),
+            started_at=process.started_at or at,
+            at=at,
+            served_at=process.served_at if process.problem else at,
+            ended_at=0,
+        )
+        values = _columns(process)
+        if not connection.execute(tables.workers.update().where(_W.id == process.id).values(values)).rowcount:
+            connection.execute(tables.workers.insert().values(id=process.id, **values))
+    return process
+
+
+def _columns(process: Process) -> dict[str, Any]:
+    return {
+        "name": process.name,
+        "version": process.version,
+        "pool": process.pool,
+        "serves": orjson.dumps(list(process.serves)).decode(),
+        "processes": orjson.dumps(list(process.processes)).decode(),
+        "jobs": orjson.dumps(list(process.jobs)).decode(),
+        "refused": orjson.dumps({name: [*refusal] for name, refusal in process.refused.items()}).decode(),
+        "address": process.address or None,
+        "problem": process.problem or None,
+        "started_at": process.started_at,
+        "at": process.at,
+        "served_at": process.served_at,
+        "ended_at": None,
+    }
+
+
+def _refusals(known: Mapping[str, Refusal], refused: Mapping[str, str], at: int) -> dict[str, Refusal]:
+    """Return the refusals with their times; of very many, only the first have their reasons."""
+    reasons = {
+        name: _short(reason) if number < HEARTBEATS.max_refused_reasons else ""
+        for number, (name, reason) in enumerate(sorted(refused.items()))
+    }
+    return {name: Refusal(min(known.get(name, (at,))[0], at), reason) for name, reason in reasons.items()}
+
+
+def _short(reason: str) -> str:
+    return clean_reason(reason)[: HEARTBEATS.max_reason_characters]
+
+
+def end_process(database: Database, process_id: str) -> None:
+    """Record that a process ends. Raises `DatabaseUnavailable`."""
+    with database.writing() as connection:
+        ended = tables.workers.update().where(_W.id == process_id, _W.ended_at.is_(None))
+        connection.execute(ended.values(ended_at=database_now(connection)))
+
+
+def read_processes(connection: sa.Connection) -> list[Process]:
+    """Return all processes that are remembered, sorted by name and id."""
+    return [_process(row) for row in connection.execute(sa.select(tables.workers).order_by(_W.name, _W.id))]
+
+
+def _process(row: Any) -> Process:
+    refused = orjson.loads(row.refused or "{}")
+    return Process(
+        id=row.id,
+        name=row.name,
+        version=row.version,
+        pool=row.pool,
+        serves=orjson.loads(row.serves),
+        processes=orjson.loads(row.processes),
+        jobs=orjson.loads(row.jobs),
+        address=row.address or "",
+        problem=row.problem or "",
+        refused={name: Refusal(*refusal) for name, refusal in refused.items()},
+        started_at=row.started_at,
+        at=row.at,
+        # Code from before migration 0021 records workers while they serve.
+        served_at=row.at if row.served_at is None else row.served_at,
+        ended_at=row.ended_at or 0,
+    )
+
+
+def forget_ended(database: Database, now: int) -> None:
+    """Delete the processes that ended or fell silent a day ago, or as one of very many.
+
+    The last one of those that served the same stays, because it says since when nobody serves that.
+    """
+    with database.reading() as connection:
+        ids = forgettable(read_processes(connection), now)
+    for some in chunks(ids):
+        with database.committing() as connection:
+            # One that was only stopped for a day is there again.
+            long_ago = _W.at < now - HEARTBEATS.silence_ms
+            connection.execute(tables.workers.delete().where(_W.id.in_(some), sa.or_(long_ago, _W.ended_at > 0)))
+
+
+def forgettable(processes: Iterable[Process], now: int) -> list[str]:
+    """Return the ids of the processes that need not be remembered any more."""
+    newest: dict[tuple[str, ...], str] = {}
+    gone: list[Process] = []
+    for process in sorted(processes, key=lambda one: (one.served_at, one.at)):
+        newest[tuple(sorted(process.serves))] = process.id
+        if process.state(now) in (SILENT, ENDED):
+            gone.append(process)
+    gone.sort(key=lambda one: -(one.ended_at or one.at))
+    is_old = [now - (one.ended_at or one.at) > HEARTBEATS.kept_ms for one in gone]
+    return [
+        one.id
+        for number, (one, old) in enumerate(zip(gone, is_old, strict=True))
+        if (old or number >= HEARTBEATS.max_ended) and one.id not in newest.values()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A target's queue. `served_at` is when it was last served for certain (ms), 0 for never.
+
+    `refused` is why the broker refuses it to the workers that would serve it, "" if one of them serves it.
+    """
+
+    target: TargetId
+    row_id: int
+    created_at: int
+    served_at: int
+    refused: str = ""
+
+    def heartbeat_age(self, now: int) -> int:
+        """Return the milliseconds since a worker last served it, or since the target was created."""
+        return max(0, now - max(self.served_at, self.created_at))
+
+    def is_served(self, now: int) -> bool:
+        """Return whether a worker serves it, or may only be starting again."""
+        return self.heartbeat_age(now) <= HEARTBEATS.unserved_ms
+
+
+def read_queues(connection: sa.Connection, processes: Iterable[Process], now: int) -> list[Queue]:
+    """Return the queues that workers have to serve: those of the enabled targets, including paused ones."""
+    t, service = tables.targets.c, _Serving([process for process in processes if process.is_worker], now)
+    rows = connection.execute(sa.select(t.id, t.type, t.name, t.created_at).where(t.enabled).order_by(t.type, t.name))
+    return [
+        Queue(target, row.id, row.created_at, *service.of(target))
+        for row, target in ((row, TargetId(row.type, row.name)) for row in rows)
+    ]
+
+
+class _Serving:
+    """What workers have served, for many targets at once."""
+
+    def __init__(self, workers: Sequence[Process], now: int) -> None:
+        self._refused_to = [worker for worker in workers if worker.refused]
+        self._running = {worker.id for worker in self._refused_to if worker.state(now) == RUNNING}
+        self._newest: dict[str, int] = {}  # by what workers serve that serve all that they were told to serve
+        for worker in workers:
+            for what in () if worker.refused else worker.serves:
+                self._newest[what] = max(self._newest.get(what, 0), worker.served_at)
+
+    def of(self, target: TargetId) -> tuple[int, str]:
+        """Return when a target was last served for certain (ms), 0 for never, and why the broker refuses its queue."""
+        name, reason = str(target), ""
+        served_at = max(self._newest.get(what, 0) for what in (ALL_TARGETS, target.type, name))
+        for worker in self._refused_to:
+            if worker.serves_target(target):
+                refusal = worker.refused.get(name)
+                at = worker.served_at if refusal is None else refusal.since
+                if at > served_at:  # another worker may serve it since, as another user of the broker
+                    served_at, reason = at, ""
+                    if refusal is not None and worker.id in self._running:
+                        reason = refusal.reason or "the worker's log has the reason"
+        return served_at, reason
+
+
+def has_spark_worker(connection: sa.Connection, now: int) -> bool:
+    """Return whether a worker that runs reconciliations is there, also one that is busy."""
+    return any(SPARK in one.serves and one.state(now) in (RUNNING, HINDERED) for one in read_processes(connection))
+
+
+def silent_workers(processes: Sequence[Process], now: int) -> list[Process]:
+    """Return the workers that fell silent within a day, but those that another one has replaced.
+
+    A worker replaces one that fell silent if it began later and serves the same; one of the same host comes first.
+    """
+    silent = [one for one in processes if one.is_worker and one.state(now) == SILENT]
+    recent = sorted((one for one in silent if one.age(now) < HEARTBEATS.kept_ms), key=lambda one: one.at)
+    return list(_unreplaced(recent, processes))
+
+
+def _unreplaced(gone: Sequence[Process], processes: Iterable[Process]) -> Iterator[Process]:
+    free = sorted(processes, key=lambda one: one.started_at)
+    left = list(gone)
+    for same_host in (True, False):
+        for one in list(left):
+            for other in free:
+                is_other = other.id != one.id and (other.host == one.host or not same_host)
+                if is_other and other.started_at > one.at and other.covers(one):
+                    free.remove(other)
+                    left.remove(one)
+                    break
+    yield from left
+
+
+def listed_processes(processes: Sequence[Process], now: int) -> list[Process]:
+    """Return the processes that are there, and the workers that fell silent and were not replaced."""
+    silent = {one.id for one in silent_workers(processes, now)}
+    return [one for one in processes if one.id in silent or one.state(now) in (RUNNING, HINDERED)]
+
+
+def live_workers(processes: Iterable[Process], now: int) -> Mapping[str, int]:
+    """Return how many workers run, by what they serve; 0 where one is remembered."""
+    running = Counter[str]()
+    for process in processes:
+        if process.is_worker:
+            running.update(dict.fromkeys(process.serves, int(process.state(now) == RUNNING)))
+    return running
