@@ -135,6 +135,10 @@ class TokenPolicy(NamedTuple):
     max_names: int = 100  # of buckets, and of targets
     max_bucket_characters: int = 255
     use_interval_ms: int = 60_000  # between two records of the same token's use
+    # Between two reads because of a token that is not known, which may be a new one, or a guess: for guesses without
+    # end the table is read 20 times a second, and so many threads wait for that.
+    new_pause_seconds: float = 0.05
+    max_waiting_for_new: int = 4
 
 
 class DeliveryTimesPolicy(NamedTuple):

@@ -63,8 +63,8 @@ class StoredToken:
 class Tokens:
     """The valid tokens and their scopes. Create one object for each process.
 
-    A change in the database takes effect within one second. While the database is unavailable, the tokens read last
-    stay valid; if `memory` names a file, also for a process that starts in that time.
+    A new token is valid at once, another change in the database takes effect within one second. While the database is
+    unavailable, the tokens read last stay valid; if `memory` names a file, also for a process that starts in that time.
     """
 
     def __init__(self, database: Database, configured: Sequence[ApiToken] = (), *, memory: Path | None = None) -> None:
@@ -204,7 +204,7 @@ class Tokens:
             self._recorded.get()
         if token := _equal(self._configured, digest):
             return token
-        token = _equal(self._known(), digest)
+        token = _equal(self._known(), digest) or _equal(self._known(new=True), digest)
         if token is None or token.has_expired(now_ms()):
             return None
         self._uses.note(digest)
@@ -215,8 +215,10 @@ class Tokens:
         token = _equal(self._known(), digest)
         return token is not None and token.has_expired(now_ms())
 
-    def _known(self) -> Sequence[ApiToken]:
-        result = self._stored.get()
+    def _known(self, *, new: bool = False) -> Sequence[ApiToken]:
+        """Return the tokens of the database, as of now if `new`: one that was created just now is among them."""
+        pause, waiting = TOKENS.new_pause_seconds, TOKENS.max_waiting_for_new
+        result = self._stored.get_new(pause=pause, max_waiting=waiting) if new else self._stored.get()
         if result.value is not None:
             return result.value
         if self._memory is None or not self._memory.exists():

@@ -17,10 +17,11 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult(Generic[T]):
-    """The last value that was read, and the error of the last query if it failed."""
+    """The last value that was read, and the error of the last query if it failed. `began`: when, by `monotonic()`."""
 
     value: T | None = None
     error: Exception | None = None
+    began: float = float("-inf")
 
 
 @dataclass(slots=True)
@@ -33,6 +34,7 @@ class _LastResult(Generic[T]):
     running: Future[ProbeResult[T]] | None = None
     began: float = 0.0
     waiting: int = 0  # callers
+    waiting_for_new: int = 0  # callers
 
 
 class CachedProbe(Generic[T]):
@@ -50,22 +52,53 @@ class CachedProbe(Generic[T]):
         self._lock = threading.Lock()
         self._known: _LastResult[T] = _LastResult()
 
-    def get(self) -> ProbeResult[T]:
-        """Return the value, read again if it is too old; without an answer in time, the last one with `NoAnswer`."""
+    def get_new(self, *, pause: float, max_waiting: int) -> ProbeResult[T]:
+        """Return a value that is read from now on, if it is there in time; otherwise the last one.
+
+        Callers within `pause` seconds share a query. Where `max_waiting` others wait already the last value is returned
+        at once: however many ask for what is not there, few threads and few queries are spent on them.
+        """
+        asked = time.monotonic()
         with self._lock:
-            if self._known.pid != os.getpid():
-                self._known = _LastResult()
-            known = self._known
+            known = self._of_this_process()
+            if known.waiting_for_new >= max_waiting:
+                return known.last
+            known.waiting_for_new += 1
+        try:
+            time.sleep(max(0.0, min(pause, known.began + pause - asked)))
+            result = self.get(begun_after=asked)
+            while result.error is None and result.began < asked:  # of a query that had begun before
+                result = self.get(begun_after=asked)
+        finally:
+            with self._lock:
+                known.waiting_for_new -= 1
+        return result
+
+    def _of_this_process(self) -> _LastResult[T]:
+        if self._known.pid != os.getpid():
+            self._known = _LastResult()
+        return self._known
+
+    def get(self, *, begun_after: float = float("-inf")) -> ProbeResult[T]:
+        """Return the value, read again if it is too old; without an answer in time, the last one with `NoAnswer`.
+
+        It is too old also if its query began before `begun_after`, by `monotonic()`; one that is running is waited for.
+        """
+        with self._lock:
+            known = self._of_this_process()
             if known.running is None:
-                if time.monotonic() - known.answered < self._age:
+                if time.monotonic() - known.answered < self._age and known.began >= begun_after:
                     return known.last
                 query = Future[ProbeResult[T]]()
-                thread = threading.Thread(target=self._query, args=(known, query), name="cached-probe", daemon=True)
+                began = time.monotonic()
+                thread = threading.Thread(
+                    target=self._query, args=(known, query, began), name="cached-probe", daemon=True
+                )
                 try:
                     thread.start()
                 except RuntimeError as error:  # the process may have no more threads; the next caller tries again
                     return ProbeResult(known.last.value, error)
-                known.running, known.began = query, time.monotonic()
+                known.running, known.began = query, began
             if self._max_waiting is not None and known.waiting >= self._max_waiting:
                 if known.last.value is None:
                     return ProbeResult(None, NoAnswer("others wait for the first answer; ask again in some seconds"))
@@ -80,11 +113,11 @@ class CachedProbe(Generic[T]):
             with self._lock:
                 known.waiting -= 1
 
-    def _query(self, known: _LastResult[T], running: Future[ProbeResult[T]]) -> None:
+    def _query(self, known: _LastResult[T], running: Future[ProbeResult[T]], began: float) -> None:
         try:
-            result: ProbeResult[T] = ProbeResult(self._read())
+            result: ProbeResult[T] = ProbeResult(self._read(), None, began)
         except Exception as error:  # noqa: BLE001 - the caller decides what an error means
-            result = ProbeResult(known.last.value, error)
+            result = ProbeResult(known.last.value, error, began)
         with self._lock:
             known.last, known.answered, known.running = result, time.monotonic(), None
         running.set_result(result)

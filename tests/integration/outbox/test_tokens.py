@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, Thread
 
@@ -11,6 +14,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.config.settings import ApiToken, hash_token
 from app.outbox import tables
+from app.outbox import tokens as outbox_tokens
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import UnknownToken
 from app.outbox.policies import TOKENS
@@ -19,6 +23,7 @@ from app.resources.declaration import BadMember
 from tests.services import until
 from tests.support import databases
 from tests.support.builders import add_target, registry
+from tests.support.tuning import tune
 from workers.pool_shares import PoolShares
 
 pytestmark = databases.ONE
@@ -43,6 +48,32 @@ def test_once_there_was_a_token_one_is_required_for_good(database: Database) -> 
     again = Tokens(database).create("minio", ["admin"])
     assert Tokens(database).find(again) is not None
     assert [token.name for token in Tokens(database).list()] == ["minio"]
+
+
+@databases.TWO
+def test_a_new_token_is_valid_at_once_in_a_process_that_has_just_read_them_all(database: Database) -> None:
+    api = Tokens(database)
+    for number in range(5):
+        assert api.find("a guess") is None
+        made = Tokens(database).create(f"new-{number}", ["read"])
+        assert api.find(made) is not None
+
+
+def test_guesses_without_end_have_the_tokens_read_now_and_then(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = list[int]()
+
+    class Counted(Tokens):
+        def _read(self) -> Sequence[ApiToken]:
+            reads.append(1)
+            return super()._read()
+
+    tune(monkeypatch, outbox_tokens, "TOKENS", new_pause_seconds=0.2)
+    api, began = Counted(database), time.monotonic()
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(api.find, [f"guess {number}" for number in range(200)])) == {None}
+    assert len(reads) <= 2 + (time.monotonic() - began) / 0.2
 
 
 def test_what_records_that_is_no_token(database: Database) -> None:
