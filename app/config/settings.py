@@ -246,6 +246,12 @@ class Settings(Declared):
         Path(), default="", about="PEM chain of the API, read again when renewed; empty: plain HTTP"
     )
     tls_key: str = setting(Path(), default="", about="PEM key of `tls_cert`, without password")
+    stop_delay: float = setting(
+        Duration(0, 3600),
+        default="0",
+        about="how long the API answers on after SIGTERM, while `/healthz` and `/readyz` are 503, until load balancers "
+        "send it nothing more",
+    )
     metrics_listen: HostPort = setting(
         Host(any_port=True), default="", about="where a worker serves its metrics, port 0: any; empty: nowhere"
     )

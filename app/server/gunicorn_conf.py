@@ -3,14 +3,17 @@
 import gc
 import os
 import sys
+from typing import Any
 
 import app.server.worker_imports  # noqa: F401 - before the workers are forked
 from app import telemetry
+from app.api.stopping import stopping
 from app.broker import load_transport
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.outbox.engine.database import Database
 from app.outbox.tokens import check_listen
+from app.server import stop_delay
 from app.server.gunicorn_options import options
 
 _settings = Settings.from_environ(os.environ)
@@ -34,10 +37,17 @@ def on_starting(_server: object) -> None:
         sys.exit(1)
     finally:
         database.close()
+    stopping.share()
     load_transport(_settings.broker_url)
     telemetry.prepare()
     gc.collect()
     gc.freeze()  # a collection in a worker would otherwise write to every shared page
+
+
+def when_ready(server: Any) -> None:
+    """Delay the end after SIGTERM, for which gunicorn has installed its handler by now."""
+    if _settings.stop_delay:
+        stop_delay.install(server.signal, _settings.stop_delay)
 
 
 def worker_exit(_server: object, _worker: object) -> None:

@@ -20,6 +20,7 @@ from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker
 from app.api.listen.streams import SocketHandedOver
 from app.api.probes import PROBES
 from app.api.protection import PROTECTION
+from app.api.stopping import stopping
 from app.server.client_socket import ClientSocket, Slots
 
 _FIRST_REQUEST = 1  # milliseconds
@@ -114,6 +115,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
     for each new one.
     """
 
+    sockets: list[Any]  # those that it listens on
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         threads = self.cfg.threads
@@ -130,18 +133,34 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
             if number > 0 and pool._work_queue.qsize() and not pool._shutdown:
                 pool._adjust_thread_count()
 
-    def accept(self, listener: Any) -> None:
-        """Accept a connection, and hand it to a thread."""
+    def accept(self, listener: Any) -> bool:
+        """Accept a connection, and hand it to a thread; return whether there was one."""
         try:
             client, address = listener.accept()
         except OSError as error:
             self._lacks_descriptors = error.errno in _NO_DESCRIPTOR
             if error.errno not in (*_NO_CONNECTION, *_NO_DESCRIPTOR):
                 raise
-            return
+            return False
         client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         self.nr_conns += 1
         self.enqueue_req(_Connection(self.cfg, client, address, listener.getsockname(), self._slots))
+        return True
+
+    def set_accept_enabled(self, enabled: bool) -> None:
+        """Accept connections, or none for now; a worker that ends accepts those that wait, and closes its sockets.
+
+        Otherwise the kernel would reset them when the last worker closes the socket, with the requests that they carry;
+        and it would go on to take connections that nobody accepts any more.
+        """
+        super().set_accept_enabled(enabled)
+        if not self.alive:
+            for listener in self.sockets:
+                for _ in range(self.cfg.backlog):  # more do not wait
+                    if not self.accept(listener):
+                        break
+                listener.close()
+            self.sockets = []
 
     def handle(self, conn: Any) -> Any:
         """Handle a request, and those of the same connection that follow at once."""
@@ -251,13 +270,14 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         """
         if super().is_parent_alive():
             return True
+        self.alive = False
         self.set_accept_enabled(False)
-        for listener in self.sockets:
-            listener.close()
         return False
 
     def handle_request(self, req: Any, conn: Any) -> Any:
-        """Handle one request."""
+        """Handle one request; while the API is about to stop, its connection is closed after the answer."""
+        if stopping.begun:
+            req.force_close()
         try:
             with self._slots.reading(conn.sock) if _is_read(req) else nullcontext():
                 return super().handle_request(req, conn)

@@ -40,8 +40,10 @@ def service(
     delivering worker have in common.
     """
     flower = f"127.0.0.1:{flower_port}"
+    # It is the only API, and there is no time for a delay before it is killed.
+    api_env = {"BUCKETWIRE_FLOWER_URL": flower_url or f"http://{flower}/", "BUCKETWIRE_STOP_DELAY": "0", **shared}
     return [
-        _own("api", API, "api", env={"BUCKETWIRE_FLOWER_URL": flower_url or f"http://{flower}/", **shared}),
+        _own("api", API, "api", env=api_env),
         _own("drain", WORKERS, "worker", "--only", "drain"),
         _own("targets", WORKERS, "worker", "--only", "targets", "--concurrency", str(concurrency), env=shared),
         _own("beat", BEAT, "beat"),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +18,18 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from tests import provision, services
 from tests.support.builders import add_target, event, migrated
+from tests.support.chart import CHART, LEAST, ROOT, SECRETS, Object, helm, objects, pods, rendered
 from tests.support.procfile import parses
 
-ROOT = Path(__file__).parents[2]
-CHART = ROOT / "deploy/helm/bucketwire"
-SECRETS = {
-    "BUCKETWIRE_DATABASE_URL": "postgresql://bucketwire:x@database/bucketwire",
-    "BUCKETWIRE_BROKER_URL": "amqp://bucketwire:x@rabbitmq//",
-    "BUCKETWIRE_SECRET_KEYS": "u9Qe0xkqDqk0yXH3p2o0hQ0XcX1m8o6v6fJm1pWcQ2A=",
-    "BUCKETWIRE_API_TOKENS": f"minio:ingest:{'x' * 32}",
-}
 RESOURCES = {"requests": {"cpu": "100m"}}
 SCALED = {
     "enabled": True, "minReplicas": 1, "maxReplicas": 16, "backlog": 1000, "pollingInterval": 30, "cooldownPeriod": 300,
 }  # fmt: skip
 PEER = {"namespaceSelector": {"matchLabels": {"name": "there"}}}
-LEAST: dict[str, Any] = {"secrets": SECRETS}
 MOST: dict[str, Any] = {
     "existingSecret": "more", "targetSecrets": "targets", "imagePullSecrets": [{"name": "registry"}],
     "settings": {"BUCKETWIRE_PARTITIONS": 32, "MINIO_NOTIFY_WEBHOOK_ENABLE_audit": "on"},
-    "api": {"service": {"type": "LoadBalancer", "annotations": {"a": "b"}}},
+    "api": {"stopDelaySeconds": 2, "service": {"type": "LoadBalancer", "annotations": {"a": "b"}}},
     "pools": {
         "all": None,
         "webhooks": {
@@ -67,41 +57,6 @@ MOST: dict[str, Any] = {
 }  # fmt: skip
 LOCAL_SPARK: dict[str, Any] = {**LEAST, "spark": {"enabled": True}, "networkPolicy": {"enabled": False}}
 CASES = pytest.mark.parametrize("values", [LEAST, MOST, LOCAL_SPARK], ids=["least", "most", "local Spark"])
-Object = dict[str, Any]
-
-
-def helm(folder: Path, values: Object, *words: str) -> subprocess.CompletedProcess[str]:
-    services.need("helm")
-    (folder / "values.yaml").write_text(yaml.safe_dump(values))
-    home = {f"HELM_{name}_HOME": str(folder) for name in ("CACHE", "CONFIG", "DATA")}
-    command = [provision.HELM / "helm", *words, CHART, "--values", folder / "values.yaml", "--namespace", "events"]
-    command += ["--kube-version", provision.KUBERNETES_VERSION]  # as it was built it takes it for 1.20
-    return subprocess.run(command, env=home, capture_output=True, text=True, timeout=60, check=False)
-
-
-def rendered(values: Object) -> str:
-    return _rendered(json.dumps(values))
-
-
-@cache
-def _rendered(values: str) -> str:
-    done = helm(services.new_folder("helm"), json.loads(values), "template", "bw")
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def objects(values: Object) -> list[Object]:
-    return [each for each in yaml.load_all(rendered(values), yaml.CSafeLoader) if each]
-
-
-def pods(every: list[Object]) -> Iterator[tuple[str, Object, Object]]:
-    """The name, labels and specification of each pod that is made."""
-    for each in every:
-        if each["kind"] in ("Deployment", "Job"):
-            template = each["spec"]["template"]
-            yield each["metadata"]["name"], template["metadata"]["labels"], template["spec"]
-        elif each["kind"] == "Pod":
-            yield each["metadata"]["name"], each["metadata"]["labels"], each["spec"]
 
 
 @CASES

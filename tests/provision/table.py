@@ -71,6 +71,7 @@ RECIPES = {
         ),
         # No server: it judges the units of deploy/systemd.
         Recipe("systemd", ("/usr/bin/systemd-analyze", "/usr/bin/systemd-sysusers"), ("systemd",)),
+        Recipe("haproxy", ("/usr/sbin/haproxy",), ("haproxy",)),
         Recipe("mosquitto", ("/usr/sbin/mosquitto", "/usr/bin/mosquitto_passwd"), ("mosquitto",)),
         Recipe("nats", ("/usr/sbin/nats-server",), ("nats-server",)),
         Recipe("new_nats", (f"{places.NEW_NATS}/nats-server",), (), ready_made.build_new_nats, "pip"),

@@ -11,6 +11,7 @@ Where a server cannot be had the test is skipped with the reason; under CI=true 
 test process ends, by SIGKILL too, is ended by the reaper, and all folders go with it.
 """
 
+from tests.services.balancer import Balancer, balancer
 from tests.services.brokers import RabbitMQ, Redis, rabbitmq, redis
 from tests.services.certificates import Certificates, certificates
 from tests.services.collector import Collector, collector
@@ -50,6 +51,7 @@ __all__ = [
     "PASSWORD",
     "USER",
     "Answer",
+    "Balancer",
     "Ceph",
     "Certificates",
     "Child",
@@ -77,6 +79,7 @@ __all__ = [
     "Server",
     "Versity",
     "ZooKeeper",
+    "balancer",
     "certificates",
     "collector",
     "elasticsearch",

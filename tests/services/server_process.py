@@ -337,7 +337,7 @@ class Server:
 
         def stopped() -> bool:
             self._signal(signal.SIGSTOP)  # again, for children that were made meanwhile
-            return all(_stopped(process.pid) for process in reaper.family(self.pid))
+            return all(is_stopped(process.pid) for process in reaper.family(self.pid))
 
         # A process stops thread by thread, each when it would run next: one of them could answer once more.
         until(stopped, what="all its threads stopped")
@@ -373,7 +373,8 @@ class Server:
         self.stop()
 
 
-def _stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
+    """Whether SIGSTOP has reached every thread of the process, or it has ended."""
     try:
         states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
     except (FileNotFoundError, ProcessLookupError):  # one of them ended just now

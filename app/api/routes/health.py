@@ -8,6 +8,7 @@ from msgspec import UNSET
 
 from app.api.description import answers
 from app.api.services import services
+from app.api.stopping import stopping
 from app.api.token_scopes import PUBLIC, needs
 from app.outbox.delivery import heartbeats
 from app.outbox.engine import schema_version
@@ -34,10 +35,14 @@ def install(app: Any, database: Database) -> None:
 
 @routes.get("/healthz")
 @needs(PUBLIC)
-@answers(Alive, "the process responds")
-def healthz() -> Alive:
-    """Report that the process responds; the database is not checked."""
-    return Alive(status="ok")
+@answers(Alive, "the process responds", other_answers={503: ("it stops soon, and still answers", Alive)})
+def healthz() -> tuple[Alive, int]:
+    """Report that the process responds; the database is not checked.
+
+    After SIGTERM the answer is 503 for the time of `BUCKETWIRE_STOP_DELAY`, in which the API answers other requests as
+    before.
+    """
+    return (Alive(status="stopping"), 503) if stopping.begun else (Alive(status="ok"), 200)
 
 
 @routes.get("/readyz")
@@ -50,6 +55,8 @@ def readyz() -> tuple[Readiness, int]:
     worker does not make the service unready.
     """
     ready, checks = readiness()
+    if stopping.begun:
+        ready, checks = False, checks | {"process": Check(ok=False, reason="this API stops soon")}
     return Readiness(ready=ready, checks=checks), 200 if ready else 503
 
 

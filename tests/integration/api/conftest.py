@@ -193,6 +193,13 @@ def start() -> Iterator[Start]:
         yield started
 
 
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What ends with the test."""
+    with ExitStack() as opened:
+        yield opened
+
+
 def settings(url: str, **more: str) -> Settings:
     """Settings of an API that runs in this process, whose broker is away and which writes no key."""
     given = {f"BUCKETWIRE_{name.upper()}": text for name, text in more.items()}

@@ -51,12 +51,6 @@ def secure(database: Database) -> Iterator[SecureApi]:
         started.client.close()
 
 
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as opened:
-        yield opened
-
-
 def connect(api: Api, stack: ExitStack) -> socket.socket:
     client = stack.enter_context(socket.socket())
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

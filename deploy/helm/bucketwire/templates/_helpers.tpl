@@ -71,8 +71,8 @@ capabilities: {drop: [ALL]}
 
 {{/*
 A process as a Deployment. Called with a dict: root, name, args, values (replicas, resources); if need be image, env,
-envFrom, labels, ports, probes, volumes, mounts, autoscaled (KEDA sets the replicas), ownData (`volumes` has the data
-folder), token (the account's is mounted).
+envFrom, labels, ports, probes, lifecycle, volumes, mounts, autoscaled (KEDA sets the replicas), ownData (`volumes` has the data
+folder), token (the account's is mounted), stopDelay (seconds in which `lifecycle` delays the end).
 */}}
 {{- define "bucketwire.deployment" -}}
 {{- $root := .root -}}
@@ -118,8 +118,8 @@ spec:
       automountServiceAccountToken: {{ default false .token }}
       # Else there were variables such as BUCKETWIRE_PORT, which are no settings.
       enableServiceLinks: false
-      # A worker finishes its batch.
-      terminationGracePeriodSeconds: 45
+      # The API answers what it has begun, a worker finishes its batch.
+      terminationGracePeriodSeconds: {{ add 45 (default 0 .stopDelay) }}
       securityContext:
         {{- include "bucketwire.podSecurityContext" $root | nindent 8 }}
       {{- include "bucketwire.placement" $root | nindent 6 }}
@@ -143,6 +143,10 @@ spec:
           {{- end }}
           {{- with .probes }}
           {{- toYaml . | nindent 10 }}
+          {{- end }}
+          {{- with .lifecycle }}
+          lifecycle:
+            {{- toYaml . | nindent 12 }}
           {{- end }}
           {{- with .values.resources }}
           resources:
