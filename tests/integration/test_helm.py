@@ -29,7 +29,7 @@ PEER = {"namespaceSelector": {"matchLabels": {"name": "there"}}}
 MOST: dict[str, Any] = {
     "existingSecret": "more", "targetSecrets": "targets", "imagePullSecrets": [{"name": "registry"}],
     "settings": {"BUCKETWIRE_PARTITIONS": 32, "MINIO_NOTIFY_WEBHOOK_ENABLE_audit": "on"},
-    "api": {"stopDelaySeconds": 2, "service": {"type": "LoadBalancer", "annotations": {"a": "b"}}},
+    "api": {"tls": {"existingSecret": "tls"}, "service": {"type": "LoadBalancer", "annotations": {"a": "b"}}},
     "pools": {
         "all": None,
         "webhooks": {
@@ -164,6 +164,8 @@ def test_the_migration_comes_first_and_needs_nothing_that_comes_later() -> None:
         ({**LEAST, "pools": {"all": {"targets": ["webhook:a' OR 'b"], "replicas": 1, "concurrency": 1}}}, "targets"),
         ({**LEAST, "api": {"replicas": "many"}}, "replicas"),
         ({**LEAST, "settings": {"lower": "x"}}, "lower"),
+        ({**LEAST, "settings": {"BUCKETWIRE_TLS_CERT": "/tls/tls.crt"}}, "set api.tls.existingSecret"),
+        ({"secrets": SECRETS | {"BUCKETWIRE_STOP_DELAY": "1m"}}, "set api.stopDelaySeconds"),
     ],
 )
 def test_values_that_cannot_work_are_refused(values: Object, complaint: str, tmp_path: Path) -> None:

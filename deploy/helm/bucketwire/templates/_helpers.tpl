@@ -57,6 +57,42 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
+{{/* Where pods reach the API: host, scheme, URL. */}}
+{{- define "bucketwire.apiHost" -}}
+{{ default (printf "%s-api.%s.svc" (include "bucketwire.fullname" .) .Release.Namespace) (and .Values.api.tls.existingSecret .Values.api.tls.serverName) }}
+{{- end -}}
+
+{{- define "bucketwire.apiScheme" -}}
+{{ ternary "https" "http" (not (empty .Values.api.tls.existingSecret)) }}
+{{- end -}}
+
+{{- define "bucketwire.apiUrl" -}}
+{{ printf "%s://%s:%v" (include "bucketwire.apiScheme" .) (include "bucketwire.apiHost" .) .Values.api.service.port }}
+{{- end -}}
+
+{{/* The file of the authority that has signed the API's certificate; empty if pods trust the public ones, or HTTP. */}}
+{{- define "bucketwire.apiAuthority" -}}
+{{- with .Values.api.tls -}}
+{{- if and .existingSecret .authority -}}/etc/bucketwire/api-authority/ca.crt{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A volume with some keys of the API's Secret. Called with a dict: root, name, items (key to file). */}}
+{{- define "bucketwire.apiSecretVolume" -}}
+name: {{ .name }}
+secret:
+  secretName: {{ .root.Values.api.tls.existingSecret }}
+  defaultMode: 0440
+  items:
+    {{- range $key, $path := .items }}
+    - {key: {{ $key }}, path: {{ $path }}}
+    {{- end }}
+{{- end -}}
+
+{{- define "bucketwire.apiAuthorityVolume" -}}
+{{ include "bucketwire.apiSecretVolume" (dict "root" . "name" "api-authority" "items" (dict .Values.api.tls.authority "ca.crt")) }}
+{{- end -}}
+
 {{/* The part of the backlog query that selects a pool's targets; the schema admits no quotes in their names. */}}
 {{- define "bucketwire.served" -}}
 {{- $terms := list -}}
