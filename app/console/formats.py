@@ -1,8 +1,9 @@
 """Write times, numbers, keys and commands as the pages show them. Pure; everything that it returns is escaped."""
 
 import json
+import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import takewhile
 from typing import Any
@@ -17,6 +18,11 @@ _MAX_TEXT_CHARACTERS = 1_000  # characters of a value in a record
 _MAX_RECORD_CHARACTERS = 100_000  # characters of a record
 _MARKUP = 50  # characters around a value
 _ODD = "\\u{:04x}"
+_SHORT_ID = 8  # characters of a run's id, which are enough to tell it from others of a list
+# Where a line may break within a text without spaces: after punctuation, and anywhere in what is longer than a word.
+_TOKEN = re.compile(r"\S{17,}")
+_BREAK = re.compile(r"(?<=[/._:,;=&?@%+~|#)\]}>-])(?!(?<=\d[.,:])\d)(?=[^\W_])")
+_TOO_LONG = re.compile(r"([^\W_]{25,})")
 
 # Each state has a word and a sign, so that no state is shown by its colour alone.
 _STATES: Mapping[str, tuple[str, str]] = {
@@ -62,17 +68,39 @@ def visible(text: object, most: int = 0) -> Markup:
     """Write a text of unknown origin: escaped, isolated from the page's direction, with unprintable characters shown.
 
     A key may contain line breaks, and characters that reorder or hide what stands beside them. Of more than `most`
-    characters the middle is left out, because keys begin with their folder and end with their type.
+    characters the middle is left out, because keys begin with their folder and end with their type. A long text
+    without spaces may break after punctuation, and no word of it is broken.
     """
-    written, parts = str(text), list[Markup | str]()
+    written = str(text)
     if most and len(written) > most:
         written = f"{written[: most * 2 // 3]}…{written[-most // 3 :]}"
-    for character in written:
-        if character.isprintable():
-            parts.append(escape(character))
-        else:
-            parts.append(Markup('<span class="odd">{}</span>').format(_ODD.format(ord(character))))
-    return Markup('<bdi class="key">{}</bdi>').format(Markup("").join(parts))
+    return Markup('<bdi class="key">{}</bdi>').format(Markup("<wbr>").join(map(_piece, _pieces(written))))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Yield the parts of a text between which a line may break, besides at its spaces."""
+    begin = 0
+    for token in _TOKEN.finditer(text):
+        for at in _BREAK.finditer(text, token.start() + 1, token.end()):
+            yield text[begin : at.start()]
+            begin = at.start()
+    yield text[begin:]
+
+
+def _piece(text: str) -> Markup:
+    """Write a part of a text; what is longer than any word may break anywhere."""
+    parts = _TOO_LONG.split(text)
+    return Markup("").join(
+        Markup('<span class="long">{}</span>').format(part) if index % 2 else _characters(part)
+        for index, part in enumerate(parts)
+    )
+
+
+def _characters(text: str) -> Markup:
+    if text.isprintable():
+        return escape(text)
+    odd = Markup('<span class="odd">{}</span>')
+    return Markup("").join(escape(c) if c.isprintable() else odd.format(_ODD.format(ord(c))) for c in text)
 
 
 def sentence(text: object, most: int = 0) -> Markup:
@@ -174,6 +202,11 @@ def short_target(arn: str) -> str:
     return f"{parts[-1]}:{parts[-2]}" if len(parts) == 6 else arn
 
 
+def short_id(run: str) -> str:
+    """Return the beginning of a run's id, by which people tell runs apart; commands and links have all of it."""
+    return run[:_SHORT_ID]
+
+
 def target_path(arn: str) -> str:
     """Return the page of the target with this ARN."""
     kind, _, name = short_target(arn).partition(":")
@@ -235,6 +268,7 @@ TEMPLATE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "iso": iso,
     "state": state,
     "command": command,
+    "short_id": short_id,
     "short_target": short_target,
     "target_path": target_path,
     "sparkline": sparkline,

@@ -98,7 +98,8 @@ def newest_times(curve: Sequence[Point], now: float) -> tuple[float | None, floa
 
 def incoming_rate(intake: Sequence[Mapping[str, Any]]) -> float | None:
     """Return how many events came in in a second by all ways together, each event once; None if nobody knows."""
-    rates = [each["rate"] if each["recorded"] else 0.0 for each in intake]  # nothing ever came by one without any
+    # Nothing has ever come by a way that has recorded nothing.
+    rates = [0.0 if each["rate"] is None and not each["recorded"] else each["rate"] for each in intake]
     return None if None in rates else sum(rates)
 
 

@@ -13,7 +13,10 @@ from uuid import uuid4
 import pytest
 from playwright.sync_api import Browser, expect
 
+from app.config.arn import TargetId
 from app.events.model import Event
+from app.outbox.reconcile.findings import store_findings
+from app.outbox.reconcile.runs import Reconciliations
 from tests import services
 from tests.services import Answer, until
 from tests.services.openid import openid_provider
@@ -29,7 +32,10 @@ NIGHTLY = pytest.mark.nightly(
 
 ADMIN, READ, INGEST = (f"{scope}-{uuid4().hex}" for scope in ("admin", "read", "ingest"))
 TOKENS: Any = f"ops:admin:{ADMIN},viewer:read:{READ},minio:ingest:{INGEST}"
+LONG_REASON = "MinIO at http://minio.example.com:9000 answered with 403 AccessDenied: no permission s3:ListBucket. " * 3
 HOSTILE = "<script>document.title='pwned'</script>\"'\u202egpj\n" + "W" * 700 + "🎉é" * 30
+
+WIDTHS = (360, 400, 480, 600, 768, 1024, 1280, 1920)
 
 # What is written on each canvas since it was cleared, and how many points are drawn.
 RECORD_TEXTS = """
@@ -119,7 +125,7 @@ def test_an_outage_is_seen_mended_and_repaired(browser: Browser, whole: System, 
         expect(verdict).to_contain_text("unavailable")
         expect(verdict).to_contain_text("answered 503")
         page.goto("")
-        expect(page.locator(".ailments li").filter(has_text=f"webhook:{target}")).to_contain_text("unavailable: ")
+        expect(page.locator(".findings li").filter(has_text=f"webhook:{target}")).to_contain_text("unavailable: ")
         # It answers again, but refuses: the events die.
         receiver.set(status=422, body="no such column")
         page.goto(f"targets/webhook/{target}")
@@ -362,6 +368,11 @@ def busy(whole: System) -> Iterator[str]:
         until(lambda: whole.target("webhook:billing")["state"] == "unavailable", 60)
         whole.ask("PUT", "/v1/sources/kafka/minio", json={"brokers": "kafka.example.com:9092", "topic": "events"})
         reject(whole.database, b'{"Records": "' + b"\xe2\x80\xae" + b'<script>alert(1)</script>"}', b"\xff")
+        whole.add_target("redis:mirror", "none", address=f"{services.LOOPBACK}:{services.free_port()}", key="mirror")
+        runs, mirror = Reconciliations(whole.database), TargetId("redis", "mirror")
+        for state, counts, problem in (("drift", {"missing": 1}, ""), ("failed", {}, LONG_REASON)):
+            runs.end(run := runs.begin(mirror, target, lease=60_000), state, counts, problem=problem)
+            store_findings(whole.database, run, [{"kind": "missing", "key": HOSTILE, "etag": "0" * 32}])
         yield target
 
 
@@ -375,6 +386,7 @@ def pages(whole: System, target: str) -> dict[str, str]:
     listed = whole.ask("GET", "/v1/events", params={"bucket": target}).json()["events"]
     by_key = {each["key"]: each["id"] for each in listed}
     rules = whole.ask("GET", "/v1/rules", params={"bucket": target}).json()["rules"]
+    runs = whole.ask("GET", "/v1/reconciliations").json()["reconciliations"]
     return {
         "overview": "",
         "target": f"targets/webhook/{target}",
@@ -399,9 +411,14 @@ def pages(whole: System, target: str) -> dict[str, str]:
         "source-remove": "sources/kafka/minio/remove",
         "replays": f"replays?step=preview&target=webhook:{target}&bucket={target}",
         "reconciliations": "reconciliations",
+        **{f"reconciliation-{number}": f"reconciliations/{run['id']}" for number, run in enumerate(runs)},
         "workers": "workers",
         "tokens": "tokens",
         "audit": "audit",
+        "doctor": "doctor",
+        "targets": "targets",
+        "target-away": "targets/webhook/billing",
+        "dead-letters-of-a-reason": f"dead-letters?target=webhook:{target}&reason=422",
         "missing": "nothing-here",
     }
 
@@ -439,6 +456,54 @@ def test_every_page_is_accessible_and_fits_its_window_in_both_themes(
             look.page.emulate_media(color_scheme=theme)
             look.shoot(f"sign-in-{theme}", whole=False)
             assert look.problems() == []
+
+
+def test_no_word_is_broken_and_no_list_is_cut_off_at_any_width(browser: Browser, whole: System, busy: str) -> None:
+    problems = {}
+    with visit(browser, whole) as look:
+        for picture, path in pages(whole, busy).items():
+            look.page.goto(path)
+            look.page.wait_for_load_state("load")
+            for width in WIDTHS:
+                look.page.set_viewport_size({"width": width, "height": 800})
+                if found := look.layout_problems():
+                    problems[f"{picture} at {width}"] = found
+    assert problems == {}
+
+
+def test_with_seven_findings_the_targets_are_in_sight(browser: Browser, whole: System, busy: str) -> None:
+    with visit(browser, whole) as look:
+        page = look.page
+        page.set_viewport_size({"width": 1280, "height": 800})
+        until(lambda: page.goto("") and page.locator(".findings > li:visible").count() >= 7, 60, what="the doctor")
+        for finding in page.locator(".findings > li:visible").all():
+            line, action = finding.bounding_box(), finding.locator(".do").bounding_box()
+            assert line is not None
+            assert action is not None
+            assert (line["height"] < 45, action["width"] > 50) == (True, True), finding.inner_text()
+        for tile in page.locator(".tiles small").all():
+            place = tile.bounding_box()
+            assert place is not None
+            assert place["height"] < 20, f"it wraps: {tile.inner_text()}"
+        assert page.locator(".tiles").evaluate("tiles => new Set([...tiles.children].map(e => e.offsetTop)).size") == 1
+        for row in page.get_by_role("region", name="Table of targets").locator("tbody tr").all()[:3]:
+            expect(row).to_be_in_viewport(ratio=1)
+        # A line that is opened stays open while the page moves.
+        opened = page.locator(".findings details").first
+        opened.locator("summary").click()
+        page.evaluate("document.getElementById('live').dataset.old = '1'")
+        expect(page.locator("#live[data-old]")).to_have_count(0)
+        expect(opened).to_have_attribute("open", "")
+        # On a phone a row of a list is a card, which has its state beside its name.
+        page.set_viewport_size({"width": 360, "height": 800})
+        card = page.get_by_role("region", name="Table of targets").locator("tbody tr").first
+        [state, backlog] = [card.locator(part).bounding_box() for part in (".state", "td[data-label=Backlog]")]
+        assert state is not None
+        assert backlog is not None
+        assert state["x"] + state["width"] <= 360
+        assert state["y"] < backlog["y"]
+        label = "cell => getComputedStyle(cell, '::before').content"
+        assert card.locator("td[data-label=Backlog]").evaluate(label) == '"Backlog"'
 
 
 @NIGHTLY
@@ -547,22 +612,14 @@ def test_everything_can_be_read_without_scripts_and_changed_too(browser: Browser
 
 
 @NIGHTLY
-def test_filters_are_folded_in_a_narrow_window_and_a_row_has_two_lines(
-    browser: Browser, whole: System, busy: str
-) -> None:
+def test_filters_are_folded_and_say_what_they_are_set_to(browser: Browser, whole: System, busy: str) -> None:
     with visit(browser, whole) as look:
         page, fold = look.page, look.page.locator("details.fold")
-        for path in (f"dead-letters?target=webhook:{busy}", f"retries?target=webhook:{busy}"):
+        for path, narrow_only in (("dead-letters", False), ("retries", False), ("events", True)):
             for width in (360, 1280):
                 page.set_viewport_size({"width": width, "height": 800})
-                page.goto(path)
-                rows = page.locator("tbody .lines")
-                expect(rows.first).to_be_visible()
-                for row in rows.all():
-                    sizes = "[...row.children].map(e => e.offsetHeight / parseFloat(getComputedStyle(e).fontSize))"
-                    lines = row.evaluate(f"row => {sizes}")
-                    assert [0 < height < 2 for height in lines] == [True, True], (path, width, lines)
-                if width == 360:
+                page.goto(f"{path}?target=webhook:{busy}")
+                if width == 360 or not narrow_only:
                     expect(fold.locator("form")).to_be_hidden()
                     expect(fold.locator("summary")).to_have_text(f"Filter: target webhook:{busy}")
                     fold.locator("summary").click()
@@ -579,7 +636,7 @@ def test_the_keyboard_is_enough(browser: Browser, whole: System, busy: str) -> N
         page.keyboard.press("Enter")
         expect(page.locator("main:focus")).to_be_visible()
         link = page.locator(f"#t-webhook-{busy}")
-        for _ in range(60):
+        for _ in range(90):
             page.keyboard.press("Tab")
             if link.evaluate("node => node === document.activeElement"):
                 break

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any
 from uuid import uuid4
 
@@ -23,6 +24,7 @@ from tests.services import Answer, until
 from tests.spark.conftest import QUICKLY
 from tests.support.builders import event
 from tests.support.console_browser import PATIENCE, Visit, chromium
+from tests.support.pulled_events import reject
 from tests.support.service_processes import Role, System, system
 from tests.support.target_contents import TABLE, RedisContents
 
@@ -142,6 +144,8 @@ def populate(gallery: Gallery) -> None:
         rule = {"bucket": BUCKET, "events": EVENTS, "target": target, "suffix": suffix}
         whole.ask("POST", "/v1/rules", json=rule)
     whole.add_target("webhook:billing", "invoices", EVENTS, endpoint=away)
+    whole.ask("PUT", "/v1/sources/kafka/minio", json={"brokers": "kafka.example.com:9092", "topic": "events"})
+    reject(whole.database, b'{"Records": "none"}', b"\xff")
     whole.ask("POST", "/v1/targets/webhook/search/pause", json={"reason": "the index is rebuilt"})
     good = [event(f"faro/IMG_{number:04}.jpg", bucket="uploads") for number in range(500, 524)]
     bad = [event(f"faro/IMG_{number:04}.raw", bucket="uploads") for number in range(500, 503)]
@@ -232,6 +236,7 @@ def test_the_screens_of_the_documentation(look: Visit, gallery: Gallery) -> None
     [retried] = whole.ask("GET", "/v1/retries", params={"target": "webhook:thumbnails"}).json()["retries"]
     thumbnails = "targets/webhook/thumbnails"
     until(lambda: page.goto(thumbnails) and page.locator(".chart canvas").count() >= 3, 180, what="samples to draw")
+    _keep_busy(page, whole)
     screens = {
         "overview": "",
         "target": thumbnails,
@@ -250,6 +255,19 @@ def test_the_screens_of_the_documentation(look: Visit, gallery: Gallery) -> None
         if found := look.problems():
             problems[name] = found
     assert problems == {}
+
+
+def _keep_busy(page: Page, whole: System) -> None:
+    """Post events until the overview has the rate and the delivery times of them."""
+    numbers = count(600)
+
+    def shows_a_rate() -> bool:
+        events = [event(f"faro/IMG_{next(numbers):04}.jpg", bucket="uploads") for _ in range(5)]
+        whole.post(f'{{"Records":[{",".join(one.record for one in events)}]}}'.encode())
+        page.goto("")
+        return re.search(r"\nSlowest target, p99\n\d", page.locator(".tiles").inner_text()) is not None
+
+    until(shows_a_rate, 120, what="two samples with events")
 
 
 @pytest.mark.parametrize("look", ["light"], indirect=True)

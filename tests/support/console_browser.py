@@ -28,6 +28,29 @@ DOCUMENTED = {
 }
 LARGEST = 120 << 10  # bytes of one of them
 PATIENCE = 60_000  # ms that a page may take on a busy machine
+# Words on two lines, and lists that are wider than their place. A word is of letters alone: a key, an address or an id
+# may break at its other characters, and anywhere where it is longer than a word (`.long`).
+_LAYOUT = r"""() => {
+  const found = new Set();
+  const range = document.createRange();
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const [text, element] = [texts.currentNode, texts.currentNode.parentElement];
+    range.selectNodeContents(text);
+    if (range.getClientRects().length < 2 || element.closest(".long") || !element.checkVisibility()) continue;
+    for (const word of text.data.matchAll(/\p{L}+/gu)) {
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      const places = [...range.getClientRects()].filter((place) => place.width);
+      const lines = new Set(places.map((place) => Math.round(place.top)));
+      if (lines.size > 1) found.add(`${word[0]} is broken: ${text.data.trim().slice(0, 80)}`);
+    }
+  }
+  for (const list of document.querySelectorAll(".scroll:not(.tall)")) {
+    if (list.scrollWidth > list.clientWidth + 1) found.add(`${list.getAttribute("aria-label")} is cut off`);
+  }
+  return [...found];
+}"""
 _RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 _RULES_OF_COLOURS = ["color-contrast", "link-in-text-block"]  # what another theme can break
 
@@ -127,6 +150,11 @@ class Visit:
                 found += self.problems(of_colours=theme != "light")
                 found += [f"{self.wide()} pixels too wide at {width}"] if self.wide() > 0 else []
         return found
+
+    def layout_problems(self) -> list[str]:
+        """Words of this page that are broken, lists that are cut off, and whether it is wider than the window."""
+        found = [*map(str, self.page.evaluate(_LAYOUT))]
+        return found + ([f"it is {self.wide()} pixels too wide"] if self.wide() > 0 else [])
 
     def wide(self) -> int:
         """By how many pixels the page is wider than the window."""

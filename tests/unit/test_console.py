@@ -14,6 +14,7 @@ from werkzeug.datastructures import Headers
 
 from app.console import formats
 from app.console.event_states import explain, steps, trial
+from app.console.findings import lines, page_of
 from app.console.series import incoming_rate, newest, newest_times, points
 from app.console.session import is_same_site
 from app.console.views.reconciliations import trends
@@ -59,6 +60,76 @@ def test_what_cannot_be_seen_is_written_out() -> None:
         '<span class="odd">\\u0000</span></bdi>'
     )
     assert "\u202e" not in formats.pretty_json({"k": "a\u202e\n"})
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("no preview of this format", "no preview of this format"),
+        ("https://example.com/a answered 422", "https://|example.|com/|a answered 422"),
+        ("arn:minio:sqs::thumbnails:webhook", "arn:|minio:|sqs::|thumbnails:|webhook"),
+        ("s3:ObjectCreated:CompleteMultipartUpload", "s3:|ObjectCreated:|CompleteMultipartUpload"),
+        ("10.0.0.1:12345,1.500.000", "10.0.0.1:12345,1.500.000"),
+        ("a/b/c", "a/b/c"),
+        ("<b>&amp;</b></i></u>", "&lt;b&gt;&amp;|amp;&lt;/|b&gt;&lt;/|i&gt;&lt;/|u&gt;"),
+    ],
+)
+def test_a_line_breaks_at_spaces_and_in_long_texts_after_punctuation(text: str, written: str) -> None:
+    assert formats.visible(text) == f'<bdi class="key">{written.replace("|", "<wbr>")}</bdi>'
+
+
+def test_what_is_longer_than_a_word_may_break_anywhere() -> None:
+    assert formats.visible("id " + "a1" * 16) == f'<bdi class="key">id <span class="long">{"a1" * 16}</span></bdi>'
+
+
+def finding(subject: str, grade: str, *command: str) -> dict[str, Any]:
+    return {"subject": subject, "grade": grade, "text": f"{grade} of {subject}", "command": list(command)}
+
+
+def test_findings_of_one_subject_stand_together_and_the_gravest_first() -> None:
+    found = [
+        finding("webhook:a", "warning"), finding("webhook:b", "note"), finding("drain", "problem"),
+        finding("webhook:b", "problem"), finding("webhook:a", "warning"),
+    ]  # fmt: skip
+    shown = lines(found, may_change=True, sees_all=True)
+    assert [(each.subject, each.grade, each.follows) for each in shown] == [
+        ("drain", "problem", False), ("webhook:b", "problem", False), ("webhook:b", "note", True),
+        ("webhook:a", "warning", False), ("webhook:a", "warning", True),
+    ]  # fmt: skip
+    assert len({each.id for each in shown}) == len(shown)
+    assert [each.path for each in shown][::2] == ["workers", "targets/webhook/b", "targets/webhook/a"]
+
+
+@pytest.mark.parametrize(
+    ("found", "of_admin", "of_reader", "of_limited"),
+    [
+        (finding("webhook:a", "problem", "target", "test", "webhook:a"), "Test targets/webhook/a/test", "targets", ""),
+        (finding("webhook:a", "warning", "target", "resume", "webhook:a"), "Resume targets/webhook/a/resume", "", ""),
+        (finding("source kafka:a", "note", "source", "resume", "kafka:a"), "Resume sources/kafka/a/resume", "", ""),
+        (finding("webhook:a", "warning", "target", "show", "webhook:a"), "Show targets/webhook/a", "", ""),
+        (finding("webhook:a", "warning", "dead-letter", "ls", "--target", "webhook:a"), "Show dead-letters", "", ""),
+        (finding("webhook:a", "warning", "retry", "ls", "--target", "webhook:a"), "Show retries", "", ""),
+        (finding("keys", "warning", "event", "show", "12ab"), "Show events/12ab", "", "doctor"),
+        (finding("webhook:a", "warning", "reconcile", "ls"), "Show reconciliations", "", "targets"),
+        (finding("webhook:a", "problem", "worker", "--targets", "webhook:a"), "Show workers", "", "targets"),
+        (finding("tokens", "warning", "token", "ls"), "Show tokens", "doctor", "doctor"),
+        (finding("database", "problem", "migrate"), "Show doctor", "", ""),
+        (finding("source sqs:b", "problem"), "Show sources/sqs/b", "", ""),
+    ],
+)
+def test_a_finding_has_what_its_visitor_can_do_about_it(
+    found: dict[str, Any], of_admin: str, of_reader: str, of_limited: str
+) -> None:
+    def action(*, may_change: bool, sees_all: bool) -> str:
+        [line] = lines([found], may_change=may_change, sees_all=sees_all)
+        assert line.action.is_form == (line.action.text in ("Test", "Resume"))
+        return f"{line.action.text} {line.action.path}"
+
+    assert action(may_change=True, sees_all=True) == of_admin
+    page = of_admin if of_admin.startswith("Show") else f"Show {page_of(found['subject'])}"
+    for may_change, sees_all, other in ((False, True, of_reader), (False, False, of_limited)):
+        seen = action(may_change=may_change, sees_all=sees_all)
+        assert seen.startswith(f"Show {other}" if other else page), seen
 
 
 def test_what_is_too_long_for_a_page_is_shortened() -> None:

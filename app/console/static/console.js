@@ -159,7 +159,7 @@
   // In a narrow window the filters are folded, unless one of them is wrong or in use.
   function foldFilters() {
     const narrow = matchMedia("(max-width: 860px)").matches;
-    for (const fold of all("details.fold")) {
+    for (const fold of all("details.fold:not(.always)")) {
       if (!fold.querySelector("[aria-invalid], :focus")) fold.open = !narrow;
     }
   }
@@ -216,7 +216,16 @@
   document.addEventListener("bucketwire:answer", hear); // of what another script asks
   document.addEventListener("bucketwire:no-answer", missAnswer);
 
-  document.addEventListener("htmx:afterSettle", () => prepare(document.getElementById("live") || document));
+  // What somebody has opened in a live part stays open.
+  let opened = [];
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    opened = all("details[id][open]", event.detail.target).map((each) => each.id);
+  });
+  document.addEventListener("htmx:afterSettle", () => {
+    const live = document.getElementById("live");
+    for (const id of opened.splice(0)) document.getElementById(id)?.setAttribute("open", "");
+    prepare(live || document);
+  });
 
   document.addEventListener("DOMContentLoaded", () => {
     themeSwitch();

@@ -33,6 +33,7 @@
         key.append(odd);
       } else {
         key.append(character);
+        if (/[/._:,;=&?@%+~|#)\]}>-]/.test(character)) key.append(document.createElement("wbr"));
       }
     }
     return key;
@@ -45,15 +46,16 @@
     return anchor;
   }
 
-  function cell(kind, className, ...content) {
+  function cell(kind, className, label, ...content) {
     const made = document.createElement(kind);
     if (className) made.className = className;
+    if (label) made.dataset.label = label;
     made.append(...content);
     return made;
   }
 
   function dim(text) {
-    return cell("span", "dim", text);
+    return cell("span", "dim", "", text);
   }
 
   // One event as the server writes a row of the table: only texts and addresses are made of what it holds.
@@ -63,7 +65,7 @@
     time.title = `arrived in this browser at ${time.dateTime.slice(0, 23).replace("T", " ")} UTC`;
     time.textContent = `${time.dateTime.slice(0, 19).replace("T", " ")} UTC`;
     const where = new URLSearchParams({ bucket });
-    const object = cell("th", "object");
+    const object = cell("th", "object name", "");
     object.scope = "row";
     const folder = link(`${events}?${where}`, visible(bucket));
     folder.className = "bucket";
@@ -73,10 +75,10 @@
     made.dataset.id = id;
     made.dataset.moving = "1";
     made.append(
-      cell("td", "fix", time),
-      cell("td", "fix", link(`${events}/${encodeURIComponent(id)}`, visible(name, 60))),
+      cell("td", "fix half", "Recorded", time),
+      cell("td", "fix half", "Event", link(`${events}/${encodeURIComponent(id)}`, visible(name, 60))),
       object,
-      cell("td", "", dim("recorded just now")),
+      cell("td", "wide", "Delivery", dim("recorded just now")),
     );
     return made;
   }

@@ -84,7 +84,7 @@ def purge() -> Response:
         count=len(chosen["ids"]) if "ids" in chosen else None,
         problem=problem,
         typed=typed["typed"],
-        cli=_command("purge", chosen, given),
+        cli="" if chosen.get("all") else _command("purge", chosen, given),  # nobody copies the loss of everything
     )
 
 

@@ -8,12 +8,10 @@ from typing import Any
 from flask import Response
 
 from app.api.services import services
-from app.config.arn import parse_target
-from app.config.errors import BadValue
 from app.console import calls
+from app.console.findings import ATTENTION, lines
 from app.console.pages import page, show, visitor
 from app.console.series import incoming_rate, newest, newest_times, points
-from app.console.views.service import ATTENTION, OF_WORKERS
 from app.release import VERSION
 from app.resources.target import urgency
 
@@ -21,7 +19,7 @@ _MAX_CURVES = 60  # targets; with more of them the overview has no curves
 # The curves' minutes: of few targets more, because a page is made of a bounded number of samples.
 _FEW, _LONG, _SHORT = 15, 20, 5
 _WIDTH = 20  # seconds
-_SOURCE = "source "  # begins the subject of a finding about one
+_LINES, _MAX_LINES = 8, 40  # findings above the targets; in all, of which the others are folded
 
 
 @page("/")
@@ -40,7 +38,10 @@ def overview() -> Response:
         status=status,
         **rows,
         width=_WIDTH,
-        findings=[one | {"path": _page_of(one["subject"])} for one in found],
+        grades=Counter(one["grade"] for one in found),
+        findings=lines(found, may_change=visitor().may_change, sees_all=not limited)[:_MAX_LINES],
+        unfolded=_LINES,
+        left_out=max(0, len(found) - _MAX_LINES),
         pending=events.get("pending", 0),
         parked=events.get("parked", 0),
         slowest=max((p99 for _, p99 in times.values() if p99 is not None), default=None),
@@ -72,19 +73,6 @@ def _rows() -> dict[str, Any]:
         "times": {target: newest_times(curve, time.time()) for target, curve in curves.items()},
         "states": sorted(Counter(target["state"] for target in targets).items(), key=lambda pair: urgency(pair[0])),
     }
-
-
-def _page_of(subject: str) -> str:
-    """Return the page about what a finding is about."""
-    if subject in OF_WORKERS:
-        return "workers"
-    if subject.startswith(_SOURCE):
-        return f"sources/{subject.removeprefix(_SOURCE).replace(':', '/', 1)}"
-    try:
-        target = parse_target(subject)
-    except BadValue:
-        return "doctor"
-    return f"targets/{target.type}/{target.name}"
 
 
 def _sum(targets: list[dict[str, Any]]) -> dict[str, Any]:

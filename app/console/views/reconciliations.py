@@ -8,7 +8,7 @@ from flask import Response, request
 
 from app.config.targets.registry import is_namespace
 from app.console import calls
-from app.console.formats import command, short_target
+from app.console.formats import command, short_id, short_target
 from app.console.pages import FormRefusal, action, done, form_values, page, show, visitor
 from app.resources.drift import DRIFT_KINDS, drift_of
 
@@ -50,7 +50,7 @@ def reconciliations() -> Response:
             body = {"target": given["target"], "bucket": given["bucket"], **flags}
             run = calls.change("POST", "/v1/reconciliations", body)
             waits = f": {run['note']}" if run["note"] else " for its turn at a Spark worker"
-            return done(f"The run {run['id']} waits{waits}.", "reconciliations")
+            return done(f"The run {short_id(run['id'])} waits{waits}.", "reconciliations")
     limit = next((size for size in _SIZES if str(size) == request.args.get("limit")), _SIZES[0])
     newest = calls.get("/v1/reconciliations", limit=max(limit, _TREND))["reconciliations"]
     runs = newest[:limit]

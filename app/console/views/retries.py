@@ -47,11 +47,15 @@ def _do(path: str, member: str, one: str, several: str) -> Response:
 
 
 def _chosen(given: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the filters that a form means: the ticked ones by target, or all that match. Raises `Refused` if none."""
-    if request.form.get("scope") == "matching":
+    """Return the filters that a form means: the one of its row's button, the ticked ones by target, or all that match.
+
+    Raises `Refused` if there are none.
+    """
+    only = request.form.getlist("only")
+    if request.form.get("scope") == "matching" and not only:
         return [{name: text for name, text in given.items() if text} or {"all": True}]
     by_target: dict[str, list[str]] = {}
-    for text in request.form.getlist("ids"):
+    for text in only or request.form.getlist("ids"):
         event_id, _, target = text.partition(_SEPARATOR)
         by_target.setdefault(target, []).append(event_id)
     if not by_target:

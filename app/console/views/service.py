@@ -3,19 +3,18 @@
 from flask import Response
 
 from app.console import calls
+from app.console.findings import ATTENTION, OF_WORKERS, lines
 from app.console.formats import command, options, target_path
-from app.console.pages import filtered, page, show
+from app.console.pages import filtered, page, show, visitor
 from app.release import VERSION
-
-ATTENTION = ("problem", "warning")  # grades of findings that need somebody
-OF_WORKERS = ("broker", "drain", "versions", "workers")  # subjects of findings that the page of the workers is about
 
 
 @page("/workers")
 def workers() -> Response:
     """Show the workers, those that fell silent or run another version first, and the queues."""
     found = calls.get("/v1/workers")
-    findings = [one for one in calls.get("/v1/doctor")["findings"] if one["subject"] in OF_WORKERS]
+    who, findings = visitor(), [one for one in calls.get("/v1/doctor")["findings"] if one["subject"] in OF_WORKERS]
+    bad = [one for one in findings if one["grade"] in ATTENTION]
     states = {target["arn"]: target["state"] for target in calls.targets()}
     return show(
         "worker_list.html",
@@ -29,7 +28,7 @@ def workers() -> Response:
         states=states,
         checks=calls.checks()
         | {one["subject"]: {"ok": one["grade"] == "ok"} for one in findings if one["subject"] == "broker"},
-        findings=[one for one in findings if one["grade"] in ATTENTION],
+        findings=lines(bad, may_change=who.may_change, sees_all=not who.is_limited),
         path_of=target_path,
     )
 
@@ -37,7 +36,9 @@ def workers() -> Response:
 @page("/doctor")
 def doctor() -> Response:
     """Show the findings."""
-    return show("doctor.html", here="doctor", findings=calls.get("/v1/doctor")["findings"], cli=command("doctor"))
+    who, found = visitor(), calls.get("/v1/doctor")["findings"]
+    shown = lines(found, may_change=who.may_change, sees_all=not who.is_limited)
+    return show("doctor.html", here="doctor", findings=shown, cli=command("doctor"))
 
 
 _FILTERS = ("actor", "action", "resource", "since", "before")

@@ -5,10 +5,13 @@ from typing import Any
 from flask import Response, request
 
 from app.api.refused import Refused
+from app.config.sources.base import ordered_source_fields
+from app.config.sources.registry import SOURCE_TYPES
 from app.console import calls
 from app.console.calls import resource_path
 from app.console.formats import number, pretty_json
 from app.console.pages import NOTHING_SELECTED, action, done, page, show, ticked_numbers
+from app.console.settings_in_force import as_set, by_default
 from app.quantities import count_noun
 
 _PAGE = 50  # rejected messages
@@ -39,7 +42,8 @@ def source(kind: str, name: str) -> Response:
         path=f"sources/{kind}/{name}",
         rejected=rejected,
         after=after,
-        settings=[(key, text) for key, text in shown["settings"].items() if text],
+        settings=as_set(shown["settings"], {}),
+        defaults=by_default(ordered_source_fields(SOURCE_TYPES[kind]), shown["settings"], {}),
     )
 
 

@@ -7,14 +7,20 @@ from typing import Any
 
 from flask import Response, request
 
+from app.api.services import services
+from app.config.targets.base import ordered_fields
+from app.config.targets.registry import TYPES
 from app.console import calls
 from app.console.calls import resource_path
-from app.console.formats import short_target
+from app.console.findings import Line, lines, of_target
+from app.console.formats import number, short_target
 from app.console.pages import action, done, form_values, page, show, visitor
 from app.console.series import Curves, Point, curves, newest, newest_times, points
+from app.console.settings_in_force import as_set, by_default, other_values
 from app.resources.declaration import BadMember
 
 _RETRIES = 100  # retried objects, of which the last reasons are counted
+_NEXT = 5  # of them are shown
 _MUCH = 100  # undelivered events of a partition
 _MAX_NUMBERED_PARTITIONS = 64  # partitions; with more of them the strip has no numbers
 _LOSSES = ("recorded", "delivered", "superseded", "pending", "parked", "dead", "purged")
@@ -36,6 +42,7 @@ def target(kind: str, name: str) -> Response:
     except BadMember as error:
         drawn, wrong = curves({"since": "", "before": ""}, time.time()), {error.field: f"{error}: {error.hint}"}
     partitions = calls.get(f"{resource_path('targets', kind, name)}/partitions")["partitions"]
+    others = other_values(shown, allow_private=services().settings.allow_private)
     return show(
         "target.html",
         here="targets",
@@ -55,13 +62,23 @@ def target(kind: str, name: str) -> Response:
         reasons=calls.get("/v1/dead-letters/reasons", target=arn) if events["dead"] else None,
         retries=(retries := calls.get("/v1/retries", target=arn, limit=_RETRIES) if events["parked"] else None),
         failures=_failures(retries["retries"]) if retries else [],
+        soon=_NEXT,
         rules=[] if live else rules_of(arn),
         queue=_queue(arn),
         partitions=[{**each, "level": level(each)} for each in partitions],
         much=_MUCH,
         numbered=len(partitions) <= _MAX_NUMBERED_PARTITIONS,
-        settings=[(key, text) for key, text in shown["settings"].items() if text],
+        settings=as_set(shown["settings"], others),
+        defaults=[] if live else by_default(ordered_fields(TYPES[kind]), shown["settings"], others),
+        findings=_findings(shown),
     )
+
+
+def _findings(target: Mapping[str, Any]) -> list[Line]:
+    """Return what is found of a target besides its state."""
+    who, found = visitor(), calls.get("/v1/doctor")["findings"]
+    bad = [each for each in of_target(found, target) if each["grade"] != "ok"]
+    return lines(bad, may_change=who.may_change, sees_all=not who.is_limited)
 
 
 def _points(arn: str, drawn: Curves) -> list[Point]:
@@ -111,3 +128,12 @@ def test(kind: str, name: str) -> Response:
     """Record a test event, and show it on its way."""
     sent = calls.change("POST", f"{resource_path('targets', kind, name)}/test")
     return done("The test event is recorded; this page follows it.", f"events/{sent['ids'][-1]}")
+
+
+@action("/targets/<kind>/<name>/retry", "targets/{kind}/{name}")
+def retry(kind: str, name: str) -> Response:
+    """Retry an event of a target at once, or every one that is retried."""
+    event = form_values("event")["event"]
+    chosen = {"target": f"{kind}:{name}"} | ({"ids": [event]} if event else {})
+    due = calls.change("POST", "/v1/retries/now", chosen)["due"]
+    return done(f"{number(due)} {'event is' if due == 1 else 'events are'} due at once.", f"targets/{kind}/{name}")

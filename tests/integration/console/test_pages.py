@@ -128,6 +128,16 @@ def test_a_page_is_whole_and_runs_nothing_but_our_files(busy: Browser, path: str
     ids = [given["id"] for _, given in page.tags if "id" in given]
     assert len(ids) == len(set(ids)), sorted(ids)
     assert re.findall(MISWRITTEN, page.text) == []
+    check_labels(page)
+
+
+def check_labels(page: Page) -> None:
+    """In a narrow window a row is a card: each value has its column's name, or a place of its own."""
+    for table in re.findall(r'<table class="list cards">(.*?)</table>', page.response.text, re.DOTALL):
+        columns = [re.sub("<[^>]+>", "", head) for head in re.findall(r'<th scope="col"[^>]*>(.*?)</th>', table)]
+        for cell in re.findall(r"<td[^>]*>", table):
+            label = re.search('data-label="([^"]+)"', cell)
+            assert re.search(r'class="(?:tick|lead|row-actions)"', cell) or (label and label[1] in columns), cell
 
 
 @pytest.mark.nightly(
@@ -237,7 +247,7 @@ def test_a_hostile_key_is_text_on_every_page(local: Browser, database: Database,
     ):
         page = local.get(path.removeprefix("./"))
         assert page.status == 200, page.text
-        assert {tag for tag, _ in page.tags} <= ours | {"bdi", "time", "polyline", "polygon"}
+        assert {tag for tag, _ in page.tags} <= ours | {"bdi", "wbr", "time", "polyline", "polygon"}
         assert [given for given in page.all("script") if not given.get("src")] == []
         assert not [given for _, given in page.tags if "onmouseover" in given]
         body = page.response.get_data(as_text=True)
@@ -366,6 +376,12 @@ def test_the_overview_says_what_is_wrong_and_what_to_do(busy: Browser, database:
     assert "paused: for <b>lunch</b>" in page.text
     assert "1 dead letter, not retried any more; mend the cause, then replay them" in page.text
     assert "bucketwire dead-letter ls --target webhook:audit" in page.text
+    assert "./targets/webhook/paused/resume" in page.actions
+    assert [given["href"] for given in page.all("a") if given.get("aria-label") == "Show: webhook:audit"] == [
+        "./dead-letters?target=webhook%3Aaudit"
+    ]
+    busy.post("targets/webhook/paused/resume", "")
+    until(lambda: "paused: for <b>lunch</b>" not in busy.get("").text)  # the doctor looks once a second
     empty = registry(database)
     for stored in empty.targets():
         empty.remove(stored.target, force=True)
@@ -380,16 +396,43 @@ def test_a_targets_page_balances_its_counters_and_groups_its_errors(busy: Browse
     live = busy.get("targets/webhook/audit?live=1")
     assert ("recorded 5" in re.sub(r"[=+]", "", live.text), "Over time" in live.text) == (True, False)
     for fact in (
-        "recorded 5", "delivered 2", "parked 2", "dead 1", "400 <script>alert(1)</script>", "1 500 broken",
+        "recorded 5", "delivered 2", "parked 2", "dead 1", "1 400 <script>alert(1)</script>", "500 broken 1 attempt",
         "bucketwire target pause webhook:audit", "bucketwire target rm webhook:audit",
     ):  # fmt: skip
         assert fact in re.sub(r"[=+]", "", page.text), fact
     busy.post("targets/webhook/audit/pause", "targets/webhook/audit", reason="the disk is full..")
     assert "the disk is full. Its events wait" in busy.get("targets/webhook/audit").text
     paused = busy.get("targets/webhook/paused")
-    assert "for <b>lunch</b>" in paused.text
+    assert paused.text.count("for <b>lunch</b>") == 1, "once, although the doctor finds it too"
     assert busy.post("targets/webhook/paused/resume", "targets/webhook/paused").status == 303
     assert "paused" not in busy.get("targets/webhook/paused").all("h1")
+
+
+def test_a_targets_page_begins_with_what_fails_and_what_to_do(busy: Browser) -> None:
+    page = busy.get("targets/webhook/audit?live=1")
+    places = [
+        page.text.index(part)
+        for part in ("running It gets its events", "1 dead letter, not retried", "What fails", "Retry now", "Backlog")
+    ]
+    assert places == sorted(places)
+    [event] = page.values("event")
+    assert page.actions >= {"../../targets/webhook/audit/retry"}
+    for data, due in (({"event": "none"}, "0 events"), ({"event": event}, "1 event is"), ({}, "1 event is")):
+        retried = busy.post("targets/webhook/audit/retry", "targets/webhook/audit", **data)
+        shown = busy.get(f"targets/webhook/audit?{urlsplit(retried.location).query}").text
+        assert (due in shown, "next now" in shown) == (True, due == "1 event is"), due
+    assert busy.get("targets/webhook/paused").text.count("Retry now") == 0, "nothing is retried"
+
+
+def test_a_targets_page_shows_the_settings_in_force_beside_those_that_were_set(
+    local: Browser, database: Database
+) -> None:
+    add_target(database, "audit", values={"endpoint": "http://127.0.0.1:9/", "queue_dir": "/q", "queue_limit": "0"})
+    text = local.get("targets/webhook/audit").text
+    set_ones, defaults = text[text.index("Settings") :].split("In force without being set")
+    assert re.search("queue_limit 0 in force: 100000, as queue_dir is set", set_ones)
+    assert re.search("max_attempts 20 .*timeout 5s", defaults)
+    assert "queue_dir" not in defaults
 
 
 def test_a_targets_partitions_show_what_waits_and_who_has_them(busy: Browser, database: Database) -> None:
@@ -595,6 +638,21 @@ def test_dead_letters_are_grouped_selected_and_replayed(local: Browser, database
     assert "No dead letters" in local.get("dead-letters").text
 
 
+def test_a_reason_is_shown_whole_the_filter_is_folded_and_no_command_purges_everything(
+    local: Browser, database: Database
+) -> None:
+    target, reason = add_target(database, "audit"), "400 " + "a long story " * 60 + "ends here"
+    Log(database).append([[event("a"), event("b")]])
+    run(database, target, lambda _: Rejected(reason))
+    page = local.get("dead-letters")
+    assert page.text.count(reason) == 3, "in its group and at each dead letter"
+    assert [given for given in page.all("details") if "fold" in given.get("class", "")] == [{"class": "fold always"}]
+    assert "bucketwire dead-letter replay --all" in page.text
+    for shown in (page, local.post("dead-letters/purge", "dead-letters", scope="matching"), local.get("retries")):
+        assert re.findall(r"bucketwire (?:dead-letter purge|retry give-up)[^$]*--all", shown.text) == []
+    assert "bucketwire dead-letter purge --bucket images" in local.get("dead-letters?bucket=images").text
+
+
 def test_a_reason_that_is_chosen_means_all_that_have_it(local: Browser, database: Database) -> None:
     target = add_target(database, "audit")
     Log(database).append([[event("a"), event("b")]])
@@ -628,8 +686,8 @@ def test_the_command_of_an_event_does_what_its_button_does(
     local: Browser, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shown(of: Event) -> list[str]:
-        written = html.unescape(local.get(f"events/{of.id}").response.get_data(as_text=True))
-        [command] = re.findall(r"bucketwire ((?:dead-letter replay|replay|retry now) [^<]+)<", written)
+        written = re.sub("<wbr>|</?bdi[^>]*>", "", local.get(f"events/{of.id}").response.text)
+        [command] = re.findall(r"bucketwire ((?:dead-letter replay|replay|retry now) [^<]+)<", html.unescape(written))
         return shlex.split(command)
 
     monkeypatch.setenv("BUCKETWIRE_DATA_DIR", str(tmp_path))
@@ -785,7 +843,9 @@ def test_a_long_list_has_pages(local: Browser, database: Database) -> None:
 
 def test_retries_are_tried_now_and_given_up(busy: Browser) -> None:
     [box] = busy.get("retries").values("ids")
-    busy.post("retries/now", "retries", scope="selected", ids=box)
+    [button] = [given["value"] for given in busy.get("retries").all("button") if given.get("name") == "only"]
+    assert button == box
+    busy.post("retries/now", "retries", scope="matching", bucket="none", only=button)  # the row's own button
     page = busy.get("retries")
     assert page.values("ids") == [box]
     assert re.search(r"500 broken webhook:audit\S* now1 attempt so far", page.text)
@@ -1014,7 +1074,7 @@ def test_clean_never_stands_beside_a_failed_run(local: Browser, database: Databa
     assert re.search(r"images → redis:mirror \S*clean", local.get("reconciliations").text)
     runs.end(runs.begin(mirror, "images", lease=60_000), "failed", {}, problem="MySQL is away")
     text = local.get("reconciliations").text
-    assert re.search(r"images → redis:mirror \S*failed [^→]*the comparisons are older", text), text
+    assert re.search(r"images → redis:mirror \S*failed [^→]*older than the run that failed", text), text
     assert "MySQL is away" in local.get("").text, "a line of the overview"
     run = runs.begin(mirror, "images", lease=60_000, state=BACKFILLING)
     assert "Backfill of images" in local.get(f"reconciliations/{run}").text
@@ -1031,6 +1091,7 @@ def test_the_drift_of_a_mirror_over_time_and_its_commands(local: Browser, databa
     labels = [given.get("aria-label") for given in page.all("svg")]
     assert "Differences: 0, 5, 7" in labels
     assert "bucketwire reconcile start redis:mirror BUCKET" in page.text
+    assert (run in page.text, f"reconcile · {run[:8]}" in page.text) == (False, True)
     shown = local.get(f"reconciliations/{run}")
     assert f"bucketwire reconcile repair {run}" in shown.text
     assert f"bucketwire reconcile findings {run}" in shown.text
@@ -1081,16 +1142,14 @@ def test_the_workers_page_shows_who_is_there_and_does_what(busy: Browser, databa
     assert [text.split()[0] for text in texts] == ["gone@there", "&lt;b&gt;@there", "targets@here"], "the wrong first"
     assert "✕ silent" in texts[0]
     assert "A silent worker was killed, hangs, or has no connection to the database." in page.text
-    assert "there 1 thread 0.0.1 other version spark reconcile redis:x images" in texts[1]
-    assert f"here 7 prefork of 2 {VERSION} targets webhook:paused 3 partitions" in texts[2]
+    assert re.search("there process 1 ✓ running .* reconcile redis:x images spark thread 0.0.1 other version", texts[1])
+    assert re.search(rf"here process 7 ✓ running .* webhook:paused 3 partitions targets prefork of 2 {VERSION}", texts[2])
 
 
 def test_the_workers_page_says_first_what_a_broker_that_is_away_means(busy: Browser) -> None:
     page = busy.get("workers")
-    [notice] = [
-        part for part in re.findall(r'<p class="notice.*?</p>', page.response.text, re.DOTALL) if "roker" in part
-    ]
-    assert notice.index("events are accepted, but not delivered; nothing is lost") < notice.index("cannot be used")
+    [finding] = [part for part in re.findall(r"<li class.*?</li>", page.response.text, re.DOTALL) if ">broker<" in part]
+    assert finding.index("events are accepted, but not delivered; nothing is lost") < finding.index("cannot be used")
     assert "Broker ✕problem" in page.text
 
 

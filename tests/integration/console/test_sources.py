@@ -92,7 +92,7 @@ def test_what_comes_in_is_counted_once_however_many_targets_get_it(pulled: Brows
 def test_every_rate_and_quantile_of_now_names_its_window(pulled: Browser) -> None:
     [target] = [given["href"] for given in pulled.get("targets").all("a") if given.get("class") == "target"]
     for path, windows in (
-        ("", ["events/s, last 20 s", "deliveries/s, last 20 s", "Events/s, last 20 s", "Delivered/s, last 20 min"]),
+        ("", ["events/s, last 20 s", "deliveries/s, last 20 s", "Delivered/s, last 20 min", "Events/s, last 20 s"]),
         ("targets", ["Delivered/s, last 20 min"]),
         (target.removeprefix("./"), ["events/s, last 10 s"]),
     ):
