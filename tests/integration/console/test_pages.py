@@ -1143,7 +1143,7 @@ def test_the_workers_page_shows_who_is_there_and_does_what(busy: Browser, databa
     assert "✕ silent" in texts[0]
     assert "A silent worker was killed, hangs, or has no connection to the database." in page.text
     assert re.search("there process 1 ✓ running .* reconcile redis:x images spark thread 0.0.1 other version", texts[1])
-    assert re.search(rf"here process 7 ✓ running .* webhook:paused 3 partitions targets prefork of 2 {VERSION}", texts[2])
+    assert re.search(rf"here process 7 ✓ running .*:paused 3 partitions targets prefork of 2 {VERSION}", texts[2])
 
 
 def test_the_workers_page_says_first_what_a_broker_that_is_away_means(busy: Browser) -> None:
