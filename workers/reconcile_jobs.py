@@ -49,15 +49,12 @@ class RunWakeUps:
         self._published: dict[str, float] = {}
 
     def publish_due(self, database: Database, publish: Callable[[WaitingRun], None]) -> int:
-        """Register due runs and publish wake-ups; return their number, 0 while the database is unavailable."""
+        """Register due runs and publish wake-ups; return their number. Raises `DatabaseUnavailable`."""
         schedule, now = Schedule(database), time.monotonic()
-        try:
-            if schedule.register(_time_of(database)):
-                for target, number in schedule.unscheduled_buckets().items():
-                    log.warning("%s: %s", target, describe_unscheduled(number), extra={"target": str(target)})
-            waiting = schedule.waiting()
-        except DatabaseUnavailable:
-            return 0  # the drain logs it
+        if schedule.register(_time_of(database)):
+            for target, number in schedule.unscheduled_buckets().items():
+                log.warning("%s: %s", target, describe_unscheduled(number), extra={"target": str(target)})
+        waiting = schedule.waiting()
         self._published = {run.run: self._published.get(run.run, now - REPEAT_INTERVAL_SECONDS) for run in waiting}
         due = [run for run in waiting if now - self._published[run.run] >= REPEAT_INTERVAL_SECONDS]
         for run in due:

@@ -37,7 +37,7 @@ def open_target(arn: str, revision: int, next_at: int = 0) -> str:
 def schedule_reconciliations() -> int:
     """Publish wake-ups for due reconciliations. Not shown in Flower, like drain."""
     with _waiting_for_the_broker():
-        return reconcile_jobs.wake_ups.publish_due(runtime.current().database, _publish_run)
+        return runtime.current().upkeep.publish_runs(_publish_run)
     return 0
 
 

@@ -12,8 +12,12 @@ from app.outbox.delivery.transitions.heads import HeadRepair
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.log.retention import PurgeProgress, purge
 from app.outbox.notices import NoticeRecorder
+from app.outbox.reconcile.schedule import WaitingRun
+from app.outbox.upkeep import NOTICES
 from app.outbox.versions.retention import UnusedProgress, drop_unused
+from workers.reconcile_jobs import wake_ups
 from workers.resources import Resources
+from workers.task_records import TaskRecords
 
 log = logging.getLogger("bucketwire.worker")
 
@@ -28,7 +32,7 @@ class Upkeep:
 
     def __init__(self, held: Resources) -> None:
         self._held = held
-        self._tables_tidied = -_TIDY_INTERVAL_SECONDS
+        self._next_tidying = 0.0  # by time.monotonic()
         self._unused_progress = UnusedProgress()
         self._purge_progress = PurgeProgress()
         self._audit_is_behind = False  # whether there are more old entries than a purge has removed
@@ -36,20 +40,18 @@ class Upkeep:
         self._head_repair = HeadRepair(held.database)
         self._repaired = 0.0
         self._notice_recorder: NoticeRecorder | None = None
+        self._records = TaskRecords(held.database, held.clock)
 
     def continue_work(self) -> None:
-        """Go on with a purge that was interrupted, and repair parked objects and times, each when it is due.
-
-        Raises `DatabaseUnavailable`.
-        """
+        """Go on with a purge that was interrupted, and repair parked objects and times, each when it is due."""
         if time.monotonic() >= self._next_purge:
             self.purge()
         elif self._next_purge < math.inf:
             self._held.wakeups.request(self._next_purge - time.monotonic())
         if time.monotonic() - self._repaired > _REPAIR_INTERVAL_SECONDS:
             self._repaired = time.monotonic()
-            self._repair_heads()
-            self._bring_back_future_times()
+            self._run_alone("heads", self._repair_heads)
+            self._run_alone("times", self._bring_back_future_times)
 
     def purge(self) -> int:
         """Remove settled events older than the retention; return how many, 0 while the database is unavailable.
@@ -59,13 +61,16 @@ class Upkeep:
         """
         self._next_purge = math.inf
         try:
-            older_than = self._held.clock() - int(self._held.settings.retention * 1000)
-            removed = purge(self._held.database, older_than, seconds=_MAX_PURGE_SECONDS, progress=self._purge_progress)
+            with self._records.running("purge"):
+                older, progress = self._held.clock() - int(self._held.settings.retention * 1000), self._purge_progress
+                removed = purge(self._held.database, older, seconds=_MAX_PURGE_SECONDS, progress=progress)
         except DatabaseUnavailable as error:
             self._held.state.unavailable(error)
             removed, is_behind = 0, False
         else:
             is_behind = self._purge_progress.is_behind
+            if not is_behind:
+                self._records.succeed("retention")
         self._tidy_tables()
         if is_behind or self._audit_is_behind or not self._unused_progress.ended:
             self._next_purge = time.monotonic() + _PURGE_PAUSE_SECONDS
@@ -78,13 +83,25 @@ class Upkeep:
         With `service_events`, also record what the sample shows as events about the service.
         """
         try:
-            is_stored = series.take_sample(self._held.database)
-            if is_stored and self._held.settings.service_events and self._notices().record():
-                self._held.wakeups.request()
+            with self._records.running("samples"):
+                is_stored = series.take_sample(self._held.database)
+            if is_stored and self._held.settings.service_events:
+                with self._records.running(NOTICES):
+                    if self._notices().record():
+                        self._held.wakeups.request()
         except DatabaseUnavailable as error:
             self._held.state.unavailable(error)
             return False
         return is_stored
+
+    def publish_runs(self, publish: Callable[[WaitingRun], None]) -> int:
+        """Register the runs that are due and publish their wake-ups; return how many, 0 while the database is away."""
+        try:
+            with self._records.running("schedule"):
+                return wake_ups.publish_due(self._held.database, publish)
+        except DatabaseUnavailable as error:
+            self._held.state.unavailable(error)
+            return 0
 
     def _notices(self) -> NoticeRecorder:
         if self._notice_recorder is None:
@@ -93,21 +110,30 @@ class Upkeep:
         return self._notice_recorder
 
     def _tidy_tables(self) -> None:
-        """Delete rows that nobody needs any more, each kind by itself: one that fails is tried at the next interval."""
-        if time.monotonic() - self._tables_tidied > _TIDY_INTERVAL_SECONDS:
-            self._tables_tidied = time.monotonic()
+        """Delete rows that nobody needs any more, each kind by itself; after a failure all are tried again soon."""
+        if time.monotonic() >= self._next_tidying:
+            self._next_tidying = time.monotonic() + _TIDY_INTERVAL_SECONDS
             self._unused_progress = UnusedProgress(ended=False)
-            for job in (self._purge_audit, self._forget_attempts, self._forget_rates, self._forget_processes):
-                self._run_alone(job)
+            for name, job in (
+                ("audit", self._purge_audit), ("attempts", self._forget_attempts), ("rates", self._forget_rates),
+                ("workers", self._forget_processes),
+            ):  # fmt: skip
+                self._tidy(name, job)
         elif self._audit_is_behind:
-            self._run_alone(self._purge_audit)
-        if not self._unused_progress.ended and not self._run_alone(self._drop_unused):
+            self._tidy("audit", self._purge_audit)
+        if not self._unused_progress.ended and not self._tidy("versions", self._drop_unused):
             self._unused_progress = UnusedProgress()
 
-    def _run_alone(self, job: Callable[[], object]) -> bool:
-        """Run a job whose failure must not stop what follows; return whether it succeeded."""
+    def _tidy(self, name: str, job: Callable[[], object]) -> bool:
+        if not (succeeded := self._run_alone(name, job)):
+            self._next_tidying = min(self._next_tidying, time.monotonic() + _REPAIR_INTERVAL_SECONDS)
+        return succeeded
+
+    def _run_alone(self, name: str, job: Callable[[], object]) -> bool:
+        """Run a task whose failure must not stop what follows; return whether it succeeded."""
         try:
-            job()
+            with self._records.running(name):
+                job()
         except DatabaseUnavailable as error:
             self._held.state.unavailable(error)
             return False

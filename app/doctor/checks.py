@@ -15,6 +15,7 @@ from app.config.targets.base import TargetSettings
 from app.doctor import Finding
 from app.doctor.old_snapshots import check_old_snapshots
 from app.doctor.runs import check_runs, check_schedule, check_unscheduled
+from app.doctor.upkeep import check_upkeep
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import TargetCounters, TargetStatus, audit, read_status
 from app.outbox.engine import schema_version
@@ -70,6 +71,7 @@ _OF_DATABASE = (
     "drain",
     "queues",
     "versions",
+    "upkeep",
     "schedule",
     "unscheduled",
     "runs",
@@ -84,8 +86,8 @@ _FOLLOWS: Mapping[str, Collection[str]] = MappingProxyType(
     {
         "settings": ("database", "broker", "eviction", *_OF_DATABASE),
         "database": _OF_DATABASE,
-        "broker": ("eviction", "drain", "queues", "delays"),
-        "drain": ("delays",),
+        "broker": ("eviction", "drain", "queues", "upkeep", "delays"),
+        "drain": ("upkeep", "delays"),
     }
 )
 _STOPS = frozenset({"broker", "drain", "workers"})  # subjects whose problem stops the deliveries to every target
@@ -233,14 +235,14 @@ def _check_versions(service: Service) -> Iterator[Finding]:
 def _check_targets(service: Service) -> Iterator[Finding]:
     named = {rule.rule.target for rule in service.registry.rules()}
     with service.database.snapshot() as connection:
-        statuses = read_status(connection)
+        statuses, now = read_status(connection), database_now(connection)
     for status in statuses:
-        yield from _check_target(service, status, named)
+        yield from _check_target(service, status, named, now)
     if not statuses:
         yield Finding("targets", "note", "there are none; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`")
 
 
-def _check_target(service: Service, status: TargetStatus, named: Collection[TargetId]) -> Iterator[Finding]:
+def _check_target(service: Service, status: TargetStatus, named: Collection[TargetId], now: int) -> Iterator[Finding]:
     stored = status.stored
     subject = str(stored.target)
     settings = None
@@ -255,7 +257,8 @@ def _check_target(service: Service, status: TargetStatus, named: Collection[Targ
         yield from _check_state(status, is_named=stored.target in named)
     if settings is not None and stored.enabled:  # what a disabled one would get is neither recorded nor discarded
         yield from _check_queue_limit(subject, settings, status.counters)
-    yield from _check_losses(subject, status.counters, has_rows=getattr(settings, "format", "") == "namespace")
+    retention, has_rows = int(service.settings.retention * 1000), getattr(settings, "format", "") == "namespace"
+    yield from _check_losses(status, now, retention=retention, has_rows=has_rows)
 
 
 def _check_state(status: TargetStatus, *, is_named: bool) -> Iterator[Finding]:
@@ -300,15 +303,22 @@ def _check_queue_limit(subject: str, settings: TargetSettings, counters: TargetC
     yield Finding(subject, grade, text, ("target", "show", subject))
 
 
-def _check_losses(subject: str, counters: TargetCounters, *, has_rows: bool) -> Iterator[Finding]:
+def _check_losses(status: TargetStatus, now: int, *, retention: int, has_rows: bool) -> Iterator[Finding]:
+    stored, counters = status.stored, status.counters
+    subject, discarded = str(stored.target), counters.discarded - stored.acknowledged
     if counters.dead:
         text = f"{count_noun(counters.dead, 'dead letter')}, not retried any more; mend the cause, then replay them"
         yield Finding(subject, "warning", text, ("dead-letter", "ls", "--target", subject))
-    if counters.discarded:
-        number = count_noun(counters.discarded, "event")
+    if discarded > 0:
+        last = f", the last {format_age(stored.discarded_at, now)} ago" if stored.discarded_at else ""
         repair = "reconcile it with its buckets" if has_rows else "a backfill sends events of the objects that exist"
-        text = f"{number} discarded so far, because its queue was full; no replay brings them back: {repair}"
-        yield Finding(subject, "warning", text, ("target", "show", subject))
+        text = (
+            f"{count_noun(discarded, 'event')} discarded{last}, because its queue was full; no replay brings them "
+            f"back: {repair}, then bucketwire target acknowledge {subject}"
+        )
+        in_log = (stored.discarded_at or now) >= now - retention
+        search = ("event", "search", "--target", subject, "--state", "discarded")
+        yield Finding(subject, "warning", text, search if in_log else ("target", "acknowledge", subject))
 
 
 def _check_delays(service: Service) -> Iterator[Finding]:
@@ -447,6 +457,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "drain": _check_drain,
         "queues": _check_queues,
         "versions": _check_versions,
+        "upkeep": check_upkeep,
         "schedule": check_schedule,
         "unscheduled": check_unscheduled,
         "runs": check_runs,

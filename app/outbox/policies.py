@@ -244,6 +244,13 @@ class HeartbeatPolicy(NamedTuple):
     max_reason_characters: int = 300
 
 
+class UpkeepPolicy(NamedTuple):
+    """How what runs by time is watched."""
+
+    grace_ms: int = 60_000  # after it was due, until it counts as overdue
+    record_seconds: float = 30.0  # between two records of a task's successes, if none failed between them
+
+
 class DueWorkPolicy(NamedTuple):
     """How the partitions with due work are searched and grouped."""
 
@@ -287,6 +294,7 @@ ATTEMPTS = AttemptRecordPolicy()
 FAILING = FailingPolicy()
 FUTURE_TIMES = FutureTimePolicy()
 HEARTBEATS = HeartbeatPolicy()
+UPKEEP = UpkeepPolicy()
 DUE_WORK = DueWorkPolicy()
 LEASES = LeasePolicy()
 PARTITION_READS = PartitionReadPolicy()

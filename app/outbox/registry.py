@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
+from app.config.errors import BadValue
 from app.config.secrets import Sealer, key_file
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings, changed_lines, load, texts
@@ -264,6 +265,25 @@ class Registry(SealedSettings[TargetSettings]):
         again = {"revision": tables.targets.c.revision + 1}  # of which the mark of failures is made
         closed = {"breaker": "closed", "failures": 0, "resume_at": 0}
         self._try_all_now(self._update(target, "resume", paused=False, reason="", **closed, **again))
+
+    @repeated_after_deadlock
+    def acknowledge_discards(self, target: TargetId, discarded: int) -> None:
+        """Note that an operator knows of the first so many events that were discarded for a target.
+
+        Those that are discarded later are reported again. Raises `UnknownTarget`, or `BadValue` for more than there
+        were.
+        """
+        t = tables.targets
+        with self._database.writing() as connection:
+            stored = find_target(connection, target)
+            total = connection.execute(sa.select(t.c.discarded).where(t.c.id == stored.row_id)).scalar_one()
+            if discarded > total:
+                raise BadValue(
+                    f"{discarded:,} events are more than the {total:,} discarded so far", "give a total of them"
+                )
+            change = t.update().where(t.c.id == stored.row_id, t.c.acknowledged < discarded)
+            if connection.execute(change.values(acknowledged=discarded)).rowcount:
+                audit.record(connection, "target.acknowledge", _resource(target), {"discarded": discarded})
 
     def _try_all_now(self, row_id: int) -> None:
         """Have a target's retried events tried at once, after the commit: some of many at a time, while intake goes on.

@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import log_head, tables
 from app.outbox.column_values import NEVER
-from app.outbox.delivery.event_states import DEAD, PARKED, PENDING, RecordedEvent, recorded_events
-from app.outbox.delivery.log_ahead import is_for
+from app.outbox.delivery.event_states import DEAD, DISCARDED, PARKED, PENDING, RecordedEvent, recorded_events
+from app.outbox.delivery.log_ahead import is_discarded_for, is_for
 from app.outbox.delivery.replays import Selection
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
@@ -153,7 +153,9 @@ class _Search:
             query = query.where(sa.func.substr(e.key, 1, len(selection.prefix)) == selection.prefix)
         if selection.names:
             query = query.where(is_named(e.name, selection.names))
-        if self._target_id is not None:
+        if self._which.state == DISCARDED:
+            query = query.where(is_discarded_for(self._target_id))
+        elif self._target_id is not None:
             query = query.where(is_for(self._target_id))
         return query
 

@@ -76,6 +76,10 @@ targets = sa.Table(
     sa.Column("opening_tries", sa.Integer, nullable=False, default=0),  # how often it was offered
     # The log's last seq when events were last recorded for it.
     sa.Column("last_seq", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("discarded_at", sa.BigInteger),  # when an event was last discarded; NULL: never, or before 0.3
+    sa.Column(
+        "acknowledged", sa.BigInteger, nullable=False, server_default="0"
+    ),  # of those discarded, the first so many
     sa.UniqueConstraint("type", "name"),
 )
 
@@ -366,6 +370,16 @@ workers = sa.Table(
     sa.Column("problem", sa.Text),  # why it does not do what it serves
     sa.Column("served_at", sa.BigInteger),  # of its last heartbeat without a problem
     sa.Column("ended_at", sa.BigInteger),
+)
+
+# What came of what runs by time in the drain's process: `app.outbox.upkeep`. A time is 0 for never.
+upkeep = sa.Table(
+    "upkeep",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("succeeded_at", sa.BigInteger, nullable=False, default=0),
+    sa.Column("failed_at", sa.BigInteger, nullable=False, default=0),
+    sa.Column("problem", sa.Text, nullable=False, default=""),  # why it last failed
 )
 
 # The audit log. Entries are only added, and removed when they are older than the retention.

@@ -57,6 +57,8 @@ class StoredTarget(EnvironmentRow):
     opening_due_at: int = 0
     revision: int = 0
     failing: Failing | None = None
+    discarded_at: int | None = None
+    acknowledged: int = 0
 
     @property
     def identity(self) -> TargetId:

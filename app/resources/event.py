@@ -28,7 +28,7 @@ from app.resources.declaration import (
     number,
 )
 
-STATES = ("pending", "parked", "dead", "settled")
+STATES = ("pending", "parked", "dead", "settled", "discarded")
 OUTCOMES = ("delivered", "superseded", "unchanged", "failed", "rejected", "unavailable")
 MAX_HISTORY = 10_000  # events of an object on a page
 _NAMES = list_of(TEXT, "write s3:ObjectCreated:*")("event names, with wildcards such as s3:ObjectCreated:*")
@@ -71,7 +71,7 @@ class DeliveryState(Resource):
     """Where an event stands at a target. Of one event, also the attempts at it."""
 
     target: Arn
-    state: Annotated[str, about("`discarded`: its queue was full, so it never got it", enum=[*STATES, "discarded"])]
+    state: Annotated[str, about("`discarded`: its queue was full, so it never got it", enum=list(STATES))]
     reason: Annotated[str, about("of the last attempt, if it is parked or dead; or why it was discarded")]
     attempts: Annotated[int | UnsetType, about("of one event: attempts that failed, while it is parked or dead")] = (
         UNSET

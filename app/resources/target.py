@@ -84,6 +84,8 @@ class Target(Resource):
     oldest_age: Annotated[
         Seconds | UnsetType, about("seconds since its oldest undelivered event was recorded; null: there is none")
     ] = UNSET
+    discarded_at: Annotated[Time, about("when an event was last discarded for it; null: never, or before 0.3")] = None
+    acknowledged_discards: Annotated[int, about("of `discarded`, the first so many, of which an operator knows")] = 0
 
 
 class Targets(Resource):
@@ -138,6 +140,14 @@ class Pause(Query):
     """Why a target or a source is paused."""
 
     reason: Annotated[str, TEXT("shown beside its state")] = ""
+
+
+class Acknowledgement(Query):
+    """Of which discarded events an operator knows."""
+
+    discarded: Annotated[
+        int, number(0, MAX_NUMBER)("the first so many: `events.discarded` of the target as it was seen")
+    ]
 
 
 class TargetTest(Resource):

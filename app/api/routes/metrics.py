@@ -33,6 +33,7 @@ from app.outbox.reconcile.run_states import RunState, read_run_states
 from app.outbox.reconcile.runs import TABLES, latest_results
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import StoredSource, read_sources
+from app.outbox.upkeep import TaskState, read_tasks
 from app.resources.source import SOURCE_STATES
 from app.resources.target import STATES
 
@@ -135,6 +136,7 @@ class Scrape:
                 posted = log_head.read_posted(connection)
                 snapshots = read_old_snapshots(connection)
                 unknown = sum(unknown_names(connection).values())
+                tasks = read_tasks(connection, now, service_events=settings.service_events)
         except DatabaseUnavailable:
             yield _single("database_up", "Whether the outbox database can be read.", 0)
         else:
@@ -148,6 +150,7 @@ class Scrape:
             yield from _leased({one.stored.target: leased.get(one.stored.row_id, 0) for one in statuses})
             yield from _drift(drifts)
             yield from _runs(runs, now)
+            yield from _upkeep(tasks, now)
             yield _difference(self._audits)
             yield _posted(posted)
             yield from _snapshots(snapshots)
@@ -345,6 +348,23 @@ def _runs(states: Sequence[RunState], now: int) -> Iterator[Metric]:
         values = [state.kind, *target, state.bucket]
         failed.add_metric(values, int(bool(state.failed_at)))
         overdue.add_metric(values, (now - state.due_at) / 1000 if state.due_at else 0)
+    yield from (failed, overdue)
+
+
+def _upkeep(tasks: Sequence[TaskState], now: int) -> Iterator[Metric]:
+    failed = GaugeMetricFamily(
+        "bucketwire_upkeep_failed",
+        "1 if what runs by time beside deliveries failed when it ran last, else 0.",
+        labels=["task"],
+    )
+    overdue = GaugeMetricFamily(
+        "bucketwire_upkeep_overdue_seconds",
+        "Seconds since what runs by time beside deliveries was due and did not run; 0 if it is not overdue.",
+        labels=["task"],
+    )
+    for state in tasks:
+        failed.add_metric([state.name], int(state.has_failed))
+        overdue.add_metric([state.name], (now - state.due_at) / 1000 if state.due_at else 0)
     yield from (failed, overdue)
 
 

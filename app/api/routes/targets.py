@@ -37,6 +37,7 @@ from app.outbox.service_settings import read_api_settings
 from app.outbox.targets import StoredTarget, UnknownTarget
 from app.resources.declaration import Nothing, format_time
 from app.resources.target import (
+    Acknowledgement,
     BriefQuery,
     Counters,
     Opening,
@@ -153,6 +154,19 @@ def resume(type_name: str, name: str, body: Nothing) -> Target:  # noqa: ARG001 
     return _one(target)
 
 
+@routes.post("/v1/targets/<type_name>/<name>/acknowledge")
+@needs(ADMIN, limited=True)
+@answers(Target, "the target", body=Acknowledgement)
+def acknowledge(type_name: str, name: str, body: Acknowledgement) -> Target:
+    """Note that an operator knows of the events that were discarded for a target, which ends the doctor's warning.
+
+    Events that are discarded later are reported again, also those that `discarded` does not count.
+    """
+    target = target_of(type_name, name)
+    services().registry.acknowledge_discards(target, body.discarded)
+    return _one(target)
+
+
 def _one(target: TargetId) -> Target:
     return _described(target)[0]
 
@@ -194,6 +208,8 @@ def _resource(
         settings=services().registry.redacted_texts(stored),
         events=UNSET if counters is None else counters_of(counters),
         oldest_age=oldest_age,
+        discarded_at=format_time(stored.discarded_at or 0),
+        acknowledged_discards=stored.acknowledged,
     )
 
 

@@ -6,12 +6,16 @@ import click
 import orjson
 
 from app.cli.client import Client, event_path
+from app.cli.commands.rules import names, rule
 from app.cli.context import CommandContext, with_api
 from app.cli.exchanges import print_exchange
 from app.cli.groups import Group
+from app.cli_common.completion import complete_events
 from app.cli_common.output import Columns, columns, printable
+from app.cli_common.param_types import TARGET, TIME
+from app.config.arn import TargetId
 from app.resources.declaration import short_target
-from app.resources.event import Event, describe_origin
+from app.resources.event import STATES, Event, describe_origin
 
 _MC_ACTIONS = ("add", "list", "ls", "remove", "rm")  # of `mc event`, on rules
 
@@ -22,8 +26,6 @@ class _Events(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of this name, or None."""
         if cmd_name in _MC_ACTIONS:
-            from app.cli.commands.rules import rule  # noqa: PLC0415 - only for mc's sake
-
             return rule.get_command(ctx, cmd_name)
         return super().get_command(ctx, cmd_name)
 
@@ -80,6 +82,43 @@ def show(context: CommandContext, event_id: str) -> None:
     click.echo(f"\n{orjson.dumps(event['record'], option=orjson.OPT_INDENT_2).decode()}")
 
 
+@event.command()
+@click.option("--target", type=TARGET, help="Only events for this target.")
+@click.option("--state", type=click.Choice(STATES), help="Only those in this delivery state, at the target or at any.")
+@click.option("--since", type=TIME, help="Only events recorded since, such as 2h or 2026-11-21T14:00:00Z.")
+@click.option("--before", type=TIME, help="Only events recorded before.")
+@click.option("--bucket", default="", help="Only events of this bucket.")
+@click.option("--prefix", default="", help="Only events of objects whose key has this prefix.")
+@click.option(
+    "--event",
+    "--events",
+    "event_words",
+    default="",
+    shell_complete=complete_events,
+    help="put, delete, get, …, or event names, comma-separated.",
+)
+@click.option(
+    "--limit", default=100, show_default=True, type=click.IntRange(1, 100_000), help="Show at most this many."
+)
+@with_api
+def search(
+    context: CommandContext, target: TargetId | None, state: str | None, since: int | None, before: int | None,
+    bucket: str, prefix: str, event_words: str, limit: int,
+) -> None:  # fmt: skip
+    """Search the event log, newest first; `discarded` are those that a full queue did not take."""
+    chosen = {
+        "target": target, "state": state, "since": since, "before": before, "bucket": bucket or None,
+        "prefix": prefix or None, "events": names(event_words) or None,
+    }  # fmt: skip
+    events = context.api.pages("/v1/events", "events", limit=limit, after=0, **chosen)
+    nothing = "no event matches; BUCKETWIRE_RETENTION sets how long the log keeps them"
+    context.rows(events, {**Event.columns, "object": _object, **DELIVERY}, nothing, dispensable=("version",))
+
+
+def _object(event: dict[str, Any]) -> str:
+    return f"{event['bucket']}/{event['key']}"
+
+
 def _read_history(api: Client, bucket: str, key: str, limit: int) -> list[dict[str, Any]]:
     """Return the last `limit` events of an object, oldest first; the pages come newest first."""
     events: list[dict[str, Any]] = []
@@ -105,7 +144,7 @@ def _format_state(state: dict[str, Any]) -> str:
     return f"{short_target(state)} {state['state']}{reason}"
 
 
-COLUMNS: Columns = {
-    **Event.columns,
+DELIVERY: Columns = {
     "delivery state": lambda event: "; ".join(map(_format_state, event["delivery_states"])) or "no rule named a target",
-}  # fmt: skip
+}
+COLUMNS: Columns = {**Event.columns, **DELIVERY}

@@ -16,6 +16,7 @@ from app.cli_common.param_types import KEY_VALUE, TARGET
 from app.config.arn import TargetId
 from app.config.fields.fields import names_of
 from app.config.targets.registry import settings_type
+from app.quantities import count_noun
 from app.resources.target import Target
 
 _FACTS = {"ARN": "arn", "state": "state", "reason": "reason", "mode": "mode", "from": "origin"}  # by their headers
@@ -108,6 +109,21 @@ add_pausing(
     pause="Pause deliveries to a target until it is resumed; its events wait.",
     resume="Resume a paused or unavailable target, and try its retried events at once.",
 )
+
+
+@target.command()
+@click.argument("which", metavar="TARGET", type=TARGET)
+@with_api
+def acknowledge(context: CommandContext, which: TargetId) -> None:
+    """End the warning of events that were discarded for a target; later ones are reported again.
+
+    `bucketwire event search --state discarded --target TARGET` lists those that the log still has.
+    """
+    before = context.api.get(target_path(which))
+    discarded = before["events"]["discarded"]
+    answer = context.api.change("POST", f"{target_path(which)}/acknowledge", {"discarded": discarded})
+    count = count_noun(discarded - before["acknowledged_discards"], "discarded event")
+    context.done(f"{which}: {count} acknowledged", **answer)
 
 
 @target.command()

@@ -13,9 +13,8 @@ from app.console.pages import FormRefusal, action, done, form_values, page, show
 from app.events.model import EVENT_ID
 from app.events.names import AGGREGATES, KNOWN
 from app.events.test_events import TEST_BUCKET
-from app.resources.event import describe_origin
+from app.resources.event import STATES, describe_origin
 
-_STATES = ("pending", "parked", "dead", "settled")
 _FILTERS = ("bucket", "prefix", "key", "events", "target", "state", "since", "before")
 _FOLLOWED = ("bucket", "prefix", "key", "events", "target")  # what can be known of an event when it is recorded
 _PAGE = 50
@@ -58,7 +57,7 @@ def events() -> Response:
         found=found,
         after=after,
         wrong=refusal.wrong,
-        states=_STATES,
+        states=STATES,
         targets=[short_target(target["arn"]) for target in calls.targets()],
         names=sorted(AGGREGATES) + sorted(KNOWN),
         cli=command("event", "history", given["bucket"], given["key"]) if given["key"] and given["bucket"] else "",

@@ -1,4 +1,4 @@
-"""Pause, resume and remove a target or a source."""
+"""Pause, resume and remove a target or a source, and acknowledge what a target has lost."""
 
 from flask import Response, request
 
@@ -23,6 +23,15 @@ def resume(room: str, kind: str, name: str) -> Response:
     """Resume a target or source, or try a source that fails at once."""
     calls.change("POST", f"{resource_path(room, kind, name)}/resume")
     return done(f"{kind}:{name} {ROOMS[room].resumed}.", f"{room}/{kind}/{name}")
+
+
+@page("/targets/<kind>/<name>/acknowledge", "POST")
+def acknowledge(kind: str, name: str) -> Response:
+    """End the warning of the events that were discarded for a target, as many as the page has shown."""
+    shown = form_values("discarded")["discarded"]
+    discarded = int(shown) if shown.isdecimal() else 0
+    calls.change("POST", f"{resource_path('targets', kind, name)}/acknowledge", {"discarded": discarded})
+    return done(f"{discarded} discarded events of {kind}:{name} are acknowledged.", f"targets/{kind}/{name}")
 
 
 @page("/<any(targets, sources):room>/<kind>/<name>/remove", "GET", "POST")

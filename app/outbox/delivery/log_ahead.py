@@ -32,6 +32,11 @@ def is_for(target_id: sa.ColumnElement[int] | int) -> sa.ColumnElement[bool]:
     return tables.events.c.targets.like("%," + sa.cast(target_id, sa.String(20)) + ",%")
 
 
+def is_discarded_for(target_id: int | None) -> sa.ColumnElement[bool]:
+    """Return the condition that an event was discarded for a target, or for any."""
+    return tables.events.c.targets.like("%,-%" if target_id is None else f"%,-{target_id},%")
+
+
 class Ahead(NamedTuple):
     """A target's events in a window of the log: the seq of the first, and their number, counted up to a limit."""
 

@@ -195,6 +195,7 @@ class Log:
                 batch = Batch(requests, matches, self._partitions, known=known, overtaken=overtaken, room=room)
             insert(connection, tables.events, batch.complete_rows(head.last_seq - wanted + 1, now))
             _count(connection, batch, head)
+            _note_discards(connection, batch, now)
             arrived = (
                 arrivals.Arrival(*place, *(head.last_seq - wanted + number for number in numbers))
                 for place, numbers in batch.arrivals.items()
@@ -281,6 +282,13 @@ def _count(connection: sa.Connection, batch: Batch, head: log_head.LogHead) -> N
         counts = {"head": head.last_seq} | {f"recorded_{target}": batch.recorded.get(target, 0) for target in touched}
         counts |= {f"discarded_{target}": batch.discarded.get(target, 0) for target in touched}
         connection.execute(_counting(tuple(touched)), counts)
+
+
+def _note_discards(connection: sa.Connection, batch: Batch, now: int) -> None:
+    """Store when events were discarded for targets, by a statement of its own, as few batches have such events."""
+    for touched in chunks(tuple(sorted(batch.discarded))):
+        change = tables.targets.update().where(tables.targets.c.id.in_(touched))
+        connection.execute(change.values(discarded_at=now))
 
 
 @lru_cache(maxsize=64)

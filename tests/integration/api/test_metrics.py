@@ -11,7 +11,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.config.arn import TargetId
-from app.outbox import tables
+from app.outbox import tables, upkeep
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.policies import HEARTBEATS
@@ -70,6 +70,7 @@ def test_every_metric_that_dashboard_alerts_and_guide_use_exists(log: Database, 
     add_target(log)
     pulled(log)
     heartbeats(log, 0)
+    upkeep.begin_all(log, now_ms())
     reconciled(log, missing=1)
     found = audited(start(url_of(log), spool_dir=f"{tmp_path}/spool"))
     used = {name for text in expressions() for name in re.findall(r"\b(?:bucketwire|minio)_\w+", text)}
@@ -163,6 +164,21 @@ def test_a_failed_and_an_overdue_run_are_figures_of_their_kind(log: Database, st
     assert found["bucketwire_reconcile_drift", (("bucket", "images"), *X)] == 0, "of the last one that compared"
 
 
+def test_what_runs_by_time_is_a_figure_of_its_task_when_it_fails_or_is_overdue(log: Database, start: Start) -> None:
+    upkeep.begin_all(log, now_ms() - 600_000)
+    upkeep.record_failure(log, "audit", now_ms(), "unexpected KeyError")
+    upkeep.record_success(log, "samples", now_ms())
+    found = figures(start(url_of(log)))
+
+    def of(task: str) -> tuple[float, float]:
+        place = (("task", task),)
+        return found["bucketwire_upkeep_failed", place], found["bucketwire_upkeep_overdue_seconds", place]
+
+    assert (of("audit"), of("samples"), of("retention")) == ((1, 0), (0, 0), (0, 0))
+    failed, seconds = of("purge")
+    assert (failed, 580 < seconds < 3_000) == (0, True)
+
+
 def test_every_alert_has_its_runbook() -> None:
     headings = re.findall(r"^## (\w+)$", RUNBOOKS.read_text(), re.MULTILINE)
     assert headings == [rule["alert"] for rule in ALERTS]
@@ -212,6 +228,7 @@ def test_the_metrics_page_lists_every_metric_and_nothing_else(log: Database, sta
     add_target(log)
     pulled(log)
     heartbeats(log, 0)
+    upkeep.begin_all(log, now_ms())
     reconciled(log, missing=1)
     api = start(url_of(log), spool_dir=f"{tmp_path}/spool")
     audited(api)

@@ -159,14 +159,14 @@ def test_dead_letters_and_discarded_events_are_said_and_nothing_is_well_with_the
     assert cli("doctor").out.splitlines()[-1] == "all is well"
     deliver(database, target, [event("good"), event("bad")], rejecting="bad")
     with database.writing() as connection:
-        connection.execute(tables.targets.update().values(discarded=2))
+        connection.execute(tables.targets.update().values(discarded=2, discarded_at=now_ms() - 600_000))
     assert grades_of(cli, target) == [
         ("warning", "1 dead letter, not retried any more; mend the cause, then replay them"),
         (
             "warning",
             (
-                "2 events discarded so far, because its queue was full; no replay brings them back: "
-                "a backfill sends events of the objects that exist"
+                "2 events discarded, the last 10.0 m ago, because its queue was full; no replay brings them back: "
+                "a backfill sends events of the objects that exist, then bucketwire target acknowledge webhook:audit"
             ),
         ),
     ]
@@ -212,7 +212,36 @@ def test_discarded_events_of_a_mirror_are_brought_back_by_its_reconciliation(cli
     mirror = add_target(database, "rows", type_name="redis", values={"address": "127.0.0.1:9", "key": "rows"})
     with database.writing() as connection:
         connection.execute(tables.targets.update().values(discarded=1))
-    assert grades_of(cli, mirror)[-1][1].endswith(": reconcile it with its buckets")
+    assert ": reconcile it with its buckets, then" in grades_of(cli, mirror)[-1][1]
+
+
+@pytest.mark.usefixtures("working")
+def test_discarded_events_are_listed_and_their_warning_ends_when_somebody_knows_of_them(
+    cli: Cli, database: Database
+) -> None:
+    full, other = add_target(database, "full", queue_limit=2), add_target(database, "other")
+    Log(database).append([[event(key)] for key in "abcd"])
+
+    def commands() -> list[list[str]]:
+        findings = cli("doctor", "--json").json["findings"]
+        return [one["command"] for one in findings if "because its queue was full" in one["text"]]
+
+    [command] = commands()
+    assert command == ["event", "search", "--target", "webhook:full", "--state", "discarded"]
+    assert [found["key"] for found in cli(*command, "--json").json] == ["d", "c"]
+    assert cli(*command, "--before", "1h", "--json").json == []
+    assert cli("event", "search", "--target", str(other), "--state", "discarded", "--json").json == []
+    assert len(cli("event", "search", "--since", "1h", "--event", "put", "--json").json) == 4
+    assert "images/d" in cli(*command).out
+    assert cli("target", "acknowledge", str(full)).out == "webhook:full: 2 discarded events acknowledged\n"
+    assert commands() == []
+    Log(database).append([[event("e")]])
+    assert "1 event discarded, the last " in " ".join(cli("doctor").out.split())
+    with database.writing() as connection:
+        connection.execute(tables.targets.update().values(discarded_at=1))
+    assert commands() == [["target", "acknowledge", "webhook:full"]], "the log has them no more"
+    [entry] = [one for one in cli("audit", "--json").json if one["action"] == "target.acknowledge"]
+    assert entry["details"] == {"discarded": 2}
 
 
 @pytest.mark.usefixtures("working")

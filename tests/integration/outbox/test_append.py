@@ -5,10 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
+from app.config.errors import BadValue
 from app.outbox import log_head, tables
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.event_states import object_history
+from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
@@ -22,6 +24,11 @@ from workers.delivery.outcomes import DELIVERED, Failed, Rejected
 from workers.delivery.retry import RetrySchedule
 
 pytestmark = [pytest.mark.promise, databases.TWO]
+
+
+def database_time(database: Database) -> int:
+    with database.reading() as connection:
+        return database_now(connection)
 
 
 def _seqs(database: Database) -> list[int]:
@@ -83,10 +90,11 @@ def test_requests_that_come_together_share_a_commit_and_get_their_own_answers(da
     assert len(_seqs(database)) == 64
 
 
+@databases.THREE
 def test_a_target_at_its_limit_is_left_out_and_the_discards_are_counted(database: Database) -> None:
     full = add_target(database, "full", queue_limit=3)
     free = add_target(database, "free")
-    log = Log(database)
+    log, began = Log(database), database_time(database)
     [receipt] = log.append([[event(f"k{number}") for number in range(5)]])
     assert receipt == Receipt(recorded=5, matched={full: 5, free: 5}, discarded={full: 2})
     [receipt] = log.append([[event("later")]])
@@ -96,6 +104,14 @@ def test_a_target_at_its_limit_is_left_out_and_the_discards_are_counted(database
         counters = {entry.target: entry for entry in read_counters(connection)}
     assert (counters[full].recorded, counters[full].discarded, counters[full].pending) == (3, 3, 3)
     assert (counters[free].recorded, counters[free].discarded) == (6, 0)
+    targets = registry(database)
+    assert began <= (targets.target(full).discarded_at or 0) <= database_time(database)
+    assert targets.target(free).discarded_at is None
+    targets.acknowledge_discards(full, 2)
+    targets.acknowledge_discards(full, 1)  # by somebody who has looked before
+    assert targets.target(full).acknowledged == 2
+    with pytest.raises(BadValue, match="are more than the 3 discarded so far"):
+        targets.acknowledge_discards(full, 4)
 
 
 def test_an_event_says_where_it_was_discarded_and_is_never_delivered_there(database: Database) -> None:

@@ -24,6 +24,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import retention
 from app.outbox.log.append import Log
 from app.outbox.log.retention import PurgeProgress, purge
+from app.outbox.upkeep import read_tasks
 from app.outbox.versions import retention as versions_retention
 from app.resources.dead_letter import DeadLetterFilter
 from tests.services import until
@@ -429,7 +430,17 @@ def test_what_cannot_be_tidied_stops_nothing_else(tmp_path: Path, monkeypatch: p
     with delivery(url, tmp_path) as made:
         assert made.context.upkeep.purge() == 10
         assert made.context.upkeep.purge() == 0
-    assert tried == ["audit", "attempts", "rates", "unused"], "each once in an interval"
+        assert tried == ["audit", "attempts", "rates", "unused"], "each once in an interval"
+        monkeypatch.setattr(upkeep, "_REPAIR_INTERVAL_SECONDS", 0.0)
+        made.context.upkeep._next_tidying = 0.0
+        for _ in range(2):
+            made.context.upkeep.purge()
+        assert tried[4:] == 2 * ["audit", "attempts", "rates", "unused"], "those that fail soon again"
+    with database.reading() as connection:
+        states = {one.name: one for one in read_tasks(connection, now_ms(), service_events=True)}
+    assert {name for name, one in states.items() if one.has_failed} == {"audit", "attempts", "rates", "versions"}
+    assert states["attempts"].problem == "unexpected KeyError; the worker's log says more"
+    assert states["purge"].succeeded_at > now_ms() - 60_000
     database.close()
 
 

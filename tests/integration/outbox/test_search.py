@@ -132,6 +132,25 @@ def test_each_filter_finds_its_events_and_no_others(database: Database) -> None:
 
 
 @databases.THREE
+def test_discarded_events_are_found_by_target_and_bucket(database: Database) -> None:
+    # The id of one is the beginning of the other's.
+    full = [add_target(database, f"full{number}", queue_limit=1) for number in range(11)]
+    free = add_target(database, "free")
+    for bucket in ("images", "docs"):
+        Log(database).append([[event(bucket=bucket)]])
+
+    def found(**chosen: Any) -> list[str]:
+        return [each.bucket for each in whole(database, state="discarded", **chosen)]
+
+    assert found() == found(target=full[0]) == found(target=full[10]) == ["docs"]
+    assert found(target=free) == found(bucket="images") == []
+    with database.writing() as connection:
+        only_last = tables.events.update().where(tables.events.c.bucket == "docs")
+        connection.execute(only_last.values(targets=f",-{registry(database).target(full[10]).row_id},"))
+    assert (found(target=full[10]), found(target=full[0])) == (["docs"], [])
+
+
+@databases.THREE
 def test_a_time_range_is_exact_and_costs_what_it_has(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     tune(monkeypatch, searching, "SEARCH", window_seqs=500)
     target, costs = add_target(database), []
