@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import parse_qs, urljoin, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urljoin, urlsplit
 
 import orjson
 import pytest
@@ -1151,6 +1151,22 @@ def test_the_workers_page_says_first_what_a_broker_that_is_away_means(busy: Brow
     [finding] = [part for part in re.findall(r"<li class.*?</li>", page.response.text, re.DOTALL) if ">broker<" in part]
     assert finding.index("events are accepted, but not delivered; nothing is lost") < finding.index("cannot be used")
     assert "Broker ✕problem" in page.text
+
+
+def test_discarded_events_are_listed_and_acknowledged_as_many_as_the_page_has_shown(
+    local: Browser, database: Database
+) -> None:
+    add_target(database, "full", queue_limit=1)
+    Log(database).append([[event("kept"), event("lost"), event("gone")]])
+    page = local.get("targets/webhook/full")
+    [link] = [given["href"] for given in page.all("a") if given.get("id") == "c-discarded"]
+    listed = local.get(urlsplit(link).path.rpartition("/")[2], dict(parse_qsl(urlsplit(link).query)))
+    assert ("lost" in listed.text, "gone" in listed.text, "kept" in listed.text) == (True, True, False)
+    Log(database).append([[event("later")]])
+    done = local.post("targets/webhook/full/acknowledge", "targets/webhook/full", discarded="2")
+    assert (done.status, "notice=" in done.location) == (303, True), done.location
+    assert local.client.get("/v1/targets/webhook/full").get_json()["acknowledged_discards"] == 2
+    until(lambda: "1 event discarded, the last" in local.get("").text)
 
 
 def test_the_page_to_sign_in_proposes_a_token_that_may_only_read(browse: Opened) -> None:
