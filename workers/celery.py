@@ -63,9 +63,11 @@ from workers import reconcile_jobs, runtime
 from workers.heartbeat import WorkerHeartbeat
 from workers.idle_processes import processes
 from workers.reachability import broker_state
+from workers.readiness import readiness
 from workers.served_targets import ServedTargets
 from workers.sources import role as source_runs
 from workers.telemetry import metrics
+from workers.telemetry.http_server import BackgroundServer
 
 PURGE_INTERVAL_SECONDS = 10  # each purge is short, and the drains continue it if it has not removed everything
 
@@ -128,9 +130,12 @@ class Scheduler(beat.Scheduler):
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:  # noqa: ARG002 - Celery passes it
         """Send a task that is due, unless enough messages wait already, or the broker does not take it."""
+        serves = False
         with suppress(BrokerUnavailable):
             if self._has_room(entry.task):
                 self._broker.publish(entry.options.get("queue", SERVICE_QUEUE), entry.task, declare=True)
+            serves = True
+        readiness.report(serves=serves)
 
     def _has_room(self, task: str) -> bool:
         if task == _UPDATE_TABLES:  # one that waits for Spark's worker is enough
@@ -304,6 +309,7 @@ class Heartbeat(bootsteps.StartStopStep):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        _report_readiness(serves=False)
         ends = parent.blueprint.state != bootsteps.RUN  # type: ignore[attr-defined]  # the stubs do not know it
         if ends and _heartbeat is not None:
             _heartbeat.end()
@@ -323,6 +329,13 @@ class Heartbeat(bootsteps.StartStopStep):
             parent.refused_targets(),
             broker_state.problem,
         )
+        _report_readiness(serves=not broker_state.problem)
+
+
+def _report_readiness(*, serves: bool) -> None:
+    """Report whether this worker serves its queues; one that pulls from sources does without them."""
+    if not source_runs.has_role():
+        readiness.report(serves=serves)
 
 
 class PullSources(bootsteps.StartStopStep):
@@ -336,6 +349,7 @@ class PullSources(bootsteps.StartStopStep):
 
     def start(self, _parent: Any) -> None:
         """Begin, if this worker has the role."""
+        readiness.answer_probes(settings.probe_listen)
         source_runs.start(settings)
 
 
@@ -349,19 +363,20 @@ _SERVICES = {
 }
 
 
-_metrics_server: metrics.Server | None = None
+_metrics_server: BackgroundServer | None = None
 
 
 @worker_ready.connect
 def _ready(**_: Any) -> None:
-    """Serve and export the metrics of the pool's processes; called again after each reconnect."""
+    """Report that the worker serves; serve and export the pool's metrics. Called again after each reconnect."""
+    _report_readiness(serves=not broker_state.problem)
     global _metrics_server  # noqa: PLW0603 - one for each worker is the point
     folder = os.environ.get(metrics.FOLDER)
     telemetry.start("worker")
     if folder and telemetry.exports_metrics():
         telemetry.send_metrics(metrics.pool_registry(folder).collect)
     if _metrics_server is None and folder and settings.metrics_listen.host:
-        _metrics_server = metrics.Server(settings.metrics_listen, folder)
+        _metrics_server = metrics.server(settings.metrics_listen, folder)
         _metrics_server.start()
 
 
@@ -397,6 +412,7 @@ def _forked(**_: Any) -> None:
     runtime.forget()
     if _metrics_server is not None:
         _metrics_server.forget()
+    readiness.forget()
     index = getattr(own, "index", 0)
     metrics.begin(index)
     processes.begin(index)
@@ -439,6 +455,7 @@ def _ended(**_: Any) -> None:
 @beat_init.connect
 def _beat_started(**_: Any) -> None:
     telemetry.start("beat")
+    readiness.answer_probes(settings.probe_listen)
 
 
 def _log_in_json(loglevel: int = logging.INFO, **_: Any) -> None:

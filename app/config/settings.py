@@ -255,6 +255,11 @@ class Settings(Declared):
     metrics_listen: HostPort = setting(
         Host(any_port=True), default="", about="where a worker serves its metrics, port 0: any; empty: nowhere"
     )
+    probe_listen: HostPort = setting(
+        Host(any_port=True),
+        default="",
+        about="where a worker or beat answers `/readyz`, with 503 while it does not serve; port 0: any; empty: nowhere",
+    )
     log_format: Literal["text", "json"] = setting(
         Choice("text", "json"), default="text", about="log lines for people, or one JSON object per line"
     )

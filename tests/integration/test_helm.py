@@ -21,10 +21,7 @@ from tests.support.builders import add_target, event, migrated
 from tests.support.chart import CHART, LEAST, ROOT, SECRETS, Object, helm, objects, pods, rendered
 from tests.support.procfile import parses
 
-RESOURCES = {"requests": {"cpu": "100m"}}
-SCALED = {
-    "enabled": True, "minReplicas": 1, "maxReplicas": 16, "backlog": 1000, "pollingInterval": 30, "cooldownPeriod": 300,
-}  # fmt: skip
+SCALED = {"enabled": True, "maxReplicas": 16, "backlog": 1000000}
 PEER = {"namespaceSelector": {"matchLabels": {"name": "there"}}}
 MOST: dict[str, Any] = {
     "existingSecret": "more", "targetSecrets": "targets", "imagePullSecrets": [{"name": "registry"}],
@@ -33,7 +30,7 @@ MOST: dict[str, Any] = {
     "pools": {
         "all": None,
         "webhooks": {
-            "targets": ["webhook:audit", "webhook:x"], "replicas": 0, "concurrency": 1, "resources": RESOURCES,
+            "targets": ["webhook:audit", "webhook:x"], "replicas": 0, "concurrency": 1,
             "podDisruptionBudget": {"enabled": True, "maxUnavailable": "50%"}, "autoscaling": SCALED,
         },
         "rest": {"targets": ["kafka", "redis"], "replicas": 3, "concurrency": 8},
@@ -116,6 +113,64 @@ def test_every_pod_runs_a_command_that_there_is_with_settings_that_are_accepted(
 
 
 @CASES
+def test_every_process_has_a_readiness_probe_that_asks_where_it_answers(values: Object) -> None:
+    for each in objects(values):
+        if each["kind"] != "Deployment":
+            continue
+        [container] = each["spec"]["template"]["spec"]["containers"]
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        asked = container["readinessProbe"]["httpGet"]
+        listens = {value["value"] for value in container.get("env", []) if value["name"].endswith("_LISTEN")}
+        listens |= {word for word in container["args"] if word.startswith("0.0.0.0:")}  # Flower's
+        assert f"0.0.0.0:{ports[asked['port']]}" in listens, each["metadata"]["name"]
+        if container["args"][0] in ("worker", "beat"):
+            assert (asked["path"], asked["port"]) == ("/readyz", "probe"), each["metadata"]["name"]
+
+
+@CASES
+def test_every_container_requests_what_it_needs_and_has_a_limit_of_memory(values: Object) -> None:
+    for name, _, spec in pods(objects(values)):
+        for container in spec["containers"]:
+            resources = container["resources"]
+            assert resources["requests"].keys() == {"cpu", "memory"}, name
+            assert resources["limits"].keys() == {"memory"}, name
+
+
+def page_values() -> Object:
+    """The values that the page gives as an example."""
+    page = (ROOT / "docs/how-to/kubernetes.md").read_text()
+    found: Object = yaml.safe_load(re.findall(r"```yaml\n(image: .*?)```", page, re.DOTALL)[0])
+    return found
+
+
+def test_every_pool_of_the_documented_example_is_kept_available() -> None:
+    every = objects(page_values())
+    names = {each["metadata"]["name"] for each in every if each["kind"] == "Deployment" and "-pool-" in str(each)}
+    assert names == {"bw-bucketwire-pool-webhooks", "bw-bucketwire-pool-rest"}
+    assert names <= {each["metadata"]["name"] for each in every if each["kind"] == "PodDisruptionBudget"}
+
+
+def test_a_pool_has_the_defaults_but_for_what_it_says_itself() -> None:
+    own = {
+        "replicas": 0, "concurrency": 8, "podDisruptionBudget": {"enabled": False},
+        "resources": {"requests": {"cpu": "2"}, "limits": {"memory": None, "cpu": "3"}},
+    }  # fmt: skip
+    defaults = {"targets": ["kafka"], "concurrency": 2, "autoscaling": {"maxReplicas": 9}}
+    pools = {"own": own, "all": {"autoscaling": {"enabled": True}}}
+    every = objects(LEAST | {"poolDefaults": defaults, "pools": pools})
+    found = {(each["kind"], each["metadata"]["name"].rpartition("-")[2]): each.get("spec") for each in every}
+    assert found["Deployment", "own"]["replicas"] == 0
+    [container] = found["Deployment", "own"]["template"]["spec"]["containers"]
+    assert container["args"] == ["worker", "--only", "targets", "--concurrency", "8", "--targets", "kafka"]
+    assert container["resources"] == {"requests": {"cpu": "2", "memory": "640Mi"}, "limits": {"cpu": "3"}}
+    assert ("PodDisruptionBudget", "own") not in found
+    assert ("PodDisruptionBudget", "all") in found
+    assert (found["ScaledObject", "all"]["minReplicaCount"], found["ScaledObject", "all"]["maxReplicaCount"]) == (1, 9)
+    [container] = found["Deployment", "all"]["template"]["spec"]["containers"]
+    assert container["resources"] == {"requests": {"cpu": "150m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}
+
+
+@CASES
 def test_every_selector_finds_the_pods_that_it_is_for(values: Object) -> None:
     every = objects(values)
     labels = {name: found for name, found, _ in pods(every)}
@@ -186,7 +241,6 @@ def test_every_value_is_in_the_documented_file() -> None:
                 compare(member, given[name], f"{path}.{name}")
 
     compare(schema, values, "")
-    compare(schema["definitions"]["pool"], values["pools"]["all"], ".pools.all")
 
 
 def test_the_version_is_that_of_the_package() -> None:

@@ -128,7 +128,7 @@ def values(postgres_database: str) -> Object:
             "BUCKETWIRE_SECRET_KEYS": "u9Qe0xkqDqk0yXH3p2o0hQ0XcX1m8o6v6fJm1pWcQ2A=",
             "BUCKETWIRE_API_TOKENS": f"minio:ingest:{'x' * 32}",
         },
-        "pools": {"rest": {"targets": ["kafka", "redis"], "replicas": 3, "concurrency": 8}},
+        "pools": {"rest": {"targets": ["kafka", "redis"], "replicas": 3}},
         "spark": {"enabled": True, "rbac": {"create": True}},
         "sources": {"enabled": True},
         "flower": {"enabled": True},
@@ -179,9 +179,7 @@ def test_it_is_installed_upgraded_and_removed(
     }
     assert of_the_chart(namespace, "servicemonitors")
 
-    scaled = {"enabled": True, "minReplicas": 1, "maxReplicas": 4, "backlog": 100}
-    scaled |= {"pollingInterval": 30, "cooldownPeriod": 300}
-    values["pools"] = {"all": None, "mq": {"targets": ["amqp"], "replicas": 1, "concurrency": 1, "autoscaling": scaled}}
+    values["pools"] = {"all": None, "mq": {"targets": ["amqp"], "autoscaling": {"enabled": True}}}
     values["settings"] = {"BUCKETWIRE_PARTITIONS": 16}
     succeeds(helm(namespace, tmp_path, "upgrade", "bw", values=values))
     assert set(of_the_chart(namespace, "deployments")) == {f"bw-bucketwire-{each}" for each in {*roles, "pool-mq"}}
@@ -198,7 +196,7 @@ def test_a_failed_migration_leaves_the_running_version_as_it_is(
     succeeds(helm(namespace, tmp_path, "install", "bw", values=values))
     before = of_the_chart(namespace, "deployments")
     values["secrets"]["BUCKETWIRE_DATABASE_URL"] = f"postgresql://nobody@127.0.0.1:{services.free_port()}/none"
-    values["pools"] = {"all": None, "other": {"targets": ["mqtt"], "replicas": 1, "concurrency": 1}}
+    values["pools"] = {"all": None, "other": {"targets": ["mqtt"]}}
     done = helm(namespace, tmp_path, "upgrade", "bw", values=values)
     assert done.returncode != 0
     assert "pre-upgrade hooks failed" in done.stderr
@@ -217,3 +215,23 @@ def test_pod_security_admits_every_pod(namespace: KubernetesApi, values: Object,
         refused = namespace.ask("POST", f"{CORE}/pods?dryRun=All", pod)
         assert refused.status_code == 403
         assert "violates PodSecurity" in refused.json()["message"]
+
+
+def test_a_quota_admits_every_pod(namespace: KubernetesApi, values: Object, tmp_path: Path) -> None:
+    """Those of pools of one's own, too: a quota refuses what does not say how much it takes."""
+    quotas = f"{CORE}/resourcequotas"
+    hard = {"requests.cpu": "100", "requests.memory": "100Gi", "limits.memory": "100Gi"}
+    namespace.call("POST", quotas, {"metadata": {"name": "quota"}, "spec": {"hard": hard}})
+    try:
+        # As the cluster's controller does it.
+        status = {"status": {"hard": hard, "used": dict.fromkeys(hard, "0")}}
+        namespace.call("PATCH", f"{quotas}/quota/status", status, "application/merge-patch+json")
+        succeeds(helm(namespace, tmp_path, "install", "bw", values=values))
+        for name, deployment in of_the_chart(namespace, "deployments").items():
+            pod = deployment["spec"]["template"] | {"metadata": {"name": name}}
+            namespace.call("POST", f"{CORE}/pods?dryRun=All", pod)
+            del pod["spec"]["containers"][0]["resources"]
+            refused = namespace.ask("POST", f"{CORE}/pods?dryRun=All", pod)
+            assert (refused.status_code, "must specify" in refused.json()["message"]) == (403, True)
+    finally:
+        namespace.call("DELETE", f"{quotas}/quota")

@@ -22,8 +22,8 @@ from app.config.fields.addresses import HostPort
 from app.metrics_folder import VARIABLE, fresh_folder, own_folder, remove
 from tests import services
 from tests.services import until
-from workers.telemetry import metrics, metrics_http
-from workers.telemetry.metrics import Server
+from workers.telemetry import http_server
+from workers.telemetry.metrics import server
 
 ROOT = Path(__file__).parents[2]
 # A process of a pool: takes its place, notes a call, says so, and then waits to be ended.
@@ -35,7 +35,7 @@ from app.outbox.delivery.logged_events import LoggedEvent
 from workers.delivery.batch_record import TargetCall
 from workers.delivery.outcomes import DELIVERED
 from workers.delivery.retry import RetrySchedule
-from workers.telemetry import metrics, metrics_http
+from workers.telemetry import metrics
 metrics.begin(int(sys.argv[1]))
 of = metrics.of("redis:a")
 of.call_ended(TargetCall((), [DELIVERED] * 10, 0.01))
@@ -81,7 +81,7 @@ def scraped(port: int) -> dict[str, float]:
 
 def test_figures_of_all_processes_are_summed_and_go_on_when_one_is_killed_and_replaced(tmp_path: Path) -> None:
     folder, port = fresh_folder(tmp_path, "up"), services.free_port()
-    serving = Server(HostPort(services.LOOPBACK, port), str(folder))
+    serving = server(HostPort(services.LOOPBACK, port), str(folder))
     serving.start()
     try:
         for _ in range(2):
@@ -105,11 +105,11 @@ def test_figures_of_all_processes_are_summed_and_go_on_when_one_is_killed_and_re
 def test_an_address_that_is_taken_is_served_as_soon_as_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "_PATIENCE", 0.1)
+    monkeypatch.setattr(http_server, "_PATIENCE", 0.1)
     folder = fresh_folder(tmp_path, "up")
     with socket.create_server((services.LOOPBACK, 0)) as other:
         port = other.getsockname()[1]
-        serving = Server(HostPort(services.LOOPBACK, port), str(folder))
+        serving = server(HostPort(services.LOOPBACK, port), str(folder))
         serving.start()
     try:
         until(lambda: _serves(port), 60, what="the figures where another listened before")
@@ -121,13 +121,13 @@ def test_an_address_that_is_taken_is_served_as_soon_as_it_is_free(
 def serving(tmp_path: Path) -> Iterator[int]:
     """The port of the metrics of a worker without any."""
     port = services.free_port()
-    server = Server(HostPort(services.LOOPBACK, port), str(fresh_folder(tmp_path, "up")))
-    server.start()
+    running = server(HostPort(services.LOOPBACK, port), str(fresh_folder(tmp_path, "up")))
+    running.start()
     try:
         until(lambda: _serves(port), 60, what="the figures")
         yield port
     finally:
-        server.stop()
+        running.stop()
 
 
 def accepted(port: int) -> int:
@@ -152,7 +152,7 @@ def test_silent_clients_keep_neither_connections_nor_threads_nor_others_from_the
 
 
 def test_a_client_that_sends_nothing_more_is_closed(serving: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_http._Handler, "timeout", 0.1)
+    monkeypatch.setattr(http_server._Handler, "timeout", 0.1)
     with socket.create_connection((services.LOOPBACK, serving), timeout=20) as silent:
         silent.send(b"GET /metr")
         assert silent.recv(1) == b""

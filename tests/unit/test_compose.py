@@ -69,7 +69,13 @@ def test_whatever_others_wait_for_can_say_that_it_is_healthy() -> None:
         for other, need in service.get("depends_on", {}).items():
             if need["condition"] == "service_healthy":
                 assert SERVICES[other]["healthcheck"]["test"], other
-    assert all(OWN[name]["healthcheck"]["test"] for name in ("api", "drain", "workers", "sources", "flower"))
+    assert all(OWN[name]["healthcheck"]["test"] for name in OWN.keys() - {"migrate"})
+
+
+def test_workers_and_beat_are_probed_where_they_answer() -> None:
+    for name in OWN.keys() - {"migrate", "api", "flower"}:
+        listen = OWN[name]["environment"]["BUCKETWIRE_PROBE_LISTEN"]
+        assert f"http://{listen}/readyz" in OWN[name]["healthcheck"]["test"][-1], name
 
 
 def test_the_environment_of_every_part_is_one_that_it_accepts() -> None:

@@ -6,6 +6,7 @@ The leases decide who pulls, not the task broker: sources are served while it is
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from app.config.settings import Settings
@@ -26,11 +27,15 @@ log = logging.getLogger("bucketwire.sources")
 
 
 class SourceRunner(threading.Thread):
-    """Claim sources and renew their leases until `stop` is called. Create it in the process that starts it."""
+    """Claim sources and renew their leases until `stop` is called. Create it in the process that starts it.
 
-    def __init__(self, settings: Settings) -> None:
+    `report` learns each second whether it can.
+    """
+
+    def __init__(self, settings: Settings, report: Callable[[bool], None] = lambda _serves: None) -> None:
         super().__init__(name="sources", daemon=True)
         self._settings = settings
+        self._report = report
         self._ending = threading.Event()
         self._database = Database(settings.database_url, patience=settings.database_timeout)
         sealer = open_sealer(settings)
@@ -52,13 +57,17 @@ class SourceRunner(threading.Thread):
     def run(self) -> None:
         """Look for sources once a second, and end with all of its threads."""
         while not self._ending.is_set():
+            serves = False
             try:
                 self._serve()
+                serves = True
             except DatabaseUnavailable as error:
                 log.warning("the outbox database is unavailable, so no source is looked for: %s", describe_error(error))
             except Exception:
                 log.exception("sources cannot be looked for")
+            self._report(serves)
             self._ending.wait(policy.SEARCH_SECONDS)
+        self._report(False)
         deadline = time.monotonic() + policy.STOP_SECONDS
         for puller in self._pullers.values():
             puller.join(max(0.0, deadline - time.monotonic()))

@@ -8,14 +8,12 @@ gauges, so no files of dead processes need to be removed.) Nothing is recorded i
 
 import logging
 import os
-import threading
 from bisect import bisect_right
 from collections import Counter as Tally
 from collections.abc import Iterable
 from pathlib import Path
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, values
+from prometheus_client import CollectorRegistry, Counter, Histogram, make_wsgi_app, values
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from app.config.arn import TargetId, parse_target
@@ -24,7 +22,7 @@ from app.metrics_folder import VARIABLE
 from workers.delivery.batch_record import BatchRecord, Observer, TargetCall
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Rejected, Unavailable
 from workers.targets.base import LeaseExpired
-from workers.telemetry import metrics_http
+from workers.telemetry.http_server import BackgroundServer
 
 log = logging.getLogger("bucketwire.worker")
 
@@ -34,7 +32,6 @@ _AGES = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 21600, 864
 _CALLS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 _ROOM = 1 << 20  # bytes, allocated at once for each file: enough for about a hundred targets
-_PATIENCE = 5.0  # seconds between two attempts to listen
 
 
 class Bulk(Histogram):
@@ -171,47 +168,9 @@ def pool_registry(folder: str) -> CollectorRegistry:
     return registry
 
 
-class Server:
-    """Serves the metrics of a worker's whole pool over HTTP, in the pool's parent."""
-
-    def __init__(self, listen: HostPort, folder: str) -> None:
-        self._listen = listen
-        self._registry = pool_registry(folder)
-        self._server: WSGIServer | None = None
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
-
-    def start(self) -> None:
-        """Serve in a background thread; retry while the address is in use, and log the address once it listens."""
-        self._thread.start()
-
-    def forget(self) -> None:
-        """Close the inherited listening socket in a forked child, so that a restarted parent can bind."""
-        if self._server is not None:
-            self._server.socket.close()
-
-    def stop(self) -> None:
-        """Stop serving."""
-        self._over.set()
-        self._thread.join()
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-
-    def _serve(self) -> None:
-        host, port = self._listen
-        refused = False
-        while not self._over.is_set():
-            try:
-                self._server = metrics_http.serve(port, host, self._registry)
-            except OSError as error:
-                if not refused:
-                    log.warning("the metrics wait: nothing can listen on %s: %s", self._listen, error.strerror)
-                refused = True
-                self._over.wait(_PATIENCE)
-            else:
-                log.info("metrics at http://%s/metrics", HostPort(host, self._server.server_port))
-                return
+def server(listen: HostPort, folder: str) -> BackgroundServer:
+    """Return a server of the metrics of a worker's whole pool, for the pool's parent."""
+    return BackgroundServer(listen, make_wsgi_app(pool_registry(folder)), "/metrics")
 
 
 def _allocate(path: Path) -> None:

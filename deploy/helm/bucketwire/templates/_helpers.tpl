@@ -93,6 +93,45 @@ secret:
 {{ include "bucketwire.apiSecretVolume" (dict "root" . "name" "api-authority" "items" (dict .Values.api.tls.authority "ca.crt")) }}
 {{- end -}}
 
+{{/* Values with others laid over them, key by key, as JSON; null removes a key. Called with a dict: base, over. */}}
+{{- define "bucketwire.overlay" -}}
+{{- $whole := deepCopy .base -}}
+{{- range $key, $value := .over -}}
+{{- if kindIs "invalid" $value -}}
+{{- $_ := unset $whole $key -}}
+{{- else if and (kindIs "map" $value) (kindIs "map" (get $whole $key)) -}}
+{{- $_ := set $whole $key (include "bucketwire.overlay" (dict "base" (get $whole $key) "over" $value) | fromJson) -}}
+{{- else -}}
+{{- $_ := set $whole $key $value -}}
+{{- end -}}
+{{- end -}}
+{{ toJson $whole }}
+{{- end -}}
+
+{{/* The pools by name, as JSON, each with all that it has. */}}
+{{- define "bucketwire.pools" -}}
+{{- $pools := dict -}}
+{{- range $name, $own := .Values.pools -}}
+{{- if not (kindIs "invalid" $own) -}}
+{{- $pool := include "bucketwire.overlay" (dict "base" $.Values.poolDefaults "over" $own) | fromJson -}}
+{{- $processes := int $pool.concurrency -}}
+{{- $requests := dict "cpu" (printf "%dm" (add 50 (mul 50 $processes))) "memory" (printf "%dMi" (add 128 (mul 64 $processes))) -}}
+{{- $least := dict "requests" $requests "limits" (dict "memory" (printf "%dMi" (mul 256 $processes))) -}}
+{{- $_ := set $pool "resources" (include "bucketwire.overlay" (dict "base" $least "over" $pool.resources) | fromJson) -}}
+{{- $_ := set $pools $name $pool -}}
+{{- end -}}
+{{- end -}}
+{{ toJson $pools }}
+{{- end -}}
+
+{{/* A worker's or beat's answers to probes, as YAML: env, ports, probes. */}}
+{{- define "bucketwire.probed" -}}
+env: {name: BUCKETWIRE_PROBE_LISTEN, value: "0.0.0.0:9101"}
+port: {name: probe, containerPort: 9101}
+probes:
+  readinessProbe: {httpGet: {path: /readyz, port: probe}, periodSeconds: 5, timeoutSeconds: 5}
+{{- end -}}
+
 {{/* The part of the backlog query that selects a pool's targets; the schema admits no quotes in their names. */}}
 {{- define "bucketwire.served" -}}
 {{- $terms := list -}}
@@ -122,7 +161,7 @@ metadata:
     app.kubernetes.io/component: {{ .name }}
 spec:
   {{- if not .autoscaled }}
-  replicas: {{ hasKey .values "replicas" | ternary .values.replicas 1 }}
+  replicas: {{ int (hasKey .values "replicas" | ternary .values.replicas 1) }}
   {{- end }}
   revisionHistoryLimit: 3
   strategy:
