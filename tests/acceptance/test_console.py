@@ -497,11 +497,12 @@ def test_with_seven_findings_the_targets_are_in_sight(browser: Browser, whole: S
         # On a phone a row of a list is a card, which has its state beside its name.
         page.set_viewport_size({"width": 360, "height": 800})
         card = page.get_by_role("region", name="Table of targets").locator("tbody tr").first
-        [state, backlog] = [card.locator(part).bounding_box() for part in (".state", "td[data-label=Backlog]")]
-        assert state is not None
-        assert backlog is not None
-        assert state["x"] + state["width"] <= 360
-        assert state["y"] < backlog["y"]
+        name, state, backlog, oldest = (
+            card.locator(part).evaluate("part => part.getBoundingClientRect().toJSON()")
+            for part in ("a.target", ".state", "td[data-label=Backlog]", "td[data-label=Oldest]")
+        )
+        assert state["right"] <= 360
+        assert name["top"] < state["bottom"] <= backlog["top"] == oldest["top"]
         label = "cell => getComputedStyle(cell, '::before').content"
         assert card.locator("td[data-label=Backlog]").evaluate(label) == '"Backlog"'
 

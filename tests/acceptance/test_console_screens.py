@@ -265,8 +265,8 @@ def _keep_busy(page: Page, whole: System) -> None:
         events = [event(f"faro/IMG_{next(numbers):04}.jpg", bucket="uploads") for _ in range(5)]
         whole.post(f'{{"Records":[{",".join(one.record for one in events)}]}}'.encode())
         page.goto("")
-        numbers = page.locator(".tiles").inner_text()
-        return all(re.search(rf"{name}\n(?!0\.0)\d", numbers) for name in ("Coming in", "Delivered, all targets"))
+        tiles = page.locator(".tiles").inner_text()
+        return all(re.search(rf"{name}\n(?!0\.0)\d", tiles) for name in ("Coming in", "Delivered, all targets"))
 
     until(shows_a_rate, 120, what="two samples with events")
 
