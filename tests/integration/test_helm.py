@@ -26,7 +26,10 @@ PEER = {"namespaceSelector": {"matchLabels": {"name": "there"}}}
 MOST: dict[str, Any] = {
     "existingSecret": "more", "targetSecrets": "targets", "imagePullSecrets": [{"name": "registry"}],
     "settings": {"BUCKETWIRE_PARTITIONS": 32, "MINIO_NOTIFY_WEBHOOK_ENABLE_audit": "on"},
-    "api": {"tls": {"existingSecret": "tls"}, "service": {"type": "LoadBalancer", "annotations": {"a": "b"}}},
+    "api": {
+        "tls": {"existingSecret": "tls"}, "spool": {"enabled": True, "storageClass": "ssd"},
+        "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
+    },
     "pools": {
         "all": None,
         "webhooks": {
@@ -115,7 +118,7 @@ def test_every_pod_runs_a_command_that_there_is_with_settings_that_are_accepted(
 @CASES
 def test_every_process_has_a_readiness_probe_that_asks_where_it_answers(values: Object) -> None:
     for each in objects(values):
-        if each["kind"] != "Deployment":
+        if each["kind"] not in ("Deployment", "StatefulSet"):
             continue
         [container] = each["spec"]["template"]["spec"]["containers"]
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -170,6 +173,19 @@ def test_a_pool_has_the_defaults_but_for_what_it_says_itself() -> None:
     assert container["resources"] == {"requests": {"cpu": "150m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}
 
 
+def test_what_the_api_has_answered_stays_when_its_pod_goes() -> None:
+    every = objects(LEAST | {"api": {"spool": {"enabled": True, "size": "20Gi"}}})
+    assert not any(each["metadata"]["name"] == "bw-bucketwire-api" for each in every if each["kind"] == "Deployment")
+    [api] = [each for each in every if each["kind"] == "StatefulSet"]
+    [claim] = api["spec"]["volumeClaimTemplates"]
+    [container] = api["spec"]["template"]["spec"]["containers"]
+    environment = {each["name"]: each["value"] for each in container["env"]}
+    [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == claim["metadata"]["name"]]
+    # A folder in it, which the service makes and keeps to itself: the volume's own may have a lost+found of root's.
+    assert Path(environment["BUCKETWIRE_SPOOL_DIR"]).parent == Path(mount["mountPath"])
+    assert claim["spec"]["resources"]["requests"] == {"storage": "20Gi"}
+
+
 @CASES
 def test_every_selector_finds_the_pods_that_it_is_for(values: Object) -> None:
     every = objects(values)
@@ -177,7 +193,7 @@ def test_every_selector_finds_the_pods_that_it_is_for(values: Object) -> None:
     selected: dict[str, set[str]] = {}
     for each in every:
         selector = each.get("spec", {}).get("selector")
-        if each["kind"] in ("Service", "PodDisruptionBudget", "Deployment"):
+        if each["kind"] in ("Service", "PodDisruptionBudget", "Deployment", "StatefulSet"):
             wanted = (selector.get("matchLabels") or selector).items()
             matches = {name for name, found in labels.items() if wanted <= found.items()}
             selected[f"{each['kind']} {each['metadata']['name']}"] = matches
@@ -220,6 +236,7 @@ def test_the_migration_comes_first_and_needs_nothing_that_comes_later() -> None:
         ({**LEAST, "api": {"replicas": "many"}}, "replicas"),
         ({**LEAST, "settings": {"lower": "x"}}, "lower"),
         ({**LEAST, "settings": {"BUCKETWIRE_TLS_CERT": "/tls/tls.crt"}}, "set api.tls.existingSecret"),
+        ({**LEAST, "settings": {"BUCKETWIRE_SPOOL_DIR": "/var/lib/bucketwire/var/spool"}}, "set api.spool.enabled"),
         ({"secrets": SECRETS | {"BUCKETWIRE_STOP_DELAY": "1m"}}, "set api.stopDelaySeconds"),
     ],
 )

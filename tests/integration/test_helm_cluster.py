@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import os
+import re
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -32,7 +34,7 @@ KINDS = {
     kind: f"{group}/namespaces/{NAMESPACE}/{kind}"
     for group, kinds in {
         "/api/v1": ("configmaps", "secrets", "services", "serviceaccounts"),
-        "/apis/apps/v1": ("deployments",),
+        "/apis/apps/v1": ("deployments", "statefulsets"),
         "/apis/batch/v1": ("jobs",),
         "/apis/policy/v1": ("poddisruptionbudgets",),
         "/apis/networking.k8s.io/v1": ("networkpolicies",),
@@ -137,12 +139,12 @@ def values(postgres_database: str) -> Object:
 
 
 def helm(
-    cluster: KubernetesApi, folder: Path, *words: str, values: Object | None = None
+    cluster: KubernetesApi, folder: Path, *words: str, values: Object | None = None, chart: Path = CHART
 ) -> subprocess.CompletedProcess[str]:
     command: list[str | Path] = [provision.HELM / "helm", *words, "--namespace", NAMESPACE]
     if values is not None:
         (folder / "values.yaml").write_text(yaml.safe_dump(values))
-        command += [CHART, "--values", folder / "values.yaml", "--timeout", "60s"]
+        command += [chart, "--values", folder / "values.yaml", "--timeout", "60s"]
     home = {f"HELM_{name}_HOME": str(folder / "helm") for name in ("CACHE", "CONFIG", "DATA")}
     environment = {"KUBECONFIG": str(cluster.config), "HOME": str(folder), **home}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -188,6 +190,22 @@ def test_it_is_installed_upgraded_and_removed(
 
     succeeds(helm(namespace, tmp_path, "uninstall", "bw"))
     assert {kind: list(found) for kind in KINDS if (found := of_the_chart(namespace, kind))} == {}
+
+
+def test_an_api_with_a_spool_folder_is_upgraded(namespace: KubernetesApi, values: Object, tmp_path: Path) -> None:
+    """Of a StatefulSet most cannot be changed, the templates of its claims with their labels least of all."""
+    values["api"] = {"spool": {"enabled": True}}
+    succeeds(helm(namespace, tmp_path, "install", "bw", values=values))
+    before = of_the_chart(namespace, "statefulsets")["bw-bucketwire-api"]
+    newer = tmp_path / "newer"
+    shutil.copytree(CHART, newer)
+    chart = newer / "Chart.yaml"
+    chart.write_text(re.sub(r"(?m)^(version|appVersion): .*", r"\1: 9.9.9", chart.read_text()))
+    succeeds(helm(namespace, tmp_path, "upgrade", "bw", values=values | {"podLabels": {"a": "b"}}, chart=newer))
+    after = of_the_chart(namespace, "statefulsets")["bw-bucketwire-api"]
+    [old], [new] = (each["spec"]["template"]["spec"]["containers"] for each in (before, after))
+    assert old["image"] != new["image"]
+    assert before["spec"]["volumeClaimTemplates"] == after["spec"]["volumeClaimTemplates"]
 
 
 def test_a_failed_migration_leaves_the_running_version_as_it_is(

@@ -52,7 +52,7 @@ def objects(values: Object) -> list[Object]:
 def pods(every: list[Object]) -> Iterator[tuple[str, Object, Object]]:
     """The name, labels and specification of each pod that is made."""
     for each in every:
-        if each["kind"] in ("Deployment", "Job"):
+        if each["kind"] in ("Deployment", "StatefulSet", "Job"):
             template = each["spec"]["template"]
             yield each["metadata"]["name"], template["metadata"]["labels"], template["spec"]
         elif each["kind"] == "Pod":

@@ -145,15 +145,16 @@ probes:
 {{- end -}}
 
 {{/*
-A process as a Deployment. Called with a dict: root, name, args, values (replicas, resources); if need be image, env,
+A process as a Deployment, or as a StatefulSet if it has `claims`. Called with a dict: root, name, args, values (replicas,
+resources); if need be image, env,
 envFrom, labels, ports, probes, lifecycle, volumes, mounts, autoscaled (KEDA sets the replicas), ownData (`volumes` has the data
-folder), token (the account's is mounted), stopDelay (seconds in which `lifecycle` delays the end).
+folder), claims (templates of volume claims), token (the account's is mounted), stopDelay (seconds in which `lifecycle` delays the end).
 */}}
-{{- define "bucketwire.deployment" -}}
+{{- define "bucketwire.process" -}}
 {{- $root := .root -}}
 {{- $image := default $root.Values.image .image -}}
 apiVersion: apps/v1
-kind: Deployment
+kind: {{ ternary "StatefulSet" "Deployment" (not (empty .claims)) }}
 metadata:
   name: {{ include "bucketwire.fullname" $root }}-{{ .name }}
   labels:
@@ -164,9 +165,17 @@ spec:
   replicas: {{ int (hasKey .values "replicas" | ternary .values.replicas 1) }}
   {{- end }}
   revisionHistoryLimit: 3
+  {{- if .claims }}
+  serviceName: {{ include "bucketwire.fullname" $root }}-{{ .name }}
+  podManagementPolicy: Parallel
+  updateStrategy: {type: RollingUpdate}
+  volumeClaimTemplates:
+    {{- toYaml .claims | nindent 4 }}
+  {{- else }}
   strategy:
     type: RollingUpdate
     rollingUpdate: {maxSurge: 1, maxUnavailable: 0}
+  {{- end }}
   selector:
     matchLabels:
       {{- include "bucketwire.selector" $root | nindent 6 }}
