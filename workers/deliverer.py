@@ -2,19 +2,26 @@
 
 import contextlib
 import logging
+import time
 from functools import partial
 from random import Random
 
 from app.config.arn import TargetId
 from app.config.target_settings import BadSettings
 from app.logs import printable
-from app.outbox.delivery.availability import Opening, close_breaker, count_failures, open_breaker
+from app.outbox.delivery.availability import (
+    begin_opening,
+    close_breaker,
+    count_failures,
+    open_breaker,
+    record_opening,
+)
 from app.outbox.delivery.leases import Lease, LeaseLost, new_token
 from app.outbox.delivery.retries import try_all_now
 from app.outbox.delivery.transitions.settlement import SettlementStore
 from app.outbox.engine.clock import elapsed
 from app.outbox.engine.database import DatabaseUnavailable
-from app.outbox.targets import StoredTarget, UnknownTarget
+from app.outbox.targets import OPENED, StoredTarget, UnknownTarget
 from workers.delivery.event_wait import EventWait
 from workers.delivery.lease_guard import LeaseGuard
 from workers.delivery.outcomes import Unavailable
@@ -28,11 +35,12 @@ from workers.telemetry import metrics
 
 log = logging.getLogger("bucketwire.worker")
 
+_OPENABLE = ("running", "unavailable")  # the states of a target that may be contacted
 _MAX_TRIES = 3  # the first that meets a lost connection replaces them all
 
 
 class Deliverer:
-    """Works off leases of a target's partitions, and opens targets that were set."""
+    """Works off leases of a target's partitions, and opens a target that was set while nothing of it is due."""
 
     def __init__(self, held: Resources) -> None:
         self._held = held
@@ -40,7 +48,10 @@ class Deliverer:
         self._rng = Random()  # noqa: S311 - jitter, not a secret
 
     def deliver(self, target: TargetId) -> str:
-        """Claim partitions of the target that have due work, work them off, and return a one-line summary."""
+        """Claim partitions of the target that have due work, work them off, and return a one-line summary.
+
+        Where nothing is due, open the target if that is.
+        """
         # After a database outage the first use of a pooled connection fails. A wake-up that fails delays what is due,
         # so this call opens a new connection instead of leaving that to the next one.
         for _ in range(_MAX_TRIES):
@@ -53,16 +64,6 @@ class Deliverer:
                 return done
         self._held.state.unavailable(failure)
         return "the outbox database is unavailable"
-
-    def open_target(self, opening: Opening) -> str:
-        """Open a target that was set, and record the result; return it as one line."""
-        try:
-            return self._held.opener.open(opening)
-        except UnknownTarget:
-            return "the target was removed"
-        except DatabaseUnavailable as error:
-            self._held.state.unavailable(error)
-            return "the outbox database is unavailable"
 
     def _deliver(self, target: TargetId) -> str:
         try:
@@ -87,7 +88,7 @@ class Deliverer:
         with_free = processes.any_idle() and self._held.pool.is_quick(stored)
         lease = self._held.leases.claim_due(stored.row_id, new_token(), now, with_free=with_free)
         if lease is None:
-            return "nothing due"
+            return self._open(stored, now, is_limited=is_limited) if stored.opening_due_at <= now else "nothing due"
         if lease.leaves_work:  # the wake-up that is answered here may be the only one of a large request
             self._held.wakeups.request()
         try:
@@ -114,8 +115,41 @@ class Deliverer:
         self._wake_drain(lease)
         if summary.answered:
             with contextlib.suppress(*DatabaseUnavailable):  # a delivery that is settled must not be repeated for it
-                self._held.opener.answered(stored)
+                if stored.opening != OPENED:
+                    record_opening(self._held.database, stored.row_id, stored.revision, self._held.clock())
         return str(summary)
+
+    def _open(self, stored: StoredTarget, now: int, *, is_limited: bool) -> str:
+        """Open a target, as a delivery would, close it again, and record the result; return it as one line.
+
+        It may take as long as a server that does not answer, so it is left for later where deliveries would wait for
+        it: the drain sends another wake-up.
+        """
+        if stored.state not in _OPENABLE:
+            return "nothing due"
+        if not processes.take_turn():
+            return "declined: no process is free to open the target"
+        began = time.monotonic()
+        try:
+            if not begin_opening(self._held.database, stored, now):
+                return "nothing due"
+            try:
+                target = self._held.pool.target(stored)
+            except BadSettings as error:
+                problem = str(error)
+            else:
+                target.is_limited = is_limited
+                problem = target.open()
+        finally:
+            processes.end_turn(time.monotonic() - began)
+        arn, reason = stored.target.arn(self._held.settings.region), printable(problem)
+        if not record_opening(self._held.database, stored.row_id, stored.revision, self._held.clock(), problem):
+            return "opened by another worker, or set again meanwhile"
+        if not problem:
+            log.info("%s opened in %.1f s", arn, time.monotonic() - began, extra={"target": arn})
+        elif problem != stored.opening_reason:  # else it is the same as at the last try
+            log.warning("%s cannot be opened: %s", arn, reason, extra={"target": arn, "reason": reason})
+        return f"cannot be opened: {reason}" if problem else "opened"
 
     def _forget_old_waits(self, stored: StoredTarget) -> None:
         """Have retried events tried at once if the target was set or resumed while this lease delayed some of them."""

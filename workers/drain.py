@@ -5,7 +5,7 @@ taken one and has not claimed anything yet is in no queue, so unchanged work is 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from app import telemetry
 from app.broker import POLICY
@@ -13,7 +13,7 @@ from app.config.arn import TargetId
 from app.config.target_settings import BadSettings
 from app.outbox.column_values import NEVER
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.availability import Opening
+from app.outbox.delivery.availability import targets_to_open
 from app.outbox.delivery.due_work import DueTarget, DueWork
 from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS, time_limit
 from app.outbox.engine.database import DatabaseUnavailable
@@ -60,15 +60,11 @@ class Drain:
         self._due_work = DueWork(held.database)
         self._announced = Announced()
         self._tidied = 0.0
+        self._opened_last = 0  # the row id of the last target for whose opening a worker was woken
         self._limits: dict[TargetId, tuple[float, int]] = {}  # when each was looked up, and its value
 
-    def run(
-        self,
-        publish: Callable[[TargetId], None],
-        queued: Callable[[TargetId], int] = lambda _: 0,
-        publish_opening: Callable[[Opening], None] | None = None,
-    ) -> int:
-        """Publish the wake-ups that are missing where work is due; have targets opened that were set.
+    def run(self, publish: Callable[[TargetId], None], queued: Callable[[TargetId], int] = lambda _: 0) -> int:
+        """Publish the wake-ups that are missing where work is due, or a target is to be opened.
 
         `queued` returns how many messages wait in a target's queue. Return how many wake-ups were published, 0 while
         the database is unavailable. When a retry or a probe is due, the drain is woken again.
@@ -76,8 +72,6 @@ class Drain:
         began = time.time_ns()
         try:
             published = self._wake_workers(publish, queued)
-            if publish_opening is not None:
-                self._held.opener.offer(publish_opening, queued)
         except DatabaseUnavailable as error:
             self._held.state.unavailable(error)
             return 0
@@ -115,5 +109,18 @@ class Drain:
             self._tidied = time.monotonic()
             self._held.leases.check_epoch()
             heartbeats.record(self._held.database, heartbeats.DRAIN, now)
+            published += self._wake_openers({target.target for target in due}, publish, queued)
         self._upkeep.continue_work()
         return published
+
+    def _wake_openers(
+        self, due: Set[TargetId], publish: Callable[[TargetId], None], queued: Callable[[TargetId], int]
+    ) -> int:
+        """Wake a worker for some targets to open for which no message waits and no event is `due`; return how many."""
+        with self._held.database.reading() as connection:
+            chosen = targets_to_open(connection, self._held.clock(), self._opened_last)
+        self._opened_last = chosen[-1][0] if chosen else 0
+        woken = [target for _, target in chosen if target not in due and not queued(target)]
+        for target in woken:
+            publish(target)
+        return len(woken)

@@ -10,7 +10,6 @@ from app.wakeups import WakeUps
 from workers.delivery.redelivery_requests import RedeliveryRequests
 from workers.pool_shares import PoolShares
 from workers.reachability import OutboxState, broker_state
-from workers.target_opening import TargetOpener
 from workers.target_pool import TargetPool
 from workers.telemetry.attempt_recorder import AttemptRecorder
 
@@ -28,7 +27,6 @@ class Resources:
         self.registry = open_registry(self.database, settings)
         self.pool = pool or TargetPool(self.registry, settings)
         self.shares = PoolShares(self.database, self.registry)
-        self.opener = TargetOpener(self.database, self.registry, settings, self.clock, self.shares)
         self.broker = Broker(settings.broker_url, broker_state)
         self.wakeups = WakeUps(settings.broker_url, state=broker_state)
         self.attempts = AttemptRecorder(self.database)

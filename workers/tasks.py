@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 from app.broker import POLICY, SPARK_QUEUE, BrokerUnavailable, queue_name
 from app.config.arn import TargetId, parse_arn
-from app.outbox.delivery.availability import Opening
 from app.outbox.reconcile.schedule import WaitingRun
 from workers import reconcile_jobs, runtime
 from workers.celery import app, settings
@@ -15,22 +14,15 @@ from workers.celery import app, settings
 def drain() -> int:
     """Wake workers of targets with due work. Not shown in Flower: it runs many times a second."""
     with _waiting_for_the_broker():
-        return runtime.current().drain.run(_wake_worker, _queued, _open_target)
+        return runtime.current().drain.run(_wake_worker, _queued)
     return 0
 
 
 @app.task(name="deliver")
 def deliver(arn: str) -> str:
-    """Deliver what is due of a target."""
+    """Deliver what is due of a target, or open it if it was set."""
     _, target = parse_arn(arn)
     return runtime.current().deliverer.deliver(target)
-
-
-@app.task(name="open_target")
-def open_target(arn: str, revision: int, next_at: int = 0) -> str:
-    """Open a target that was set, with the settings of this revision, and record whether that was possible."""
-    _, target = parse_arn(arn)
-    return runtime.current().deliverer.open_target(Opening(target, revision, next_at))
 
 
 @app.task(name="schedule_reconciliations", send_events=False)
@@ -86,14 +78,6 @@ def _queued(target: TargetId) -> int:
 
 
 def _wake_worker(target: TargetId) -> None:
-    _send(target, "deliver", target.arn(settings.region), time_limit=runtime.current().drain.time_limit(target))
-
-
-def _open_target(opening: Opening) -> None:
-    arn, limit = opening.target.arn(settings.region), runtime.current().drain.time_limit(opening.target)
-    _send(opening.target, "open_target", arn, opening.revision, opening.next_at, time_limit=limit)
-
-
-def _send(target: TargetId, task: str, *arguments: object, time_limit: int | None = None) -> None:
-    """Send a task to the target's queue, unless the broker refuses the queue: that concerns no other target."""
-    runtime.current().broker.publish(queue_name(target), task, arguments, time_limit=time_limit, declare=True)
+    """Send a wake-up to the target's queue, unless the broker refuses the queue: that concerns no other target."""
+    arn, limit = target.arn(settings.region), runtime.current().drain.time_limit(target)
+    runtime.current().broker.publish(queue_name(target), "deliver", (arn,), time_limit=limit, declare=True)

@@ -276,13 +276,11 @@ class PartitionReadPolicy(NamedTuple):
 
 
 class OpeningPolicy(NamedTuple):
-    """When targets are offered to the workers to be opened."""
+    """When targets are opened that were set."""
 
-    first_pause_ms: int = 10_000  # until a target is offered again, unless it was opened
+    first_pause_ms: int = 10_000  # until a target is tried again, unless it was opened
     max_pause_ms: int = 3_600_000
-    postponed_ms: int = 2_000  # until one is offered again that no worker process could take
-    batch_offers: int = 10  # of one call, which holds up the drain
-    max_seconds: float = 0.2  # of that call
+    batch_targets: int = 10  # for which one drain wakes workers: it asks the broker for each
 
 
 DEAD_LETTERS = DeadLetterPolicy()

@@ -72,8 +72,8 @@ targets = sa.Table(
     sa.Column("opening", sa.String(16), nullable=False, default="due"),  # due | opened | failed, with these settings
     sa.Column("opening_reason", sa.Text, nullable=False, default=""),  # why it could not be opened
     sa.Column("opening_at", sa.BigInteger, nullable=False, default=0),  # when it was last tried
-    sa.Column("opening_due_at", sa.BigInteger, nullable=False, default=0),  # when to offer it; NEVER: it was opened
-    sa.Column("opening_tries", sa.Integer, nullable=False, default=0),  # how often it was offered
+    sa.Column("opening_due_at", sa.BigInteger, nullable=False, default=0),  # when to try it; NEVER: it was opened
+    sa.Column("opening_tries", sa.Integer, nullable=False, default=0),  # how often it was tried
     # The log's last seq when events were last recorded for it.
     sa.Column("last_seq", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("discarded_at", sa.BigInteger),  # when an event was last discarded; NULL: never, or before 0.3

@@ -55,6 +55,7 @@ class StoredTarget(EnvironmentRow):
     opening_reason: str = ""
     opening_at: int = 0
     opening_due_at: int = 0
+    opening_tries: int = 0
     revision: int = 0
     failing: Failing | None = None
     discarded_at: int | None = None

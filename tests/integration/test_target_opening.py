@@ -13,7 +13,8 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.config.errors import BadSettings
-from app.outbox.delivery.availability import Opening, offer_openings
+from app.outbox import tables
+from app.outbox.delivery.availability import begin_opening
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.targets import OPENED, OPENING_DUE, OPENING_FAILED, StoredTarget
@@ -23,7 +24,7 @@ from tests.services import until
 from tests.support.builders import add_target, event, migrated, registry
 from tests.support.delivery import Delivery, delivery
 from tests.support.scripted_target import ScriptedTarget, assert_counters_balance
-from workers import target_opening
+from workers import deliverer, target_pool
 from workers.delivery.retry import RetrySchedule
 from workers.idle_processes import ProcessStates
 
@@ -46,14 +47,10 @@ def stored(database: Database, target: TargetId) -> StoredTarget:
 
 
 def open_now(whole: Delivery, database: Database, target: TargetId) -> str:
-    """What a worker does when it is offered the target with the settings that are stored now."""
-    return whole.context.deliverer.open_target(offered(database, target))
-
-
-def offered(database: Database, target: TargetId) -> Opening:
-    """The newest offer of a target."""
-    found = stored(database, target)
-    return Opening(target, found.revision, found.opening_due_at)
+    """What a worker does when it is woken for a target that is due to be opened."""
+    with database.writing() as connection:  # whenever it was tried last
+        connection.execute(tables.targets.update().where(tables.targets.c.opening != OPENED).values(opening_due_at=0))
+    return whole.context.deliverer.deliver(target)
 
 
 def redis_at(port: int, database: Database, **settings: object) -> TargetId:
@@ -68,10 +65,10 @@ def test_the_drain_has_a_target_opened_whose_table_is_there_before_the_first_eve
     url = sa.make_url(postgres_database)
     dsn = f"host={url.host} port={url.port} user={url.username} password={url.password} dbname={url.database}"
     target = add_target(database, type_name="postgresql", values={"connection_string": dsn, "table": "bucketevents"})
-    offers: list[Opening] = []
-    whole.context.drain.run(lambda _: None, publish_opening=offers.append)
-    assert [each.target for each in offers] == [target]
-    assert [whole.context.deliverer.open_target(each) for each in offers * 2] == ["opened", "nothing to open"]
+    woken: list[TargetId] = []
+    assert whole.context.drain.run(woken.append) == 1
+    assert woken == [target]
+    assert [whole.context.deliverer.deliver(each) for each in woken * 2] == ["opened", "nothing due"]
     with psycopg2.connect(dsn) as connection, connection.cursor() as rows:
         rows.execute("SELECT count(*) FROM bucketevents")
         assert rows.fetchone() == (0,)
@@ -100,7 +97,7 @@ def test_a_wrong_address_shows_and_the_target_is_opened_when_its_server_is_there
 def test_a_server_that_never_answers_costs_its_timeout(whole: Delivery, database: Database) -> None:
     with socket.create_server((services.LOOPBACK, 0)) as silent:
         target = redis_at(silent.getsockname()[1], database, timeout="300ms")
-        assert open_now(whole, database, target).startswith("failed: ")
+        assert open_now(whole, database, target).startswith("cannot be opened: ")
     assert "Timeout" in stored(database, target).opening_reason
 
 
@@ -113,7 +110,7 @@ def test_a_result_for_settings_that_were_replaced_meanwhile_is_dropped(
         def open(self) -> None:
             registry(database).put(target, {"endpoint": "http://127.0.0.1:10/"})
 
-    monkeypatch.setattr(target_opening, "create", lambda *_: Replaced())
+    monkeypatch.setattr(target_pool, "create", lambda *_: Replaced())
     assert open_now(whole, database, target) == "opened by another worker, or set again meanwhile"
     assert stored(database, target).opening == OPENING_DUE
 
@@ -131,9 +128,9 @@ def test_what_an_adapter_did_not_expect_is_a_failure_without_its_text(
             closed.append(True)
             raise OSError("hush-hush")
 
-    monkeypatch.setattr(target_opening, "create", lambda *_: Broken())
-    assert open_now(whole, database, target) == "failed: unexpected KeyError"
-    assert closed == [True]
+    monkeypatch.setattr(target_pool, "create", lambda *_: Broken())
+    assert open_now(whole, database, target) == "cannot be opened: unexpected KeyError"
+    assert closed[-1:] == [True]
 
 
 def test_settings_that_cannot_be_read_are_its_reason(
@@ -142,22 +139,19 @@ def test_settings_that_cannot_be_read_are_its_reason(
     monkeypatch.setenv("REDIS_PASSWORD", "hush-hush")
     target = redis_at(services.free_port(), database, password="env:REDIS_PASSWORD")
     monkeypatch.delenv("REDIS_PASSWORD")
-    assert open_now(whole, database, target).startswith("failed: ")
+    assert open_now(whole, database, target).startswith("cannot be opened: ")
     assert "REDIS_PASSWORD" in stored(database, target).opening_reason
     with pytest.raises(BadSettings):
         registry(database).settings(stored(database, target))
 
 
-def test_a_removed_paused_or_replaced_target_is_left_alone(whole: Delivery, database: Database) -> None:
+def test_a_removed_or_paused_target_is_left_alone(whole: Delivery, database: Database) -> None:
     target = add_target(database)
-    offer = offered(database, target)
     registry(database).pause(target, "a new disk")
-    assert whole.context.deliverer.open_target(offer) == "nothing to open"
+    assert open_now(whole, database, target) == "nothing due"
     registry(database).resume(target)
-    registry(database).put(target, {"endpoint": "http://127.0.0.1:10/"})
-    assert whole.context.deliverer.open_target(offer) == "nothing to open"
     registry(database).remove(target, force=True)
-    assert whole.context.deliverer.open_target(offer) == "the target was removed"
+    assert open_now(whole, database, target) == "the target was removed"
 
 
 def test_a_delivery_that_was_answered_says_that_the_target_can_be_opened(whole: Delivery, database: Database) -> None:
@@ -170,18 +164,15 @@ def test_a_delivery_that_was_answered_says_that_the_target_can_be_opened(whole: 
 
 def test_a_queue_that_nobody_empties_gets_no_more_messages(whole: Delivery, database: Database) -> None:
     add_target(database)
-    offers: list[Opening] = []
-    whole.context.drain.run(lambda _: None, lambda _: 32, offers.append)
-    assert offers == []
+    woken: list[TargetId] = []
+    assert whole.context.drain.run(woken.append, lambda _: 1) == 0
+    assert woken == []
 
 
-def test_an_offer_that_was_followed_by_another_one_opens_nothing(whole: Delivery, database: Database) -> None:
-    redis_at(services.free_port(), database)
-    now = whole.context.clock()
-    [late] = offer_openings(database, now)
-    [newest] = offer_openings(database, now + 10_000)
-    assert whole.context.deliverer.open_target(late) == "nothing to open"
-    assert "refused" in whole.context.deliverer.open_target(newest)
+def test_a_late_wake_up_opens_nothing_that_was_tried_just_now(whole: Delivery, database: Database) -> None:
+    target = redis_at(services.free_port(), database)
+    assert "refused" in whole.context.deliverer.deliver(target)
+    assert whole.context.deliverer.deliver(target) == "nothing due"
 
 
 def test_an_opening_leaves_a_process_for_deliveries(
@@ -191,24 +182,20 @@ def test_an_opening_leaves_a_process_for_deliveries(
     pool.share()
     pool.begin(0)
     pool.set_busy(busy=True)
-    monkeypatch.setattr(target_opening, "processes", pool)
+    monkeypatch.setattr(deliverer, "processes", pool)
     target = redis_at(services.free_port(), database)
-    [first] = offer_openings(database, now := whole.context.clock())
     assert pool.take_turn(), "another process opens a target that does not answer"
-    assert whole.context.deliverer.open_target(first) == "postponed: no process is free"
-    found = stored(database, target)
-    assert found.opening == OPENING_DUE
-    assert found.opening_due_at not in (0, first.next_at), "it is offered again at another time"
-    [second] = offer_openings(database, now + 3_600_000)
+    assert whole.context.deliverer.deliver(target) == "declined: no process is free to open the target"
+    assert stored(database, target).opening == OPENING_DUE
+    assert begin_opening(database, stored(database, target), whole.context.clock()), "it is tried as soon as one is"
     pool.end_turn(0.0)
-    assert "refused" in whole.context.deliverer.open_target(second)
+    assert "refused" in open_now(whole, database, target)
 
 
 def test_a_target_that_a_limited_token_may_set_is_not_sought_on_the_link(whole: Delivery, database: Database) -> None:
     target = add_target(database, "x", type_name="redis", values={"address": "169.254.1.1:9", "key": "k"}, timeout="1s")
     Tokens(database).create("tenant", ["admin"], targets=[target])
-    [opening] = offer_openings(database, whole.context.clock())
-    assert "is link-local" in whole.context.deliverer.open_target(opening)
+    assert "is link-local" in whole.context.deliverer.deliver(target)
     Log(database).append([[event("a")]])
     whole.until(lambda: stored(database, target).state == "unavailable")
     assert "is link-local" in stored(database, target).reason

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from app.events.limits import MAX_EVENT_BYTES
@@ -87,6 +88,24 @@ class PooledTarget:
     is_connected: bool = False
     is_quick: bool = False  # whether it took little time for the last batch of the log
     failing_replays: FailingReplays = field(default_factory=FailingReplays)
+
+    def open(self) -> str:
+        """Open the target anew and close it again; return why it could not be opened, or an empty text."""
+        if self.is_connected:
+            self.disconnect()
+        try:
+            with processes.calling(), link_local.refusing(when=self.is_limited):
+                self.adapter.open()
+        except TargetUnavailable as error:
+            return error.reason or "unavailable"
+        except Exception as error:
+            # A defect of an adapter; its message may contain anything.
+            log.exception("%s: unexpected, while it was opened", self.name)
+            return f"unexpected {type(error).__name__}"
+        finally:
+            with suppress(Exception):  # the result of opening it stands
+                self.disconnect()
+        return ""
 
     def call(self, events: Sequence[Event], lease: LeaseCheck) -> TargetCall:
         """Send events in one call; connect before, if needed. Whatever the adapter raises is in the result.

@@ -1,16 +1,14 @@
 """Keep whether a target is available: open and close its circuit breaker, and have it opened when it is set.
 
-A target that was created or changed is due to be opened, before its first event: the drain offers it to the target's
-queue, and a worker opens it and records the result. One that could not be opened is offered again, less and less often,
-so that its table or topic exists soon after its remote is available. The circuit breaker knows nothing of it: only
-deliveries open and close it. Opening is idempotent, so that two workers may open a target at the same time.
+A target that was created or changed is due to be opened, before its first event: a worker that finds nothing else due
+opens it, and records the result. One that could not be opened is tried again, less and less often, so that its table or
+topic exists soon after its remote is available. The circuit breaker knows nothing of it: only deliveries open and close
+it.
 
 Each change is one statement that commits by itself where the database can: a worker that is stopped between an UPDATE
 and its COMMIT would hold the target's row, for which intake would wait.
 """
 
-import time
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,7 +19,7 @@ from app.outbox.column_values import NEVER, clean_reason
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.policies import OPENINGS
-from app.outbox.targets import OPENED, OPENING_FAILED
+from app.outbox.targets import OPENED, OPENING_FAILED, StoredTarget
 
 
 @repeated_after_deadlock
@@ -79,55 +77,35 @@ def close_breaker(database: Database, target_id: int) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """An offer to open a target with the settings that have this revision.
+def targets_to_open(connection: sa.Connection, now: int, after: int) -> list[tuple[int, TargetId]]:
+    """Return some of the targets to open now, with their row ids: first those above `after`, then from the lowest on.
 
-    `next_at` (ms) is when the target is offered again; it distinguishes the newest offer from late ones.
+    A paused, disabled or broken target is not contacted. The caller goes on after the last one, so that targets which
+    no worker serves hide no others.
     """
-
-    target: TargetId
-    revision: int
-    next_at: int
-
-
-def offer_openings(database: Database, now: int) -> list[Opening]:
-    """Return some of the targets to open now, each marked as offered. Safe to run concurrently: one caller gets each.
-
-    A paused, disabled or broken target is not contacted; it is offered when it is no longer. A call is short; the next
-    one returns further targets.
-    """
-    ends = time.monotonic() + OPENINGS.max_seconds
     t = tables.targets.c
     query = (
-        sa.select(t.id, t.type, t.name, t.revision, t.opening_tries, t.opening_due_at)
+        sa.select(t.id, t.type, t.name)
         .where(t.enabled, sa.not_(t.paused), t.problem == "", t.opening_due_at <= now)
-        .order_by(t.opening_due_at, t.id)
-        .limit(OPENINGS.batch_offers)
+        .order_by(sa.case((t.id > after, 0), else_=1), t.id)
+        .limit(OPENINGS.batch_targets)
     )
-    with database.reading() as connection:
-        due = connection.execute(query).all()
-    offered: list[Opening] = []
-    for row in due:
-        next_at = now + min(OPENINGS.max_pause_ms, OPENINGS.first_pause_ms << min(row.opening_tries, 10))
-        if _mark(database, row, next_at):
-            offered.append(Opening(TargetId(row.type, row.name), row.revision, next_at))
-        if time.monotonic() > ends:
-            break
-    return offered
+    return [(row.id, TargetId(row.type, row.name)) for row in connection.execute(query)]
 
 
 @repeated_after_deadlock
-def postpone_opening(database: Database, row_id: int, opening: Opening, now: int) -> None:
-    """Have the target offered again soon, because no process was free to open it; the offer counts as no try."""
+def begin_opening(database: Database, stored: StoredTarget, now: int) -> bool:
+    """Return whether the caller has to open a target now; then nobody else has to, until the next try is due."""
     t = tables.targets.c
+    pause = min(OPENINGS.max_pause_ms, OPENINGS.first_pause_ms << min(stored.opening_tries, 10))
+    mine = (t.id == stored.row_id, t.revision == stored.revision, t.opening_due_at == stored.opening_due_at)
     with database.committing() as connection:
-        connection.execute(
+        begun = connection.execute(
             tables.targets.update()
-            .where(t.id == row_id, t.revision == opening.revision, t.opening_due_at == opening.next_at)
-            .where(t.opening != OPENED, t.opening_tries > 0)
-            .values(opening_due_at=now + OPENINGS.postponed_ms, opening_tries=t.opening_tries - 1)
+            .where(*mine, t.opening_due_at <= now, t.opening != OPENED)
+            .values(opening_due_at=now + pause, opening_tries=t.opening_tries + 1)
         )
+    return bool(begun.rowcount)
 
 
 @repeated_after_deadlock
@@ -144,17 +122,5 @@ def record_opening(database: Database, row_id: int, revision: int, now: int, pro
     with database.committing() as connection:
         changed = connection.execute(
             tables.targets.update().where(t.id == row_id, t.revision == revision, t.opening != OPENED).values(**values)
-        )
-    return bool(changed.rowcount)
-
-
-def _mark(database: Database, row: Any, next_at: int) -> bool:
-    t = tables.targets.c
-    with database.committing() as connection:
-        changed = connection.execute(
-            tables.targets.update()
-            .where(t.id == row.id, t.revision == row.revision, t.opening_due_at == row.opening_due_at)
-            .where(t.opening != OPENED)
-            .values(opening_due_at=next_at, opening_tries=row.opening_tries + 1)
         )
     return bool(changed.rowcount)

@@ -52,6 +52,8 @@ def record(database: Database, count: int) -> None:
 
 def test_quiet_partitions_share_a_wakeup_and_busy_ones_have_one_each(database: Database, queues: Queues) -> None:
     target = add_target(database)
+    assert queues.drain() == 1, "it is to be opened"
+    queues.take(target)
     assert queues.drain() == 0
     record(database, 20)
     assert queues.drain() == 1

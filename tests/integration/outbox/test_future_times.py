@@ -11,7 +11,7 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox import processes, tables
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.availability import offer_openings, open_breaker
+from app.outbox.delivery.availability import begin_opening, open_breaker
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.leases import Leases
@@ -88,7 +88,7 @@ def test_leases_and_retries_of_a_clock_that_is_right_are_left_alone(database: Da
     fail(database, target)
     assert leases.claim(row_id(database, target), range(2), "alive", now + LEASE) is not None
     open_breaker(database, row_id(database, target), "down", now + 900_000, probing=False)
-    offer_openings(database, now)
+    assert begin_opening(database, registry(database).target(target), now)
     heartbeats.record(database, heartbeats.DRAIN, now + 1_000)
     Reconciliations(database).begin(target, "images", lease=60_000)
     assert bring_back(database, now) == 0
@@ -117,12 +117,12 @@ def test_an_event_that_was_tried_in_the_future_is_due(database: Database) -> Non
 def test_a_breaker_lets_a_probe_pass_and_a_target_is_opened(database: Database) -> None:
     target, now = record(database), now_ms()
     open_breaker(database, row_id(database, target), "down", now + YEARS, probing=False)
-    assert [opening.target for opening in offer_openings(database, now + YEARS)] == [target]
+    assert begin_opening(database, registry(database).target(target), now + YEARS)
     assert DueWork(database).find(now) == []
-    assert offer_openings(database, now) == []
+    assert not begin_opening(database, registry(database).target(target), now)
     assert bring_back(database, now) == 2
     assert len(DueWork(database).find(now)) == 1
-    assert [opening.target for opening in offer_openings(database, now)] == [target]
+    assert begin_opening(database, registry(database).target(target), now)
 
 
 def test_a_source_of_a_worker_that_is_gone_is_pulled_by_another(database: Database) -> None:
