@@ -7,6 +7,8 @@ As text, each process keeps the layout of its program. As JSON, every line of ev
 import json
 import logging
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -36,6 +38,26 @@ def configure(form: Form, level: int | str = logging.INFO) -> None:
     handler.setFormatter(Json() if form == "json" else logging.Formatter(_TEXT))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
+
+
+class Repetitions:
+    """Decide which lines about the same are logged, if many may come: the first one, then one a minute. Thread-safe."""
+
+    _SECONDS, _MAX_KEYS = 60.0, 100
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[float, int]] = {}  # by key: when to log the next line, and how many were not
+
+    def take(self, key: str = "") -> int:
+        """Return how many lines about this one stands for; 0 if it is not to be logged."""
+        now = time.monotonic()
+        with self._lock:
+            if key not in self._known and len(self._known) >= self._MAX_KEYS:
+                key = ""
+            due_at, left_out = self._known.get(key, (now, 0))
+            self._known[key] = (due_at, left_out + 1) if now < due_at else (now + self._SECONDS, 0)
+            return 0 if now < due_at else left_out + 1
 
 
 def line(message: str, level: str = "INFO", logger: str = "bucketwire", **members: Any) -> str:

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable
 
-from app.outbox import audit, processes, series
+from app.outbox import audit, processes, refusals, series
 from app.outbox.delivery import attempts, heartbeats, rate_limits
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.transitions.heads import HeadRepair
@@ -116,7 +116,7 @@ class Upkeep:
             self._unused_progress = UnusedProgress(ended=False)
             for name, job in (
                 ("audit", self._purge_audit), ("attempts", self._forget_attempts), ("rates", self._forget_rates),
-                ("workers", self._forget_processes),
+                ("workers", self._forget_processes), ("refusals", self._forget_refusals),
             ):  # fmt: skip
                 self._tidy(name, job)
         elif self._audit_is_behind:
@@ -162,6 +162,9 @@ class Upkeep:
     def _forget_processes(self) -> None:
         processes.forget_ended(self._held.database, self._held.clock())
         heartbeats.forget_probes(self._held.database)
+
+    def _forget_refusals(self) -> None:
+        refusals.forget(self._held.database, self._held.clock())
 
     def _drop_unused(self) -> None:
         drop_unused(self._held.database, self._unused_progress, seconds=_MAX_PURGE_SECONDS)

@@ -13,6 +13,7 @@ import base64
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -113,7 +114,7 @@ def authenticate(request: Request, *, posts_events: bool = False) -> ApiToken | 
     if session is None:
         authorization = request.headers.get("Authorization", "")
         if authorization.startswith(_SIGNED):
-            raise _unauthorized(_UNSIGNED_ONLY)
+            raise _unauthorized(_UNSIGNED_ONLY, "signed-for-aws")
         presented = presented_token(authorization)
         if posts_events and not authorization:
             presented = request.headers.get("X-Amz-Firehose-Access-Key", "")
@@ -128,22 +129,26 @@ def authenticate(request: Request, *, posts_events: bool = False) -> ApiToken | 
         if opened.loopback and not tokens.required():
             _check_local(request)  # also if it presents a token, configured before the first one existed
             return None
-        raise _unauthorized(describe_refusal(tokens, digest))
+        raise refuse_token(tokens, digest)
     if in_url and token.scopes != {"ingest"}:
-        raise ApiProblem("forbidden", f"the token {token.name!r} has more scopes than ingest, {_NOT_IN_A_URL}")
+        detail = f"the token {token.name!r} has more scopes than ingest, {_NOT_IN_A_URL}"
+        raise ApiProblem("forbidden", detail, reason="token-in-url", actor=token.actor)
     return token
 
 
-def describe_refusal(tokens: "Tokens", digest: str) -> str:
-    """Say why a token with this SHA-256 is refused, or none ("")."""
+def refuse_token(tokens: "Tokens", digest: str) -> ApiProblem:
+    """Return the problem of a token with this SHA-256, which is not valid, or of none ("")."""
+    if digest and (former := tokens.find_former(digest)) is not None:
+        did, reason = ("was revoked", "token-revoked") if former.is_revoked else ("has expired", "token-expired")
+        detail = f"this token {did}; create another one: `bucketwire token create`"
+        fact = f" at {datetime.fromtimestamp(former.since / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+        return _unauthorized(detail, reason, f"token:{former.name}", fact)
+    reason = "token-unknown" if digest else "token-missing"
     if tokens.any():
-        if digest and tokens.has_expired(digest):
-            return "this token has expired; create another one: `bucketwire token create`"
-        if digest:
-            return "this token is not valid; `bucketwire token ls` lists them by name"
-        return "send a token: Authorization: Bearer <token>"
+        detail = "this token is not valid; `bucketwire token ls` lists them by name"
+        return _unauthorized(detail if digest else "send a token: Authorization: Bearer <token>", reason)
     state = "every token was revoked, and the API requires one" if tokens.required() else "there is no token yet"
-    return f"{state}; create one: bucketwire token create <name> --scope ingest"
+    return _unauthorized(f"{state}; create one: bucketwire token create <name> --scope ingest", reason)
 
 
 def presented_token(authorization: str) -> str:
@@ -199,5 +204,6 @@ def _is_local(host: str, origin: str) -> bool:
     return is_loopback(urlsplit(f"//{host}").hostname or "") and (not origin or urlsplit(origin).netloc == host)
 
 
-def _unauthorized(detail: str) -> ApiProblem:
-    return ApiProblem("unauthorized", detail, headers={"WWW-Authenticate": 'Bearer realm="bucketwire"'})
+def _unauthorized(detail: str, reason: str, actor: str = "", fact: str = "") -> ApiProblem:
+    headers = {"WWW-Authenticate": 'Bearer realm="bucketwire"'}
+    return ApiProblem("unauthorized", detail, headers=headers, reason=reason, actor=actor, fact=fact)

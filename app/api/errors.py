@@ -9,12 +9,15 @@ from typing import Any
 
 import orjson
 import sqlalchemy as sa
-from flask import Flask, Response, g, has_request_context, request
+from flask import Flask, Request, Response, g, has_request_context, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
+from app.api.request_marks import Refusal, set_refusal
 from app.config.errors import BadValue
+from app.config.settings import ApiToken
 from app.config.target_settings import BadSettings
 from app.events.errors import BadEvents
+from app.logs import Repetitions
 from app.outbox.bucket_settings import UnknownBucket
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
 from app.outbox.engine.db_errors import is_full
@@ -35,10 +38,12 @@ from app.outbox.errors import (
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from app.outbox.targets import StoredTarget, UnknownTarget
 from app.resources.declaration import BadMember
+from app.resources.refusal import WRONG_PATH
 from app.rules.expressions import MatchingBusy
 from app.rules.model import BadRules
 
 log = logging.getLogger("bucketwire.api")
+_repetitions = Repetitions()
 
 _MAX_MEMBER_CHARACTERS = 1024  # of a rejected value that is sent back
 _MAX_DETAIL_CHARACTERS = 4096
@@ -95,6 +100,8 @@ _SAID_BY_THE_ERROR: Mapping[type[Exception], str] = {
     TokenExists: "token-exists",
     MatchingBusy: "matching-busy",
 }
+_INTAKE = "events.record"  # the endpoint that frontends post to
+_REFUSALS = frozenset((401, 403, 413, 503, 507))  # statuses of other routes by which a caller is refused
 _RETRY_AFTER = {
     "database-unavailable": 5,
     "matching-busy": 2,
@@ -108,12 +115,18 @@ _RETRY_AFTER = {
 }  # s
 
 
+class ClientGone(ConnectionResetError):
+    """The client has closed its connection within a request, or has sent nothing of it for too long."""
+
+
 @dataclass
 class ApiProblem(Exception):
     """A problem of one of the `PROBLEM_TYPES`, raised wherever it is detected.
 
     `members` are specific to the problem: the field, the position, the names. `status` differs from the type's status
-    only if the parser has a more precise one.
+    only if the parser has a more precise one. Operators see the `reason` (`app.resources.refusal`), if it is more
+    precise than the type, whose request it is (`actor`, as in the audit log), if that is not known otherwise, and a
+    `fact`, in which there is nothing of the request.
     """
 
     kind: str
@@ -121,6 +134,9 @@ class ApiProblem(Exception):
     members: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     status: int = 0
+    reason: str = ""
+    actor: str = ""
+    fact: str = ""
 
     def response(self) -> Response:
         """Return the problem as an HTTP response."""
@@ -157,9 +173,16 @@ def _(error: ApiProblem) -> ApiProblem:
 
 
 @to_problem.register
+def _(_error: ClientGone) -> ApiProblem:
+    return ApiProblem("bad-request", "the connection was lost within the body", reason="client-gone")
+
+
+@to_problem.register
 def _(error: BadEvents) -> ApiProblem:
     members = {"index": error.index, "field": error.field, "offset": error.offset, "limit": error.limit}
-    return ApiProblem("bad-events", error.problem, members, status=error.status)
+    reason = "too-large" if error.status == PROBLEM_TYPES["too-large"][0] else ""
+    fact = "" if error.index is not None else ": it is not JSON"
+    return ApiProblem("bad-events", error.problem, members, status=error.status, reason=reason, fact=fact)
 
 
 @to_problem.register
@@ -253,12 +276,16 @@ def database_unavailable(error: Exception) -> ApiProblem:
 
     The database's message is logged and not sent, because it may contain the database's address.
     """
+    said = describe_error(error)
+    number = _repetitions.take(said)
     if is_full(error):
-        log.error("the outbox database is full: %s", describe_error(error))
+        if number:
+            log.error("the outbox database is full: %s", said, extra={"requests": number})
         return ApiProblem(
             "database-full", "its disk is full, or its file at its limit; nothing was recorded, send the request later"
         )
-    log.warning("the outbox database is unavailable: %s", describe_error(error))
+    if number:
+        log.warning("the outbox database is unavailable: %s", said, extra={"requests": number})
     if isinstance(error, sa.exc.ProgrammingError):
         return ApiProblem(
             "database-unavailable", "its tables are missing or of another version: run `bucketwire migrate`"
@@ -289,4 +316,23 @@ def install(app: Flask, write: Callable[[ApiProblem], Response]) -> None:
 
     @app.errorhandler(Exception)
     def _answer(error: Exception) -> Response:
-        return write(to_problem(error))
+        problem = to_problem(error)
+        note_refusal(problem)
+        return write(problem)
+
+
+def note_refusal(problem: ApiProblem) -> None:
+    """Have this request counted as refused, if it posts events, or the caller was refused, or could not be served."""
+    asked: Request = request._get_current_object()  # type: ignore[attr-defined]  # each use of the proxy takes time
+    if asked.endpoint == _INTAKE or problem.http_status in _REFUSALS:
+        token: ApiToken | None = g.get("token")
+        actor = problem.actor or ("" if token is None else token.actor)
+        set_refusal(asked.environ, Refusal(problem.reason or problem.kind, actor, problem.fact))
+    elif _posts_elsewhere(asked):
+        set_refusal(asked.environ, Refusal(WRONG_PATH))
+
+
+def _posts_elsewhere(asked: Request) -> bool:
+    """Return whether a sender with a token, and with another path in its settings, posts events; no scan has one."""
+    others = asked.path.startswith(("/v1/", "/console")) and not asked.path.startswith("/v1/event")
+    return asked.endpoint is None and asked.method == "POST" and not others and "Authorization" in asked.headers

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from app.api.errors import ApiProblem
 from app.api.protection import protecting
+from app.api.request_marks import Refusal, set_refusal
 
 SMALL = 1 << 16  # bytes of a body or an answer that is not counted
 _LEAST_BODY = 32 * 2**20  # of the limits below: an event may have 20 MiB whatever the limit of a body is
@@ -186,6 +187,7 @@ class BoundedAnswers:
             sent.resize(length)
         except ApiProblem as problem:
             _close(answer)
+            set_refusal(environ, Refusal(problem.kind))
             return problem.response()(environ, start_response)
         start_response(*begun)
         return _Sent(answer, sent)

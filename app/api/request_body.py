@@ -7,7 +7,7 @@ from typing import IO, Any
 import orjson
 from flask import Request
 
-from app.api.errors import ApiProblem
+from app.api.errors import ApiProblem, ClientGone
 from app.api.memory import LARGE, SMALL, Cost, Share
 from app.api.services import begin_reading, services, work_share
 from app.events.errors import BadEvents
@@ -50,12 +50,16 @@ def _read(request: Request, limit: int) -> bytes | bytearray:
             f"Content-Encoding {encoding[:40]!r} is unknown; send gzip, or the body uncompressed",
             headers={"Accept-Encoding": "gzip, identity"},
         )
-    if (request.content_length or 0) > limit:
+    announced = request.content_length or 0
+    if announced > limit:
         raise _too_large(limit)
     body: bytes | bytearray = request.stream.read(min(SMALL, limit) + 1)  # fewer only at the end
     if len(body) > min(SMALL, limit):
         with services().memory.clients.share() as received:
             body = _received(bytearray(body), request.stream, limit, received)
+    if len(body) < announced:
+        detail = f"the body has {len(body)} bytes, and not the {announced} of its Content-Length"
+        raise ApiProblem("bad-request", detail, reason="client-gone")
     if encoding in ("gzip", "x-gzip"):
         return _unpacked(body, limit)
     if len(body) > SMALL:
@@ -139,7 +143,7 @@ def _drain(stream: IO[bytes]) -> None:
     """Read a little more of a refused body; otherwise the server closes the connection, and the next request fails."""
     from gunicorn.http.errors import ParseException  # noqa: PLC0415 - only a server reads from connections
 
-    with contextlib.suppress(ParseException):
+    with contextlib.suppress(ParseException, ClientGone):
         for _ in range(_DRAINED // _CHUNK):
             if not stream.read(_CHUNK):
                 return

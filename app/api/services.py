@@ -16,6 +16,7 @@ from app.outbox.registry import Registry, open_sealer
 
 if TYPE_CHECKING:
     from app.api.memory import Memory, Share
+    from app.api.request_counts import RequestCounts
     from app.config.secrets import Sealer
     from app.events.parsing import Limits
     from app.outbox.delivery.dead_letters import DeadLetters
@@ -84,6 +85,13 @@ class Services:
 
         memory = self.feeder.spool.folder / "tokens.json" if self.feeder else None
         return Tokens(self.database, self.settings.api_tokens, memory=memory)
+
+    @cached_property
+    def request_counts(self) -> "RequestCounts":
+        """What this process has counted of its requests."""
+        from app.api.request_counts import RequestCounts  # noqa: PLC0415 - see the class
+
+        return RequestCounts(self.database)
 
     @cached_property
     def sessions(self) -> "Sessions":
@@ -169,6 +177,7 @@ def open_services(settings: Settings) -> Services:
         "sealer",
         "registry",
         "tokens",
+        "request_counts",
         "sessions",
         "commits",
         "dead_letters",
@@ -197,7 +206,12 @@ def install(app: Flask, made: Services) -> None:
 
 def services() -> Services:
     """Return the services of the app that handles this request."""
-    found: Services = current_app.extensions[_NAME]
+    return services_of(current_app)
+
+
+def services_of(app: Flask) -> Services:
+    """Return the services of an app."""
+    found: Services = app.extensions[_NAME]
     return found
 
 

@@ -5,7 +5,7 @@ Whose token it is, `app.api.auth` finds out.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import TypeVar
 
 from flask import Flask, Request, current_app, g, request
@@ -83,7 +83,8 @@ def check(request: Request, scope: str) -> ApiToken | None:
     """
     token = authenticate(request, posts_events=scope == INGEST)
     if token is not None and not {scope, ADMIN} & token.scopes:
-        raise ApiProblem("forbidden", f"the token {token.name!r} lacks the scope {scope}", {"scope": scope})
+        detail = f"the token {token.name!r} lacks the scope {scope}"
+        raise ApiProblem("forbidden", detail, {"scope": scope}, reason="scope", actor=token.actor, fact=scope)
     return token
 
 
@@ -92,6 +93,11 @@ def authorize(request: Request, scope: str) -> ApiToken | None:
     token = check(request, scope)
     g.token = token
     return token
+
+
+def acting(token: ApiToken | None) -> AbstractContextManager[None]:
+    """Attribute what is changed within the block to the user of this token, by this request."""
+    return audit.acting(_actor(request, token))
 
 
 def require_target(target: TargetId | None) -> None:
@@ -127,7 +133,8 @@ def _limited_token() -> ApiToken | None:
 
 def _check_limits(token: ApiToken, request: Request) -> None:
     if not getattr(current_app.view_functions[request.endpoint or ""], _LIMITED, False):
-        raise ApiProblem("forbidden", f"the token {token.name!r} is limited to buckets or targets; this concerns all")
+        detail = f"the token {token.name!r} is limited to buckets or targets; this concerns all"
+        raise ApiProblem("forbidden", detail, reason="limits")
     path = request.view_args or {}
     if "type_name" in path:
         require_target(TargetId(path["type_name"], path["name"]))
@@ -135,7 +142,7 @@ def _check_limits(token: ApiToken, request: Request) -> None:
 
 def _beyond_limits(token: ApiToken, kind: str, allowed: Sequence[str]) -> ApiProblem:
     names = f"the {kind} {', '.join(allowed)}" if allowed else f"no {kind}"
-    return ApiProblem("forbidden", f"the token {token.name!r} is limited to {names}"[:4096])
+    return ApiProblem("forbidden", f"the token {token.name!r} is limited to {names}"[:4096], reason="limits")
 
 
 def _actor(request: Request, token: ApiToken | None) -> audit.Actor:

@@ -10,6 +10,7 @@ from functools import partial
 from flask import Flask, Response, g, request
 
 from app import telemetry
+from app.api.request_marks import refusal_of
 from app.events.model import Event
 from app.events.trace import trace_of
 from app.telemetry.tracing import Span, Tracing, append_span, in_span
@@ -58,6 +59,9 @@ def _answered(response: Response) -> Response:
     span: Span | None = g.get("intake")
     if span is not None:
         span.set("http.response.status_code", response.status_code)
+        if (refusal := refusal_of(request.environ)) is not None:
+            span.set("bucketwire.refused.reason", refusal.reason)
+            span.set("bucketwire.refused.actor", refusal.actor)
         if response.status_code >= 500:
             span.fail(str(response.status_code))
     return response

@@ -131,6 +131,11 @@ class S3Key(NamedTuple):
         """Leave the secret out, so that no stack trace logs it."""
         return f"S3Key({self.name!r})"
 
+    @property
+    def actor(self) -> str:
+        """What the audit log calls its user."""
+        return f"key:{self.name}"
+
 
 class S3Keys(FieldType[tuple[S3Key, ...]]):
     """Comma-separated `name:scope+scope:access key:secret key`; the scopes are read and admin."""

@@ -13,9 +13,10 @@ from urllib.parse import quote, urlencode
 from flask import Blueprint, Response, current_app, g, make_response, render_template, request, send_from_directory
 
 from app.api import auth, token_scopes
-from app.api.errors import ApiProblem, to_problem
+from app.api.errors import PROBLEM_TYPES, ApiProblem, note_refusal, to_problem
 from app.api.protection import PROTECTION
 from app.api.refused import Refused
+from app.api.request_marks import Refusal, set_refusal
 from app.api.services import services
 from app.config.fields.field_types import written_size
 from app.config.settings import SCOPES
@@ -133,6 +134,7 @@ def _identify() -> Response | None:
         if problem.kind != "unauthorized":
             raise
         return _to_sign_in(ended=held is not None and bool(held.subject))
+    g.token = token
     if token is None or session is None:
         g.visitor = Visitor("", frozenset(SCOPES), LOCAL)
     else:
@@ -160,8 +162,10 @@ def _credential(session: Session | None) -> auth.ConsoleSession:
 def check_form(number: str) -> None:
     """Raise `Refused` unless the form in this request was made by the console for the session of this number."""
     if not is_same_site(request.headers):
+        set_refusal(request.environ, Refusal("bad-form"))
         raise Refused(403, {"title": "Refused", "detail": "this form was sent from another site; nothing was changed"})
     if not seals().is_form_of(number, request.form.get("form", "")):
+        set_refusal(request.environ, Refusal("bad-form"))
         detail = (
             "this form is out of date or was not made for this session; nothing was changed. Go back, reload, retry"
         )
@@ -192,9 +196,13 @@ def _answer(error: Exception) -> Response:
     if isinstance(error, Refused):
         if error.kind == "unauthorized":  # revoked while the page was made
             return _to_sign_in(ended=True)
+        if error.kind in PROBLEM_TYPES:  # of a call of the API, which counts no request of its own
+            note_refusal(ApiProblem(error.kind, str(error), status=error.status))
         return error_page(error)
-    problem = to_problem(error).response()
-    return error_page(Refused(problem.status_code, problem.get_json()))
+    problem = to_problem(error)
+    note_refusal(problem)
+    response = problem.response()
+    return error_page(Refused(response.status_code, response.get_json()))
 
 
 def error_page(refused: Refused) -> Response:

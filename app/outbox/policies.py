@@ -141,6 +141,25 @@ class TokenPolicy(NamedTuple):
     max_waiting_for_new: int = 4
 
 
+class RefusalPolicy(NamedTuple):
+    """How requests are counted, and what is kept and shown of those that were refused."""
+
+    flush_seconds: float = 5.0  # after a refusal, until it is stored; also between two tries to reach the database
+    count_seconds: float = 15.0  # after an answer, until it is stored: the usual interval of Prometheus
+    line_seconds: float = 60.0  # between two log lines, and two entries of the audit log, about the same
+    # Of refusals that differ by surface, reason or actor, in each process; others share a row and a line. Many tokens
+    # that are refused at once are those of one cause.
+    max_kinds: int = 200
+    window_ms: int = 300_000  # for which a refusal is a finding
+    kept_ms: int = 86_400_000
+    max_rows: int = 5_000  # that a finding reads
+    batch_minutes: int = 60  # whose rows one transaction removes
+    max_actor_characters: int = 255
+    max_fact_characters: int = 255
+    max_revoked: int = 1_000  # revoked tokens that are known by their names
+    batch_revoked: int = 100  # that a revocation forgets
+
+
 class DeliveryTimesPolicy(NamedTuple):
     """How delivery times are collected."""
 
@@ -159,6 +178,7 @@ NOTICES = NoticePolicy()
 AUDIT = AuditPolicy()
 SESSIONS = SessionPolicy()
 TOKENS = TokenPolicy()
+REFUSALS = RefusalPolicy()
 DELIVERY_TIMES = DeliveryTimesPolicy()
 
 

@@ -2,19 +2,20 @@
 
 So a sign-out ends every copy of a cookie, at every API process at once, and a revoked token ends its sessions. The
 table is bounded: a session that begins removes those that have expired, and its subject's oldest beyond
-`SESSIONS.max_sessions`.
+`SESSIONS.max_sessions`. Who begins a session, or signs out, is in the audit log.
 """
 
 import hashlib
 
 import sqlalchemy as sa
 
-from app.outbox import tables
+from app.outbox import audit, tables
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.policies import SESSIONS
 
+AUDITED = "session:console"  # what entries of the audit log are about
 _sessions = tables.console_sessions.c
 
 
@@ -44,6 +45,7 @@ class Sessions:
             for session_id in sorted(ended):
                 connection.execute(tables.console_sessions.delete().where(_sessions.id == session_id))
             connection.execute(tables.console_sessions.insert().values(**row))
+            audit.record(connection, "session.begin", AUDITED)
 
     def is_active(self, number: str) -> bool:
         """Return whether a session has begun and has not been ended; whether it has expired, its cookie says.
@@ -57,8 +59,9 @@ class Sessions:
     @repeated_after_deadlock
     def end(self, number: str) -> None:
         """End a session everywhere; does nothing if it has ended. Raises `DatabaseUnavailable`."""
-        with self._database.committing() as connection:
-            connection.execute(tables.console_sessions.delete().where(_sessions.id == _digest(number)))
+        with self._database.writing() as connection:
+            if connection.execute(tables.console_sessions.delete().where(_sessions.id == _digest(number))).rowcount:
+                audit.record(connection, "session.end", AUDITED)
 
 
 def end_all(connection: sa.Connection, subject: str) -> None:

@@ -327,6 +327,15 @@ tokens = sa.Table(
     sa.Column("used_at", sa.BigInteger),  # ms, a minute late at most; NULL: never, or before this was recorded
 )
 
+# The newest tokens that were revoked: the answer to one of them says so, and operators see its name.
+revoked_tokens = sa.Table(
+    "revoked_tokens",
+    metadata,
+    sa.Column("digest", sa.CHAR(64), primary_key=True),
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("revoked_at", sa.BigInteger, nullable=False, index=True),  # ms by the host's clock, as `created_at`
+)
+
 # The console's sessions that have neither expired nor been ended: `app.outbox.sessions`.
 console_sessions = sa.Table(
     "console_sessions",
@@ -398,6 +407,34 @@ audit = sa.Table(
     sa.Index(None, "actor", "id"),
     sa.Index(None, "action", "id"),
     sa.Index(None, "resource", "id"),
+)
+
+# How many requests all API processes have answered, in total: `app.outbox.refusals`.
+request_counts = sa.Table(
+    "request_counts",
+    metadata,
+    sa.Column("route", sa.String(160), primary_key=True),  # method and template of the path; "" for no route
+    sa.Column("status", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("reason", sa.String(40), primary_key=True),  # why they were refused; "": they were not
+    sa.Column("number", sa.BigInteger, nullable=False),
+    sa.Column("last_at", sa.BigInteger, nullable=False),
+)
+
+# Which requests were refused, in rows of a minute, for a day: `app.outbox.refusals`.
+refusals = sa.Table(
+    "refusals",
+    metadata,
+    sa.Column("minute", sa.BigInteger, primary_key=True, autoincrement=False),  # in which the last one was, in ms
+    sa.Column("surface", sa.String(16), primary_key=True),
+    sa.Column("reason", sa.String(40), primary_key=True),
+    sa.Column("actor", sa.String(255), primary_key=True),  # as in the audit log; "" for nobody known
+    sa.Column("status", sa.SmallInteger, nullable=False),
+    sa.Column("number", sa.BigInteger, nullable=False),
+    sa.Column("first_at", sa.BigInteger, nullable=False),
+    sa.Column("last_at", sa.BigInteger, nullable=False),
+    # Of the last one: the address of its client, and what its reason concerns, such as a time, a field or a queue.
+    sa.Column("address", sa.String(64), nullable=False),
+    sa.Column("fact", sa.String(255), nullable=False),
 )
 
 # Samples of the targets' counters, a ring for each step: `app.outbox.series`. No foreign key: to check it, MySQL would

@@ -15,10 +15,10 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import sqlalchemy as sa
@@ -33,7 +33,7 @@ from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.database import Database, describe_error, now_ms
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.errors import TokenExists, TokensUnknown, UnknownToken
-from app.outbox.policies import TOKENS
+from app.outbox.policies import REFUSALS, TOKENS
 from app.resources.declaration import BadMember
 from app.rules.model import EVERY_BUCKET
 
@@ -60,6 +60,14 @@ class StoredToken:
     used_at: int = 0
 
 
+class FormerToken(NamedTuple):
+    """A token that is not valid any more: its name, whether it was revoked or has expired, and since when (ms)."""
+
+    name: str
+    is_revoked: bool
+    since: int
+
+
 class Tokens:
     """The valid tokens and their scopes. Create one object for each process.
 
@@ -74,6 +82,7 @@ class Tokens:
         self._remembered: Sequence[ApiToken] | None = None
         self._uses = _Uses(database)
         self._stored = CachedProbe(self._read, age=1.0, patience=1.0)
+        self._revoked = CachedProbe(self._read_revoked, age=1.0, patience=0.5)  # asked for what is refused only
         self._recorded = CachedProbe(
             self._record, age=60.0, patience=0.0
         )  # in a thread of its own: the request never waits for it
@@ -172,6 +181,7 @@ class Tokens:
                 digest = connection.execute(sa.select(tables.tokens.c.digest).where(of_name)).scalar()
                 gone = connection.execute(tables.tokens.delete().where(of_name)).rowcount
                 if gone:
+                    _remember_revoked(connection, str(digest), name)
                     sessions.end_all(connection, str(digest))
                     audit.record(connection, "token.revoke", f"token:{name}")
         if not gone:
@@ -210,10 +220,17 @@ class Tokens:
         self._uses.note(digest)
         return token
 
-    def has_expired(self, digest: str) -> bool:
-        """Return whether there is a token with this SHA-256, which has expired. Raises `TokensUnknown`."""
+    def find_former(self, digest: str) -> FormerToken | None:
+        """Return the token with this SHA-256, which is not valid, if it was before. Raises `TokensUnknown`.
+
+        Of those that were revoked the newest are known, but for those of the environment; none while the database is
+        unavailable, unless they were read before.
+        """
         token = _equal(self._known(), digest)
-        return token is not None and token.has_expired(now_ms())
+        if token is not None and token.has_expired(now_ms()):
+            return FormerToken(token.name, is_revoked=False, since=token.expires_at)
+        revoked = self._revoked.get().value or {}
+        return revoked.get(digest)
 
     def _known(self, *, new: bool = False) -> Sequence[ApiToken]:
         """Return the tokens of the database, as of now if `new`: one that was created just now is among them."""
@@ -242,6 +259,12 @@ class Tokens:
             self._remembered = tokens
         return tokens
 
+    def _read_revoked(self) -> Mapping[str, FormerToken]:
+        r = tables.revoked_tokens.c
+        with self._database.reading() as connection:
+            rows = connection.execute(sa.select(r.digest, r.name, r.revoked_at)).all()
+        return {row.digest: FormerToken(row.name, is_revoked=True, since=row.revoked_at) for row in rows}
+
     @repeated_after_deadlock
     def _record(self) -> None:
         """Record that a token has existed."""
@@ -262,6 +285,13 @@ def read_target_owners(database: Database) -> dict[TargetId, str]:
             if "admin" in row.scopes.split():
                 owners |= {TargetId(*target.split(":", 1)): row.name for target in _limits(row.limits)["targets"]}
     return owners
+
+
+def read_used_at(connection: sa.Connection, names: Collection[str]) -> dict[str, int]:
+    """Return when those of these tokens that have been used were last used (ms), by name."""
+    t = tables.tokens.c
+    rows = connection.execute(sa.select(t.name, t.used_at).where(t.name.in_(sorted(names)), t.used_at.is_not(None)))
+    return {row.name: row.used_at for row in rows}
 
 
 class _Uses:
@@ -314,6 +344,16 @@ class _Uses:
         due = sa.or_(used_at.is_(None), used_at <= at - interval, used_at >= at + interval)
         with self._database.writing() as connection:
             connection.execute(tables.tokens.update().where(tables.tokens.c.digest == digest, due).values(used_at=at))
+
+
+def _remember_revoked(connection: sa.Connection, digest: str, name: str) -> None:
+    """Add a token to those that were revoked, of which the newest are kept."""
+    r = tables.revoked_tokens.c
+    newest = sa.select(r.digest).order_by(r.revoked_at.desc(), r.digest)
+    oldest = connection.execute(newest.offset(REFUSALS.max_revoked - 1).limit(REFUSALS.batch_revoked)).scalars().all()
+    for each in sorted({*oldest, digest}):  # a restored token may be revoked again
+        connection.execute(tables.revoked_tokens.delete().where(r.digest == each))
+    connection.execute(tables.revoked_tokens.insert().values(digest=digest, name=name, revoked_at=now_ms()))
 
 
 def _check_tenant(tenant: str, buckets: Sequence[str]) -> None:

@@ -39,6 +39,7 @@ TASKS: Mapping[str, Task] = MappingProxyType(
         "attempts": Task("removing the attempts at targets that were removed", 600),
         "rates": Task("removing the rate limits of targets that were removed", 600),
         "workers": Task("removing processes that ended long ago", 600),
+        "refusals": Task("removing what was refused more than a day ago", 600),
         "versions": Task("removing what mirrors no longer need to know of versions", 600),
     }
 )

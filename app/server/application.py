@@ -9,6 +9,7 @@ from app import console, telemetry
 from app.api import answer_forms, asyncapi, errors, openapi, services, token_scopes, tracing
 from app.api.flask_app import App
 from app.api.memory import BoundedAnswers
+from app.api.request_counts import CountedRequests
 from app.api.routes import (
     audit,
     buckets,
@@ -78,6 +79,8 @@ def create_app(settings: Settings) -> Flask:
     app.url_map.merge_slashes = False
     services.install(app, opened)
     errors.install(app, answer_forms.refuse)
+    if (traces := telemetry.tracing()) is not None:
+        tracing.install(app, traces)  # first, so that a request without a valid token has a span, too
     token_scopes.install(app)
     health.install(app, opened.database)
     doctor.install(app, opened)
@@ -85,8 +88,6 @@ def create_app(settings: Settings) -> Flask:
     for blueprint in _BLUEPRINTS:
         app.register_blueprint(blueprint)
     app.after_request(partial(_wake, opened))
-    if (traces := telemetry.tracing()) is not None:
-        tracing.install(app, traces)
     _add_signed_apps(app, opened)
     with suppress(TokensUnknown):
         opened.tokens.required()  # cached now, in case the database becomes unavailable before the first request
@@ -113,4 +114,5 @@ def _add_signed_apps(app: Flask, opened: services.Services) -> None:
 
     streams = stream.install(app, opened.database, tls=bool(opened.settings.tls_cert))
     front = Front(S3App(opened, streams), AdminApp(opened), app.wsgi_app)
-    app.wsgi_app = BoundedAnswers(front, opened.memory)  # type: ignore[method-assign]  # as Flask's documentation has it
+    counted = CountedRequests(BoundedAnswers(front, opened.memory), opened.request_counts)
+    app.wsgi_app = counted  # type: ignore[method-assign]  # as Flask's documentation has it

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 from gunicorn.sock import ssl_wrap_socket
 
+from app.api.errors import ClientGone
+
 _T = TypeVar("_T")
 _PATIENCE = 60.0  # seconds without a byte from or to the client, after which its connection counts as lost
 # That requests which are not complete, and answers, may hold in memory while their clients are waited for. Less than
@@ -130,8 +132,11 @@ class ClientSocket:
         self._call(self.raw.do_handshake)  # type: ignore[attr-defined]  # a TLS socket has it
 
     def recv(self, size: int) -> bytes:
-        """Receive up to `size` bytes; none at the end of what the client sends."""
-        content = self._call(lambda: self.raw.recv(size))
+        """Receive up to `size` bytes; none at the end of what the client sends. Raises `ClientGone`."""
+        try:
+            content = self._call(lambda: self.raw.recv(size))
+        except (ConnectionError, ssl.SSLEOFError) as error:
+            raise ClientGone(errno.ECONNRESET, error.strerror) from None
         self.received += len(content)
         return content
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import app.server.worker_imports  # noqa: F401 - before the workers are forked
 from app import telemetry
+from app.api.services import services_of
 from app.api.stopping import stopping
 from app.broker import load_transport
 from app.config.errors import BadSettings
@@ -50,6 +51,8 @@ def when_ready(server: Any) -> None:
         stop_delay.install(server.signal, _settings.stop_delay)
 
 
-def worker_exit(_server: object, _worker: object) -> None:
-    """Export what a worker that ends has recorded last."""
+def worker_exit(_server: object, worker: Any) -> None:
+    """Store and export what a worker that ends has counted and recorded last."""
+    if (application := getattr(worker, "wsgi", None)) is not None:  # it has started
+        services_of(application).request_counts.close()
     telemetry.stop()

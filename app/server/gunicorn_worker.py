@@ -20,7 +20,9 @@ from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker
 from app.api.listen.streams import SocketHandedOver
 from app.api.probes import PROBES
 from app.api.protection import PROTECTION
+from app.api.services import services_of
 from app.api.stopping import stopping
+from app.logs import Repetitions
 from app.server.client_socket import ClientSocket, Slots
 
 _FIRST_REQUEST = 1  # milliseconds
@@ -32,13 +34,14 @@ _SEND_BUFFER = 256 * 1024
 _LINGER = 2.0  # seconds that a client has to close its side of a connection
 _MAX_DRAINED_BYTES = 1 << 16  # bytes that a client may send meanwhile
 # What is kept of gunicorn's messages that go on with the text of a request; an error of TLS has none.
-_KEPT = re.compile(r"Invalid request from ip=\S+: (?:\[SSL.*|[\w /()>-]*)|Error handling request [^?]*")
+_KEPT = re.compile(r"Invalid request from ip=\S+: (?P<problem>\[SSL.*|[\w /()>-]*)|Error handling request [^?]*")
 _NO_CONNECTION = (errno.EAGAIN, errno.ECONNABORTED)
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
-def _write_error(sock: Any, status: int, reason: str, message: str) -> None:
+def _write_error(count: Callable[[int], None], sock: Any, status: int, reason: str, message: str) -> None:
     """Answer a request that no application gets, as gunicorn does, in text and with the headers of every answer."""
+    count(status)
     body = f"{message or reason}\n".encode("latin-1", "replace")
     headers = {"Connection": "close", "Content-Type": "text/plain; charset=latin-1", "Content-Length": len(body)}
     lines = (f"{name}: {value}" for name, value in (headers | dict(PROTECTION)).items())
@@ -46,16 +49,23 @@ def _write_error(sock: Any, status: int, reason: str, message: str) -> None:
     util.write_nonblock(sock, head.encode("latin-1") + body)
 
 
-util.write_error = _write_error
-
-
 class _WithoutRequests(logging.Filter):
-    """Keeps what a client has sent out of the log: its address, or a malformed header, may have a token."""
+    """Keeps what a client has sent out of the log: its address, or a malformed header, may have a token.
+
+    Of lines about malformed requests, of which any client can send many, it keeps one a minute of each kind.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._repetitions = Repetitions()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Shorten what gunicorn says of a request that it cannot read, or that has failed."""
         if kept := _KEPT.match(record.getMessage()):
             record.msg, record.args = kept[0], ()
+            if problem := kept["problem"]:
+                record.__dict__["requests"] = number = self._repetitions.take(problem)
+                return bool(number)
         return True
 
 
@@ -124,6 +134,11 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         self._staying = threading.Semaphore(threads)  # threads that wait for the next request of their connection
         self._lingering: dict[_Connection, None] = {}  # the oldest first
         self._lacks_descriptors = False
+
+    def load_wsgi(self) -> None:
+        """Load the application, and have it count the requests that it does not get."""
+        super().load_wsgi()
+        util.write_error = partial(_write_error, services_of(self.wsgi).request_counts.count_unread)
 
     def _add_threads(self, number: int) -> None:
         """Let the pool have so many threads more, or fewer: those that wait for their clients come on top."""

@@ -110,6 +110,15 @@ def test_a_full_disk_under_the_spool_folder_is_507_and_what_was_taken_is_recorde
             until(lambda: not Spool(disk / "spool").pending(), PATIENCE, what="what was spooled recorded")
             until(lambda: bool(recorded(whole)), PATIENCE)
             assert recorded(whole) == [text(record) for record in taken]
+            check_refused(whole, "spool-full")
+
+
+def check_refused(whole: System, reason: str) -> None:
+    """What was refused with 507 is in the log, and in the metrics once there is room."""
+    assert f"refused (507, {reason}): " in whole.api.said()
+    sample = f'bucketwire_refused_requests_total{{reason="{reason}",surface="intake"}} '
+    with whole.client() as client:
+        until(lambda: f"{sample}0.0" not in (text := client.get("/metrics").text) and sample in text, PATIENCE)
 
 
 def recorded(whole: System) -> list[bytes]:
@@ -149,6 +158,7 @@ def test_a_full_disk_under_sqlite_is_507_and_everything_goes_on_when_there_is_ro
         with whole.client() as client:
             until(lambda: client.post("/v1/events", json={"Records": batch}).status_code == 202, PATIENCE, what="taken")
         taken += batch
+        check_refused(whole, "database-full")
         until(whole.settled, PATIENCE, what="everything delivered")
         Expected.of(taken).check(listed(redis_server, bucket), "Redis")
         assert {entry.difference for entry in whole.audits()} == {0}

@@ -25,6 +25,7 @@ ELSEWHERE = {
     "app/outbox/log/recorder.py check_writable": "it asks whether the database takes anything; an error is an answer",
     "app/outbox/log/retention.py _purge_batch": _NEXT_TICK,
     "app/outbox/notices.py NoticeRecorder.record": _NEXT_TICK,
+    "app/outbox/refusals.py forget": _NEXT_TICK,
     "app/outbox/registry.py Registry.at_once": "those who change something within it are repeated as a whole",
     "app/outbox/series.py take_sample": _NEXT_TICK,
     "app/outbox/tokens.py _Uses._write": "the last use of a token is for people, and the next use records it",

@@ -16,6 +16,7 @@ from werkzeug.wrappers import Request, Response
 
 from app.api.admin import config_kv
 from app.api.admin.call import AdminCall, json_answer
+from app.api.request_marks import set_route
 from app.api.s3.errors import S3Error
 from app.api.s3.signature import Received
 from app.api.s3.signed_app import SignedApp, actor_of
@@ -25,6 +26,7 @@ from app.outbox import audit
 from app.outbox.buckets import count_buckets
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from app.outbox.targets import UnknownTarget
+from app.resources.refusal import ADMIN_ROUTE
 
 
 def info(call: AdminCall) -> Response:
@@ -88,6 +90,8 @@ _NO_HISTORY = re.compile(r"(list|clear|restore)-config-history-kv")
 class AdminApp(SignedApp):
     """MinIO's admin API of one process, as a WSGI application. Every call needs a key with the scope admin."""
 
+    route = ADMIN_ROUTE
+
     def __init__(self, parts: Services) -> None:
         super().__init__(parts)
         self._started = time.monotonic()
@@ -98,8 +102,10 @@ class AdminApp(SignedApp):
         uptime = int(time.monotonic() - self._started)
         name = unquote(received.path).removeprefix("/minio/admin/v3/")
         handler = _find_handler(received.method, name)
+        via = f"{received.method} /minio/admin/v3/{name}"
+        set_route(request.environ, via)
         try:
-            with audit.acting(actor_of(seal, request, f"{received.method} /minio/admin/v3/{name}")):
+            with audit.acting(actor_of(seal, request, via)):
                 return handler(AdminCall(self._parts, request, received, seal, uptime))
         except BadSettings as error:
             raise S3Error("XMinioConfigError", str(error)[:_MAX_MESSAGE_CHARACTERS]) from None

@@ -23,6 +23,7 @@ from app.events.limits import is_larger
 from app.events.model import Event
 from app.events.origin import by_request
 from app.events.parsing import EventGridValidation, Parsed, SnsConfirmation, parse
+from app.logs import Repetitions
 from app.outbox.engine.database import VALUE_ERRORS, describe_error, now_ms
 from app.outbox.log import batch
 from app.outbox.log.batch import QueueFull
@@ -33,6 +34,7 @@ from app.resources.event import Receipt, RecordQuery, RefusedRecord
 from app.resources.service import Welcome
 
 log = logging.getLogger("bucketwire.api")
+_repetitions = Repetitions()
 routes = Blueprint("events", __name__)
 
 _BODY = {
@@ -49,6 +51,7 @@ _NOT_SIGNED = (
     f"{b2.SIGNATURE_HEADER} is not the signature of this body by any secret in BUCKETWIRE_B2_SIGNING_SECRETS, which "
     "needs that of each rule"
 )
+_MAX_NAMED = 3  # targets that operators see
 _ASSUMED_EVENT = 4_000_000  # bytes that every database accepts, also one whose limit is not known yet
 
 # Seconds to wait for the commit: senders give up after 5 s (EventBridge) or 10 s (SeaweedFS). With a spool folder there
@@ -154,7 +157,7 @@ def _parsed() -> Parsed:
     if secrets and b2.B2.name in parsed.senders:
         signature = asked.headers.get(b2.SIGNATURE_HEADER, "")
         if not b2.is_signed(body, signature, secrets):
-            raise ApiProblem("unauthorized", _NOT_SIGNED if signature else _UNSIGNED)
+            raise ApiProblem("unauthorized", _NOT_SIGNED if signature else _UNSIGNED, reason="bad-signature")
     return parsed
 
 
@@ -174,14 +177,16 @@ def _append(events: Sequence[Event], patience: float) -> batch.Receipt | QueueFu
             f"comparing the events with the regular expressions of the rules takes too long ({error}); nothing was "
             "recorded. Send fewer events in a request, or use simpler expressions"
         )
-        raise ApiProblem("too-large", detail) from None
+        raise ApiProblem("too-large", detail, fact=": comparing them with the rules takes too long") from None
     except VALUE_ERRORS as error:
-        log.warning("the database refuses an event: %s", describe_error(error))
+        said = describe_error(error)
+        if number := _repetitions.take(said):
+            log.warning("the database refuses an event: %s", said, extra={"requests": number})
         detail = (
             "the outbox database refuses one of these events and accepts others; nothing of the request was recorded. "
             "Send the events one by one to find out which; the API's log has the database's reason"
         )
-        raise ApiProblem("bad-events", detail) from None
+        raise ApiProblem("bad-events", detail, fact=": the outbox database refuses one") from None
 
 
 def _answer(result: batch.Receipt | QueueFull, parsed: Parsed) -> Receipt:
@@ -201,11 +206,13 @@ def queue_problem(full: QueueFull) -> ApiProblem:
             f"{tightest.limit} that are not delivered yet (queue_limit) and is set to reject (queue_full=reject): it "
             "never has room for all of them; send fewer events in a request, or raise queue_limit; nothing was recorded"
         )
-        return ApiProblem("too-large", detail, {"targets": names, "limit": tightest.limit, "events": tightest.events})
+        members = {"targets": names, "limit": tightest.limit, "events": tightest.events}
+        return ApiProblem("too-large", detail, members, fact=f": they exceed the queue_limit of {tightest.target}")
     names = [_arn(target) for target in full.targets if may_see(target)]
     named = ", ".join(names) or "a target"
     detail = f"the queue of {named} is full and set to reject (queue_full=reject); nothing was recorded"
-    return ApiProblem("queue-full", detail, {"targets": names})
+    fact = ": " + ", ".join(str(target) for target in full.targets[:_MAX_NAMED])
+    return ApiProblem("queue-full", detail, {"targets": names}, fact=fact)
 
 
 def _receipt(receipt: batch.Receipt, parsed: Parsed) -> Receipt:
@@ -242,7 +249,8 @@ def _spooled(spool: Spool, parsed: Parsed) -> Receipt:
 
 
 def _spool_problem(error: OSError) -> ApiProblem:
-    log.error("the spool folder cannot be used: %s", error)
+    if number := _repetitions.take(str(error)):
+        log.error("the spool folder cannot be used: %s", error, extra={"requests": number})
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return ApiProblem("spool-full" if full else "spool-unavailable", "nothing was recorded; send it again later")
 

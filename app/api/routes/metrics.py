@@ -5,6 +5,7 @@ MinIO's names for the same values (reference §7) are exported too, so that exis
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from app.api.description import answers
 from app.api.services import Services, services
 from app.api.token_scopes import READ, needs
 from app.config.arn import TargetId
-from app.outbox import log_head
+from app.outbox import log_head, refusals
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import Audit, TargetCounters, TargetStatus, audit, read_status
 from app.outbox.delivery.leases import leased_partitions
@@ -31,9 +32,11 @@ from app.outbox.newest_events import NEWEST, unknown_names
 from app.outbox.processes import Queue, read_processes, read_queues
 from app.outbox.reconcile.run_states import RunState, read_run_states
 from app.outbox.reconcile.runs import TABLES, latest_results
+from app.outbox.refusals import AnswerKind
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import StoredSource, read_sources
 from app.outbox.upkeep import TaskState, read_tasks
+from app.resources.refusal import COUNTED_REASONS, surface_of
 from app.resources.source import SOURCE_STATES
 from app.resources.target import STATES
 
@@ -137,6 +140,7 @@ class Scrape:
                 snapshots = read_old_snapshots(connection)
                 unknown = sum(unknown_names(connection).values())
                 tasks = read_tasks(connection, now, service_events=settings.service_events)
+                answered = refusals.read_counts(connection)
         except DatabaseUnavailable:
             yield _single("database_up", "Whether the outbox database can be read.", 0)
         else:
@@ -157,6 +161,7 @@ class Scrape:
             text = f"Events among the newest {NEWEST:,} of the log whose name is not known."
             yield _single("unknown_name_events", text, unknown)
             yield from source_metrics(sources, kept, now)
+            yield from _requests(answered)
         if self._services.feeder is not None:
             spool = self._services.feeder.spool
             yield _single(
@@ -241,6 +246,25 @@ def _posted(count: int) -> Metric:
     counter = CounterMetricFamily("bucketwire_posted_events", "Events that requests to the API have recorded.")
     counter.add_metric([], count)
     return counter
+
+
+def _requests(answered: Mapping[AnswerKind, int]) -> Iterator[Metric]:
+    """Yield how many requests were answered and refused; why posts and sign-ins may be refused begins at 0."""
+    by_status: Counter[tuple[str, str]] = Counter()
+    refused = Counter({(surface, reason): 0 for surface, reasons in COUNTED_REASONS.items() for reason in reasons})
+    for kind, number in answered.items():
+        by_status[kind.route, str(kind.status)] += number
+        if kind.reason:
+            refused[surface_of(kind.route, kind.reason), kind.reason] += number
+    text = "Requests by route and status, without probes."
+    requests = CounterMetricFamily("bucketwire_http_requests", text, labels=["route", "status"])
+    for route_and_status, number in by_status.items():
+        requests.add_metric(route_and_status, number)
+    text = "Requests that were refused, by surface of the API and reason."
+    refusals_by_reason = CounterMetricFamily("bucketwire_refused_requests", text, labels=["surface", "reason"])
+    for surface_and_reason, number in refused.items():
+        refusals_by_reason.add_metric(surface_and_reason, number)
+    yield from (requests, refusals_by_reason)
 
 
 def _snapshots(state: OldSnapshots | None) -> Iterator[Metric]:

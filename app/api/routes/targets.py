@@ -325,4 +325,4 @@ def _parsed(cls: type[TargetSettings], texts: Mapping[str, str], name: str) -> o
 
 
 def _beyond_target(problem: str) -> ApiProblem:
-    return ApiProblem("forbidden", f"{problem}; the token is limited, so it cannot set this")
+    return ApiProblem("forbidden", f"{problem}; the token is limited, so it cannot set this", reason="limits")

@@ -49,14 +49,38 @@ CODES: Mapping[str, tuple[int, str]] = {
 }
 
 
-class S3Error(Exception):
-    """A refused request, by its error code; `members` are further elements of the document."""
+# Of codes by which a caller is refused, or cannot be served: why, for operators (`app.resources.refusal`).
+_REASONS: Mapping[str, str] = {
+    "AccessDenied": "not-signed",
+    "AuthorizationHeaderMalformed": "not-signed",
+    "AuthorizationQueryParametersError": "not-signed",
+    "InternalError": "internal",
+    "InvalidAccessKeyId": "key-unknown",
+    "InvalidTokenId": "not-signed",
+    "RequestTimeTooSkewed": "wrong-time",
+    "ServiceUnavailable": "database-unavailable",
+    "SignatureDoesNotMatch": "wrong-signature",
+    "SlowDown": "too-many-streams",
+    "XAmzContentSHA256Mismatch": "wrong-signature",
+}
 
-    def __init__(self, code: str, message: str = "", **members: str) -> None:
+
+class S3Error(Exception):
+    """A refused request, by its error code; `members` are further elements of the document.
+
+    Operators see `reason`, "" for none, whose request it is, as the audit log has it (`actor`), and a `fact`.
+    """
+
+    def __init__(
+        self, code: str, message: str = "", *, reason: str = "", actor: str = "", fact: str = "", **members: str
+    ) -> None:
         self.code = code
         self.status, default = CODES[code]
         self.message = message or default
         self.members = members
+        self.reason = reason or _REASONS.get(code, "")
+        self.actor = actor
+        self.fact = fact
         super().__init__(f"{code}: {self.message}")
 
 

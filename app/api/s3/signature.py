@@ -106,14 +106,14 @@ def verify(received: Received, keys: Mapping[str, S3Key], *, region: str, now: d
     asks_location = received.parameter("location") is not None
     if region and claim.region != region and not (asks_location and claim.region == "us-east-1"):
         message = f"The authorization header is malformed; the region is wrong; expecting '{region}'."
-        raise S3Error("AuthorizationHeaderMalformed", message, Region=region)
+        raise S3Error("AuthorizationHeaderMalformed", message, reason="wrong-region", actor=key.actor, Region=region)
     request = _rebuild_request(received, claim)
     for signer in (_Auth, _GoAuth):
         auth = signer(Credentials(key.access_key, key.secret_key), "s3", claim.region)
         expected = auth.signature(auth.string_to_sign(request, auth.canonical_request(request)), request)
         if hmac.compare_digest(expected, claim.signature):
             return Seal(key, claim.signature, claim.content, auth, request)
-    raise S3Error("SignatureDoesNotMatch")
+    raise S3Error("SignatureDoesNotMatch", actor=key.actor)
 
 
 def _rebuild_request(received: Received, claim: _Claim) -> Any:

@@ -3,18 +3,20 @@
 import logging
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qsl, urlsplit
 
 import sqlalchemy as sa
 from werkzeug.wrappers import Request, Response
 
+from app.api.errors import ClientGone, database_unavailable
 from app.api.listen.streams import SocketHandedOver
+from app.api.request_marks import Refusal, set_refusal, set_route
 from app.api.s3.errors import S3Error, request_id
 from app.api.s3.signature import Received, Seal, known_keys, verify
 from app.api.services import Services
 from app.outbox import audit
-from app.outbox.engine.database import DatabaseUnavailable, describe_error
+from app.outbox.engine.database import DatabaseUnavailable
 
 log = logging.getLogger("bucketwire.api")
 Environ = dict[str, Any]
@@ -24,7 +26,12 @@ _MAX_PARAMETERS = 1000
 
 
 class SignedApp:
-    """A WSGI application for signed requests; a subclass answers them and writes errors in its own format."""
+    """A WSGI application for signed requests; a subclass answers them and writes errors in its own format.
+
+    `route` is what requests are counted as for which `answer` has named no other one.
+    """
+
+    route: ClassVar[str]
 
     def __init__(self, parts: Services) -> None:
         self._parts = parts
@@ -41,22 +48,30 @@ class SignedApp:
     def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
         """Answer a request, also one that fails."""
         request, number = Request(environ), request_id()
+        set_route(environ, self.route)
         try:
             response = self.answer(request, request_from(environ), number)
         except SocketHandedOver:
             raise
         except S3Error as error:
-            response = self.refuse(error, request, number)
+            response = self._refuse(error, request, number)
+        except ClientGone:
+            response = self._refuse(S3Error("IncompleteBody", reason="client-gone"), request, number)
         except (*DatabaseUnavailable, sa.exc.ProgrammingError) as error:
-            log.warning("the outbox database is unavailable: %s", describe_error(error))
-            response = self.refuse(S3Error("ServiceUnavailable"), request, number)
+            database_unavailable(error)
+            response = self._refuse(S3Error("ServiceUnavailable"), request, number)
             response.headers["Retry-After"] = "5"
         except Exception:
             log.exception("unexpected error %s", number)
-            response = self.refuse(S3Error("InternalError"), request, number)
+            response = self._refuse(S3Error("InternalError"), request, number)
         response.headers["x-amz-request-id"] = number
         response.headers["x-amz-bucket-region"] = self._parts.settings.region or "us-east-1"
         return response(environ, start_response)
+
+    def _refuse(self, error: S3Error, request: Request, number: str) -> Response:
+        if error.reason:
+            set_refusal(request.environ, Refusal(error.reason, error.actor, error.fact))
+        return self.refuse(error, request, number)
 
     def authenticate(self, received: Received, *, scope: str, region: str) -> Seal:
         """Verify the signature, for `region` if there is one, and the key's scope. Raises `S3Error`."""
@@ -66,13 +81,14 @@ class SignedApp:
             )
         seal = verify(received, self._keys, region=region, now=datetime.now(UTC))
         if scope not in seal.key.scopes and "admin" not in seal.key.scopes:
-            raise S3Error("AccessDenied", f"Access Denied. The key {seal.key.name} lacks the scope {scope}.")
+            message = f"Access Denied. The key {seal.key.name} lacks the scope {scope}."
+            raise S3Error("AccessDenied", message, reason="scope", actor=seal.key.actor, fact=scope)
         return seal
 
 
 def actor_of(seal: Seal, request: Request, via: str) -> audit.Actor:
     """Return who acts by a signed request, for the audit log; `via` must not contain the query, which may be signed."""
-    return audit.Actor(f"key:{seal.key.name}", request.remote_addr or "", via)
+    return audit.Actor(seal.key.actor, request.remote_addr or "", via)
 
 
 def request_from(environ: Environ) -> Received:

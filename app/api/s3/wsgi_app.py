@@ -9,12 +9,14 @@ from werkzeug.wrappers import Request, Response
 from app.api.auth import is_signed_for
 from app.api.listen.streams import Streams
 from app.api.probes import PROBES
+from app.api.request_marks import set_route
 from app.api.s3.errors import S3Error, error_response
 from app.api.s3.operations import BUCKET_CALLS, Handler, Operation, list_buckets, listen
 from app.api.s3.signature import ALGORITHM, Received
 from app.api.s3.signed_app import Environ, SignedApp, Wsgi, actor_of, parse_query_pairs
 from app.api.services import Services
 from app.outbox import audit
+from app.resources.refusal import S3_ROUTE
 
 _SIGNED = frozenset({"X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature", "AWSAccessKeyId"})
 _SUBRESOURCES = ("notification", "location", "events")
@@ -68,6 +70,8 @@ def is_s3_request(environ: Environ) -> bool:
 class S3App(SignedApp):
     """The S3 API of one process, as a WSGI application."""
 
+    route = S3_ROUTE
+
     def __init__(self, parts: Services, streams: Streams) -> None:
         super().__init__(parts)
         self._listening = streams
@@ -91,6 +95,7 @@ class S3App(SignedApp):
         )
         subresource, handler = _find_handler(received, bucket, key)
         via = f"{received.method} /<bucket>" + (f"?{subresource}" if subresource else "")
+        set_route(request.environ, via)
         with audit.acting(actor_of(seal, request, via)):
             return handler(call)
 

@@ -1,19 +1,27 @@
-"""Sign in with an API token, or by the OpenID Connect provider and back, and sign out."""
+"""Sign in with an API token, or by the OpenID Connect provider and back, and sign out.
+
+Who has signed in is in the log and the audit log, and so is a sign-in that was refused, with its reason.
+"""
 
 import hmac
+import logging
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from flask import Response, current_app, request
+from flask import Response, current_app, g, request
 
-from app.api.auth import describe_refusal
+from app.api.auth import refuse_token
 from app.api.refused import Refused
+from app.api.request_marks import Refusal, set_refusal
 from app.api.services import services
-from app.api.token_scopes import ADMIN, READ
-from app.config.settings import hash_token
+from app.api.token_scopes import ADMIN, READ, acting
+from app.config.settings import ApiToken, hash_token
 from app.console.openid import Begun, identity
 from app.console.pages import check_form, error_page, open_page, page, redirect, seals, show, visitor
 from app.console.session import LIFETIME, Session, forget_flow, forget_session, is_secure, new_session
+from app.logs import printable
+
+log = logging.getLogger("bucketwire.api")
 
 _MAX_NEXT_CHARACTERS = 2000  # characters
 
@@ -28,33 +36,39 @@ def sign_in() -> Response:
     text = request.form.get("token", "").strip()
     token = services().tokens.find(text) if text else None
     if session is None or token is None:
-        problem = describe_refusal(services().tokens, hash_token(text)) if text else "paste a token"
-        return _form(session or new_session(), problem=problem)
+        problem = refuse_token(services().tokens, hash_token(text) if text else "")
+        set_refusal(request.environ, Refusal(problem.reason, problem.actor, problem.fact))
+        return _form(session or new_session(), problem=problem.detail if text else "paste a token")
     if not {READ, ADMIN} & token.scopes:
+        set_refusal(request.environ, Refusal("scope", token.actor, READ))
         scopes = ", ".join(sorted(token.scopes))
         return _form(
             session, problem=f"the token {token.name} has only the scope {scopes}; the console needs read or admin"
         )
     response = Response(status=303, headers={"Location": f"./{next_page()}"})
-    begin_session(response, new_session(token.digest), secure=is_secure(request))
+    begin_session(response, new_session(token.digest), token, secure=is_secure(request))
     return response
 
 
-def begin_session(response: Response, session: Session, *, secure: bool) -> None:
+def begin_session(response: Response, session: Session, who: ApiToken, *, secure: bool) -> None:
     """Begin a session of somebody who has signed in, and end the one before in this browser.
 
     Its number is a new one: a form or a cookie from before the sign-in is worth nothing after it.
     """
-    _end_session()
-    services().sessions.begin(session.number, session.subject, LIFETIME)
+    with acting(who):
+        _end_session()
+        services().sessions.begin(session.number, session.subject, LIFETIME)
     seals().write_session(response, session, secure=secure)
+    actor, address = printable(who.actor), request.remote_addr or "an unknown address"
+    log.info("%s has signed in to the console from %s", actor, address, extra={"actor": actor, "address": address})
 
 
 @page("/sign-out", "POST")
 def sign_out() -> Response:
     """End the session, also for who has a copy of its cookie."""
     response = redirect("sign-in") if visitor().name else redirect("")
-    _end_session()
+    with acting(g.token):
+        _end_session()
     forget_session(response)
     return response
 
@@ -107,7 +121,7 @@ def openid() -> Response:
     try:
         address, begun = _provider().begin(next_page())
     except ProviderProblem as problem:
-        return _refused(f"{problem}", 503)
+        return _refused(f"{problem}", 503, "openid-unavailable", f": {problem}")
     response = Response(status=303, headers={"Location": address})
     seals().write_flow(response, begun, secure=_is_secure())
     return response
@@ -119,12 +133,13 @@ def openid_callback() -> Response:
     found, begun = _provider(), seals().read_flow(request)
     given = request.args.get("state", "")
     if begun is None or not hmac.compare_digest(begun.state.encode(), given.encode()):
-        response = _refused("this sign-in was not begun in this browser, or took longer than ten minutes", 400)
+        problem = "this sign-in was not begun in this browser, or took longer than ten minutes"
+        response = _refused(problem, 400, "openid-state")
     elif "error" in request.args:
         said = " ".join(
             request.args.get(name, "")[:_MAX_REASON_CHARACTERS] for name in ("error", "error_description")
         ).strip()
-        response = _refused(f"the provider refused the sign-in: {said}", 403)
+        response = _refused(f"the provider refused the sign-in: {said}", 403, "openid-refused")
     else:
         response = _finish(found, begun)
     forget_flow(response)  # it is used once
@@ -138,8 +153,11 @@ def _finish(found: "Provider", begun: Begun) -> Response:
     try:
         person, claims = found.finish(begun, request.args.get("code", ""), request.args.get("iss", ""))
     except ProviderProblem as problem:
-        return _refused(f"{problem}", 502)
-    if identity(settings, person) is None:
+        return _refused(f"{problem}", 502, "openid-failed", f": {problem}")
+    who = identity(settings, person)
+    if who is None:
+        unknown = ApiToken(person.name, frozenset(), "", kind="openid", person=person.key)
+        set_refusal(request.environ, Refusal("openid-claim", unknown.actor))
         has = "has no value that" if settings.oidc_claim in claims else "is missing, and has no value that"
         detail = (
             f"{person.name} is known to {person.issuer}, but may not use this console: the claim "
@@ -148,7 +166,7 @@ def _finish(found: "Provider", begun: Begun) -> Response:
         return error_page(Refused(403, {"title": "No access", "detail": detail}))
     # A page that leads on, and no redirect: after one the browser would not send a strict cookie.
     response = show("signed_in.html", next=begun.following, name=person.name)
-    begin_session(response, new_session(person=person), secure=_is_secure())
+    begin_session(response, new_session(person=person), who, secure=_is_secure())
     return response
 
 
@@ -163,7 +181,8 @@ def _provider() -> "Provider":
     return found
 
 
-def _refused(problem: str, status: int) -> Response:
+def _refused(problem: str, status: int, reason: str, fact: str = "") -> Response:
+    set_refusal(request.environ, Refusal(reason, fact=fact))
     return sign_in_form(f"{problem}. Signing in with a token works.", status=status)
 
 

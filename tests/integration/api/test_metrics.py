@@ -11,11 +11,12 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.config.arn import TargetId
-from app.outbox import tables, upkeep
+from app.outbox import refusals, tables, upkeep
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.policies import HEARTBEATS
 from app.outbox.reconcile.runs import DRIFT, Reconciliations
+from app.outbox.refusals import AnswerKind
 from app.outbox.sources.leases import SourceLeases
 from tests import services
 from tests.integration.api.conftest import Api, Start, url_of
@@ -51,6 +52,11 @@ def reconciled(database: Database, **counts: int) -> None:
     runs.end(runs.begin(TargetId("webhook", "x"), "images", lease=60_000), DRIFT, counts)
 
 
+def answered(database: Database) -> None:
+    """Have requests counted."""
+    refusals.record(database, {AnswerKind("POST /v1/events", 202): 1}, {})
+
+
 def pulled(database: Database) -> None:
     """Set a source whose queue has answered."""
     sources, leases = Sources(database), SourceLeases(database, 60_000)
@@ -72,6 +78,7 @@ def test_every_metric_that_dashboard_alerts_and_guide_use_exists(log: Database, 
     heartbeats(log, 0)
     upkeep.begin_all(log, now_ms())
     reconciled(log, missing=1)
+    answered(log)
     found = audited(start(url_of(log), spool_dir=f"{tmp_path}/spool"))
     used = {name for text in expressions() for name in re.findall(r"\b(?:bucketwire|minio)_\w+", text)}
     assert len(used) >= 15
@@ -230,6 +237,7 @@ def test_the_metrics_page_lists_every_metric_and_nothing_else(log: Database, sta
     heartbeats(log, 0)
     upkeep.begin_all(log, now_ms())
     reconciled(log, missing=1)
+    answered(log)
     api = start(url_of(log), spool_dir=f"{tmp_path}/spool")
     audited(api)
     exported = {(name, frozenset(dict(labels))) for name, labels in figures(api)}

@@ -26,6 +26,7 @@ from app.outbox import tables
 from app.outbox.audit import AuditFilter, entries
 from app.outbox.engine.database import Database
 from tests.integration.console.conftest import ADMIN, TOKENS, Browser, Opened, Page
+from tests.services import until
 from tests.services.openid import OpenIdProvider, openid_provider
 from tests.support.builders import add_target, registry
 
@@ -119,7 +120,7 @@ def test_two_people_who_are_called_the_same_are_two(
     keys = [f"openid:{provider.issuer}#{subject}" for subject in ("another%20alice", "alice")]
     assert found == [f"{key} (alice)" for key in keys]
     for key in keys:
-        assert len(entries(database, AuditFilter(actor=key), limit=10)) == 1
+        assert len(entries(database, AuditFilter(actor=key, actions=["target.pause"]), limit=10)) == 1
     assert entries(database, AuditFilter(actor="openid:"), limit=10) == []
 
 
@@ -226,6 +227,41 @@ def test_what_the_provider_refuses_is_said(provider: OpenIdProvider, browse: Ope
     wrong = browse(**settings_of(provider, oidc_client_secret="wrong-secret"))
     page = sign_in(provider, wrong, "alice")
     assert (page.status, "refused the sign-in: invalid_client" in page.text) == (502, True)
+
+
+def test_sign_ins_and_refusals_are_in_the_log_and_the_audit_log_with_the_person_and_the_reason(
+    provider: OpenIdProvider, browse: Opened, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "bucketwire.api")
+    assert sign_in(provider, browse(**settings_of(provider)), "alice").status == 200
+    assert sign_in(provider, browse(**settings_of(provider)), "carol").status == 403
+    wrong = browse(**settings_of(provider, oidc_client_secret="wrong-secret"))
+    assert sign_in(provider, wrong, "alice").status == 502
+    assert back(wrong, "?state=secret&code=secret").status == 400
+    state = parse_qs(urlsplit(wrong.get("openid").location).query)["state"][0]
+    assert back(wrong, f"?state={state}&error=secret").status == 403
+
+    def audited() -> list[tuple[str, str, str | None]]:
+        found = entries(database, AuditFilter(actions=["session.begin", "session.refuse"]), limit=10)
+        return sorted((one.action, one.actor.name, one.details.get("reason")) for one in found)
+
+    alice, carol = (f"openid:{provider.issuer}#{person} ({person})" for person in ("alice", "carol"))
+    expected = [
+        ("session.begin", alice, None), ("session.refuse", carol, "openid-claim"),
+        ("session.refuse", "unknown", "openid-failed"), ("session.refuse", "unknown", "openid-refused"),
+        ("session.refuse", "unknown", "openid-state"),
+    ]  # fmt: skip
+    until(lambda: len(audited()) == len(expected), 30)
+    assert audited() == sorted(expected, key=lambda entry: (entry[0], entry[1], entry[2] or ""))
+    text = "\n".join(caplog.messages)
+    for said in (
+        f"{alice} has signed in to the console from an unknown address",
+        f"(403, openid-claim): {carol} has no value of the claim that gives access",
+        "(502, openid-failed): the sign-in at the provider could not be ended: ",
+        "(400, openid-state)",
+    ):
+        assert said in text, text
+    assert "secret" not in text
 
 
 @pytest.mark.nightly("the other sign-ins, claims, keys and refusals")

@@ -12,6 +12,7 @@ from cryptography.fernet import Fernet
 from app.api.listen.query import StreamQuery
 from app.api.listen.streams import SocketHandedOver, Streams
 from app.config.settings import hash_token
+from app.outbox.audit import AuditFilter, actions_of, entries
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.tokens import Tokens
@@ -46,6 +47,42 @@ def test_without_tokens_no_other_name_and_no_proxy_leads_here(local: Browser, da
         assert "audit" not in page.text
         assert local.post("targets/webhook/audit/pause", _headers=headers, form=form).status == 403
     assert registry(database).targets()[0].state == "running"
+
+
+def test_sign_ins_and_refusals_are_in_the_log_and_the_audit_log_with_their_reason(
+    browse: Opened, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "bucketwire.api")
+    revoked = Tokens(database).create("former", ["admin"])
+    Tokens(database).revoke("former")
+    browser = browse(api_tokens=TOKENS)
+    for token, status in ((revoked, 401), ("0a-guess-of-somebody", 401), (INGEST, 401), ("", 401), (ADMIN, 303)):
+        assert browser.sign_in(token).status == status
+    assert browser.post("sign-in", token=ADMIN, form="forged").status == 403
+    assert "was revoked" in browser.sign_in(revoked).text
+    assert browser.post("sign-out", "").status == 303
+
+    def audited() -> list[tuple[str, str, str | None]]:
+        found = entries(database, AuditFilter(actions=actions_of("session")), limit=20)
+        assert {one.resource for one in found} <= {"session:console"}
+        return sorted((one.action, one.actor.name, one.details.get("reason")) for one in found)
+
+    expected = [
+        ("session.begin", "token:ops", None), ("session.end", "token:ops", None),
+        ("session.refuse", "token:former", "token-revoked"), ("session.refuse", "token:minio", "scope"),
+        ("session.refuse", "unknown", "bad-form"), ("session.refuse", "unknown", "token-missing"),
+        ("session.refuse", "unknown", "token-unknown"),
+    ]  # fmt: skip
+    until(lambda: audited() == expected, 30)
+    text = "\n".join(caplog.messages)
+    for said in (
+        "token:ops has signed in to the console from ",
+        "1 sign-in was refused (401, token-revoked): token former was revoked at 20",
+        "1 sign-in was refused (401, token-unknown): the token is unknown",
+        "1 sign-in was refused (401, scope): token minio lacks the scope read",
+    ):
+        assert said in text, text
+    assert not {token for token in (revoked, "0a-guess-of-somebody", INGEST, ADMIN) if token in text}
 
 
 def test_everything_leads_to_the_sign_in_and_back(browse: Opened, database: Database) -> None:

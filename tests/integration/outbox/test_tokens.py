@@ -18,7 +18,7 @@ from app.outbox import tokens as outbox_tokens
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import UnknownToken
 from app.outbox.policies import TOKENS
-from app.outbox.tokens import Tokens
+from app.outbox.tokens import FormerToken, Tokens
 from app.resources.declaration import BadMember
 from tests.services import until
 from tests.support import databases
@@ -120,11 +120,12 @@ def test_a_token_expires_also_where_the_database_is_away(
     assert known.find(made) is not None
     away = Database("sqlite:////nowhere/outbox.db")
     for tokens in (known, Tokens(away, memory=memory)):
-        assert (tokens.find(made) is None, tokens.has_expired(hash_token(made))) == (False, False)
+        assert (tokens.find(made) is None, tokens.find_former(hash_token(made))) == (False, None)
         with monkeypatch.context() as later:
             later.setattr("app.outbox.tokens.now_ms", lambda: ends)
-            assert (tokens.find(made), tokens.has_expired(hash_token(made)), tokens.required()) == (None, True, True)
-            assert not tokens.has_expired(hash_token("another"))
+            assert (tokens.find(made), tokens.required()) == (None, True)
+            assert tokens.find_former(hash_token(made)) == FormerToken("soon", is_revoked=False, since=ends)
+            assert tokens.find_former(hash_token("another")) is None
     [listed] = known.list()
     assert listed.expires_at == ends
     away.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from flask import Blueprint, Flask
@@ -12,11 +13,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from app import telemetry
 from app.api import tracing
+from app.config.settings import Settings
 from app.events.model import Event
+from app.server.application import create_app
 from app.telemetry.otlp.spans import OtelTracing
-from tests.support.builders import event
+from tests.support.builders import event, migrated
 
 HEADERS = {"traceparent": f"00-{7:032x}-{7:016x}-01", "tracestate": "a=1"}
+REFUSED = ("bucketwire.refused.reason", "bucketwire.refused.actor")
 OWN = f"00-{9:032x}-{9:016x}-01"
 EVENTS = [event("plain"), event("of the request")._replace(trace=f"{HEADERS['traceparent']} a=1")]
 EVENTS += [event("its own")._replace(trace=OWN)]
@@ -92,6 +96,22 @@ def test_a_request_that_fails_is_an_error_without_its_words(status: int, exporte
     assert not received.status.is_ok
     assert not received.status.is_unset
     assert "s3cr3t" not in received.to_json() + appended.to_json()
+
+
+def test_a_post_that_is_refused_before_its_route_has_a_span_with_the_reason(
+    exporter: InMemorySpanExporter, tmp_path: Path
+) -> None:
+    given = {"DATABASE_URL": f"sqlite:///{tmp_path}/outbox.db", "API_TOKENS": f"reader:read:{'r' * 40}"}
+    migrated(given["DATABASE_URL"]).close()
+    app = create_app(Settings.from_environ({f"BUCKETWIRE_{name}": text for name, text in given.items()}))
+    for token in ("r" * 40, "an-unknown-one"):
+        headers = {"Authorization": f"Bearer {token}", **HEADERS}
+        assert app.test_client().post("/v1/events", data=b"{}", headers=headers).status_code in (401, 403)
+    spans = exporter.get_finished_spans()
+    assert [span.parent is not None and span.parent.span_id for span in spans] == [7, 7]
+    found = [[(span.attributes or {})[name] for name in ("http.response.status_code", *REFUSED)] for span in spans]
+    assert found == [[403, "scope", "token:reader"], [401, "token-unknown", ""]]
+    assert "an-unknown-one" not in "".join(span.to_json() for span in spans)
 
 
 def test_other_routes_have_no_span(exporter: InMemorySpanExporter) -> None:
