@@ -97,6 +97,8 @@ def _action(subject: str, command: Sequence[str], *, may_change: bool, sees_all:
             action = Action("Show", f"events/{number}")
         case ["reconcile", *_] if sees_all:
             action = Action("Show", "reconciliations")
+        case ["audit", "--action", name] if sees_all and may_change:
+            action = Action("Show", "audit", {"action": name})
         case ["token", *_] if sees_all and may_change:
             action = Action("Show", "tokens")
         case ["worker", *_] | ["status", "--workers"] if sees_all:

@@ -14,6 +14,7 @@ from app.config.target_settings import BadSettings, warnings
 from app.config.targets.base import TargetSettings
 from app.doctor import Finding
 from app.doctor.old_snapshots import check_old_snapshots
+from app.doctor.refused_requests import check_refused
 from app.doctor.runs import check_runs, check_schedule, check_unscheduled
 from app.doctor.upkeep import check_upkeep
 from app.outbox.delivery import heartbeats
@@ -80,6 +81,7 @@ _OF_DATABASE = (
     "delays",
     "counters",
     "newest events",
+    "refused",
     "tokens",
 )
 _FOLLOWS: Mapping[str, Collection[str]] = MappingProxyType(
@@ -466,6 +468,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "delays": _check_delays,
         "counters": _check_counters,
         "newest events": _check_newest_events,
+        "refused": lambda service: check_refused(service.database),
         "tokens": _check_tokens,
     }
 )

@@ -113,6 +113,7 @@ def test_findings_of_one_subject_stand_together_and_the_gravest_first() -> None:
         (finding("webhook:a", "warning", "reconcile", "ls"), "Show reconciliations", "", "targets"),
         (finding("webhook:a", "problem", "worker", "--targets", "webhook:a"), "Show workers", "", "targets"),
         (finding("tokens", "warning", "token", "ls"), "Show tokens", "doctor", "doctor"),
+        (finding("sign-ins", "note", "audit", "--action", "session.refuse"), "Show audit", "doctor", "doctor"),
         (finding("database", "problem", "migrate"), "Show doctor", "", ""),
         (finding("source sqs:b", "problem"), "Show sources/sqs/b", "", ""),
     ],
