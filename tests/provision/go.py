@@ -31,13 +31,13 @@ _GO_FLAGS = ("-trimpath", "-gcflags=all=-dwarf=false", "-ldflags=-s -w")
 _GO_SETTINGS = {"CGO_ENABLED": "0", "GOGC": "400"}
 
 
-def installed(place: Path, *packages: str) -> Callable[[], None]:
-    """A build of published Go commands into `place`."""
+def installed(place: Path, *packages: str, tags: str = "") -> Callable[[], None]:
+    """A build of published Go commands into `place`, with these build tags."""
 
     def build() -> None:
         with building(place) as made:
             for package in packages:
-                argv = [tool("go"), "install", *_GO_FLAGS, package]
+                argv = [tool("go"), "install", *_GO_FLAGS, f"-tags={tags}", package]
                 run(argv, cwd=made, GOBIN=str(made), GOFLAGS="-p=2 -buildvcs=false", **_GO_SETTINGS)
 
     return build

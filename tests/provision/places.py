@@ -29,6 +29,7 @@ NEW_OPENSEARCH_VERSION = "3.8.0"  # the newest of which Netty's part is publishe
 OTELCOL_VERSION = "v0.150.0"
 HELM_VERSION = "v3.22.0"
 KUBECONFORM_VERSION = "v0.8.0"
+PROMETHEUS_VERSION = "v0.316.0"  # 3.16
 KUBERNETES_VERSION = "v1.36.3"
 SEAWEEDFS = "github.com/seaweedfs/seaweedfs"
 SEAWEEDFS_VERSION = "v0.0.0-20261109003541-7506e5f91cd6"  # 4.53
@@ -66,6 +67,7 @@ NEW_OPENSEARCH = CACHE / f"opensearch-{NEW_OPENSEARCH_VERSION}"
 OTELCOL = CACHE / f"otelcol-{OTELCOL_VERSION}"
 HELM = CACHE / f"helm-{HELM_VERSION}"
 KUBECONFORM = CACHE / f"kubeconform-{KUBECONFORM_VERSION}"
+PROMTOOL = CACHE / f"promtool-{PROMETHEUS_VERSION}"
 KUBERNETES_SCHEMAS = CACHE / f"kubernetes-schemas-{KUBERNETES_VERSION}"
 KUBERNETES = CACHE / f"kubernetes-{KUBERNETES_VERSION}"
 # The variable is for a run of the sender contract with another version, which has to be there.

@@ -99,6 +99,18 @@ RECIPES = {
             ),
             "go",
         ),
+        # It judges the alert rules; without what discovers servers it takes a minute and a half to build.
+        Recipe(
+            "promtool",
+            (f"{places.PROMTOOL}/promtool",),
+            (),
+            go.installed(
+                places.PROMTOOL,
+                f"github.com/prometheus/prometheus/cmd/promtool@{places.PROMETHEUS_VERSION}",
+                tags="remove_all_sd",
+            ),
+            "go",
+        ),
         Recipe(
             "kubernetes_schemas",
             (f"{places.KUBERNETES_SCHEMAS}/deployment-apps-v1.json",),
