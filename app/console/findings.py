@@ -93,6 +93,8 @@ def _action(subject: str, command: Sequence[str], *, may_change: bool, sees_all:
             action = Action("Resume", f"{noun}s/{_split(name)}/resume", is_form=True)
         case ["dead-letter" | "retry" as noun, "ls", "--target", name]:
             action = Action("Show", "dead-letters" if noun == "dead-letter" else "retries", {"target": name})
+        case ["event", "search", "--target", name, "--state", state] if sees_all:
+            action = Action("Show", "events", {"target": name, "state": state})
         case ["event", "show", number] if sees_all:
             action = Action("Show", f"events/{number}")
         case ["reconcile", *_] if sees_all:

@@ -109,6 +109,12 @@ def test_findings_of_one_subject_stand_together_and_the_gravest_first() -> None:
         (finding("webhook:a", "warning", "target", "show", "webhook:a"), "Show targets/webhook/a", "", ""),
         (finding("webhook:a", "warning", "dead-letter", "ls", "--target", "webhook:a"), "Show dead-letters", "", ""),
         (finding("webhook:a", "warning", "retry", "ls", "--target", "webhook:a"), "Show retries", "", ""),
+        (
+            finding("webhook:a", "warning", "event", "search", "--target", "webhook:a", "--state", "discarded"),
+            "Show events",
+            "",
+            "targets",
+        ),
         (finding("keys", "warning", "event", "show", "12ab"), "Show events/12ab", "", "doctor"),
         (finding("webhook:a", "warning", "reconcile", "ls"), "Show reconciliations", "", "targets"),
         (finding("webhook:a", "problem", "worker", "--targets", "webhook:a"), "Show workers", "", "targets"),
