@@ -29,6 +29,7 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "declaration": "manifest",
         "doctor": "doctor",
         "events": "search",
+        "processes": "status",
         "reconciliations": "reconciliations",
         "replays": "replays",
         "retries": "retries",
@@ -38,7 +39,6 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "status": "status",
         "targets": "targets",
         "tokens": "tokens",
-        "workers": "status",
     }
 )
 _NO_LOG = logging.NullHandler()  # what the API would log, a command reports, or its user need not know

@@ -32,7 +32,7 @@ the API's objects, all pages of it up to `--limit`; a change is the route's answ
 | exit code | |
 |---|---|
 | 0 | done |
-| 1 | an error: standard error says what is wrong and what to do; `doctor` found a problem; `import` skipped something |
+| 1 | an error: standard error says what to do; `doctor` or `status` found a problem; `import` skipped something |
 | 2 | wrong usage |
 | 130 | interrupted |
 

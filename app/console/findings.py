@@ -10,7 +10,8 @@ from app.config.errors import BadValue
 from app.resources.service import FINDING_GRADES
 
 ATTENTION = ("problem", "warning")  # grades of findings that need somebody
-OF_WORKERS = ("broker", "drain", "versions", "workers")  # subjects of findings that the page of the workers is about
+_OF_PROCESSES = ("api", "beat", "broker", "drain", "versions", "workers")  # subjects that the page of these is about
+_HOST = "host "  # begins the subject of a finding about one
 _GRAVEST_FIRST = FINDING_GRADES[::-1]
 _SOURCE = "source "  # begins the subject of a finding about one
 _DOCTOR = "doctor"  # the page about every other subject
@@ -70,10 +71,15 @@ def of_target(findings: Sequence[Mapping[str, Any]], target: Mapping[str, Any]) 
             yield each
 
 
+def is_about_processes(subject: str) -> bool:
+    """Return whether a finding with this subject is one that the page of the processes is about."""
+    return subject in _OF_PROCESSES or subject.startswith(_HOST)
+
+
 def page_of(subject: str) -> str:
     """Return the page about what a finding is about."""
-    if subject in OF_WORKERS:
-        return "workers"
+    if is_about_processes(subject):
+        return "processes"
     if subject.startswith(_SOURCE):
         return f"sources/{_split(subject.removeprefix(_SOURCE))}"
     try:
@@ -103,8 +109,8 @@ def _action(subject: str, command: Sequence[str], *, may_change: bool, sees_all:
             action = Action("Show", "audit", {"action": name})
         case ["token", *_] if sees_all and may_change:
             action = Action("Show", "tokens")
-        case ["worker", *_] | ["status", "--workers"] if sees_all:
-            action = Action("Show", "workers")
+        case ["worker" | "process", *_] if sees_all:
+            action = Action("Show", "processes")
     return action
 
 

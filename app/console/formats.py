@@ -52,6 +52,7 @@ _STATES: Mapping[str, tuple[str, str]] = {
     "silent": ("bad", "✕"),
     "hindered": ("bad", "✕"),
     "refused": ("bad", "✕"),
+    "ended": ("bad", "✕"),
     "leased": ("busy", "▸"),
     "revoked": ("warn", "!"),
     "free": ("off", "○"),

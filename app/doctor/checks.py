@@ -14,6 +14,7 @@ from app.config.target_settings import BadSettings, warnings
 from app.config.targets.base import TargetSettings
 from app.doctor import Finding
 from app.doctor.old_snapshots import check_old_snapshots
+from app.doctor.processes import check_api
 from app.doctor.refused_requests import check_refused
 from app.doctor.runs import check_runs, check_schedule, check_unscheduled
 from app.doctor.upkeep import check_upkeep
@@ -69,6 +70,7 @@ Check = Callable[[Service], Iterator[Finding]]
 _OF_DATABASE = (
     "encoding",
     "snapshots",
+    "api",
     "drain",
     "queues",
     "versions",
@@ -156,15 +158,13 @@ def _check_broker(service: Service) -> Iterator[Finding]:
 
 
 def check_carried(service: Service) -> Iterator[Finding]:
-    """Check the broker; if a drain has just run, Redis has carried that one, and nobody has to connect.
+    """Check the broker; if a drain has just run, the broker has carried that one, and nobody has to connect.
 
-    Loading what connects to it would be a sixth of the processor time of a short command. RabbitMQ is asked for the
-    queues all the same.
+    Loading what connects to it would be a sixth of the processor time of a short command.
     """
     at, now = None, 0
-    if not is_rabbitmq(service.settings.broker_url):
-        with suppress(*DatabaseUnavailable), service.database.reading() as connection:  # another check says it
-            at, now = heartbeats.last_drain(connection), database_now(connection)
+    with suppress(*DatabaseUnavailable), service.database.reading() as connection:  # another check says it
+        at, now = heartbeats.last_drain(connection), database_now(connection)
     if at is not None and 0 <= now - at <= _CARRIED_INTERVALS * 1000 * service.settings.drain_interval:
         yield Finding("broker", "ok", f"carried the drain {format_age(at, now)} ago")
     else:
@@ -231,7 +231,7 @@ def _check_versions(service: Service) -> Iterator[Finding]:
         more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
         runs = f"{len(others)} of {count_noun(len(workers), 'worker')} run" + ("s" if len(others) == 1 else "")
         text = f"{runs} another version than {VERSION}: {named}{more}; restart them with it"
-        yield Finding("versions", "warning", text, ("status", "--workers"))
+        yield Finding("versions", "warning", text, ("process", "ls"))
 
 
 def _check_targets(service: Service) -> Iterator[Finding]:
@@ -454,6 +454,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "database": _check_database,
         "encoding": _check_encoding,
         "snapshots": lambda service: check_old_snapshots(service.database),
+        "api": check_api,
         "broker": _check_broker,
         "eviction": _check_eviction,
         "drain": _check_drain,

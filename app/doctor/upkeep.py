@@ -32,7 +32,7 @@ def check_upkeep(service: "Service") -> Iterator[Finding]:
     if overdue:
         listed = "; ".join(_describe(state, now) for state in overdue)
         hint = "does `bucketwire beat` run, and is the worker that drains there and not busy?"
-        yield Finding(_SUBJECT, "warning", f"overdue: {listed}; {hint}", ("status", "--workers"))
+        yield Finding(_SUBJECT, "warning", f"overdue: {listed}; {hint}", ("process", "ls"))
 
 
 def _describe(state: TaskState, now: int) -> str:

@@ -21,7 +21,7 @@ import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.outbox import tables
+from app.outbox import audit, tables
 from app.outbox.column_values import clean_reason
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
@@ -180,9 +180,36 @@ def end_process(database: Database, process_id: str) -> None:
         connection.execute(ended.values(ended_at=database_now(connection)))
 
 
+def forget_host(database: Database, host: str) -> bool:
+    """Forget the processes of a host that are missed; return whether there were any. Raises `DatabaseUnavailable`.
+
+    A worker counts as ended, because it is still known since when nobody serves what it served.
+    """
+    with database.writing() as connection:
+        now = database_now(connection)
+        missed = [one for one in listed_processes(read_processes(connection), now) if one.state(now) in (SILENT, ENDED)]
+        of_host = [one for one in missed if one.host == host]
+        for one in of_host:
+            here = _W.id == one.id
+            if one.is_worker:
+                connection.execute(tables.workers.update().where(here, _W.at == one.at).values(ended_at=one.at))
+            else:
+                connection.execute(tables.workers.delete().where(here, _W.at == one.at))
+        if of_host:
+            names = [one.name for one in of_host]
+            audit.record(connection, "process.forget", f"host:{host}", {"processes": names})
+    return bool(of_host)
+
+
 def read_processes(connection: sa.Connection) -> list[Process]:
     """Return all processes that are remembered, sorted by name and id."""
     return [_process(row) for row in connection.execute(sa.select(tables.workers).order_by(_W.name, _W.id))]
+
+
+def read_process(connection: sa.Connection, process_id: str) -> Process | None:
+    """Return a process, None if it is not known."""
+    row = connection.execute(sa.select(tables.workers).where(_W.id == process_id)).one_or_none()
+    return None if row is None else _process(row)
 
 
 def _process(row: Any) -> Process:
@@ -305,7 +332,22 @@ def silent_workers(processes: Sequence[Process], now: int) -> list[Process]:
 
     A worker replaces one that fell silent if it began later and serves the same; one of the same host comes first.
     """
-    silent = [one for one in processes if one.is_worker and one.state(now) == SILENT]
+    return _silent([one for one in processes if one.is_worker], now)
+
+
+def processes_of(service: str, processes: Sequence[Process], now: int) -> list[Process]:
+    """Return the processes of `API` or `BEAT` that are there, and those that fell silent and were not replaced.
+
+    If there is none of either, the last one.
+    """
+    own = [one for one in processes if service in one.serves]
+    there = [one for one in own if one.state(now) in (RUNNING, HINDERED)]
+    silent = _silent(own, now) if service == API or not there else []  # a second beat has nothing to do
+    return [*there, *silent] or sorted(own, key=lambda one: max(one.at, one.ended_at))[-1:]
+
+
+def _silent(processes: Sequence[Process], now: int) -> list[Process]:
+    silent = [one for one in processes if one.state(now) == SILENT]
     recent = sorted((one for one in silent if one.age(now) < HEARTBEATS.kept_ms), key=lambda one: one.at)
     return list(_unreplaced(recent, processes))
 
@@ -325,9 +367,11 @@ def _unreplaced(gone: Sequence[Process], processes: Iterable[Process]) -> Iterat
 
 
 def listed_processes(processes: Sequence[Process], now: int) -> list[Process]:
-    """Return the processes that are there, and the workers that fell silent and were not replaced."""
-    silent = {one.id for one in silent_workers(processes, now)}
-    return [one for one in processes if one.id in silent or one.state(now) in (RUNNING, HINDERED)]
+    """Return the processes that are there, and those that are missed."""
+    found = [one for one in processes if one.is_worker and one.state(now) in (RUNNING, HINDERED)]
+    found += silent_workers(processes, now)
+    listed = [*processes_of(API, processes, now), *processes_of(BEAT, processes, now), *found]
+    return sorted(listed, key=lambda one: (one.name, one.id))
 
 
 def live_workers(processes: Iterable[Process], now: int) -> Mapping[str, int]:

@@ -10,7 +10,7 @@ from app.quantities import format_seconds
 from app.resources.declaration import Arn, Columns, Resource, Row, Time, about
 from app.resources.target import Counters, Seconds
 
-WORKER_STATES = ("running", "hindered", "silent")
+PROCESS_STATES = ("running", "hindered", "silent", "ended")
 FINDING_GRADES = ("ok", "note", "warning", "problem")  # the worst last
 
 
@@ -97,12 +97,12 @@ class WorkerQueue(Resource):
     leased_partitions: int
 
 
-def worker_activity(row: Row) -> str:
-    """Return what a worker does now, for a column."""
+def process_activity(row: Row) -> str:
+    """Return what a process does now, for a column."""
     if row["state"] != "running":
         return f"{row['state']}: {row['problem']}" if row["problem"] else str(row["state"])
     does = [str(parse_arn(arn)[1]) for arn in row["targets"]] + row["sources"] + row["jobs"]
-    return ", ".join(does) or "waits"
+    return ", ".join(does) or row["address"] or "waits"
 
 
 class OtherProcess(Resource):
@@ -114,45 +114,56 @@ class OtherProcess(Resource):
     targets: Annotated[list[Arn], about("whose partitions it has leased")]
 
 
-class Worker(Resource):
-    """A worker: its main process and its pool."""
+class Process(Resource):
+    """A process of the service: an API, a beat or a worker, each by its main process."""
 
     columns: ClassVar[Columns] = {
-        "worker": "name", "process": lambda row: f"{row['host']} {row['pid']}",
+        "process": "name", "at": lambda row: f"{row['host']} {row['pid']}",
         "pool": lambda row: f"{row['pool']} {len(row['processes']) or 1}", "version": "version",
-        "serves": lambda row: ", ".join(row["serves"]), "does now": worker_activity,
+        "serves": lambda row: ", ".join(row["serves"]), "does now": process_activity,
         "last heartbeat": lambda row: f"{format_seconds(row['age'])} ago",
     }  # fmt: skip
 
     id: str
-    name: Annotated[str, about("in Flower and in logs")]
+    name: Annotated[str, about("WHAT@HOST; a worker's in Flower and in logs")]
     host: str
     pid: int
-    pool: Annotated[str, about("how its processes are made: `prefork`, `solo` or `thread`")]
-    processes: Annotated[list[int], about("ids of its pool's processes")]
+    pool: Annotated[str, about("how its processes are made: `gunicorn`, `beat`, `prefork`, `solo` or `thread`")]
+    processes: Annotated[list[int], about("ids of a worker's pool's processes")]
     version: Annotated[str, about("of the code that it runs")]
-    serves: Annotated[list[str], about("`drain`, `targets`, `sources`, `spark`, or types and names of targets")]
+    serves: Annotated[
+        list[str], about("`api`, `beat`, `drain`, `targets`, `sources`, `spark`, or types and names of targets")
+    ]
+    address: Annotated[str, about("URL at which an API answers; else empty")]
     targets: Annotated[list[Arn], about("whose partitions its processes have leased now")]
     leased_partitions: int
     sources: Annotated[list[str], about("from which it pulls now, as type:name")]
     jobs: Annotated[list[str], about("that it ran at its last heartbeat: `JOB TARGET BUCKET`, or `tables`")]
     refused: Annotated[Mapping[str, str], about("targets whose queues the broker refuses to it, with the reasons")]
     state: Annotated[
-        str, about("`hindered`: it is there, and serves nothing, for the reason in `problem`", enum=list(WORKER_STATES))
+        str,
+        about(
+            "`hindered`: it is there, but does not do what it serves, for the reason in `problem`; `silent`: it was "
+            "killed, hangs or cannot reach the database; `ended`: no other one does its work",
+            enum=list(PROCESS_STATES),
+        ),
     ]
     problem: str
     started_at: Time
     heartbeat_at: Time
     age: Annotated[float, about("seconds since its last heartbeat")]
-    alive: Annotated[bool, about("whether it is not silent")]
+    alive: Annotated[bool, about("whether it is neither silent nor ended")]
 
 
-class Workers(Resource):
-    """The heartbeats of the drain and of the workers, and what each does now."""
+class Processes(Resource):
+    """The processes by their heartbeats and what each does now, when the drain ran, and who serves each queue."""
 
     flower: Annotated[str | None, about("the address of Flower, of `BUCKETWIRE_FLOWER_URL`")]
     drain: Drain
-    workers: Annotated[list[Worker], about("those that are there, and those that fell silent and were not replaced")]
+    processes: Annotated[
+        list[Process],
+        about("those that are there, and those that are missed: that fell silent or ended, and were not replaced"),
+    ]
     queues: list[WorkerQueue]
     other_processes: Annotated[
         list[OtherProcess],

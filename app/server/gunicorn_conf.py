@@ -15,9 +15,11 @@ from app.config.settings import Settings
 from app.outbox.engine.database import Database
 from app.outbox.tokens import check_listen
 from app.server import stop_delay
+from app.server.api_heartbeat import ApiHeartbeat
 from app.server.gunicorn_options import options
 
 _settings = Settings.from_environ(os.environ)
+_heartbeat: ApiHeartbeat | None = None
 try:
     globals().update(options(_settings))
 except BadSettings as error:
@@ -38,7 +40,9 @@ def on_starting(_server: object) -> None:
         sys.exit(1)
     finally:
         database.close()
+    global _heartbeat  # noqa: PLW0603 - the main process makes it for its workers
     stopping.share()
+    _heartbeat = ApiHeartbeat(_settings)
     load_transport(_settings.broker_url)
     telemetry.prepare()
     gc.collect()
@@ -49,6 +53,18 @@ def when_ready(server: Any) -> None:
     """Delay the end after SIGTERM, for which gunicorn has installed its handler by now."""
     if _settings.stop_delay:
         stop_delay.install(server.signal, _settings.stop_delay)
+
+
+def post_worker_init(worker: Any) -> None:
+    """Record the API's heartbeats in one of the workers."""
+    if _heartbeat is not None:
+        _heartbeat.begin(worker.sockets)
+
+
+def on_exit(_server: object) -> None:
+    """Record that the API ends in order."""
+    if _heartbeat is not None:
+        _heartbeat.end()
 
 
 def worker_exit(_server: object, worker: Any) -> None:

@@ -3,14 +3,12 @@
 import asyncio
 import errno
 import fcntl
-import http.client
 import os
 import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from app.config import tls
 from app.config.arn import TargetId
 from app.config.fields.addresses import HostPort
 from app.config.settings import Settings
@@ -23,7 +21,6 @@ from app.config.target_settings import (
     warnings,
 )
 from app.events.names import EVERY
-from app.http_answers import Answer
 from app.outbox.registry import Registry
 from app.rules.model import EVERY_BUCKET, Rule
 from app.supervisor.embedded_broker import SAMPLE, sample_values
@@ -107,22 +104,6 @@ def remembered_port(path: Path) -> int:
     port = free_port(previous)
     path.write_text(f"{port}\n")
     return port
-
-
-def api_answers(address: HostPort, *, secure: bool) -> bool:
-    """Return whether the API answers; with TLS any certificate is accepted, as it may be for another name."""
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=2)  # ignores proxies of the environment
-    if secure:
-        context = tls.context(skip_verify=True)
-        connection = http.client.HTTPSConnection(address.host, address.port, timeout=2, context=context)
-    connection.response_class = Answer
-    try:
-        connection.request("GET", "/healthz")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 def sync_environment(registry: Registry, environ: Mapping[str, str]) -> list[str]:

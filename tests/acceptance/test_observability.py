@@ -221,7 +221,7 @@ def test_a_lease_that_is_lost_is_counted_and_told(watched: Watched) -> None:
 
 def test_each_queue_is_known_to_be_served(watched: Watched) -> None:
     def served() -> list[bool]:
-        return [queue["served_at"] is not None for queue in watched.whole.ask("GET", "/v1/workers").json()["queues"]]
+        return [queue["served_at"] is not None for queue in watched.whole.ask("GET", "/v1/processes").json()["queues"]]
 
     until(lambda: served() == [True] * len(TARGETS), PATIENCE, what="a heartbeat of the worker")
     text = watched.whole.ask("GET", "/metrics").text

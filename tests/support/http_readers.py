@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from app.api_answer import problem_of
 from app.cli.frontend_metrics import fetch
 from app.cli_common.api_session import ApiSession
 from app.cli_common.completion import complete_target
-from app.config.fields.addresses import HostPort
 from app.config.settings import Settings
 from app.config.target_settings import load
 from app.console.openid_provider import Provider
 from app.minio_import.live import bucket_rules
-from app.supervisor.start import api_answers
 from spark_jobs.listings.s3_listing import Bucket
 from spark_jobs.stores.elasticsearch import Cluster
 from tests.services import LOOPBACK
@@ -37,7 +36,7 @@ def openid(port: int) -> None:
 
 
 def health(port: int) -> None:
-    assert api_answers(HostPort(LOOPBACK, port), secure=False)
+    assert not problem_of(f"http://{LOOPBACK}:{port}")
 
 
 def completion(port: int) -> None:

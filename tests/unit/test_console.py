@@ -97,7 +97,7 @@ def test_findings_of_one_subject_stand_together_and_the_gravest_first() -> None:
         ("webhook:a", "warning", False), ("webhook:a", "warning", True),
     ]  # fmt: skip
     assert len({each.id for each in shown}) == len(shown)
-    assert [each.path for each in shown][::2] == ["workers", "targets/webhook/b", "targets/webhook/a"]
+    assert [each.path for each in shown][::2] == ["processes", "targets/webhook/b", "targets/webhook/a"]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_findings_of_one_subject_stand_together_and_the_gravest_first() -> None:
         ),
         (finding("keys", "warning", "event", "show", "12ab"), "Show events/12ab", "", "doctor"),
         (finding("webhook:a", "warning", "reconcile", "ls"), "Show reconciliations", "", "targets"),
-        (finding("webhook:a", "problem", "worker", "--targets", "webhook:a"), "Show workers", "", "targets"),
+        (finding("webhook:a", "problem", "worker", "--targets", "webhook:a"), "Show processes", "", "targets"),
         (finding("tokens", "warning", "token", "ls"), "Show tokens", "doctor", "doctor"),
         (finding("sign-ins", "note", "audit", "--action", "session.refuse"), "Show audit", "doctor", "doctor"),
         (finding("database", "problem", "migrate"), "Show doctor", "", ""),

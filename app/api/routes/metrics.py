@@ -29,7 +29,7 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.old_snapshots import OldSnapshots, read_old_snapshots
 from app.outbox.newest_events import NEWEST, unknown_names
-from app.outbox.processes import Queue, read_processes, read_queues
+from app.outbox.processes import API, RUNNING, Process, Queue, processes_of, read_processes, read_queues
 from app.outbox.reconcile.run_states import RunState, read_run_states
 from app.outbox.reconcile.runs import TABLES, latest_results
 from app.outbox.refusals import AnswerKind
@@ -129,7 +129,8 @@ class Scrape:
                 statuses = read_status(connection)
                 drained = heartbeats.last_drain(connection)
                 now = database_now(connection)
-                queues = read_queues(connection, read_processes(connection), now)
+                processes = read_processes(connection)
+                queues = read_queues(connection, processes, now)
                 leased = leased_partitions(connection, now)
                 drifts = latest_results(connection)
                 settings = self._services.settings
@@ -147,6 +148,7 @@ class Scrape:
             yield _single("database_up", "Whether the outbox database can be read.", 1)
             yield from target_metrics(statuses, now)
             yield _heartbeat_ages(queues, now)
+            yield from process_metrics(processes, now)
             age = heartbeats.drain_age(drained, now)
             # Without a sample, the alert on its age would never fire for a drain that has never run.
             seconds = math.inf if age is None else age / 1000
@@ -335,6 +337,15 @@ def _heartbeat_ages(queues: Sequence[Queue], now: int) -> Metric:
     for queue in queues:
         ages.add_metric(_labels(queue.target), queue.heartbeat_age(now) / 1000)
     return ages
+
+
+def process_metrics(processes: Sequence[Process], now: int) -> Iterator[Metric]:
+    """Yield the metrics of the processes."""
+    text = "Whether an API answers at its address."
+    apis = GaugeMetricFamily("bucketwire_api_up", text, labels=["host", "address"])
+    for api in processes_of(API, processes, now):
+        apis.add_metric([api.host, api.address], int(api.state(now) == RUNNING))
+    yield apis
 
 
 def _drift(results: Sequence[tuple[TargetId, str, int, int]]) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""Sum up the service: its checks, targets and counters, and the workers' heartbeats."""
+"""Sum up the service: its checks, targets and counters, and its processes by their heartbeats."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -6,18 +6,20 @@ from collections.abc import Iterable, Mapping
 from flask import Blueprint
 
 from app.api.description import answers
+from app.api.errors import ApiProblem
 from app.api.routes.health import readiness
 from app.api.services import services
-from app.api.token_scopes import READ, needs
+from app.api.token_scopes import ADMIN, READ, needs
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import read_status
 from app.outbox.delivery.leases import lease_holders, leased_partitions
 from app.outbox.engine.clock import database_now
-from app.outbox.processes import SILENT, Process, listed_processes, read_processes, read_queues
+from app.outbox.processes import ENDED, SILENT, forget_host, listed_processes, read_processes, read_queues
+from app.outbox.processes import Process as KnownProcess
 from app.outbox.sources.stored import read_sources
 from app.release import VERSION
-from app.resources.declaration import format_time
-from app.resources.service import Drain, OtherProcess, Status, Worker, WorkerQueue, Workers
+from app.resources.declaration import format_time, parse_text
+from app.resources.service import Drain, OtherProcess, Process, Processes, Status, WorkerQueue
 from app.resources.target import Counters
 
 routes = Blueprint("status", __name__)
@@ -45,15 +47,16 @@ def status() -> Status:
     )
 
 
-@routes.get("/v1/workers")
+@routes.get("/v1/processes")
 @needs(READ)
-@answers(Workers, "the heartbeats")
-def workers() -> Workers:
-    """Return the workers, when the drain ran, and since when each target's queue is served.
+@answers(Processes, "the processes")
+def processes() -> Processes:
+    """Return the processes by their heartbeats, when the drain ran, and since when each target's queue is served.
 
-    A worker records a heartbeat every 5 seconds, with its version and what it serves. One that was killed is silent
-    after 30 seconds, and is listed until another one has replaced it, for a day at most. One that lost the broker is
-    hindered. `served` is false 45 seconds after the last heartbeat of a worker that serves the queue.
+    Each records a heartbeat every 5 seconds, with its version and what it serves. One that was killed is silent after
+    30 seconds, an API after 20, and is listed until another one has replaced it, for a day at most. One that lost the
+    broker, and an API that does not answer at its address, is hindered. `served` is false 45 seconds after the last
+    heartbeat of a worker that serves the queue.
     """
     with services().database.snapshot() as connection:
         drained = heartbeats.last_drain(connection)
@@ -67,10 +70,10 @@ def workers() -> Workers:
     own = {holder for one in known for holder in one.holders}
     age = heartbeats.drain_age(drained, now)
     arns = {queue.row_id: queue.target.arn(services().settings.region) for queue in queues}
-    return Workers(
+    return Processes(
         flower=services().settings.flower_url or None,
         drain=Drain(running=not heartbeats.drain_stopped(drained, now), age=None if age is None else age / 1000),
-        workers=[_worker(one, holders, arns, pulling, now) for one in listed_processes(known, now)],
+        processes=[_process(one, holders, arns, pulling, now) for one in listed_processes(known, now)],
         queues=[
             WorkerQueue(
                 target=queue.target.arn(services().settings.region),
@@ -82,38 +85,50 @@ def workers() -> Workers:
             )
             for queue in queues
         ],
-        other_processes=[_process(name, held, arns) for name, held in sorted(holders.items()) if name not in own],
+        other_processes=[_other_process(name, held, arns) for name, held in sorted(holders.items()) if name not in own],
     )
 
 
-def _worker(
-    worker: Process,
+@routes.delete("/v1/processes/<name>")
+@needs(ADMIN)
+@answers(None, "they are forgotten", status=204, path={"name": "of their host"})
+def forget(name: str) -> None:
+    """Forget the processes of a host that fell silent, and an API or a beat of it that ended: they are missed no more.
+
+    One that is there after all is listed again with its next heartbeat.
+    """
+    if not forget_host(services().database, parse_text("name", name)):
+        raise ApiProblem("not-found", f"no process of {name} is silent; `bucketwire process ls` lists them")
+
+
+def _process(
+    process: KnownProcess,
     holders: Mapping[str, Mapping[int, int]],
     arns: Mapping[int, str],
     pulling: Iterable[tuple[str, str]],
     now: int,
-) -> Worker:
-    own, state = set(worker.holders), worker.state(now)
+) -> Process:
+    own, state = set(process.holders), process.state(now)
     leased = Counter[int]()
     for holder in own & holders.keys():
         leased.update(holders[holder])
-    return Worker.of(
-        worker,
-        processes=list(worker.processes),
-        serves=list(worker.serves),
-        jobs=list(worker.jobs),
-        refused={target: refusal.reason for target, refusal in worker.refused.items()},
+    return Process.of(
+        process,
+        processes=list(process.processes),
+        serves=list(process.serves),
+        jobs=list(process.jobs),
+        refused={target: refusal.reason for target, refusal in process.refused.items()},
         state=state,
         targets=[arns[row_id] for row_id in sorted(leased) if row_id in arns],
         leased_partitions=leased.total(),
         sources=[source for holder, source in pulling if holder in own],
-        heartbeat_at=format_time(worker.at),
-        age=worker.age(now) / 1000,
-        alive=state != SILENT,
+        heartbeat_at=format_time(process.at),
+        age=process.age(now) / 1000,
+        alive=state not in (SILENT, ENDED),
     )
 
 
-def _process(name: str, held: Mapping[int, int], arns: Mapping[int, str]) -> OtherProcess:
+def _other_process(name: str, held: Mapping[int, int], arns: Mapping[int, str]) -> OtherProcess:
     host, _, pid = name.rpartition(":")
     return OtherProcess(
         host=host,

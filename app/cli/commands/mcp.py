@@ -93,7 +93,7 @@ TOOLS: Mapping[str, Tool] = {
     ),
     "health": Tool(
         "Is the service well? Its checks, the sums of its counters, and what needs attention.",
-        {"status": _get("/v1/status"), "doctor": _get("/v1/doctor"), "workers": _get("/v1/workers")}, {}),
+        {"status": _get("/v1/status"), "doctor": _get("/v1/doctor"), "processes": _get("/v1/processes")}, {}),
     "targets": Tool(
         "All targets with their state.",
         {"targets": lambda api, _given: [{name: target[name] for name in ("type", "name", "state", "reason")}

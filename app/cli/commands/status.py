@@ -9,7 +9,6 @@ from app.cli.client import target_name
 from app.cli.context import CommandContext, with_api
 from app.cli_common.output import Columns, mending_command, printable
 from app.quantities import format_seconds
-from app.resources.service import Worker
 from app.resources.target import urgency
 
 DISPENSABLE = ("mode", "superseded", "purged", "recorded", "delivered")  # beside what waits or is lost
@@ -17,22 +16,21 @@ _COUNTERS = ("recorded", "delivered", "superseded", "pending", "parked", "dead",
 
 
 @click.command()
-@click.option("--workers", is_flag=True, help="Show the workers instead: version, what each does, last heartbeat.")
 @with_api
-def status(context: CommandContext, *, workers: bool) -> None:
+def status(context: CommandContext) -> None:
     """Show what needs attention, and the state and the counters of every target, those with problems first.
 
-    matched = recorded + discarded, and recorded = delivered + superseded + pending + parked + dead + purged.
+    matched = recorded + discarded, and recorded = delivered + superseded + pending + parked + dead + purged. Exit code
+    1 on a problem.
     """
-    if workers:
-        context.rows(context.api.get("/v1/workers")["workers"], Worker.columns, "no worker is there")
-        return
     targets = context.api.get("/v1/targets")["targets"]
+    findings = context.api.get("/v1/doctor")["findings"]
+    _show_findings(findings)
     if not context.as_json:
-        _show_findings(context.api.get("/v1/doctor")["findings"])
         targets.sort(key=lambda target: urgency(target["state"]))
     nothing = "no targets; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`"
     context.rows(targets, COLUMNS, nothing, dispensable=DISPENSABLE)
+    click.get_current_context().exit(1 if any(finding["grade"] == "problem" for finding in findings) else 0)
 
 
 def _show_findings(findings: Iterable[Mapping[str, Any]]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from app import logs, metrics_folder
+from app.api_answer import problem_of
 from app.cli import main
 from app.cli.commands.processes import PRELOADED, check_schema, check_spark, say
 from app.cli_common import CommandError
@@ -97,7 +98,7 @@ class _Service:
             service(concurrency=self._concurrency, flower_port=flower, flower_url=settings.flower_url, shared=shared)
         )
         await start.until(
-            lambda: start.api_answers(settings.api_address, secure=bool(settings.tls_cert)),
+            lambda: not problem_of(settings.api_url),
             60,
             f"the API did not answer (see {settings.folder}/log/api.log)",
         )

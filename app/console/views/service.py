@@ -1,27 +1,30 @@
-"""Pages about the service itself: its workers, the findings of its doctor, and its audit log."""
+"""Pages about the service itself: its processes, the findings of its doctor, and its audit log."""
 
 from flask import Response
 
 from app.console import calls
-from app.console.findings import ATTENTION, OF_WORKERS, lines
+from app.console.findings import ATTENTION, is_about_processes, lines
 from app.console.formats import command, options, target_path
 from app.console.pages import filtered, page, show, visitor
 from app.release import VERSION
 
 
-@page("/workers")
-def workers() -> Response:
-    """Show the workers, those that fell silent or run another version first, and the queues."""
-    found = calls.get("/v1/workers")
-    who, findings = visitor(), [one for one in calls.get("/v1/doctor")["findings"] if one["subject"] in OF_WORKERS]
+@page("/processes")
+def processes() -> Response:
+    """Show the processes, those that are missed or run another version first, and the queues."""
+    found = calls.get("/v1/processes")
+    who = visitor()
+    findings = [one for one in calls.get("/v1/doctor")["findings"] if is_about_processes(one["subject"])]
     bad = [one for one in findings if one["grade"] in ATTENTION]
     states = {target["arn"]: target["state"] for target in calls.targets()}
     return show(
-        "worker_list.html",
-        here="workers",
+        "process_list.html",
+        here="processes",
         flower=found["flower"],
         drain=found["drain"],
-        workers=sorted(found["workers"], key=lambda one: (one["alive"], one["version"] == VERSION, one["name"])),
+        processes=sorted(
+            found["processes"], key=lambda one: (one["state"] == "running", one["version"] == VERSION, one["name"])
+        ),
         version=VERSION,
         strangers=found["other_processes"],
         queues=sorted(found["queues"], key=lambda queue: (queue["served"], -queue["age"])),

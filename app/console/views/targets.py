@@ -120,7 +120,7 @@ def rules_of(arn: str) -> list[dict[str, Any]]:
 def _queue(arn: str) -> dict[str, Any] | None:
     if visitor().is_limited:
         return None
-    return next((queue for queue in calls.get("/v1/workers")["queues"] if queue["target"] == arn), None)
+    return next((queue for queue in calls.get("/v1/processes")["queues"] if queue["target"] == arn), None)
 
 
 @action("/targets/<kind>/<name>/test", "targets/{kind}/{name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import socket
 from pathlib import Path
 from uuid import uuid4
 
@@ -42,8 +43,10 @@ def figures(api: Api) -> Found:
 
 
 def audited(api: Api) -> Found:
-    """The figures once the first audit, which goes on beside the scrape, is there."""
-    services.until(lambda: ("bucketwire_target_counter_mismatch_events", X) in figures(api))
+    """The figures once the first audit, which goes on beside the scrape, and the API's heartbeat are there."""
+    here = (("address", api.url), ("host", socket.gethostname()))
+    awaited = {("bucketwire_target_counter_mismatch_events", X), ("bucketwire_api_up", here)}
+    services.until(lambda: awaited <= figures(api).keys())
     return figures(api)
 
 

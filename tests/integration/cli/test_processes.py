@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -169,6 +170,28 @@ def test_a_worker_serves_nothing_while_its_broker_is_away_and_drops_the_messages
         until(lambda: worker().served_at > away.at, 60, what="that it serves again")
         assert worker().problem == ""
         assert "ERROR" not in role.said()
+
+
+def test_an_api_is_known_by_the_heartbeats_of_any_of_its_workers_until_it_ends(
+    settings: Mapping[str, str], database: Database
+) -> None:
+    def known() -> list[Process]:
+        with database.reading() as connection:
+            return read_processes(connection)
+
+    with Api(["api", "--workers", "2"], settings).start() as api:
+        until(lambda: known() and known()[0].served_at, 20, what="its heartbeat")
+        [first] = known()
+        assert (first.pid, first.address, first.problem) == (api.pid, api.url, "")
+        assert (first.serves, first.name.partition("@")[0], first.host) == (["api"], "api", socket.gethostname())
+        for child in api.children():
+            child.kill()
+            at = now_ms()
+            until(lambda at=at: known()[0].served_at > at, 30, what="a heartbeat by another worker")  # type: ignore[misc]
+        [later] = known()
+        assert (later.id, later.started_at) == (first.id, first.started_at)
+    [ended] = known()
+    assert ended.ended_at >= later.served_at
 
 
 def test_a_worker_whose_figures_have_no_place_says_so_and_does_not_start(settings: Mapping[str, str]) -> None:

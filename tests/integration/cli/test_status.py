@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -113,7 +114,7 @@ def test_the_doctor_says_what_does_not_run_and_is_content_when_all_does(
 ) -> None:
     grades = {one["subject"]: one["grade"] for one in cli("doctor", "--json").json["findings"]}
     assert grades == {
-        "settings": "ok", "database": "ok", "broker": "problem", "counters": "ok",
+        "settings": "ok", "database": "ok", "api": "note", "broker": "problem", "counters": "ok",
     }  # fmt: skip
     assert cli("doctor").code == 1, "and the drain, which follows from the broker, is not said also"
     [away] = [text for grade, text in grades_of(cli, "broker")]
@@ -354,7 +355,7 @@ def test_an_upgrade_that_is_not_finished_is_found_and_the_workers_are_listed(
         findings = cli("doctor", "--json").json["findings"]
         return [(one["grade"], one["text"], one["command"]) for one in findings if one["subject"] == "versions"]
 
-    assert "no worker is there" in cli("status", "--workers").out
+    assert "no process is there" in cli("process", "ls").out
     new = Process("here:7:x", "targets@here", VERSION, "prefork", ["targets"], processes=[8, 9])
     record_process(database, new)
     record_process(database, replace(new, id="here:6:x", version="0.0.1"))
@@ -365,12 +366,35 @@ def test_an_upgrade_that_is_not_finished_is_found_and_the_workers_are_listed(
         database, replace(new, id="there:1:x", name="targets@there", version="0.0.2", pool="solo", processes=())
     )
     text = f"1 of 2 workers runs another version than {VERSION}: 0.0.2 as there:1; restart them with it"
-    assert found() == [("warning", text, ["status", "--workers"])]
+    assert found() == [("warning", text, ["process", "ls"])]
     Leases(database, 600_000).claim(registry(database).target(target).row_id, [0], "here:9:x", now_ms())
-    lines = " ".join(cli("status", "--workers").out.split())
+    lines = " ".join(cli("process", "ls").out.split())
     assert f"targets@here here 7 prefork 2 {VERSION} targets {target} " in lines, lines
     assert "targets@there there 1 solo 1 0.0.2 targets waits " in lines, lines
-    assert [one["pid"] for one in cli("status", "--workers", "--json").json] == [7, 1]
+    assert [one["pid"] for one in cli("process", "ls", "--json").json] == [7, 1]
+
+
+@pytest.mark.usefixtures("working")
+def test_an_api_that_does_not_answer_is_a_problem_until_it_is_forgotten(cli: Cli, database: Database) -> None:
+    here, port = socket.gethostname(), services.free_port()
+    api = Process("here:7:x", f"api@{here}", VERSION, "gunicorn", ["api"], address=f"http://127.0.0.1:{port}")
+    record_process(database, api)
+    for command in (("doctor",), ("status",), ("status", "--json")):
+        shown = cli(*command)
+        assert shown.code == 1, command
+        assert f"http://127.0.0.1:{port} on {here} does not answer: connection refused" in shown.out + shown.err
+    assert f"api@{here} {here} 7 gunicorn 1 {VERSION} api http://127.0.0.1:{port} " in " ".join(
+        cli("process", "ls").out.split()
+    )
+    assert "no process of 'x/y' is silent" in cli("process", "forget", "x/y").err
+    assert f"no process of {here} is silent" in cli("process", "forget", here).err, "its heartbeat is new"
+    with database.writing() as connection:
+        connection.execute(tables.workers.update().values(ended_at=now_ms()))
+    assert [text.partition(":")[0] for _, text in grades_of(cli, "api")] == ["none runs"]
+    assert cli("status").code == 1
+    assert cli("process", "forget", here).out == f"forgot the silent processes of {here}\n"
+    assert [grade for grade, _ in grades_of(cli, "api")] == ["note"]
+    assert cli("status").code == cli("doctor").code == 0
 
 
 @pytest.mark.usefixtures("working")
@@ -385,14 +409,6 @@ def test_the_doctor_finds_a_queue_that_the_broker_refuses(cli: Cli, database: Da
         assert grades_of(cli, target) == [("problem", text)]
     record_process(database, worker)
     assert [grade for grade, _ in grades_of(cli, target)] == ["ok"]
-
-
-@pytest.mark.usefixtures("working", "target")
-def test_a_rabbitmq_that_is_away_is_said_though_it_has_just_carried_the_drain(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BUCKETWIRE_BROKER_URL", f"amqp://{services.LOOPBACK}:{services.free_port()}/")
-    assert "nothing is lost. amqp://" in cli("status").err
 
 
 def test_of_a_command_that_goes_on_the_outbox_that_is_away_is_said_once_and_so_is_the_broker() -> None:

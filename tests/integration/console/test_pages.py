@@ -55,7 +55,7 @@ PAGES = (
     "", "events", "events?state=dead", "events?follow=1", "events?follow=1&bucket=images&key=again",
     "dead-letters", "dead-letters?reason=none", "dead-letters?target=webhook:none",
     "retries", "retries?bucket=none", "rules", "rules/new", "rules?try_bucket=images&key=a", "replays",
-    "replays?step=preview&target=webhook:audit", "reconciliations", "workers", "tokens", "tokens?name=x", "audit",
+    "replays?step=preview&target=webhook:audit", "reconciliations", "processes", "tokens", "tokens?name=x", "audit",
     "audit?action=target", "targets", "targets/new", "targets/new?type=kafka", "targets/webhook/audit",
     "targets/webhook/audit/edit", "targets/webhook/audit/remove", "targets/webhook/audit?since=7d",
     "sign-in", "events?since=1h&bucket=images", "dead-letters?since=1h",
@@ -1110,16 +1110,16 @@ def test_a_running_reconciliation_shows_how_far_it_is(local: Browser, database: 
 
 
 def test_the_workers_page_shows_who_is_there_and_does_what(busy: Browser, database: Database) -> None:
-    assert "No worker is there" in busy.get("workers").text
+    assert "No process is there" in busy.get("processes").text
     paused = registry(database).target(TargetId("webhook", "paused"))
     Leases(database, 600_000).claim(paused.row_id, [0, 1, 2, 3], new_token(), now_ms())
     with database.writing() as connection:
         cursors.revoke(connection, paused.row_id, [3])  # so nobody delivers it
     host, _, pid = new_token().rpartition(":")[0].rpartition(":")
-    page = busy.get("workers")
+    page = busy.get("processes")
     assert "1 more process has partitions leased without a heartbeat of its worker" in page.text
     assert f"{host} {pid} webhook:paused 3 partitions" in page.text
-    [process] = busy.client.get("/v1/workers").get_json()["other_processes"]
+    [process] = busy.client.get("/v1/processes").get_json()["other_processes"]
     assert process == {
         "host": host, "pid": int(pid), "leased_partitions": 3, "targets": ["arn:minio:sqs::paused:webhook"],
     }  # fmt: skip
@@ -1134,20 +1134,20 @@ def test_the_workers_page_shows_who_is_there_and_does_what(busy: Browser, databa
     with database.writing() as connection:
         minute_ago = tables.workers.update().where(tables.workers.c.name == "gone@there")
         connection.execute(minute_ago.values(at=now_ms() - HEARTBEATS.silence_ms - 1_000))
-    page = busy.get("workers")
+    page = busy.get("processes")
     assert "without a heartbeat of its worker" not in page.text
     rows = re.findall(r"<tr>(.*?)</tr>", page.response.text, re.DOTALL)
     texts = [" ".join(re.sub(r"<[^>]+>", " ", row).split()) for row in rows]
     texts = [text for text in texts if " thread " in text or " prefork " in text]
     assert [text.split()[0] for text in texts] == ["gone@there", "&lt;b&gt;@there", "targets@here"], "the wrong first"
     assert "✕ silent" in texts[0]
-    assert "A silent worker was killed, hangs, or has no connection to the database." in page.text
+    assert "A silent process was killed, hangs, or has no connection to the database." in page.text
     assert re.search("there process 1 ✓ running .* reconcile redis:x images spark thread 0.0.1 other version", texts[1])
     assert re.search(rf"here process 7 ✓ running .*:paused 3 partitions targets prefork of 2 {VERSION}", texts[2])
 
 
 def test_the_workers_page_says_first_what_a_broker_that_is_away_means(busy: Browser) -> None:
-    page = busy.get("workers")
+    page = busy.get("processes")
     [finding] = [part for part in re.findall(r"<li class.*?</li>", page.response.text, re.DOTALL) if ">broker<" in part]
     assert finding.index("events are accepted, but not delivered; nothing is lost") < finding.index("cannot be used")
     assert "Broker ✕problem" in page.text
@@ -1181,7 +1181,7 @@ def test_the_workers_page_counts_no_events_for_the_version(busy: Browser, monkey
         return get(path, **query)
 
     monkeypatch.setattr(calls, "get", noted)
-    assert busy.get("workers").status == 200
+    assert busy.get("processes").status == 200
     assert asked.count("/v1/status") <= 1, "for the navigation, which keeps what it has counted"
 
 
@@ -1191,7 +1191,7 @@ def test_the_navigation_counts_what_needs_somebody_and_has_the_targets(busy: Bro
     assert "Retries2" in page.text
     # They move with the live parts of an open page, and are counted again after an action.
     [body] = page.all("body")
-    live = busy.get("workers", HX_Request="true")
+    live = busy.get("processes", HX_Request="true")
     counted = [given["id"] for given in live.all("span") if given.get("class") == "count"]
     assert body["hx-select-oob"] == ",".join(f"#{each}" for each in counted) == "#count-dead-letters,#count-retries"
     replayed = busy.post("dead-letters/replay", "dead-letters", scope="matching")
@@ -1205,11 +1205,11 @@ def test_the_navigation_counts_what_needs_somebody_and_has_the_targets(busy: Bro
 
 
 def test_flower_is_linked_where_its_address_is_known(browse: Opened) -> None:
-    linked = browse(flower_url="https://flower.example.com/x/").get("workers")
+    linked = browse(flower_url="https://flower.example.com/x/").get("processes")
     assert [each["href"] for each in linked.all("a") if "flower" in each["href"]] == ["https://flower.example.com/x/"]
     with pytest.raises(BadSettings, match="has a user or a password"):
         browse(flower_url="https://me:hunter2@flower.example.com/")
-    without = browse().get("workers")
+    without = browse().get("processes")
     assert ("BUCKETWIRE_FLOWER_URL" in without.text, "bucketwire flower" in without.text) == (True, True)
 
 

@@ -23,7 +23,7 @@ from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 
 PAGES = (
-    "", "events", "dead-letters", "retries", "rules", "replays", "reconciliations", "workers", "targets/new",
+    "", "events", "dead-letters", "retries", "rules", "replays", "reconciliations", "processes", "targets/new",
     "targets/webhook/audit",
 )  # fmt: skip
 FOR_ADMINS = ("tokens", "audit")
@@ -262,7 +262,7 @@ def test_a_limited_session_sees_its_buckets_and_targets_and_nothing_else(browse:
         assert "payroll" not in page.text, path
         assert "payslip" not in page.text, path
         links = {given["href"].rpartition("../")[2].removeprefix("./").partition("?")[0] for given in page.all("a")}
-        assert not links & {"rules", "workers", "tokens", "audit", "doctor", "reconciliations", "targets/new"}, path
+        assert not links & {"rules", "processes", "tokens", "audit", "doctor", "reconciliations", "targets/new"}, path
         for given in page.all("a"):
             if "/static/" not in given["href"] and not given["href"].startswith("#"):
                 link = urlsplit(urljoin(f"http://localhost/console/{path}", given["href"]))
@@ -273,7 +273,7 @@ def test_a_limited_session_sees_its_buckets_and_targets_and_nothing_else(browse:
     assert "500 broken" in browser.get("retries").text
     for path in (
         "events?bucket=salaries", "dead-letters?target=webhook:payroll", "retries?target=webhook:payroll",
-        "targets/webhook/payroll", "rules", "workers", "tokens", "audit", "reconciliations",
+        "targets/webhook/payroll", "rules", "processes", "tokens", "audit", "reconciliations",
     ):  # fmt: skip
         page = browser.get(path)
         assert page.status == 403, path

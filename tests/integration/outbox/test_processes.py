@@ -200,6 +200,31 @@ def test_a_process_that_is_back_is_not_forgotten(log: Database, monkeypatch: pyt
 
 
 @databases.THREE
+def test_the_silent_processes_of_a_host_are_forgotten_by_command(database: Database) -> None:
+    target = add_target(database)
+    for name, serves in (("w@gone", "targets"), ("api@gone", "api"), ("w@there", "targets"), ("drain@gone", "drain")):
+        processes.record_process(database, Process(f"{name}:1:x", name, "1", "prefork", [serves]))
+    earlier = now_ms() - 60 * SECOND
+    gone = tables.workers.update().where(tables.workers.c.name.in_(("w@gone", "api@gone")))
+    with database.writing() as connection:
+        connection.execute(tables.workers.update().values(started_at=earlier - DAY))
+        connection.execute(gone.values(at=earlier, served_at=earlier))
+        connection.execute(tables.targets.update().values(created_at=earlier - DAY))
+    assert processes.forget_host(database, "gone")
+    assert {one.name: one.ended_at > 0 for one in listed(database).values()} == {
+        "w@gone": True, "drain@gone": False, "w@there": False,
+    }  # fmt: skip
+    assert not processes.forget_host(database, "gone"), "its drain is there"
+    assert not processes.forget_host(database, "there")
+    assert not processes.forget_host(database, "x" * 300)
+    with database.writing() as connection:
+        connection.execute(tables.workers.delete().where(tables.workers.c.name == "w@there"))
+        entries = connection.execute(sa.select(tables.audit.c.action, tables.audit.c.resource)).all()
+    assert queues(database)[str(target)].served_at == earlier, "it is still known since when nobody serves it"
+    assert [tuple(entry) for entry in entries if entry.action == "process.forget"] == [("process.forget", "host:gone")]
+
+
+@databases.THREE
 def test_heartbeats_of_a_clock_that_was_ahead_are_brought_back(database: Database) -> None:
     worker(database)
     ahead = now_ms() + 365 * DAY

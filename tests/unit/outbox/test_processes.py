@@ -76,9 +76,16 @@ def test_what_is_there_and_what_is_silent_is_listed() -> None:
     there, away = process("there@c"), process("away@d", served_at=0, problem="no broker")
     old = process("old@c", KILLED - 1, "drain")
     new = process("new@c", NOW, "drain", started=KILLED)
-    assert [one.name for one in listed_processes([gone, ended, there, away, old, new], NOW)] == [
-        "gone@a", "there@c", "away@d", "new@c",
-    ]  # fmt: skip
+    api, beat, second = (
+        process("api@a", KILLED, "api"),
+        process("beat@a", KILLED, "beat"),
+        process("beat@b", NOW, "beat"),
+    )
+    found = listed_processes([gone, ended, there, away, old, new, api, beat, second], NOW)
+    assert [one.name for one in found] == ["api@a", "away@d", "beat@b", "gone@a", "new@c", "there@c"]
+    first = process("api@b", KILLED - DAY, "api", ended_at=KILLED - DAY)
+    found = listed_processes([first, process("api@c", KILLED, "api", ended_at=KILLED)], NOW)
+    assert [one.name for one in found] == ["api@c"], "of those that have ended, the last one"
 
 
 def test_live_workers_are_counted_by_what_they_serve() -> None:

@@ -1,0 +1,65 @@
+"""The checks of the processes: whether each API answers, and which host's workers fell silent."""
+
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from app.api_answer import READY, problem_of
+from app.config.networks import is_loopback
+from app.doctor import Finding
+from app.outbox.engine.clock import database_now
+from app.outbox.processes import API, ENDED, RUNNING, Process, processes_of, read_processes
+from app.quantities import format_age
+
+if TYPE_CHECKING:
+    from app.doctor.checks import Service
+
+_MAX_ASKED_AT_ONCE = 16
+_CANNOT_POST = "frontends cannot post"
+
+
+def check_api(service: "Service") -> Iterator[Finding]:
+    """Ask each API at its address whether it answers."""
+    with service.database.reading() as connection:
+        now = database_now(connection)
+        apis = processes_of(API, read_processes(connection), now)
+    own_host = socket.gethostname()
+    asked = [one.address for one in apis if one.address and is_reachable(one, own_host)]
+    with ThreadPoolExecutor(_MAX_ASKED_AT_ONCE) as pool:
+        problems = dict(zip(asked, pool.map(lambda address: problem_of(address, READY), asked), strict=True))
+    yield from api_findings(apis, problems, now, own_host)
+
+
+def is_reachable(api: Process, own_host: str) -> bool:
+    """Return whether this host can ask an API: not on another host's loopback address."""
+    return api.host == own_host or not is_loopback(urlsplit(api.address).hostname or "")
+
+
+def api_findings(apis: Sequence[Process], problems: Mapping[str, str], now: int, own_host: str) -> Iterator[Finding]:
+    """Yield what the answers of APIs mean; `problems` has that of each address that was asked, "" for a good answer."""
+    if not apis:
+        yield Finding("api", "note", "none has run yet; `bucketwire api` takes events in")
+    elif apis[0].state(now) == ENDED:
+        last = f"the last one, on {apis[0].host}, ended {format_age(apis[0].ended_at, now)} ago"
+        yield Finding("api", "problem", f"none runs: {last}; {_CANNOT_POST}: start one", ("api",))
+    else:
+        for api in apis:
+            yield _api_finding(api, problems.get(api.address), now, is_here=api.host == own_host)
+
+
+def _api_finding(api: Process, answer: str | None, now: int, *, is_here: bool) -> Finding:
+    where, heard = f"{api.address or 'that'} on {api.host}", f"last heartbeat {format_age(api.at, now)} ago"
+    runs = api.state(now) == RUNNING
+    if answer == "":
+        return Finding("api", "ok", f"{api.address} answers")
+    if answer is None and runs:
+        return Finding("api", "ok", f"{where} answered {format_age(api.served_at, now)} ago")
+    if answer is not None and runs and not is_here:
+        return Finding("api", "warning", f"{where} answers there, but to this host it {answer}; {heard}")
+    problem = answer or api.problem or "is silent"
+    if problem.startswith("answers"):
+        return Finding("api", "problem", f"{where} {problem}; its log has more")
+    text = f"{where} {problem}; {heard}; {_CANNOT_POST}: start it, or look at its log"
+    return Finding("api", "problem", text, ("api",))

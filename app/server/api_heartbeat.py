@@ -1,0 +1,108 @@
+"""Record heartbeats of an API: that one of its processes has answered at the API's address.
+
+One of gunicorn's workers records them for all, by a thread. Its main process has no thread, because it forks.
+"""
+
+import fcntl
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from app.api_answer import problem_of
+from app.config.fields.addresses import HostPort
+from app.config.settings import Settings
+from app.outbox.delivery.leases import new_token
+from app.outbox.engine.database import Database
+from app.outbox.policies import HEARTBEATS
+from app.outbox.processes import API, Process, end_process, read_process, record_process
+from app.release import VERSION
+
+_END_SECONDS = 1.5  # that the main process waits at most to record its end
+
+
+class ApiHeartbeat:
+    """The heartbeats of one API; to be made in its main process, before it forks.
+
+    Which worker records is decided by a lock on a file that all of them have open. The kernel frees it with the worker.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._process = Process(new_token(), f"api@{socket.gethostname()}", VERSION, "gunicorn", (API,))
+        self._lock = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process runs
+
+    def begin(self, listeners: Sequence[Any]) -> None:
+        """Begin to record in this worker, once no other one does; `listeners` are gunicorn's sockets."""
+        ports = [address[1] for address in (one.getsockname() for one in listeners) if isinstance(address, tuple)]
+        if ports:
+            thread = threading.Thread(target=self._run, args=(ports[0],), name="api-heartbeat", daemon=True)
+            thread.start()
+
+    def end(self) -> None:
+        """Record that the API ends, in the main process."""
+        thread = threading.Thread(target=self._end, name="api-heartbeat", daemon=True)
+        thread.start()
+        thread.join(_END_SECONDS)
+
+    def _end(self) -> None:
+        with suppress(sa.exc.SQLAlchemyError), closing(self._open()) as database:
+            end_process(database, self._process.id)
+
+    def _open(self) -> Database:
+        patience = min(HEARTBEATS.patience_seconds, self._settings.database_timeout)
+        return Database(self._settings.database_url, pool_size=1, patience=patience)
+
+    def _run(self, port: int) -> None:
+        while not self._is_first():
+            time.sleep(HEARTBEATS.interval_ms / 1000)
+        scheme = "https" if self._settings.tls_cert else "http"
+        own = f"{scheme}://{self._settings.api_address._replace(port=port)}"
+        is_known = False
+        with closing(self._open()) as database:
+            while True:
+                problem = problem_of(own)
+                with suppress(sa.exc.SQLAlchemyError):  # the next one is soon; before `migrate` there is no such table
+                    if not is_known:
+                        address = f"{scheme}://{HostPort(reachable_host(self._settings), port)}"
+                        self._process = replace(self._adopt(database), address=address)
+                        is_known = True
+                    self._process = record_process(database, replace(self._process, problem=problem))
+                time.sleep(HEARTBEATS.interval_ms / 1000)
+
+    def _is_first(self) -> bool:
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def _adopt(self, database: Database) -> Process:
+        """Return the process with the times that a worker before this one has recorded."""
+        with database.reading() as connection:
+            return read_process(connection, self._process.id) or self._process
+
+
+def reachable_host(settings: Settings) -> str:
+    """Return the host by which others can ask the API.
+
+    Of one that listens on every address, that is the address from which this host reaches the outbox's database, since
+    whoever asks reaches it, too.
+    """
+    host = settings.listen.host
+    if settings.api_address.host == host:
+        return host
+    database = sa.make_url(settings.database_url)
+    with suppress(OSError):
+        found = socket.getaddrinfo(database.host or host, database.port or 1, type=socket.SOCK_DGRAM)
+        for family, kind, protocol, _, place in found:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(place)  # sends nothing
+                return str(probe.getsockname()[0])
+    return settings.api_address.host

@@ -1,0 +1,84 @@
+"""What the answers of the API's processes mean to the doctor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.doctor.processes import api_findings, is_reachable
+from app.outbox.processes import API, Process, processes_of
+
+NOW = 1_800_000_000_000
+SECOND, DAY = 1_000, 86_400_000
+HERE, THERE = "http://10.0.0.1:8730", "http://10.0.0.2:8730"
+
+
+def api(host: str = "here", at: int = NOW - SECOND, address: str = HERE, **values: Any) -> Process:
+    return Process(
+        f"{host}:7:{at}{address}", f"api@{host}", "1", "gunicorn", [API], address=address,
+        **{"at": at, "started_at": at - SECOND, "served_at": at} | values,
+    )  # fmt: skip
+
+
+def found(*apis: Process, **answers: str) -> list[tuple[str, str]]:
+    """The grades and texts, if the addresses answer so."""
+    addresses = {"here": HERE, "there": THERE}
+    problems = {addresses[name]: answer for name, answer in answers.items()}
+    return [(one.grade, one.text) for one in api_findings(processes_of(API, apis, NOW), problems, NOW, "here")]
+
+
+def test_an_api_that_answers_is_well_whatever_its_heartbeat_says() -> None:
+    for one in (api(), api(at=NOW - 60 * SECOND), api(served_at=0, problem="does not answer: connection refused")):
+        assert found(one, here="") == [("ok", f"{HERE} answers")]
+
+
+@pytest.mark.parametrize("age", [1, 60])
+def test_one_that_does_not_answer_is_a_problem_at_once_with_the_reason(age: int) -> None:
+    [(grade, text)] = found(api(at=NOW - age * SECOND), here="does not answer: connection refused")
+    assert grade == "problem"
+    assert text.startswith(f"{HERE} on here does not answer: connection refused; last heartbeat ")
+    assert "frontends cannot post" in text
+
+
+def test_one_that_answers_503_is_a_problem_with_its_own_words() -> None:
+    [(grade, text)] = found(api(), here="answers 503 Service Unavailable: database: it cannot be reached")
+    assert (grade, text) == (
+        "problem", f"{HERE} on here answers 503 Service Unavailable: database: it cannot be reached; its log has more",
+    )  # fmt: skip
+
+
+def test_one_that_only_another_host_can_ask_is_believed_and_one_that_is_out_of_reach_is_a_warning() -> None:
+    remote = api("there", address=THERE)
+    [(grade, text)] = found(remote, there="does not answer: no answer within 3 s")
+    assert (grade, "answers there, but to this host it does not answer" in text) == ("warning", True)
+    local = api("there", address="http://127.0.0.1:8730")
+    assert not is_reachable(local, "here")
+    assert is_reachable(local, "there")
+    assert is_reachable(remote, "here")
+    assert [grade for grade, _ in found(local)] == ["ok"]
+    hangs = api("there", address=local.address, served_at=NOW - 60 * SECOND, problem="does not answer: timed out")
+    assert [grade for grade, _ in found(hangs)] == ["problem"]
+    [(grade, text)] = found(api("there", NOW - 60 * SECOND, local.address))
+    assert (grade, "on there is silent; last heartbeat 1.0 m ago" in text) == ("problem", True)
+    [(grade, _)] = found(api("there", NOW - 60 * SECOND, THERE), there="does not answer: no answer within 3 s")
+    assert grade == "problem", "its own heartbeats have ended, too"
+
+
+def test_one_that_was_replaced_or_is_gone_for_a_day_is_missed_no_more() -> None:
+    killed, new = api(at=NOW - 60 * SECOND), api(started_at=NOW - 50 * SECOND)
+    assert found(killed, new, here="") == [("ok", f"{HERE} answers")]
+    other = api("there", address=THERE, started_at=NOW - 3 * DAY)
+    assert [grade for grade, _ in found(killed, other, here="does not answer: x", there="")] == ["ok", "problem"]
+    gone = api(at=NOW - 2 * DAY)
+    assert [grade for grade, _ in found(gone, other, here="does not answer: x", there="")] == ["ok"]
+    assert [grade for grade, _ in found(gone, here="does not answer: x")] == ["problem"], "but there is no other"
+
+
+def test_none_that_runs_any_more_is_a_problem_and_none_that_has_ever_run_is_none() -> None:
+    last, first = api(ended_at=NOW - 5 * SECOND), api("there", NOW - DAY, ended_at=NOW - DAY)
+    [(grade, text)] = found(first, last)
+    assert grade == "problem"
+    assert text == "none runs: the last one, on here, ended 5.0 s ago; frontends cannot post: start one"
+    assert found(first, api(), here="") == [("ok", f"{HERE} answers")]
+    assert [grade for grade, _ in found()] == ["note"]
