@@ -15,6 +15,8 @@ from app.config.settings import ApiToken, Settings
 
 ADMIN, READ, EVERYBODY = "admin", "read", "*"
 _MAX_KEY_CHARACTERS = 200  # characters
+_GROUPS = frozenset({"groups", "roles"})  # claims whose values are of no person
+_MAX_NAMED = 5  # values
 CALLBACK = "openid-callback"  # in the console's folder, whose cookies a page below it would not get
 
 
@@ -59,6 +61,20 @@ def granted(settings: Settings, claims: Mapping[str, Any]) -> tuple[str, ...]:
     values = value if isinstance(value, list) else [value]
     has = {EVERYBODY, *(each for each in values if isinstance(each, str))}
     return tuple(each for each in dict.fromkeys((*settings.oidc_admin, *settings.oidc_read)) if each in has)
+
+
+def missing(settings: Settings, claims: Mapping[str, Any]) -> str:
+    """Say what somebody lacks who may do nothing; pure.
+
+    Groups are named, so that people know what to ask for. Values of another claim are not: they may be addresses of
+    those who may sign in.
+    """
+    has = "has no value that gives access" if settings.oidc_claim in claims else "is missing"
+    named = tuple(dict.fromkeys((*settings.oidc_admin, *settings.oidc_read)))
+    if settings.oidc_claim not in _GROUPS:
+        return f"the claim {settings.oidc_claim} {has}"
+    more = f" or {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
+    return f"the claim {settings.oidc_claim} {has}: {' or '.join(named[:_MAX_NAMED])}{more}"
 
 
 def scopes(settings: Settings, values: Collection[str]) -> frozenset[str]:

@@ -149,6 +149,7 @@ _USELESS = (requests.RequestException, ValueError, RecursionError)
 # What the libraries raise for an answer that is not as it should be; an OverflowError is an ArithmeticError.
 _INVALID = (JoseError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError)
 _LEEWAY = 60  # seconds by which the provider's clock may differ
+_WITHOUT_LOGIN_PROMPT = frozenset({"https://accounts.google.com"})  # it describes no prompts, and has no `login`
 _MAX_NAME_CHARACTERS = 100  # characters of a name that are shown and recorded
 _MAX_SAID_CHARACTERS = 200  # characters of what the provider says that are shown
 
@@ -173,16 +174,21 @@ class Provider:
         self._asking = Turns(running=1, waiting=4)
         self._signing_in = Turns(running=2, waiting=4)
 
-    def begin(self, following: str) -> tuple[str, Begun]:
-        """Return the address at the provider to which the browser goes, and what it keeps. Raises `ProviderProblem`."""
+    def begin(self, following: str, *, other_account: bool = False) -> tuple[str, Begun]:
+        """Return the address at the provider to which the browser goes, and what it keeps. Raises `ProviderProblem`.
+
+        For another account the provider has to ask who it is, also if it knows the browser already.
+        """
         state, nonce, verifier = (secrets.token_urlsafe(48) for _ in range(3))
         begun = Begun(state, nonce, verifier, following)
+        description = self._describe()
         with self._session() as session:
             address, _ = session.create_authorization_url(
-                self._describe()["authorization_endpoint"],
+                description["authorization_endpoint"],
                 state=begun.state,
                 nonce=begun.nonce,
                 code_verifier=begun.verifier,
+                **({"prompt": account_prompt(description)} if other_account else {}),
             )
         return str(address), begun
 
@@ -330,6 +336,18 @@ class Provider:
             code_challenge_method="S256",
             default_timeout=_TIMEOUT,
         )
+
+
+def account_prompt(description: Mapping[str, Any]) -> str:
+    """Return the `prompt` for which a provider that describes itself so asks for an account; pure.
+
+    A provider may refuse, or ignore, one that it does not know: who is signed in there would come back again.
+    """
+    known = description.get("prompt_values_supported")
+    has_choice = description.get("issuer") in _WITHOUT_LOGIN_PROMPT or (
+        isinstance(known, list) and "select_account" in known
+    )
+    return "select_account" if has_choice else "login"
 
 
 def _printable(name: str) -> str:

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -51,9 +52,16 @@ class OpenIdProvider(Server):
         address = f"http://{LOOPBACK}:{self.port}/.well-known/openid-configuration"
         assert httpx.get(address, timeout=5).json()["issuer"]
 
-    def sign_in(self, address: str, person: str) -> str:
-        """Be a person's browser at the provider, from the address that begins it to the one that leads back."""
-        with httpx.Client(timeout=30, trust_env=False) as browser:
+    def browser(self) -> httpx.Client:
+        """A browser that keeps the provider's cookies: it is known there after a sign-in."""
+        return httpx.Client(timeout=30, trust_env=False)
+
+    def sign_in(self, address: str, person: str, known: httpx.Client | None = None) -> str:
+        """Be a person's browser at the provider, from the address that begins it to the one that leads back.
+
+        A browser that is known there signs in as the person only if the provider asks.
+        """
+        with nullcontext(known) if known is not None else self.browser() as browser:
             for _ in range(10):
                 answer = browser.get(address)
                 if answer.is_redirect:

@@ -16,8 +16,8 @@ from app.api.request_marks import Refusal, set_refusal
 from app.api.services import services
 from app.api.token_scopes import ADMIN, READ, acting
 from app.config.settings import ApiToken, hash_token
-from app.console.openid import Begun, identity
-from app.console.pages import check_form, error_page, open_page, page, redirect, seals, show, visitor
+from app.console.openid import Begun, identity, missing
+from app.console.pages import check_form, open_page, page, redirect, seals, show, visitor
 from app.console.session import LIFETIME, Session, forget_flow, forget_session, is_secure, new_session
 from app.logs import printable
 
@@ -115,11 +115,11 @@ _EXTENSION = "bucketwire_openid"
 
 @open_page("/openid")
 def openid() -> Response:
-    """Lead the browser to the provider."""
+    """Lead the browser to the provider, which asks for another account if the link says so."""
     from app.console.openid_provider import ProviderProblem  # noqa: PLC0415 - loaded where it is used
 
     try:
-        address, begun = _provider().begin(next_page())
+        address, begun = _provider().begin(next_page(), other_account="other" in request.args)
     except ProviderProblem as problem:
         return _refused(f"{problem}", 503, "openid-unavailable", f": {problem}")
     response = Response(status=303, headers={"Location": address})
@@ -158,12 +158,7 @@ def _finish(found: "Provider", begun: Begun) -> Response:
     if who is None:
         unknown = ApiToken(person.name, frozenset(), "", kind="openid", person=person.key)
         set_refusal(request.environ, Refusal("openid-claim", unknown.actor))
-        has = "has no value that" if settings.oidc_claim in claims else "is missing, and has no value that"
-        detail = (
-            f"{person.name} is known to {person.issuer}, but may not use this console: the claim "
-            f"{settings.oidc_claim} {has} BUCKETWIRE_OIDC_ADMIN or BUCKETWIRE_OIDC_READ names"
-        )
-        return error_page(Refused(403, {"title": "No access", "detail": detail}))
+        return show("no_access.html", 403, person=person, missing=missing(settings, claims), next=begun.following)
     # A page that leads on, and no redirect: after one the browser would not send a strict cookie.
     response = show("signed_in.html", next=begun.following, name=person.name)
     begin_session(response, new_session(person=person), who, secure=_is_secure())

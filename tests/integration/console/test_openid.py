@@ -19,8 +19,8 @@ from joserfc.jwk import RSAKey
 
 from app.config.errors import BadSettings
 from app.config.settings import Settings
-from app.console.openid import Person, granted, identity, scopes
-from app.console.openid_provider import Provider
+from app.console.openid import Person, granted, identity, missing, scopes
+from app.console.openid_provider import Provider, account_prompt
 from app.console.session import FLOW_COOKIE
 from app.outbox import tables
 from app.outbox.audit import AuditFilter, entries
@@ -139,8 +139,8 @@ def test_the_claim_decides_what_a_person_may_do(provider: OpenIdProvider, browse
     assert "read only" in browser.get("").text
     assert browser.get("audit").status == 403
     for person, detail in (
-        ("carol", "the claim groups has no value that BUCKETWIRE_OIDC_ADMIN or BUCKETWIRE_OIDC_READ names"),
-        ("dave", "the claim groups is missing"),
+        ("carol", "the claim groups has no value that gives access: platform or auditors."),
+        ("dave", "the claim groups is missing: platform or auditors."),
         ("eve<script>", "eve<script> is known to"),  # one text, and not the two groups in it
     ):
         browser = browse(**settings_of(provider))
@@ -152,6 +152,53 @@ def test_the_claim_decides_what_a_person_may_do(provider: OpenIdProvider, browse
     everybody = browse(**settings_of(provider, oidc_read="*"))
     assert sign_in(provider, everybody, "dave").status == 200
     assert "read only" in everybody.get("").text
+
+
+def test_who_lacks_the_group_chooses_another_account_though_the_provider_knows_the_browser(
+    provider: OpenIdProvider, browse: Opened
+) -> None:
+    browser = browse(**settings_of(provider))
+    with provider.browser() as known:
+        page = browser.get("openid?next=events?bucket=images")
+        page = back(browser, provider.sign_in(page.location, "carol", known).removeprefix(provider.callback))
+        assert "carol is known to" in page.text
+        [again] = [given["href"] for given in page.all("a") if "other=1" in given["href"]]
+        [plain] = [given["href"] for given in page.all("a") if "sign-in" in given["href"]]
+        assert again.startswith("./openid?")
+        assert plain == "./sign-in?next=events%3Fbucket%3Dimages"
+        same = browser.get("openid")
+        page = back(browser, provider.sign_in(same.location, "alice", known).removeprefix(provider.callback))
+        assert "carol is known to" in page.text, "the provider does not ask"
+        other = browser.get(again.removeprefix("./"))
+        assert parse_qs(urlsplit(other.location).query)["prompt"] == ["login"]
+        page = back(browser, provider.sign_in(other.location, "alice", known).removeprefix(provider.callback))
+    assert page.status == 200, page.text
+    [refresh] = [given["content"] for given in page.all("meta") if given.get("http-equiv") == "refresh"]
+    assert refresh == "0; url=./events?bucket=images"
+    assert "user alice" in browser.get("").text
+
+
+@pytest.mark.parametrize(
+    ("description", "prompt"),
+    [
+        ({}, "login"),
+        ({"prompt_values_supported": ["none", "login", "select_account"]}, "select_account"),
+        ({"prompt_values_supported": ["none", "login"]}, "login"),
+        ({"prompt_values_supported": "select_account"}, "login"),
+        ({"issuer": "https://accounts.google.com"}, "select_account"),
+    ],
+)
+def test_a_provider_is_asked_for_another_account_in_a_way_that_it_knows(
+    description: dict[str, Any], prompt: str
+) -> None:
+    assert account_prompt(description) == prompt
+
+
+def test_groups_that_give_access_are_named_and_addresses_of_people_are_not() -> None:
+    groups = Settings(oidc_admin=("a", "b"), oidc_read=("b", "c", "d", "e", "f", "g"))
+    assert missing(groups, {"groups": []}).endswith("gives access: a or b or c or d or e or 2 more")
+    people = Settings(oidc_claim="email", oidc_admin=("boss@ops.example",))
+    assert missing(people, {"email": "x"}) == "the claim email has no value that gives access"
 
 
 def test_a_session_has_the_rights_that_the_settings_give_it_now(provider: OpenIdProvider, browse: Opened) -> None:
