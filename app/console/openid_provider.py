@@ -28,6 +28,7 @@ from requests import PreparedRequest, Response
 from app import socket_watchdog
 from app.config.settings import Settings
 from app.console.openid import CALLBACK, Begun, Person, granted
+from app.console.openid_clock import LEEWAY, answered_at, describe_wrong_time
 from app.http_pools import AnswerTooLong
 from app.http_sessions import StrictAdapter
 
@@ -148,7 +149,6 @@ _UNREACHABLE = (requests.ConnectionError, requests.Timeout)  # which nobody who 
 _USELESS = (requests.RequestException, ValueError, RecursionError)
 # What the libraries raise for an answer that is not as it should be; an OverflowError is an ArithmeticError.
 _INVALID = (JoseError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError)
-_LEEWAY = 60  # seconds by which the provider's clock may differ
 _WITHOUT_LOGIN_PROMPT = frozenset({"https://accounts.google.com"})  # it describes no prompts, and has no `login`
 _MAX_NAME_CHARACTERS = 100  # characters of a name that are shown and recorded
 _MAX_SAID_CHARACTERS = 200  # characters of what the provider says that are shown
@@ -156,6 +156,10 @@ _MAX_SAID_CHARACTERS = 200  # characters of what the provider says that are show
 
 class ProviderProblem(Exception):
     """The provider cannot be reached, or its answer is not valid; the message is for the person who signs in."""
+
+
+class WrongClock(ProviderProblem):
+    """A token of the provider is not valid at the time of this host."""
 
 
 class Provider:
@@ -218,7 +222,15 @@ class Provider:
 
     def _claims(self, begun: Begun, code: str) -> dict[str, Any]:
         description = self._describe()
+        now, issued_at = time.time(), None
+
+        def note_time(response: Response) -> Response:
+            nonlocal now, issued_at
+            now, issued_at = time.time(), answered_at(response.headers)
+            return response
+
         with bound(self._session(), 2 * ANSWER_SECONDS) as session:
+            session.register_compliance_hook("access_token_response", note_time)
             answer = session.fetch_token(
                 description["token_endpoint"],
                 grant_type="authorization_code",
@@ -237,8 +249,10 @@ class Provider:
                 "client_id": self._settings.oidc_client_id,
                 "access_token": answer.get("access_token"),
             }
+            if problem := describe_wrong_time(self._settings.oidc_issuer, token.claims, now, issued_at):
+                raise WrongClock(problem)
             claims = CodeIDToken(token.claims, token.header, options, expected)
-            claims.validate(leeway=_LEEWAY)
+            claims.validate(now=int(now), leeway=LEEWAY)
             found = dict(claims)
             if self._settings.oidc_claim not in found and "userinfo_endpoint" in description:
                 about = session.get(description["userinfo_endpoint"], allow_redirects=False)

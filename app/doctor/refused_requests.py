@@ -28,8 +28,8 @@ _SUBJECTS: Mapping[str, tuple[str, str]] = MappingProxyType(
 _USUAL = frozenset(("bad-form", "database-unavailable", "openid-state", "token-missing"))
 _WRONG = frozenset(
     (
-        "internal", "openid-failed", "openid-unavailable", "overloaded", "token-expired", "token-revoked",
-        "wrong-signature", "wrong-time",
+        "internal", "openid-clock", "openid-failed", "openid-unavailable", "overloaded", "token-expired",
+        "token-revoked", "wrong-signature", "wrong-time",
     )
 )  # fmt: skip
 

@@ -146,6 +146,7 @@ _OF_SIGN_INS: Mapping[str, Reason] = {
     ),
     "openid-refused": Reason("the provider has refused the sign-in", "look at the provider's log"),
     "openid-state": Reason("the sign-in was not begun in this browser, or too long ago", "begin it again"),
+    "openid-clock": Reason("a clock is wrong{fact}", "set it by NTP"),
     "openid-failed": Reason(
         "the sign-in at the provider could not be ended{fact}", "look at the settings BUCKETWIRE_OIDC_…"
     ),

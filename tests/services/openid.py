@@ -29,6 +29,7 @@ class OpenIdProvider(Server):
     callback: str
     secret: str = "a-secret-of-the-client"
     conform: bool = False
+    ahead: int = 0  # seconds, of the clock that makes tokens; that of its answers is right
     client_id: ClassVar[str] = "bucketwire"
 
     @property
@@ -45,8 +46,8 @@ class OpenIdProvider(Server):
             "token_endpoint_auth_method": "client_secret_basic" if self.secret else "none",
         } | ({"client_secret": self.secret} if self.secret else {})
         node = shutil.which("node") or "node"
-        conform = "yes" if self.conform else "no"
-        return [node, _SCRIPT, provision.OIDC, self.issuer, str(self.port), json.dumps(client), conform]
+        more = ["yes" if self.conform else "no", str(self.ahead)]
+        return [node, _SCRIPT, provision.OIDC, self.issuer, str(self.port), json.dumps(client), *more]
 
     def ping(self) -> None:
         address = f"http://{LOOPBACK}:{self.port}/.well-known/openid-configuration"
@@ -78,6 +79,8 @@ class OpenIdProvider(Server):
         raise AssertionError(f"the provider does not lead back: {answer.text[:2000]}")
 
 
-def openid_provider(callback: str, *, secret: str = "a-secret-of-the-client", conform: bool = False) -> OpenIdProvider:
+def openid_provider(
+    callback: str, *, secret: str = "a-secret-of-the-client", conform: bool = False, ahead: int = 0
+) -> OpenIdProvider:
     """A running provider for the client with this callback; without a secret it is a public one."""
-    return OpenIdProvider(callback, secret, conform).start()
+    return OpenIdProvider(callback, secret, conform, ahead).start()

@@ -1,8 +1,10 @@
 // An OpenID Connect provider by the package oidc-provider: any password is right, and the name decides the claims.
-// node openid_provider.mjs <its folder> <issuer> <port> <client as JSON> <conform: yes|no>
+// node openid_provider.mjs <its folder> <issuer> <port> <client as JSON> <conform: yes|no> <seconds by which its tokens are ahead>
 import { createServer } from "node:http";
 
-const [folder, issuer, port, client, conform] = process.argv.slice(2);
+const [folder, issuer, port, client, conform, shift] = process.argv.slice(2);
+const now = Date.now;
+Date.now = () => now() + 1000 * Number(shift); // what tokens are made with; the header Date keeps the right time
 const { default: Provider } = await import(`${folder}/node_modules/oidc-provider/lib/index.js`);
 const { exportJWK, generateKeyPair } = await import(`${folder}/node_modules/jose/dist/node/esm/index.js`);
 const { privateKey } = await generateKeyPair("RS256", { extractable: true });

@@ -147,13 +147,14 @@ def openid_callback() -> Response:
 
 
 def _finish(found: "Provider", begun: Begun) -> Response:
-    from app.console.openid_provider import ProviderProblem  # noqa: PLC0415 - loaded where it is used
+    from app.console.openid_provider import ProviderProblem, WrongClock  # noqa: PLC0415 - loaded where it is used
 
     settings = services().settings
     try:
         person, claims = found.finish(begun, request.args.get("code", ""), request.args.get("iss", ""))
     except ProviderProblem as problem:
-        return _refused(f"{problem}", 502, "openid-failed", f": {problem}")
+        reason = "openid-clock" if isinstance(problem, WrongClock) else "openid-failed"
+        return _refused(f"{problem}", 502, reason, f": {problem}")
     who = identity(settings, person)
     if who is None:
         unknown = ApiToken(person.name, frozenset(), "", kind="openid", person=person.key)

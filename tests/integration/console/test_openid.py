@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -20,6 +21,7 @@ from joserfc.jwk import RSAKey
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.console.openid import Person, granted, identity, missing, scopes
+from app.console.openid_clock import answered_at, describe_wrong_time
 from app.console.openid_provider import Provider, account_prompt
 from app.console.session import FLOW_COOKIE
 from app.outbox import tables
@@ -309,6 +311,63 @@ def test_sign_ins_and_refusals_are_in_the_log_and_the_audit_log_with_the_person_
     ):
         assert said in text, text
     assert "secret" not in text
+
+
+@pytest.mark.parametrize(("seconds", "differs"), [(7200, "2.0 h ahead of"), (-600, "10.0 m behind")])
+def test_a_clock_of_this_host_that_is_wrong_is_called_so(
+    provider: OpenIdProvider,
+    browse: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    seconds: int,
+    differs: str,
+) -> None:
+    clock = SimpleNamespace(time=lambda: time.time() + seconds, monotonic=time.monotonic)
+    monkeypatch.setattr("app.console.openid_provider.time", clock)
+    page = sign_in(provider, browse(**settings_of(provider)), "alice")
+    said = f"the clock of this host is {differs} that of the provider {provider.issuer} ("
+    assert (page.status, said in page.text) == (502, True), page.text
+    until(lambda: any("openid-clock" in line and said in line for line in caplog.messages), 30)
+
+
+def test_a_clock_that_makes_tokens_and_is_not_that_of_the_providers_answers_is_called_so(browse: Opened) -> None:
+    with openid_provider(f"{CONSOLE}openid-callback", ahead=5400) as shifted:
+        page = sign_in(shifted, browse(**settings_of(shifted)), "alice")
+    said = "has made a token 1.5 h ahead of the clocks of this host and of its own answers"
+    assert (page.status, said in page.text) == (502, True), page.text
+
+
+NOW = 1_800_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("claims", "answered", "said"),
+    [
+        ({"iat": NOW, "exp": NOW + 300}, 0, ""),
+        ({"iat": NOW + 60, "nbf": NOW + 60, "exp": NOW - 60}, 60, ""),
+        ({"iat": NOW + 90, "exp": NOW + 300}, 90, "this host is 1.5 m behind that of"),
+        ({"iat": NOW, "nbf": NOW + 90, "exp": NOW + 300}, None, "a token 1.5 m ahead of the clock of this host"),
+        ({"iat": NOW - 600, "exp": NOW - 300}, -600, "this host is 10.0 m ahead of that of"),
+        ({"iat": NOW - 600, "exp": NOW - 300}, 0, "a token 10.0 m behind the clocks of this host and of its own"),
+        ({"iat": NOW, "exp": NOW - 300}, 0, "a token that expired 5.0 m before: look at the lifetime"),
+        ({"iat": True, "exp": "x"}, 0, ""),
+    ],
+)
+def test_what_is_wrong_with_the_times_of_a_token_is_said(
+    claims: dict[str, Any], answered: float | None, said: str
+) -> None:
+    text = describe_wrong_time("https://id.example", claims, NOW, answered if answered is None else NOW + answered)
+    assert said in text
+    assert bool(text) is bool(said), text
+
+
+def test_the_time_of_an_answer_is_that_of_its_server() -> None:
+    at = "Fri, 15 Jan 2027 08:00:00 GMT"
+    for headers, expected in (
+        ({"Date": at}, NOW), ({"Date": at, "Age": "60"}, NOW + 60), ({"Date": at, "Age": "x"}, NOW), ({}, None),
+        ({"Date": "yesterday"}, None), ({"Date": at.replace("GMT", "-0000")}, NOW),
+    ):  # fmt: skip
+        assert answered_at(headers) == expected, headers
 
 
 @pytest.mark.nightly("the other sign-ins, claims, keys and refusals")
