@@ -4,12 +4,8 @@ import re
 from typing import Any
 
 from app.config.errors import REDACTED
+from app.listings.errors import BadListing
 from app.outbox.errors import AlreadyRunning
-
-
-class BadListing(Exception):
-    """The listing is none, is not of the bucket, or may lack a part of it; the message says why."""
-
 
 _MAX_CAUSES = 20  # a chain may be a circle
 _LOGIN = re.compile(r"//[^/@\s]+@")
@@ -61,7 +57,7 @@ def _first_line(exception: Any) -> str:
 def describe_error(error: Exception) -> str | None:
     """Return a sentence for errors of the jobs, of S3 and of Spark; None for others."""
     package = type(error).__module__.partition(".")[0]
-    if package == "spark_jobs" or isinstance(error, AlreadyRunning):
+    if package == "spark_jobs" or isinstance(error, (AlreadyRunning, BadListing)):
         return str(error)
     if package in ("botocore", "boto3"):
         return f"the bucket cannot be listed: {error}"

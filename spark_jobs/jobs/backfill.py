@@ -23,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.arn import TargetId
 from app.events.effects import ContentChange, selectors
+from app.events.own_records import MULTIPART, PUT
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile import log_queries
 from app.outbox.reconcile import runs as r
@@ -33,7 +34,7 @@ from spark_jobs.api_client import BATCH_SIZE, Api, EventSender, batches
 from spark_jobs.errors import root_cause
 from spark_jobs.folders import Folder
 from spark_jobs.frames import LISTING
-from spark_jobs.jobs.repair_events import BACKFILL_SOURCE, MULTIPART, PUT, backfill_event
+from spark_jobs.jobs.repair_events import BACKFILL_SOURCE, backfill_event
 from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.rule_predicates import is_matched, matched_events
 from spark_jobs.runs import LEASE_MS, renewed

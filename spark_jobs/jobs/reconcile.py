@@ -21,6 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
+from app.events.own_records import CLOCK_SKEW
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile import log_queries
@@ -36,7 +37,6 @@ from spark_jobs.errors import root_cause
 from spark_jobs.folders import Folder
 from spark_jobs.jobs.comparison import count_findings, mark_in_flight
 from spark_jobs.jobs.difference_files import write_differences
-from spark_jobs.jobs.repair_events import CLOCK_SKEW
 from spark_jobs.listings.listing import Listing
 from spark_jobs.listings.listing_parts import ListingParts
 from spark_jobs.listings.listing_source import ListingSource

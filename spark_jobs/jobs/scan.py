@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.minio_json import encode_key, timestamp
+from app.listings.errors import BadListing
 from spark_jobs.api_client import BATCH_SIZE, Api, batches
-from spark_jobs.errors import BadListing
 from spark_jobs.frames import WARNINGS
 from spark_jobs.listings.listing_source import ListingSource
 

@@ -7,7 +7,7 @@ first differ. A range that is much longer than others costs time, and nothing el
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from spark_jobs.listings.pages import is_bound
+from app.listings.pages import is_bound
 
 FirstAfter = Callable[[str], str | None]  # the first key after a text; None for no key
 

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.bucket_settings import BucketSettings
 from app.events.buckets import name_at_store
-from spark_jobs.errors import BadListing
+from app.listings.errors import BadListing
 from spark_jobs.folders import Folder
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.listing import BROKEN_LINE, Listing, csv, from_columns

@@ -15,8 +15,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
+from app.listings.errors import BadListing
 from app.outbox.engine.database import now_ms
-from spark_jobs.errors import BadListing
 from spark_jobs.folders import Folder
 from spark_jobs.frames import LISTING
 from spark_jobs.listings import s3_listing

@@ -9,9 +9,9 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.bucket_settings import BucketSettings
 from app.events.buckets import name_at_store
+from app.listings.errors import BadListing
 from app.outbox.engine.database import now_ms
 from app.quantities import format_seconds
-from spark_jobs.errors import BadListing
 from spark_jobs.jobs.repair_events import format_time
 from spark_jobs.listings import named_keys, s3_listing
 from spark_jobs.listings.inventory import Manifest

@@ -8,10 +8,10 @@ from botocore.exceptions import ClientError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
+from app.listings.pages import MAX_KEY_BYTES, PAGE_KEYS, is_path, pages
 from spark_jobs.api_client import batches
 from spark_jobs.frames import LISTING
 from spark_jobs.listings.listing import Listing
-from spark_jobs.listings.pages import MAX_KEY_BYTES, PAGE_KEYS, is_path, pages
 from spark_jobs.listings.s3_listing import Bucket, Row, is_object, row_of
 
 _REQUESTS = 8  # of one task at once; a client has 10 connections

@@ -24,11 +24,11 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 import app.boto_connections  # noqa: F401 - reads answers strictly
 from app.config.bucket_settings import BucketSettings
-from spark_jobs.errors import BadListing
+from app.listings.errors import BadListing
+from app.listings.pages import PAGE_KEYS, is_bound, pages, parse_entries
 from spark_jobs.frames import ENTRIES, LISTING
 from spark_jobs.listings.bisection import divide
 from spark_jobs.listings.listing import Listing
-from spark_jobs.listings.pages import PAGE_KEYS, is_bound, pages, parse_entries
 
 Row = tuple[str, str, int, int, str]  # LISTING
 KeyRange = tuple[str, str | None]  # keys after the first, up to and including the second; None: to the end

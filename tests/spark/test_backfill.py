@@ -24,6 +24,7 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.events.minio_json import decode_key, milliseconds
 from app.events.order import comparable
+from app.listings.errors import BadListing
 from app.outbox import tables
 from app.outbox.engine.database import now_ms
 from app.outbox.reconcile.runs import Reconciliations
@@ -32,7 +33,6 @@ from app.outbox.registry import open_registry
 from app.rules.filters import NO_FILTERS, Filters, Pairs
 from app.rules.model import Rule
 from spark_jobs.api_client import Api, NotPosted
-from spark_jobs.errors import BadListing
 from spark_jobs.frames import LISTING
 from spark_jobs.jobs.backfill import BackfillConfig, BackfillResult, CannotBackfill, backfill, classify
 from spark_jobs.jobs.reconcile import ReconcileConfig, reconcile

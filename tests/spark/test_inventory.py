@@ -17,7 +17,7 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.errors import BadListing
+from app.listings.errors import BadListing
 from spark_jobs.listings.inventory import manifest
 from spark_jobs.listings.listing import from_mc
 from tests import services

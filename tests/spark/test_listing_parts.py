@@ -13,13 +13,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.config.arn import TargetId
+from app.listings.errors import BadListing
 from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile.findings import read_findings
 from app.outbox.reconcile.runs import Reconciliations
 from spark_jobs import stores
 from spark_jobs.api_client import Api
-from spark_jobs.errors import BadListing
 from spark_jobs.folders import Folder
 from spark_jobs.frames import ROWS
 from spark_jobs.jobs.reconcile import ReconcileConfig, ReconcileResult, reconcile

@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
+from app.listings.errors import BadListing
 from app.outbox import tables
 from app.outbox.engine.database import now_ms
 from app.outbox.policies import RECONCILIATIONS
@@ -33,7 +34,6 @@ from app.outbox.reconcile.findings import read_findings
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.registry import Registry, open_registry
 from spark_jobs.api_client import Api
-from spark_jobs.errors import BadListing
 from spark_jobs.iceberg.catalog import Warehouse
 from spark_jobs.jobs.reconcile import ReconcileConfig, ReconcileResult, reconcile
 from spark_jobs.jobs.tables import Tables, update

@@ -21,11 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from spark_jobs.errors import BadListing
+from app.listings.errors import BadListing
+from app.listings.pages import is_bound
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.bisection import divide
 from spark_jobs.listings.listing_source import ListingSource
-from spark_jobs.listings.pages import is_bound
 from spark_jobs.listings.s3_listing import Bucket, between, entries, found_bounds, objects
 
 ENDPOINT = "http://s3.example.com"

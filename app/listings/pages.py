@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 from botocore.utils import parse_timestamp
 
 from app.events.buckets import name_at_store
-from spark_jobs.errors import BadListing
+from app.listings.errors import BadListing
 
 
 def _time(text: str) -> datetime:
