@@ -10,6 +10,7 @@ from app.events.model import Event
 
 _MAX_CHARACTERS = 600  # of the outbox's column
 _SOURCE_PARTS = 5
+LISTING = "listing"  # in place of the sender, and of the share, of what a source has found by listing a bucket
 
 
 class Origin(NamedTuple):
@@ -17,7 +18,7 @@ class Origin(NamedTuple):
 
     `name` is that of the request's token, "" without one, or the source as TYPE:NAME. `frontend` is the kind of sender,
     as it was recognised or named; "" until it is known. `position` is the one after the message in the `share` of the
-    source's queue, both "" if the queue has no positions.
+    source's queue, both "" if the queue has no positions. What a listing has found has the time of that listing.
     """
 
     kind: str
@@ -65,6 +66,11 @@ def by_request(token: str) -> Origin:
 def by_source(source: str, share: str, position: str) -> Origin:
     """Return the origin of a message that a source, as TYPE:NAME, has pulled."""
     return Origin("source", source, share=share, position=position)
+
+
+def by_listing(source: str, began: str) -> str:
+    """Return what is stored with an event that a source has found by a listing, which began at that time."""
+    return Origin("source", source, share=LISTING, position=began).text(LISTING)
 
 
 def origin_of(text: str) -> Origin:

@@ -8,6 +8,7 @@ from msgspec import UNSET, UnsetType
 from app.config.arn import TargetId
 from app.events.frontends import S3_FRONTENDS
 from app.events.frontends.unknown import GUESSED
+from app.events.origin import LISTING
 from app.resources.dead_letter import FailedAttempt
 from app.resources.declaration import (
     FLAG,
@@ -113,6 +114,8 @@ class Origin(Resource):
 def describe_origin(origin: Mapping[str, str]) -> str:
     """Return the origin of an answer in a few words."""
     by = f"source {origin['source']}" if "source" in origin else origin["kind"]
+    if origin["frontend"] == LISTING:
+        return f"{by}, found by listing" + (f" at {origin['position']}" if "position" in origin else "")
     with_token = f"token {origin['token']}" if "token" in origin else ""
     place = f"position {origin['position']}" if "position" in origin else ""
     share = f"of share {origin['share']}" if "share" in origin else ""

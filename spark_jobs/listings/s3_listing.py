@@ -11,21 +11,20 @@ import platform
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import boto3  # type: ignore[import-untyped]  # ships no types
 import botocore.session
 from botocore.config import Config
 from botocore.credentials import CredentialProvider, CredentialResolver, RefreshableCredentials
 from botocore.exceptions import ClientError
-from botocore.handlers import validate_bucket_name
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 import app.boto_connections  # noqa: F401 - reads answers strictly
 from app.config.bucket_settings import BucketSettings
+from app.listings import s3_client
 from app.listings.errors import BadListing
-from app.listings.pages import PAGE_KEYS, is_bound, pages, parse_entries
+from app.listings.pages import PAGE_KEYS, is_bound, pages
 from spark_jobs.frames import ENTRIES, LISTING
 from spark_jobs.listings.bisection import divide
 from spark_jobs.listings.listing import Listing
@@ -35,12 +34,7 @@ KeyRange = tuple[str, str | None]  # keys after the first, up to and including t
 Login = tuple[str, str, str | None]  # access key, secret key, session token
 _MAX_PREFIX_REQUESTS = 16
 _ATTEMPTS = 12  # of a request
-_AWS = (".amazonaws.com", ".amazonaws.com.cn")
 _NEVER = "9999-01-01T00:00:00+00:00"
-
-
-def _pay(params: dict[str, Any], **_: Any) -> None:
-    params["RequestPayer"] = "requester"
 
 
 def _login(session: boto3.session.Session) -> tuple[Login | None, str]:
@@ -144,9 +138,6 @@ class Bucket:
 
     def client(self) -> Any:
         """Return a client; the caller closes it."""
-        # Self-hosted servers usually have no DNS names for buckets; for AWS boto3 chooses.
-        is_aws = not self.endpoint or (urlsplit(self.endpoint).hostname or "").endswith(_AWS)
-        style = self.style or ("auto" if is_aws else "path")
         # boto3 itself has read what it knows of S3 once; each other session does it again.
         session, login = boto3, self.login
         if login and self.expiry:
@@ -163,18 +154,12 @@ class Bucket:
             config=Config(
                 # A server that is busy (503 SlowDown) is asked again for some minutes, ever less often.
                 retries={"mode": "standard", "max_attempts": _ATTEMPTS},
-                s3={"addressing_style": style},
+                s3={"addressing_style": s3_client.style(self.style, self.endpoint)},
                 use_fips_endpoint=self.fips,
                 use_dualstack_endpoint=self.dual_stack,
             ),
         )
-        # AWS has no TENANT:BUCKET, as Ceph calls a bucket of another tenant than that of the credentials.
-        client.meta.events.unregister("before-parameter-build.s3", validate_bucket_name)
-        parse_entries(client)
-        if self.requester_pays:
-            for operation in ("ListObjectsV2", "ListObjectVersions", "GetObject", "HeadObject"):
-                client.meta.events.register(f"before-parameter-build.s3.{operation}", _pay)
-        return client
+        return s3_client.prepared(client, requester_pays=self.requester_pays)
 
     def is_gone(self) -> bool:
         """Return whether the server says that there is no such bucket. Any other error is raised."""

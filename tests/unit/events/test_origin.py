@@ -7,7 +7,7 @@ import pytest
 from app.events.frontends import S3_FRONTENDS
 from app.events.limits import Limits
 from app.events.messages import Message, read_message
-from app.events.origin import UNKNOWN, Origin, by_request, by_source, origin_of
+from app.events.origin import UNKNOWN, Origin, by_listing, by_request, by_source, origin_of
 from app.events.parsing import parse
 from app.resources.event import describe_origin
 from tests.support import sample_events
@@ -63,3 +63,12 @@ def test_an_origin_says_in_words_that_a_key_is_a_guess() -> None:
     assert describe_origin({"kind": "request", "token": "t", "frontend": "minio"}) == "request, token t, sender minio"
     guess = describe_origin({"kind": "request", "frontend": "unknown-encoding"})
     assert guess == "request, sender unknown, whose key can be read in two ways and was decoded: name the sender"
+
+
+def test_the_origin_of_what_a_listing_has_found_names_source_and_time() -> None:
+    text = by_listing("bucket:photos", "2026-11-30T01:02:03.000Z")
+    origin = origin_of(text)
+    assert origin == Origin("source", "bucket:photos", "listing", "listing", "2026-11-30T01:02:03.000Z")
+    shown = {"kind": "source", "source": origin.name, "frontend": origin.frontend, "position": origin.position}
+    assert describe_origin(shown) == "source bucket:photos, found by listing at 2026-11-30T01:02:03.000Z"
+    assert describe_origin({"kind": "source", "frontend": "listing"}) == "source, found by listing"

@@ -1,0 +1,310 @@
+"""A model bucket whose store reports some of its changes: listings find the others, once each, and no others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+from random import Random
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.events.effects import ContentChange, content_change
+from app.events.order import comparable, from_time
+from app.events.version_history import Entry as LogEntry
+from app.events.version_history import Fold
+from app.listings.differences import Content, Entry, Listed, LoggedEvent, Run, decide, differs, unchanged
+from app.listings.merge import Ahead, by_key
+
+PUT, DELETE, MARKED = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete", "s3:ObjectRemoved:DeleteMarkerCreated"
+GRACE = 60_000
+START = 1_760_000_000_000
+KEYS = ["a", "b", "ü", "\U0001f600"]
+
+
+@dataclass(frozen=True)
+class Made:
+    """An event: a real one, with the number of the change that it reports, or one that a listing has found."""
+
+    id: str
+    name: str
+    key: str
+    version: str
+    sequencer: str
+    time: int
+    etag: str | None
+    operation: int | None = None
+
+
+@dataclass
+class Store:
+    """A bucket; each key has layers, the newest last: (version, content, operation)."""
+
+    rng: Random
+    versioned: bool
+    share: float  # of the changes that are reported
+    fractions: bool  # whether a listing's times have some
+    now: int = START
+    layers: dict[str, list[tuple[str, Content, int]]] = field(default_factory=dict)
+    unsent: list[tuple[int, Made]] = field(default_factory=list)  # with the time at which it arrives
+    unreported: set[int] = field(default_factory=set)
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def change(self) -> None:
+        self.now += self.rng.choice([1, 7, 900, 5_000, 40_000])
+        key = self.rng.choice(KEYS)
+        layers = self.layers.setdefault(key, [])
+        number = next(self.numbers)
+        if not layers or self.rng.random() < 0.5:
+            self._put(key, layers, number)
+        elif not self.versioned:
+            layers.clear()
+            self._report(number, DELETE, key, "")
+        elif self.rng.random() < 0.5:
+            version = f"v{number}"
+            layers.append((version, Content("", 0, self.now, is_marker=True), number))
+            self._report(number, MARKED, key, version)
+        else:
+            version, _, _ = layers.pop(self.rng.randrange(len(layers)))
+            self._report(number, DELETE, key, version)
+
+    def _put(self, key: str, layers: list[tuple[str, Content, int]], number: int) -> None:
+        version = f"v{number}" if self.versioned else ""
+        etag = f"{self.rng.randrange(3)}"  # few, so that contents come again
+        if not self.versioned:
+            layers.clear()
+        layers.append((version, Content(etag, 1, self.now), number))
+        self._report(number, PUT, key, version, etag)
+
+    def _report(self, number: int, name: str, key: str, version: str, etag: str | None = None) -> None:
+        if self.rng.random() >= self.share:
+            self.unreported.add(number)
+            return
+        sequencer = from_time(self.now * 1_000_000 + self.rng.randrange(1_000_000))
+        made = Made(f"real {number}", name, key, version, sequencer, self.now, etag, number)
+        for _ in range(self.rng.choice([1, 1, 2])):
+            self.unsent.append((self.now + self.rng.choice([0, 0, 10, 20_000, GRACE // 2]), made))
+
+    def arriving(self) -> list[Made]:
+        """The events that have arrived by now, in any order."""
+        there = [made for at, made in self.unsent if at <= self.now]
+        self.unsent = [(at, made) for at, made in self.unsent if at > self.now]
+        self.rng.shuffle(there)
+        return there
+
+    def list_key(self, key: str) -> list[Listed]:
+        """What a listing says of a key, the newest first."""
+        layers = self.layers.get(key, [])
+        shown = [
+            Listed(
+                key, version, content if self.fractions else content._replace(modified=content.modified // 1000 * 1000),
+                is_latest=at == len(layers) - 1,
+            )
+            for at, (version, content, _) in enumerate(layers)
+        ]  # fmt: skip
+        return shown[::-1]
+
+
+@dataclass
+class Service:
+    """The log, and what is known of the bucket."""
+
+    log: list[Made] = field(default_factory=list)
+    ids: set[str] = field(default_factory=set)
+    repeated: int = 0
+    known: dict[str, list[Entry]] = field(default_factory=dict)
+    seq: int = 0  # of the last complete run
+    complete: bool = False
+
+    def record(self, events: list[Made]) -> None:
+        for made in events:
+            self.repeated += made.id in self.ids
+            if made.id not in self.ids:
+                self.ids.add(made.id)
+                self.log.append(made)
+
+    def logged(self, key: str) -> list[LoggedEvent]:
+        return [
+            LoggedEvent(LogEntry(seq, made.name, made.version, made.sequencer), made.time, made.etag)
+            for seq, made in enumerate(self.log, 1)
+            if made.key == key
+        ]
+
+    def fold(self, key: str) -> Fold:
+        fold = Fold()
+        fold.add(one.entry for one in self.logged(key))
+        return fold
+
+
+@dataclass
+class World:
+    """Both, and the listings of a worker that may be killed."""
+
+    store: Store
+    initial: str
+    service: Service = field(default_factory=Service)
+    found: list[Made] = field(default_factory=list)
+    runs: int = 0
+
+    def receive(self) -> None:
+        self.service.record(self.store.arriving())
+
+    def list_bucket(self, *, until_killed: int | None, busy: bool) -> None:
+        """List, while the bucket changes if it is `busy`, and compare; a killed run has committed so many keys."""
+        store, service, rng = self.store, self.service, self.store.rng
+        began, seq = store.now, len(service.log)
+        listed: list[Listed] = []
+        for key in sorted(KEYS):
+            if busy and rng.random() < 0.3:
+                store.change()
+                self.receive()
+            listed += store.list_key(key)
+        if busy:
+            store.now += rng.choice([0, 3, 3_000])
+            self.receive()
+        first = not service.complete
+        run = Run(
+            "images", "bucket:x", began, store.now, seq, GRACE, versioned=store.versioned,
+            remembers=first and self.initial == "remember", is_first=first,
+        )  # fmt: skip
+        recent = [] if run.remembers else sorted({made.key for made in service.log[service.seq :]})
+        entries = [entry for _, some in sorted(service.known.items()) for entry in some]
+        for number, group in enumerate(by_key(entries, Ahead(listed), Ahead(recent), None)):
+            if number == until_killed:
+                return
+            is_asked = group.is_recent or differs(group.known, group.listed)
+            decided = (
+                decide(group.key, group.known, group.listed, service.logged(group.key), run)
+                if is_asked
+                else unchanged(group.known, group.listed)
+            )
+            service.known[group.key] = decided.entries
+            made = [
+                Made(
+                    one.id, one.name, one.key, one.version, one.sequencer, one.time,
+                    orjson.loads(one.record)["s3"]["object"].get("eTag"),
+                )
+                for one in decided.events
+            ]  # fmt: skip
+            self.found += made
+            service.record(made)
+            if busy and rng.random() < 0.2:
+                self.receive()
+        service.seq, service.complete = seq, True
+        self.runs += 1
+
+
+def live(seed: int, *, versioned: bool, share: float, initial: str = "events", fractions: bool = True) -> World:
+    """A bucket's life, after which everything has arrived and was listed often enough."""
+    rng = Random(seed)
+    world = World(Store(rng, versioned, share, fractions), initial)
+    for _ in range(rng.randrange(4)):
+        world.store.change()
+    for _ in range(rng.randrange(5, 40)):
+        for _ in range(rng.choice([0, 1, 1, 2, 6])):
+            world.store.change()
+        world.store.now += rng.choice([0, 100, 30_000, GRACE, 3 * GRACE])
+        world.receive()
+        if rng.random() < 0.6:
+            world.list_bucket(until_killed=rng.choice([None, None, 0, 1, 2, 3]), busy=rng.random() < 0.6)
+    for _ in range(4):
+        world.store.now += 2 * GRACE
+        world.receive()
+        world.list_bucket(until_killed=None, busy=False)
+    return world
+
+
+def holding(world: World, key: str) -> str | None:
+    """The ETag that a mirror has under a key, by the order of sequencers; None for no row."""
+    top = world.service.fold(key).top()
+    return world.service.log[top.place[2] - 1].etag if top is not None and top.is_object else None
+
+
+def truth(world: World, key: str) -> str | None:
+    layers = world.store.layers.get(key) or [("", Content("", 0, 0, is_marker=True), 0)]
+    content = layers[-1][1]
+    return None if content.is_marker else content.etag
+
+
+SEEDS = st.integers(0, 2**32)
+SHARES = st.sampled_from([0.0, 0.3, 0.8, 1.0])
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+@given(seed=SEEDS, share=SHARES, fractions=st.booleans())
+def test_a_mirror_equals_the_bucket_whatever_was_reported(
+    versioned: bool, seed: int, share: float, fractions: bool
+) -> None:
+    world = live(seed, versioned=versioned, share=share, fractions=fractions)
+    for key in KEYS:
+        assert holding(world, key) == truth(world, key), key
+        layers = world.store.layers.get(key, [])
+        if versioned:
+            states = world.service.fold(key).versions
+            there = {version for version, state in states.items() if state.layer(version) is not None}
+            assert there == {version for version, _, _ in layers}
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+@given(seed=SEEDS, share=SHARES)
+def test_nothing_is_recorded_twice_and_what_is_reported_is_not_found(versioned: bool, seed: int, share: float) -> None:
+    world = live(seed, versioned=versioned, share=share)
+    assert len({made.id for made in world.found}) == len(world.found)
+    if share == 1.0:
+        assert world.found == []
+    real = {made.operation for made in world.service.log if made.operation}
+    created = [made for made in world.found if content_change(made.name) is not ContentChange.REMOVED]
+    reported = {
+        (made.key, made.version, made.time) for made in world.service.log if made.operation and made.name != DELETE
+    }
+    assert not [made for made in created if (made.key, made.version, made.time) in reported]
+    assert max(Counter((made.key, made.version, made.time, made.name) for made in created).values(), default=1) == 1
+    assert not real & world.store.unreported
+
+
+@given(seed=SEEDS, share=SHARES)
+def test_a_journal_ends_with_the_state_of_each_key(seed: int, share: float) -> None:
+    """By the order in which events were recorded, if the store's arrive in theirs."""
+    world = live(seed, versioned=False, share=share)
+    for key in KEYS:
+        events = [made for made in world.service.log if made.key == key]
+        for at, made in enumerate(events):
+            if made.operation is None and made.name == PUT:
+                later = [one for one in events[:at] if one.operation and one.time > made.time]
+                assert not later, "what was found does not follow what happened later"
+        ordered = sorted(events, key=lambda one: (comparable(one.sequencer), one.name == DELETE))
+        last = ordered[-1] if ordered else None
+        assert (last.etag if last and last.name == PUT else None) == truth(world, key)
+
+
+@given(seed=SEEDS)
+def test_a_store_that_reports_nothing_is_followed_by_its_listings(seed: int) -> None:
+    world = live(seed, versioned=False, share=0.0)
+    for key in KEYS:
+        events = [made for made in world.service.log if made.key == key]
+        changes = [made.name for made in events]
+        assert not [pair for pair in pairwise(changes) if pair == (DELETE, DELETE)]
+        assert (events[-1].etag if events and events[-1].name == PUT else None) == truth(world, key)
+
+
+@given(seed=SEEDS)
+def test_a_first_run_that_remembers_makes_no_event_of_what_was_there(seed: int) -> None:
+    world = World(Store(Random(seed), versioned=False, share=0.0, fractions=True), "remember")
+    for _ in range(8):
+        world.store.change()
+    there = {key: truth(world, key) for key in KEYS}
+    for _ in range(3):
+        world.store.now += 2 * GRACE
+        world.list_bucket(until_killed=None, busy=False)
+    assert world.found == []
+    while all(truth(world, key) == there[key] for key in KEYS):
+        world.store.change()
+    for _ in range(3):
+        world.store.now += 2 * GRACE
+        world.list_bucket(until_killed=None, busy=False)
+    changed = {made.key for made in world.found}
+    assert {key for key in KEYS if truth(world, key) != there[key]} <= changed
