@@ -7,19 +7,21 @@ queue can be read, else 1.
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import orjson
 
 from app.cli_common.output import step_line
 from app.config.settings import Settings
-from app.config.sources.base import SourceSettings
+from app.config.sources.base import QueueSettings, SourceSettings
 from app.config.sources.source_id import SourceId, parse_source
 from app.config.target_settings import BadSettings
 from app.events.frontends import S3_FRONTENDS
 from app.events.limits import Limits
 from app.events.messages import Message, read_message
+from app.listings.errors import BadListing
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
 from app.outbox.errors import UnknownSource
 from app.outbox.registry import open_sealer
@@ -36,12 +38,35 @@ _PULL_SECONDS = 2.0
 
 def run_source_test(settings: SourceSettings, positions: dict[str, str], limits: Limits) -> Iterator[Step]:
     """Yield each step when it is done; the first that fails is the last one. No message contains a secret."""
-    source, hide = create(settings.type_name, settings), Redaction(settings).hide
-    began = time.monotonic()
+    began, hide = time.monotonic(), Redaction(settings).hide
 
     def step(name: str, message: str, *, ok: bool = True) -> Step:
         return Step(name, ok, time.monotonic() - began, hide(message))
 
+    if isinstance(settings, QueueSettings):
+        yield from _test_queue(settings, positions, limits, step)
+    else:
+        yield from _test_bucket(settings, step)
+
+
+def _test_bucket(settings: SourceSettings, step: Callable[..., Step]) -> Iterator[Step]:
+    source: Any = create(settings.type_name, settings)
+    try:
+        source.open()
+        yield step("open", "it has versions" if source.versioned else "it has no versions")
+        page = next(source.pages())
+        first = f"; the first key is {page.entries[0].key!r:.100}" if page.entries else ""
+        yield step("list", f"{count_noun(len(page.entries), 'object')} on the first page{first}")
+    except (SourceUnavailable, BadListing) as error:
+        yield step("open", str(error), ok=False)
+    finally:
+        source.close()
+
+
+def _test_queue(
+    settings: QueueSettings, positions: dict[str, str], limits: Limits, step: Callable[..., Step]
+) -> Iterator[Step]:
+    source = create(settings.type_name, settings)
     try:
         opened = tcp.reaching(lambda: source.open(positions), settings.timeout)
         where = "begins at new positions" if opened.moved else "goes on where it was"

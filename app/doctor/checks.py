@@ -29,6 +29,7 @@ from app.outbox.processes import HINDERED, RUNNING, read_processes, read_queues
 from app.outbox.registry import Registry
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import INVALID_SETTINGS, read_sources
+from app.outbox.sources.watched import read_watched
 from app.outbox.targets import OPENING_FAILED
 from app.outbox.tokens import Tokens, check_listen
 from app.quantities import count_noun, format_age, format_seconds
@@ -342,19 +343,22 @@ def _check_delays(service: Service) -> Iterator[Finding]:
 def _check_sources(service: Service) -> Iterator[Finding]:
     with service.database.reading() as connection:
         now = database_now(connection)
-        sources, kept = read_sources(connection), read_kept(connection)
+        sources, kept, watched = read_sources(connection), read_kept(connection), read_watched(connection)
     for stored in sources:
+        keeps = "its listings go on where they were" if stored.lists else "its messages wait in the queue"
         subject, state, reason = f"source {stored.source}", stored.state(now), stored.state_reason(now)
         if state in ("failing", "waiting"):
             mend = ("source", "test", str(stored.source)) if state == "failing" else ("worker", "--only", "sources")
-            text = f"{state}: {reason.removesuffix('.')}; its messages wait in the queue"
+            text = f"{state}: {reason.removesuffix('.')}; {keeps}"
             yield Finding(subject, "problem", text, mend)
         elif state == "paused":
-            text = f"{f'paused: {reason}' if reason else 'paused'}; its messages wait, as long as the queue keeps them"
+            keeps += "" if stored.lists else ", as long as it keeps them"
+            text = f"{f'paused: {reason}' if reason else 'paused'}; {keeps}"
             yield Finding(subject, "warning", text, ("source", "resume", str(stored.source)))
         elif state == "running":
-            waiting = "" if stored.lag is None else f"; {count_noun(stored.lag, 'message')} waiting"
-            yield Finding(subject, "ok", f"a worker pulls from it{waiting}")
+            does, waits = ("lists", "undecided difference") if stored.lists else ("pulls from", "waiting message")
+            waiting = "" if stored.lag is None else f"; {count_noun(stored.lag, waits)}"
+            yield Finding(subject, "ok", f"a worker {does} it{waiting}")
             if reason:
                 yield Finding(subject, "warning", reason)
         else:
@@ -363,6 +367,13 @@ def _check_sources(service: Service) -> Iterator[Finding]:
         if stored.notice:
             forget = ("source", "resume", str(stored.source))
             yield Finding(subject, "problem", f"{format_age(stored.notice_at, now)} ago: {stored.notice}", forget)
+        listings = watched.get(stored.row_id)
+        if listings and listings.explained and (found := listings.found_since_yesterday(now)):
+            text = (
+                f"its listings found {count_noun(found, 'change')} since yesterday that no event explains, and events"
+                " explain others: whatever sends the events of this bucket does not send all"
+            )
+            yield Finding(subject, "warning", text, ("source", "show", str(stored.source)))
         if count := kept.get(stored.row_id):
             listing = ("source", "rejected", "ls", str(stored.source))
             yield Finding(subject, "warning", f"{count_noun(count, 'rejected message')} kept", listing)

@@ -574,3 +574,39 @@ rejected_messages = sa.Table(
     sa.Column("size", sa.BigInteger, nullable=False),  # bytes of the body
     sa.Column("body", sa.LargeBinary().with_variant(sa.LargeBinary(_LONG), "mysql", "mariadb"), nullable=False),
 )
+
+# Buckets that are listed as sources, and how far the last complete listing came: `app.outbox.sources.watched`.
+watched_buckets = sa.Table(
+    "watched_buckets",
+    metadata,
+    sa.Column("source_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("complete", sa.Boolean, nullable=False),  # whether any listing was compared to its end
+    sa.Column("began_at", sa.BigInteger, nullable=False),  # of the last complete listing, as are the next two
+    sa.Column("ended_at", sa.BigInteger, nullable=False),
+    sa.Column("store_time", sa.BigInteger, nullable=False),  # by the store's own clock, when it began; 0: unknown
+    sa.Column("due_at", sa.BigInteger, nullable=False),  # when to list it next; 0: at once
+    sa.Column("seq", sa.BigInteger, nullable=False),  # the log's last one when the last complete listing began
+    sa.Column("objects", sa.BigInteger, nullable=False),
+    sa.Column("pending", sa.BigInteger, nullable=False),  # differences that are not decided yet
+    sa.Column("listings", sa.BigInteger, nullable=False),  # in total, as are the following
+    sa.Column("requests", sa.BigInteger, nullable=False),
+    sa.Column("explained", sa.BigInteger, nullable=False),  # differences that events explain
+    sa.Column("created", sa.BigInteger, nullable=False),  # objects that no event explains, of which events were made
+    sa.Column("changed", sa.BigInteger, nullable=False),
+    sa.Column("removed", sa.BigInteger, nullable=False),
+    # Of the last three by the day (since 1970, in UTC) of the last complete listing, and on the day before that.
+    sa.Column("day", sa.BigInteger, nullable=False),
+    sa.Column("found_on_day", sa.BigInteger, nullable=False),
+    sa.Column("found_before", sa.BigInteger, nullable=False),
+    sa.Column("asked", sa.BigInteger, nullable=False),  # removals that an operator is asked to approve; 0: none
+)
+
+# What is known of a watched bucket, in the order of keys: a chunk has the keys from `first` on.
+watched_chunks = sa.Table(
+    "watched_chunks",
+    metadata,
+    sa.Column("source_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("first", sa.LargeBinary, nullable=False),  # in UTF-8, whose bytes have S3's order
+    sa.Column("body", sa.LargeBinary().with_variant(sa.LargeBinary(_LONG), "mysql", "mariadb"), nullable=False),
+)

@@ -33,6 +33,22 @@ class SourceCounters(Resource):
     rejected: Annotated[int, about("messages without valid events, also those deleted or retried since")]
 
 
+class BucketListing(Resource):
+    """How far the listings of a watched bucket came, and what they found."""
+
+    listed_at: Annotated[Time, about("when the last listing that was compared to its end began")]
+    due_at: Annotated[Time, about("when it is listed next; null: at once")]
+    objects: Annotated[int, about("of that listing")]
+    pending: Annotated[int, about("differences that wait for the end of the grace")]
+    listings: Annotated[int, about("in total, as are the following")]
+    requests: int
+    explained: Annotated[int, about("differences that events explain")]
+    created: Annotated[int, about("objects that no event explains, each recorded as an event")]
+    changed: Annotated[int, about("the same, of objects that were written again")]
+    removed: Annotated[int, about("the same, of objects or versions that are gone")]
+    to_approve: Annotated[int, about("removals that `source resume` approves; 0: none")]
+
+
 class Source(Resource):
     """A source."""
 
@@ -51,7 +67,9 @@ class Source(Resource):
     settings: Annotated[Mapping[str, str], about("secrets are *redacted*")]
     counters: SourceCounters
     rejected_messages: Annotated[int, about("that are kept")]
-    lag: Annotated[int | None, about("messages that wait in the queue; null: unknown")]
+    lag: Annotated[
+        int | None, about("messages that wait in the queue, or undecided differences of a bucket; null: unknown")
+    ]
     pulled_at: Annotated[Time, about("when the queue last answered")]
     error_at: Annotated[Time, about("when it failed last, while it is failing")]
     resume_at: Annotated[Time, about("when it is tried again, while it is failing")]
@@ -61,6 +79,7 @@ class Source(Resource):
     positions: Annotated[
         Mapping[str, str] | UnsetType, about("up to where each share of the queue is recorded; not in a list")
     ] = UNSET
+    listing: Annotated[BucketListing | UnsetType, about("of a watched bucket")] = UNSET
 
 
 class Sources(Resource):

@@ -9,3 +9,6 @@ FIRST_FULL_SECONDS, MAX_FULL_SECONDS = 0.25, 8.0  # between two tries while a ta
 SEARCH_SECONDS = 1.0  # between two searches for sources that nobody pulls from
 MAX_STEP_SECONDS = 120.0  # that a step may take before the lease is no longer renewed: the thread hangs
 STOP_SECONDS = 20.0  # for which a worker that ends waits for the last commits
+FOUND_EVENTS = 500  # most events of what a listing has found in one commit
+FOUND_KEYS = 500  # for which the log is asked at once
+BAD_LISTING_MS = 60_000  # until a bucket is listed again whose listing could not be believed

@@ -6,109 +6,53 @@ Everything that talks to the queue is done by one thread of the source; this one
 import logging
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import cast
 
 from app import telemetry
-from app.config.errors import BadSettings
-from app.config.sources.base import SourceSettings
+from app.config.sources.base import QueueSettings, SourceSettings
 from app.events.frontends import S3_FRONTENDS
 from app.events.limits import Limits
 from app.events.messages import Message, ReadMessage, read_message
-from app.outbox.delivery.leases import LeaseLost
-from app.outbox.engine.clock import DatabaseClock
-from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
-from app.outbox.log.batch import Receipt
 from app.outbox.sources.intake import SourceIntake, TargetFull
-from app.outbox.sources.leases import SourceLease, SourceLeases
-from app.outbox.sources.registry import SourceRegistry
-from app.outbox.sources.rejected import ShelfFull
+from app.outbox.sources.leases import SourceLease
 from app.telemetry.tracing import append_span, in_span
 from workers.sources import create, policy
 from workers.sources.base import Source, SourceChanged, SourceUnavailable
+from workers.sources.source_thread import Outbox, SourceThread, Stopped
 from workers.targets import tcp
-from workers.telemetry.redaction import Redaction
 
 log = logging.getLogger("bucketwire.sources")
 
 
-@dataclass(frozen=True, slots=True)
-class Outbox:
-    """What the sources of a process share. `wake` is called with each receipt."""
-
-    database: Database
-    leases: SourceLeases
-    registry: SourceRegistry
-    clock: DatabaseClock
-    lease_ms: int
-    limits: Callable[[], Limits]
-    wake: Callable[[Receipt], None]
-
-
-class _Stopped(Exception):
-    """The worker ends while a target has no room."""
-
-
-class Puller(threading.Thread):
-    """Pull from a source until it is stopped, or its lease is lost, or it fails; then the lease is released.
-
-    `stepped_at` is when it last began a step, by `time.monotonic()`: whoever renews its lease sees whether it hangs.
-    """
+class Puller(SourceThread):
+    """Pull from a queue, and record what it has."""
 
     def __init__(self, outbox: Outbox, lease: SourceLease, ending: threading.Event) -> None:
-        super().__init__(name=f"source-{lease.stored.source}", daemon=True)
-        self.lease = lease
-        self.stepped_at = time.monotonic()
-        self._outbox = outbox
-        self._ending = ending
+        super().__init__(outbox, lease, ending)
         self._intake = SourceIntake(outbox.database, outbox.clock, outbox.lease_ms)
         self._reported_at = 0.0
         self._recorded: list[Message] = []  # of which the queue has not been told
-        self._hide: Callable[[str], str] = str
 
-    def run(self) -> None:
-        """Pull; every error ends here, is logged, and is shown with the source."""
-        name = self.lease.stored.source
-        try:
-            self._pull()
-            self._settle(lambda: self._outbox.leases.release(self.lease))
-        except LeaseLost as error:
-            log.warning("source %s is no longer this worker's: %s", name, error)
-        except ShelfFull as error:
-            full = str(error)
-            log.warning("source %s is paused: %s", name, full)
-            self._settle(lambda: self._outbox.leases.pause(self.lease, full))
-        except (SourceUnavailable, BadSettings) as error:
-            self._fail(self._hide(str(error)))
-        except _Stopped:
-            self._settle(lambda: self._outbox.leases.release(self.lease))
-        except DatabaseUnavailable as error:
-            log.warning("source %s waits for the outbox database: %s", name, describe_error(error))
-            self._settle(lambda: self._outbox.leases.release(self.lease))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the source is tried again
-            log.error("source %s failed: %s", name, self._hide("".join(traceback.format_exception(error))))  # noqa: TRY400
-            self._fail(f"unexpected error, see the worker's log: {type(error).__name__}")
-
-    def _pull(self) -> None:
-        settings = self._outbox.registry.settings(self.lease.stored)
-        self._hide = Redaction(settings).hide
+    def _take(self, settings: SourceSettings) -> None:
+        queue = cast(QueueSettings, settings)
         source = create(settings.type_name, settings)
         with ThreadPoolExecutor(1, thread_name_prefix=self.name) as queue_thread:
             try:
                 while not self._ending.is_set():
                     try:
-                        self._follow(source, settings, queue_thread)
+                        self._follow(source, queue, queue_thread)
                     except SourceChanged:
                         log.info("source %s has other shares; it is opened again", self.lease.stored.source)
             finally:
                 queue_thread.submit(_finish, source, self._taken())
 
-    def _follow(self, source: Source, settings: SourceSettings, queue_thread: ThreadPoolExecutor) -> None:
+    def _follow(self, source: Source, settings: QueueSettings, queue_thread: ThreadPoolExecutor) -> None:
         """Open the source, and record what it has until it is stopped or its shares change."""
         self._step()
         opened = queue_thread.submit(
@@ -138,7 +82,7 @@ class Puller(threading.Thread):
                 self._outbox.leases.report(self.lease, self._outbox.clock(), reading.lag)
         following.cancel()
 
-    def _record(self, messages: Sequence[ReadMessage], settings: SourceSettings, tell: Callable[[], None]) -> None:
+    def _record(self, messages: Sequence[ReadMessage], settings: QueueSettings, tell: Callable[[], None]) -> None:
         """Record messages, and wait as long as a target has no room for their events.
 
         The queue is told meanwhile what is recorded, so that it does not take the source for gone.
@@ -147,7 +91,7 @@ class Puller(threading.Thread):
             with _appending(some) as left:
                 self._record_commit(left, settings, tell)
 
-    def _record_commit(self, left: Sequence[ReadMessage], settings: SourceSettings, tell: Callable[[], None]) -> None:
+    def _record_commit(self, left: Sequence[ReadMessage], settings: QueueSettings, tell: Callable[[], None]) -> None:
         pause = policy.FIRST_FULL_SECONDS
         while left:
             self._step()
@@ -162,7 +106,7 @@ class Puller(threading.Thread):
                 self._outbox.leases.wait(self.lease, self._outbox.clock(), str(error))
                 tell()
                 if self._ending.wait(pause):
-                    raise _Stopped from None
+                    raise Stopped from None
                 pause = min(2 * pause, policy.MAX_FULL_SECONDS)
 
     def _taken(self) -> Sequence[Message]:
@@ -170,33 +114,11 @@ class Puller(threading.Thread):
         taken, self._recorded = self._recorded, []
         return taken
 
-    def _step(self) -> None:
-        self.stepped_at = time.monotonic()
-
-    def _fail(self, reason: str) -> None:
-        stored = self.lease.stored
-        wait = min(policy.FIRST_RETRY_MS * 2 ** min(stored.failures, 10), policy.MAX_RETRY_MS)
-        log.warning("source %s cannot be pulled from; tried again in %d ms: %s", stored.source, wait, reason)
-
-        def failed() -> None:
-            now = self._outbox.clock()
-            self._outbox.leases.fail(self.lease, now, reason, now + wait)
-
-        self._settle(failed)
-
-    @staticmethod
-    def _settle(write: Callable[[], None]) -> None:
-        """Write the end of a lease; if that is not possible, it runs out."""
-        try:
-            write()
-        except (LeaseLost, *DatabaseUnavailable):
-            return
-
 
 class _Reading:
     """The steps that the thread of a source takes. `lag` is what it said last."""
 
-    def __init__(self, source: Source, name: str, settings: SourceSettings, limits: Limits) -> None:
+    def __init__(self, source: Source, name: str, settings: QueueSettings, limits: Limits) -> None:
         self._source = source
         self._name = name
         self._settings = settings

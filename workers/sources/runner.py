@@ -21,7 +21,9 @@ from app.outbox.sources.leases import SourceLeases
 from app.outbox.sources.registry import SourceRegistry
 from app.wakeups import WakeUps
 from workers.sources import policy
-from workers.sources.puller import Outbox, Puller
+from workers.sources.puller import Puller
+from workers.sources.source_thread import Outbox, SourceThread
+from workers.sources.watcher import Watcher
 
 log = logging.getLogger("bucketwire.sources")
 
@@ -51,7 +53,7 @@ class SourceRunner(threading.Thread):
             limits=self._limits,
             wake=self._wake,
         )
-        self._pullers: dict[int, Puller] = {}
+        self._threads: dict[int, SourceThread] = {}
         self._renewed_at = 0.0
 
     def run(self) -> None:
@@ -69,8 +71,8 @@ class SourceRunner(threading.Thread):
             self._ending.wait(policy.SEARCH_SECONDS)
         self._report(False)
         deadline = time.monotonic() + policy.STOP_SECONDS
-        for puller in self._pullers.values():
-            puller.join(max(0.0, deadline - time.monotonic()))
+        for thread in self._threads.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
         self._wakeups.close()
         self._database.close()
 
@@ -79,14 +81,15 @@ class SourceRunner(threading.Thread):
         self._ending.set()
 
     def _serve(self) -> None:
-        self._pullers = {row_id: puller for row_id, puller in self._pullers.items() if puller.is_alive()}
+        self._threads = {row_id: thread for row_id, thread in self._threads.items() if thread.is_alive()}
         self._renew()
         now = self._outbox.clock()
         for stored in self._outbox.leases.free(now):
-            if stored.row_id not in self._pullers and (lease := self._outbox.leases.claim(stored, now)) is not None:
-                log.info("source %s: this worker pulls from it", stored.source)
-                self._pullers[stored.row_id] = puller = Puller(self._outbox, lease, self._ending)
-                puller.start()
+            if stored.row_id not in self._threads and (lease := self._outbox.leases.claim(stored, now)) is not None:
+                log.info("source %s: this worker takes events from it", stored.source)
+                kind = Watcher if stored.lists else Puller
+                self._threads[stored.row_id] = thread = kind(self._outbox, lease, self._ending)
+                thread.start()
 
     def _renew(self) -> None:
         """Renew the leases of the threads that do not hang."""
@@ -94,10 +97,10 @@ class SourceRunner(threading.Thread):
             return
         self._renewed_at = time.monotonic()
         now = self._outbox.clock()
-        for puller in self._pullers.values():
-            if time.monotonic() < puller.stepped_at + policy.MAX_STEP_SECONDS:
+        for thread in self._threads.values():
+            if time.monotonic() < thread.stepped_at + policy.MAX_STEP_SECONDS:
                 with suppress(LeaseLost):  # the thread finds out by itself
-                    self._outbox.leases.renew(puller.lease, now)
+                    self._outbox.leases.renew(thread.lease, now)
 
     def _limits(self) -> Limits:
         return Limits(records=self._settings.record_limit, event_bytes=self._database.largest_event or UNLIMITED)

@@ -35,6 +35,7 @@ from app.outbox.reconcile.runs import TABLES, latest_results
 from app.outbox.refusals import AnswerKind
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import StoredSource, read_sources
+from app.outbox.sources.watched import FOUND_KINDS, Watched, read_watched
 from app.outbox.upkeep import TaskState, read_tasks
 from app.resources.refusal import COUNTED_REASONS, surface_of
 from app.resources.source import SOURCE_STATES
@@ -60,6 +61,17 @@ _SOURCE_COUNTERS = {
     "recorded_events": "Events of the source that were recorded.",
     "repeated_events": "Events of the source that were in the log already.",
     "rejected_messages": "Messages without valid events, also those deleted or retried since.",
+}
+_LISTING_COUNTERS = {
+    "listings": "Listings of the bucket that were compared to their ends.",
+    "listing_requests": "Requests of these listings.",
+    "explained_differences": "Differences between listings and what was known that events explain.",
+}
+_LISTING_GAUGES = {
+    "objects": "Objects of the last listing.",
+    "pending_differences": "Differences that wait for the end of the grace.",
+    "listing_duration_seconds": "Seconds that the last listing took to read.",
+    "listing_age_seconds": "Seconds since the last listing that was compared to its end began.",
 }
 _GAUGES = {
     "pending": "Events not yet attempted, also because the target is unavailable.",
@@ -136,7 +148,7 @@ class Scrape:
                 settings = self._services.settings
                 oldest = now - int(settings.report_retention * 1000)
                 runs = read_run_states(connection, now, tables_schedule=settings.tables_schedule, oldest=oldest)
-                sources, kept = read_sources(connection), read_kept(connection)
+                sources, kept, watched = read_sources(connection), read_kept(connection), read_watched(connection)
                 posted = log_head.read_posted(connection)
                 snapshots = read_old_snapshots(connection)
                 unknown = sum(unknown_names(connection).values())
@@ -163,6 +175,7 @@ class Scrape:
             text = f"Events among the newest {NEWEST:,} of the log whose name is not known."
             yield _single("unknown_name_events", text, unknown)
             yield from source_metrics(sources, kept, now)
+            yield from listing_metrics(sources, watched, now)
             yield from _requests(answered)
         if self._services.feeder is not None:
             spool = self._services.feeder.spool
@@ -242,6 +255,43 @@ def source_metrics(sources: Sequence[StoredSource], kept: Mapping[int, int], now
         for each in SOURCE_STATES:
             states.add_metric([*place, each], int(stored.state(now) == each))
     yield from (*counters.values(), lag, rejected, age, states)
+
+
+def listing_metrics(sources: Sequence[StoredSource], watched: Mapping[int, Watched], now: int) -> Iterator[Metric]:
+    """Yield the metrics of watched buckets; `watched` is how far the listings of each came, by row id."""
+    counters = {
+        name: CounterMetricFamily(f"bucketwire_source_{name}", text, labels=["type", "name"])
+        for name, text in _LISTING_COUNTERS.items()
+    }
+    found = CounterMetricFamily(
+        "bucketwire_source_unexplained_differences",
+        "Differences that no event explains, each recorded as an event.",
+        labels=["type", "name", "kind"],
+    )
+    gauges = {
+        name: GaugeMetricFamily(f"bucketwire_source_{name}", text, labels=["type", "name"])
+        for name, text in _LISTING_GAUGES.items()
+    }
+    for stored in sources:
+        if (listing := watched.get(stored.row_id)) is None or not listing.complete:
+            continue
+        place = [stored.source.type, stored.source.name]
+        for name, value in (
+            ("listings", listing.listings),
+            ("listing_requests", listing.requests),
+            ("explained_differences", listing.explained),
+        ):
+            counters[name].add_metric(place, value)
+        for kind in FOUND_KINDS:
+            found.add_metric([*place, kind], getattr(listing, kind))
+        for name, number in (
+            ("objects", listing.objects),
+            ("pending_differences", listing.pending),
+            ("listing_duration_seconds", (listing.ended_at - listing.began_at) / 1000),
+            ("listing_age_seconds", max(0, now - listing.began_at) / 1000),
+        ):
+            gauges[name].add_metric(place, number)
+    yield from (*counters.values(), found, *gauges.values())
 
 
 def _posted(count: int) -> Metric:

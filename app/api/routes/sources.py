@@ -22,8 +22,10 @@ from app.outbox.errors import UnknownSource
 from app.outbox.log.batch import QueueFull
 from app.outbox.series import REQUESTS, incoming_rates, of_source
 from app.outbox.sources.stored import StoredSource, read_sources
+from app.outbox.sources.watched import Watched, read_watched
 from app.resources.declaration import Nothing, format_time
 from app.resources.source import (
+    BucketListing,
     Incoming,
     Intake,
     RejectedBody,
@@ -58,9 +60,14 @@ _PATH = {
 @answers(Sources, "the sources")
 def ls() -> Sources:
     """List every source with its settings, state and counters."""
-    now, kept = _now(), services().rejected.counts()
+    kept = services().rejected.counts()
+    with services().database.reading() as connection:
+        now, watched = database_now(connection), read_watched(connection)
     return Sources(
-        sources=[_resource(stored, now, kept.get(stored.row_id, 0)) for stored in services().sources.sources()]
+        sources=[
+            _resource(stored, now, kept.get(stored.row_id, 0), watched.get(stored.row_id))
+            for stored in services().sources.sources()
+        ]
     )
 
 
@@ -137,7 +144,10 @@ def pause(type_name: str, name: str, body: Pause) -> Source:
 @needs(ADMIN)
 @answers(Source, "the source", body=Nothing, path=_PATH)
 def resume(type_name: str, name: str, body: Nothing) -> Source:  # noqa: ARG001 - nothing else is accepted
-    """End a source's pause, forget the notice of what was lost, and try at once to pull from it."""
+    """End a source's pause, forget the notice of what was lost, and try at once to pull from it, or list it.
+
+    A bucket that was paused because too many objects were gone is listed with so many removals approved.
+    """
     source = _source_of(type_name, name)
     services().sources.resume(source)
     return _one(source)
@@ -204,18 +214,17 @@ def _stored(type_name: str, name: str) -> StoredSource:
     return services().sources.source(_source_of(type_name, name))
 
 
-def _now() -> int:
-    with services().database.reading() as connection:
-        return database_now(connection)
-
-
 def _one(source: SourceId) -> Source:
     stored = services().sources.source(source)
     kept = services().rejected.counts().get(stored.row_id, 0)
-    return _resource(stored, _now(), kept, services().sources.positions(stored))
+    with services().database.reading() as connection:
+        now, watched = database_now(connection), read_watched(connection).get(stored.row_id)
+    return _resource(stored, now, kept, watched, services().sources.positions(stored))
 
 
-def _resource(stored: StoredSource, now: int, kept: int, positions: Mapping[str, str] | None = None) -> Source:
+def _resource(
+    stored: StoredSource, now: int, kept: int, watched: Watched | None, positions: Mapping[str, str] | None = None
+) -> Source:
     failing = stored.state(now) == "failing"
     return Source.of(
         stored,
@@ -230,4 +239,14 @@ def _resource(stored: StoredSource, now: int, kept: int, positions: Mapping[str,
         resume_at=format_time(stored.resume_at if failing else 0),
         holder=stored.holder if stored.leased_until > now else None,
         positions=UNSET if positions is None else positions,
+        listing=_listing(watched or Watched(stored.row_id)) if stored.lists else UNSET,
+    )
+
+
+def _listing(watched: Watched) -> BucketListing:
+    return BucketListing.of(
+        watched,
+        listed_at=format_time(watched.began_at),
+        due_at=format_time(watched.due_at),
+        to_approve=watched.asked,
     )

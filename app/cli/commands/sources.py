@@ -1,4 +1,4 @@
-"""`bucketwire source …`: manage the sources that events are pulled from."""
+"""`bucketwire source …`: manage the queues that events are pulled from, and the buckets that are listed."""
 
 import sys
 from base64 import b64decode
@@ -46,6 +46,7 @@ def show(context: CommandContext, which: SourceId) -> None:
         context.json(shown)
         return
     facts: dict[str, Any] = {"source": str(which), **{name: shown[name] for name in _FACTS}, **shown["counters"]}
+    facts |= shown.get("listing", {})
     positions = {f"position {share}": position for share, position in shown["positions"].items()}
     context.facts(facts | shown["settings"] | positions)
 
@@ -77,7 +78,10 @@ add_pausing(
     SOURCE,
     source_path,
     pause="Stop pulling from a source until it is resumed; its messages wait in the queue.",
-    resume="Resume a paused source, try a failing one at once, or forget the notice of messages that were lost.",
+    resume=(
+        "Resume a paused source, try a failing one at once, list a bucket now, approve the removals that paused it, or"
+        " forget the notice of messages that were lost."
+    ),
 )
 
 
@@ -85,7 +89,7 @@ add_pausing(
 @click.argument("which", metavar="SOURCE", type=SOURCE)
 @pass_context(ServiceContext)
 def test(context: ServiceContext, which: SourceId) -> None:
-    """Connect to a source's queue from this machine, and read its first waiting message without taking it."""
+    """Connect to a source from this machine, and read the first waiting message without taking it, or list a page."""
     from app.cli.commands.processes import SOURCE_TEST, exec_process  # noqa: PLC0415 - slow; others do not need it
 
     exec_process([*SOURCE_TEST, str(which), *(["--json"] if context.as_json else [])])

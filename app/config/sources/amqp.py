@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from app.config.fields.fields import declared, setting
-from app.config.sources.base import SourceSettings
+from app.config.sources.base import QueueSettings
 from app.config.targets.amqp import AmqpAddress, AmqpConnection, ShortString
 
 _HEARTBEAT_SECONDS = 10  # at most: a server gives the queue back within three of them after a worker has vanished
@@ -12,7 +12,7 @@ _HEARTBEAT_SECONDS = 10  # at most: a server gives the queue back within three o
 @declared
 class AmqpSourceSettings(
     AmqpConnection,
-    SourceSettings,
+    QueueSettings,
     type_name="amqp",
     title="AMQP",
     example={"url": "amqp://rabbitmq", "queue": "bucketevents"},

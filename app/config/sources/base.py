@@ -50,6 +50,7 @@ class SourceSettings(Declared):
     title: ClassVar[str]
     example: ClassVar[Mapping[str, str]]  # settings that are enough to set a source
     names_queue: ClassVar[tuple[str, ...]] = ()  # settings whose change makes it another queue, without the positions
+    lists: ClassVar[bool] = False  # whether it is a bucket, which is listed, and no queue
 
     def __init_subclass__(
         cls,
@@ -66,8 +67,15 @@ class SourceSettings(Declared):
             cls.env = type_name.upper()
             REGISTERED_SOURCES[type_name] = cls
 
-    enable: bool = setting(Toggle(), default="on", about="whether messages are pulled; on unless set")
+    enable: bool = setting(Toggle(), default="on", about="whether events are taken from it; on unless set")
     comment: str = setting(Text(), default="", about="a note of your own")
+    timeout: float = setting(Duration(1, 60), default="5s", about="time limit for connecting and for an answer")
+
+
+@declared
+class QueueSettings(SourceSettings):
+    """The settings of every source that is a queue."""
+
     frontend: str = setting(
         FrontendName(), default="", about="which frontend sends here; empty: each record shows its sender"
     )
@@ -83,11 +91,10 @@ class SourceSettings(Declared):
     rejected_size: int = setting(
         Size(1024, 2**34), default="64MiB", about="bytes of rejected messages that are kept; more pause the source"
     )
-    timeout: float = setting(Duration(1, 60), default="5s", about="time limit for connecting and for an answer")
 
 
 def ordered_source_fields(cls: type[SourceSettings]) -> dict[str, Field]:
     """Return a type's settings in the order in which people read them: `enable`, its own, every source's, `comment`."""
-    ranks = dict.fromkeys(fields_of(TlsFiles), 1) | dict.fromkeys(fields_of(SourceSettings), 2)
+    ranks = dict.fromkeys(fields_of(TlsFiles), 1) | dict.fromkeys(fields_of(QueueSettings), 2)
     ranks |= {"enable": -1, "comment": 3}
     return dict(sorted(fields_of(cls).items(), key=lambda item: ranks.get(item[0], 0)))

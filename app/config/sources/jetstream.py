@@ -6,7 +6,7 @@ from typing import Literal
 from app.config.errors import BadValue
 from app.config.fields.field_types import Choice, FieldType
 from app.config.fields.fields import declared, setting
-from app.config.sources.base import SourceSettings
+from app.config.sources.base import QueueSettings
 from app.config.targets.nats import NatsConnection, check_subject
 
 _MAX_STREAM_CHARACTERS = 255
@@ -46,7 +46,7 @@ class SubjectFilter(FieldType[str]):
 @declared
 class JetstreamSourceSettings(
     NatsConnection,
-    SourceSettings,
+    QueueSettings,
     type_name="jetstream",
     system="nats",
     title="NATS JetStream",

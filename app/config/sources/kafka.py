@@ -5,7 +5,7 @@ from typing import Literal
 from app.config.errors import BadValue
 from app.config.fields.field_types import Choice, FieldType
 from app.config.fields.fields import declared, setting
-from app.config.sources.base import SourceSettings
+from app.config.sources.base import QueueSettings
 from app.config.targets.kafka import KafkaConnection
 
 _MAX_GROUP_CHARACTERS = 249
@@ -29,7 +29,7 @@ class Group(FieldType[str]):
 @declared
 class KafkaSourceSettings(
     KafkaConnection,
-    SourceSettings,
+    QueueSettings,
     type_name="kafka",
     title="Kafka",
     example={"brokers": "kafka", "topic": "bucketevents"},

@@ -6,14 +6,14 @@ from typing import Literal
 from app.config.errors import Problem
 from app.config.fields.field_types import Choice, Text
 from app.config.fields.fields import declared, setting
-from app.config.sources.base import SourceSettings
+from app.config.sources.base import QueueSettings
 from app.config.targets.redis import RedisConnection, RedisKey
 
 
 @declared
 class RedisSourceSettings(
     RedisConnection,
-    SourceSettings,
+    QueueSettings,
     type_name="redis",
     title="Redis",
     example={"address": "redis", "key": "bucketevents"},

@@ -2,14 +2,14 @@
 
 from app.config.fields.field_types import Duration
 from app.config.fields.fields import declared, setting
-from app.config.sources.base import SourceSettings
+from app.config.sources.base import QueueSettings
 from app.config.targets.sqs import SqsConnection
 
 
 @declared
 class SqsSourceSettings(
     SqsConnection,
-    SourceSettings,
+    QueueSettings,
     type_name="sqs",
     title="SQS",
     example={

@@ -78,6 +78,10 @@ class SourceLeases:
             check_positions(connection, lease)
         self._set(lease, pulled_at=now, lag=lag, failures=0, error="", error_at=0)
 
+    def answered(self, lease: SourceLease, now: int) -> None:
+        """Extend the lease, and note that a bucket has answered, or is not due to be listed. Raises `LeaseLost`."""
+        self._set(lease, pulled_at=now, leased_until=at_least(_S.leased_until, now + self._lease_ms))
+
     def wait(self, lease: SourceLease, now: int, reason: str) -> None:
         """Note why nothing is pulled although the queue answers. Raises `LeaseLost`."""
         self._set(lease, error=clean_reason(reason), error_at=now)

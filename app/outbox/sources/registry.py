@@ -17,6 +17,7 @@ from app.outbox.declared_rows import NOT_NAMED, SealedSettings, read_row
 from app.outbox.engine.database import Database, OpenTransaction, now_ms
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.errors import ReadOnlySource, SourceInUse
+from app.outbox.sources import watched
 from app.outbox.sources.stored import (
     INVALID_SETTINGS,
     StoredSource,
@@ -94,9 +95,11 @@ class SourceRegistry(SealedSettings[SourceSettings]):
             columns |= _AS_NEW | _REVOKED | {"revision": s.revision + 1}
             columns |= {"reason": ""} if not known.paused or known.reason == NOT_NAMED else {}
             connection.execute(tables.sources.update().where(s.id == known.id).values(**columns))
+            watched.make_due(connection, known.id)
             if _queue(declaration, before) != _queue(declaration, stored):
                 positions = tables.source_positions
                 connection.execute(positions.delete().where(positions.c.source_id == known.id))
+                watched.forget(connection, known.id)
                 connection.execute(tables.sources.update().where(s.id == known.id).values(_NO_NOTICE))
             audit.record(connection, "source.change", _resource(source), details)
 
@@ -145,6 +148,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
                 raise SourceInUse(f"{source} has {messages}; --force (`force=true`) removes it with them")
             for table in (tables.source_positions, tables.rejected_messages):
                 connection.execute(table.delete().where(table.c.source_id == stored.row_id))
+            watched.forget(connection, stored.row_id)
             connection.execute(tables.notices.delete().where(tables.notices.c.target_id == stored.notice_key))
             audit.record(connection, "source.remove", _resource(source), {"rejected": rejected})
         return rejected
@@ -164,6 +168,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
             row_id = find_source(connection, source).row_id
             change = {**values, **_REVOKED, "revision": s.revision + 1}
             connection.execute(tables.sources.update().where(s.id == row_id).values(**change))
+            watched.make_due(connection, row_id)
             details = {"reason": values["reason"]} if values["reason"] else {}
             audit.record(connection, f"source.{action}", _resource(source), details)
 

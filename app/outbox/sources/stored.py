@@ -6,6 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from app.config.sources.registry import SOURCE_TYPES
 from app.config.sources.source_id import SourceId
 from app.outbox import tables
 from app.outbox.declared_rows import EnvironmentRow, converted, read_row, read_rows, some_names
@@ -48,6 +49,11 @@ class StoredSource(EnvironmentRow):
     def identity(self) -> SourceId:
         """Type and name."""
         return self.source
+
+    @property
+    def lists(self) -> bool:
+        """Whether it is a bucket that is listed, as far as this version knows its type."""
+        return self.source.type in SOURCE_TYPES and SOURCE_TYPES[self.source.type].lists
 
     @property
     def notice_key(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cryptography.fernet import Fernet
 
-from app.api.routes.metrics import source_metrics
+from app.api.routes.metrics import listing_metrics, source_metrics
 from app.config.sources.source_id import SourceId
 from app.outbox import tables
 from app.outbox.engine.clock import database_now
@@ -13,10 +13,12 @@ from app.outbox.engine.database import Database
 from app.outbox.sources.leases import SourceLeases
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import read_sources
+from app.outbox.sources.watched import read_watched
 from app.supervisor.start import sync_environment
 from tests.integration.cli.conftest import Cli
 from tests.support.builders import registry
 from tests.support.pulled_events import recorded, reject
+from tests.support.watched_bucket import Known
 
 SECRET = "hush-hush-9f3"
 SET = ("source", "set", "kafka:minio", "brokers=kafka", "topic=events", "sasl=on", "sasl_username=u")
@@ -84,7 +86,7 @@ def test_a_source_is_paused_resumed_and_removed(cli: Cli) -> None:
     [finding] = [one for one in cli("doctor", "--json").json["findings"] if one["subject"] == "source kafka:minio"]
     assert finding == {
         "subject": "source kafka:minio", "grade": "warning", "command": ["source", "resume", "kafka:minio"],
-        "text": "paused: maintenance; its messages wait, as long as the queue keeps them",
+        "text": "paused: maintenance; its messages wait in the queue, as long as it keeps them",
     }  # fmt: skip
     assert "bucketwire source resume kafka:minio" in cli("status").err
     cli("source", "resume", "kafka:minio")
@@ -165,6 +167,37 @@ def test_rejected_messages_are_listed_shown_retried_and_deleted(cli: Cli, databa
     assert cli("source", "rejected", "rm", "kafka:minio").code == 2
     assert cli("source", "rejected", "rm", "kafka:minio", "--all", "--json").json == {"deleted": 2}
     assert cli("source", "rejected", "show", "kafka:minio", first).code == 1
+
+
+def test_a_watched_bucket_shows_its_listings_and_what_its_frontend_does_not_send(cli: Cli, database: Database) -> None:
+    known = Known(database)
+    known.finish(known.clock(), objects=9, known=9, explained=2, created=36, removed=1, pending=4)
+    [listed] = cli("source", "ls", "--json").json
+    shown = cli("source", "show", "bucket:x", "--json").json
+    assert shown["listing"] == listed["listing"]
+    assert {name: shown["listing"][name] for name in ("objects", "pending", "explained", "created", "removed")} == {
+        "objects": 9, "pending": 4, "explained": 2, "created": 36, "removed": 1,
+    }  # fmt: skip
+    assert "explained" in cli("source", "show", "bucket:x").out
+    findings = [one for one in cli("doctor", "--json").json["findings"] if one["subject"] == "source bucket:x"]
+    texts = {one["grade"]: one["text"] for one in findings}
+    assert "found 37 changes since yesterday that no event explains" in texts["warning"]
+    with database.reading() as connection:
+        sources, watched, now = read_sources(connection), read_watched(connection), database_now(connection)
+    samples = {
+        (sample.name.removeprefix("bucketwire_source_"), sample.labels.get("kind", "")): sample.value
+        for metric in listing_metrics(sources, watched, now)
+        for sample in metric.samples
+    }
+    assert samples["unexplained_differences_total", "created"] == 36
+    assert samples["explained_differences_total", ""] == 2
+    assert (samples["objects", ""], samples["pending_differences", ""], samples["listings_total", ""]) == (9, 4, 1)
+    assert samples["listing_duration_seconds", ""] == pytest.approx(0.005)
+    assert 0 <= samples["listing_age_seconds", ""] < 3600
+    known.watched.ask(known.lease, 500, "the listing lacks 500 objects")
+    assert cli("source", "show", "bucket:x", "--json").json["listing"]["to_approve"] == 500
+    paused = [one for one in cli("doctor", "--json").json["findings"] if one["subject"] == "source bucket:x"]
+    assert ["source", "resume", "bucket:x"] in [one["command"] for one in paused]
 
 
 def test_the_doctor_names_a_source_whose_variables_became_invalid(cli: Cli, database: Database) -> None:

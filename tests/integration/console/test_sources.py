@@ -14,6 +14,7 @@ from app.outbox.series import FINE, REQUESTS
 from tests.integration.console.conftest import Browser
 from tests.support.builders import add_target, event, registry
 from tests.support.pulled_events import recorded, reject
+from tests.support.watched_bucket import Known
 
 HERE = "sources/kafka/minio"
 PAGES = (
@@ -60,6 +61,20 @@ def test_the_list_and_the_page_say_what_is_wrong_and_what_to_do(pulled: Browser)
     assert "Rejected, kept 2" in page.text
     assert {given["value"] for given in page.all("input") if given.get("name") == "ids"} == {"1", "2"}
     assert any(given["href"].endswith(HERE) for given in pulled.get("").all("a")), "the overview leads to it"
+
+
+def test_the_page_of_a_watched_bucket_has_its_listings_and_no_queue(local: Browser, database: Database) -> None:
+    known = Known(database)
+    known.finish(known.clock(), objects=1_234, known=9, explained=2, pending=4)
+    page = local.get("sources/bucket/x").text
+    assert "lists it" in page
+    assert "In the bucket 1,234" in page
+    assert "Explained by events 2" in page
+    assert "queue" not in page.lower()
+    assert "bucket:x" in local.get("sources").text
+    form = local.get("sources/new?type=bucket")
+    fields = {given.get("name", "") for given in (*form.all("input"), *form.all("select"))}
+    assert {"s.endpoint", "s.every", "s.grace", "s.initial"} <= fields
 
 
 def test_the_overview_has_the_rate_of_each_source_and_of_requests(pulled: Browser, database: Database) -> None:

@@ -1,0 +1,77 @@
+"""The settings of a bucket that is watched by listings."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from app.config.bucket_settings import BucketSettings, StorageName
+from app.config.errors import Problem
+from app.config.fields.aws import Endpoint
+from app.config.fields.field_types import Choice, Duration, Number, Text
+from app.config.fields.fields import declared, setting
+from app.config.sources.base import SourceSettings, Tenant
+from app.events.buckets import TENANT_OF_ARN, name_in
+
+
+@declared
+class BucketSourceSettings(
+    BucketSettings,
+    SourceSettings,
+    type_name="bucket",
+    title="Watched bucket",
+    example={
+        "endpoint": "https://s3.example.com",
+        "bucket": "photos",
+        "access_key": "ACCESS_KEY",
+        "secret_key": "SECRET_KEY",
+    },
+):
+    """A bucket that is listed every so often: a change that no event explains becomes one."""
+
+    lists = True
+    names_queue = ("endpoint", "bucket", "prefix", "tenant", "versions")
+
+    endpoint: str = setting(Endpoint(), default="", about="its S3 endpoint; empty: that of AWS in the region")
+    bucket: str = setting(StorageName(), about="the bucket's name there, which its events have too")
+    access_key: str = setting(
+        Text(ascii_only=True), default="", about="access key; needs secret_key; empty: requests are not signed"
+    )
+    prefix: str = setting(
+        Text(max_characters=1024), default="", about="list only the keys that begin with it; empty: all"
+    )
+    tenant: str = setting(Tenant(), default="", about="whose bucket it is, recorded as TENANT:BUCKET")
+    versions: Literal["auto", "on", "off"] = setting(
+        Choice("auto", "on", "off"),
+        default="auto",
+        about="whether all versions and delete markers are listed; auto: if the bucket is or was versioned",
+    )
+    every: float = setting(Duration(60), default="15m", about="time from one listing's beginning to the next one's")
+    grace: float = setting(
+        Duration(0),
+        default="5m",
+        about="time for which an event may still come that explains a difference; 0 for a store that sends none",
+    )
+    initial: Literal["remember", "events"] = setting(
+        Choice("remember", "events"),
+        default="remember",
+        about="first listing: only remember what is there, or make events of all that no event explains",
+    )
+    max_removals: int = setting(
+        Number(0, 100),
+        default="10",
+        about="per cent of the known objects; a listing that lacks more, and more than ten, pauses the source",
+    )
+
+    @property
+    def recorded_bucket(self) -> str:
+        """The bucket's name in events and rules."""
+        return name_in(self.tenant, self.bucket) if self.tenant else self.bucket
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield what no listing can tell."""
+        yield from super().problems()
+        if self.tenant == TENANT_OF_ARN:
+            yield Problem("tenant", self.tenant, "is not known of a listing", "write the tenant's name")
+        if not self.endpoint and not self.region:
+            yield Problem(
+                "endpoint", "", "is missing", "give the endpoint of the store, or the region of a bucket at AWS"
+            )

@@ -1,0 +1,134 @@
+"""What is known of a watched bucket, in the outbox: one holder, whose commits change it with the events found."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from app.outbox import tables
+from app.outbox.delivery.leases import LeaseLost
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
+from app.outbox.sources.intake import TargetFull
+from app.outbox.sources.watched import Replacement, read_watched
+from tests.support import databases
+from tests.support.builders import PUT, add_target, event
+from tests.support.pulled_events import recorded
+from tests.support.watched_bucket import SETTINGS, SOURCE, Known
+
+DAY = 86_400_000
+pytestmark = databases.THREE
+
+
+@pytest.fixture
+def known(database: Database) -> Known:
+    return Known(database)
+
+
+def test_chunks_come_in_the_order_of_utf8_and_change_with_the_events_of_their_keys(known: Known) -> None:
+    firsts = ["b", "a", "\U0001f600", "\uffff", "B"]
+    for number, first in enumerate(firsts, 1):
+        known.add(number, first)
+    assert [chunk.first for chunk in known.watched.chunks(known.lease)] == ["B", "a", "b", "\uffff", "\U0001f600"]
+    found = [event("a"), event("c")]
+    known.add(6, "c", *found, removed=(1, 2))
+    assert [chunk.first for chunk in known.watched.chunks(known.lease)] == ["B", "c", "\uffff", "\U0001f600"]
+    assert known.watched.body(known.lease, 6) == b"ccc"
+    assert recorded(known.database) == [one.id for one in found]
+    assert known.sources.stored(SOURCE).recorded == 2
+
+
+def test_who_has_lost_the_lease_writes_neither_chunks_nor_events(known: Known) -> None:
+    known.add(1, "a")
+    known.sources.registry.resume(SOURCE)  # revokes it
+    other = known.claim()
+    for events in ([], [event("a")]):
+        with pytest.raises(LeaseLost):
+            known.watched.replace(known.lease, Replacement([1], [(2, "b", b"b")], events))
+    with pytest.raises(LeaseLost):
+        known.finish(1)
+    with pytest.raises(LeaseLost):
+        known.watched.ask(known.lease, 5, "reason")
+    assert recorded(known.database) == []
+    assert [chunk.number for chunk in known.watched.chunks(other)] == [1]
+    with pytest.raises(LeaseLost):
+        known.watched.body(other, 2)
+
+
+def test_a_full_target_takes_neither_events_nor_chunks(known: Known) -> None:
+    add_target(known.database, queue_limit="1", queue_full="reject")
+    with pytest.raises(TargetFull) as full:
+        known.add(1, "a", event("a"), event("b"))
+    assert full.value.never
+    assert known.watched.chunks(known.lease) == []
+
+
+def test_the_events_of_a_key_are_those_that_every_target_gets_and_that_change_its_content(known: Known) -> None:
+    log = Log(known.database)
+    first, tagged, second = event("k"), event("k", name="s3:ObjectCreated:PutTagging"), event("k", version="v2")
+    repair = event("k")
+    repair = repair._replace(record=repair.record.replace('"x-amz-request-id"', '"x-bucketwire-target"'))
+    other = event("k", bucket="other")
+    log.append([[first, tagged, second, repair, other, event("l")]])
+    logged = known.watched.logged("images", ["k", "m"])
+    assert [(one.entry.name, one.entry.version) for one in logged["k"]] == [(PUT, ""), (PUT, "v2")]
+    assert logged["m"] == []
+    keys = [key for some in known.watched.keys_since("images", "", 0) for key in some]
+    assert sorted(keys) == ["k", "l"]
+    seq = known.watched.last_seq()
+    log.append([[event("later"), event("no/later")]])
+    assert [*known.watched.keys_since("images", "la", seq)] == [{"later"}]
+
+
+def test_listings_are_counted_and_an_approval_is_asked_for_once(known: Known) -> None:
+    known.finish(1_000, objects=5, known=5, created=2, explained=1)
+    known.finish(2_000, objects=6, known=5, removed=1, pending=3)
+    state = known.watched.state(known.lease)
+    assert (state.complete, state.began_at, state.ended_at, state.seq, state.due_at) == (True, 2_000, 2_005, 7, 62_000)
+    assert (state.objects, state.pending, state.listings, state.requests) == (6, 3, 2, 4)
+    assert (state.created, state.changed, state.removed, state.explained) == (2, 0, 1, 1)
+    assert known.sources.stored(SOURCE).lag == 3
+    known.watched.ask(known.lease, 40, "too many")
+    stored = known.sources.stored(SOURCE)
+    assert (stored.paused, stored.reason) == (True, "too many")
+    known.sources.registry.resume(SOURCE)
+    known.lease = known.claim()
+    state = known.watched.state(known.lease)
+    assert (state.asked, state.due_at) == (40, 0)
+    known.finish(3_000, pending=40)
+    assert known.watched.state(known.lease).asked == 40
+    known.finish(4_000, removed=40)
+    assert known.watched.state(known.lease).asked == 0
+
+
+def test_another_bucket_and_a_removed_source_are_forgotten(known: Known) -> None:
+    known.add(1, "a")
+    known.finish(1_000)
+    known.sources.put("bucket", {**SETTINGS, "every": "1m"})
+    known.lease = known.claim()
+    assert (len(known.watched.chunks(known.lease)), known.watched.state(known.lease).due_at) == (1, 0)
+    known.sources.put("bucket", {**SETTINGS, "bucket": "others"})
+    known.lease = known.claim()
+    assert known.watched.chunks(known.lease) == []
+    assert not known.watched.state(known.lease).complete
+    known.add(1, "a")
+    known.finish(1_000)
+    known.sources.registry.remove(SOURCE)
+    with known.database.reading() as connection:
+        assert read_watched(connection) == {}
+        assert connection.execute(sa.select(tables.watched_chunks.c.number)).all() == []
+
+
+def test_the_days_findings_are_those_of_today_and_yesterday(known: Known) -> None:
+    known.finish(1, created=2, removed=1, explained=1)
+    known.finish(2, changed=4)
+    state, now = known.watched.state(known.lease), known.clock()
+    assert state.found_since_yesterday(now) == 7
+    assert state.found_since_yesterday(now + DAY) == 7
+    assert state.found_since_yesterday(now + 2 * DAY) == 0
+    w = tables.watched_buckets
+    with known.database.writing() as connection:
+        connection.execute(w.update().values(day=w.c.day - 1))
+    known.finish(3, created=1)
+    state = known.watched.state(known.lease)
+    assert (state.found_on_day, state.found_before, state.found_since_yesterday(now)) == (1, 7, 8)

@@ -1,0 +1,109 @@
+"""The thread of a source: it has the source's lease, and every error of it ends there and is shown with the source."""
+
+import logging
+import threading
+import time
+import traceback
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from app.config.errors import BadSettings
+from app.config.sources.base import SourceSettings
+from app.events.limits import Limits
+from app.outbox.delivery.leases import LeaseLost
+from app.outbox.engine.clock import DatabaseClock
+from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
+from app.outbox.log.batch import Receipt
+from app.outbox.sources.leases import SourceLease, SourceLeases
+from app.outbox.sources.registry import SourceRegistry
+from app.outbox.sources.rejected import ShelfFull
+from workers.sources import policy
+from workers.sources.base import SourceUnavailable
+from workers.telemetry.redaction import Redaction
+
+log = logging.getLogger("bucketwire.sources")
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """What the sources of a process share. `wake` is called with each receipt."""
+
+    database: Database
+    leases: SourceLeases
+    registry: SourceRegistry
+    clock: DatabaseClock
+    lease_ms: int
+    limits: Callable[[], Limits]
+    wake: Callable[[Receipt], None]
+
+
+class Stopped(Exception):
+    """The worker ends before everything that was taken is recorded."""
+
+
+class SourceThread(threading.Thread):
+    """Take events from a source until it is stopped, or its lease is lost, or it fails; then the lease is released.
+
+    `stepped_at` is when it last began a step, by `time.monotonic()`: whoever renews its lease sees whether it hangs.
+    """
+
+    def __init__(self, outbox: Outbox, lease: SourceLease, ending: threading.Event) -> None:
+        super().__init__(name=f"source-{lease.stored.source}", daemon=True)
+        self.lease = lease
+        self.stepped_at = time.monotonic()
+        self._outbox = outbox
+        self._ending = ending
+        self._hide: Callable[[str], str] = str
+
+    @abstractmethod
+    def _take(self, settings: SourceSettings) -> None:
+        """Take events until the worker ends."""
+
+    def run(self) -> None:
+        """Take events; every error ends here, is logged, and is shown with the source."""
+        name = self.lease.stored.source
+        try:
+            settings = self._outbox.registry.settings(self.lease.stored)
+            self._hide = Redaction(settings).hide
+            self._take(settings)
+            self._settle(lambda: self._outbox.leases.release(self.lease))
+        except LeaseLost as error:
+            log.warning("source %s is no longer this worker's: %s", name, error)
+        except ShelfFull as error:
+            full = str(error)
+            log.warning("source %s is paused: %s", name, full)
+            self._settle(lambda: self._outbox.leases.pause(self.lease, full))
+        except (SourceUnavailable, BadSettings) as error:
+            self._fail(self._hide(str(error)))
+        except Stopped:
+            self._settle(lambda: self._outbox.leases.release(self.lease))
+        except DatabaseUnavailable as error:
+            log.warning("source %s waits for the outbox database: %s", name, describe_error(error))
+            self._settle(lambda: self._outbox.leases.release(self.lease))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the source is tried again
+            log.error("source %s failed: %s", name, self._hide("".join(traceback.format_exception(error))))  # noqa: TRY400
+            self._fail(f"unexpected error, see the worker's log: {type(error).__name__}")
+
+    def _step(self) -> None:
+        self.stepped_at = time.monotonic()
+
+    def _fail(self, reason: str, least: int = policy.FIRST_RETRY_MS) -> None:
+        """Release a source that fails, until it is tried again: after `least` ms, or more if it has failed before."""
+        stored = self.lease.stored
+        wait = max(least, min(policy.FIRST_RETRY_MS * 2 ** min(stored.failures, 10), policy.MAX_RETRY_MS))
+        log.warning("source %s cannot be pulled from; tried again in %d ms: %s", stored.source, wait, reason)
+
+        def failed() -> None:
+            now = self._outbox.clock()
+            self._outbox.leases.fail(self.lease, now, reason, now + wait)
+
+        self._settle(failed)
+
+    @staticmethod
+    def _settle(write: Callable[[], None]) -> None:
+        """Write the end of a lease; if that is not possible, it runs out."""
+        try:
+            write()
+        except (LeaseLost, *DatabaseUnavailable):
+            return

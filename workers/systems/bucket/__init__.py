@@ -1,0 +1,1 @@
+"""S3, or a server that speaks its protocol, whose buckets are listed."""
