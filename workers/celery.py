@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -20,6 +21,7 @@ from typing import Any
 
 from billiard.process import current_process
 from celery import Celery, beat, bootsteps, schedules
+from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 from celery.signals import (
     beat_init,
     celeryd_init,
@@ -57,6 +59,7 @@ from app.metrics_folder import remove
 from app.outbox import log_head, series
 from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS
 from app.outbox.engine.database import Database, DatabaseUnavailable
+from app.outbox.engine.reachability import outbox_state
 from app.outbox.processes import DRAIN, SOURCES, SPARK
 from app.outbox.targets import enabled_targets
 from workers import reconcile_jobs, runtime
@@ -97,6 +100,10 @@ for _name in ("celery.worker.strategy", "celery.app.trace"):
     logging.getLogger(_name).setLevel(logging.WARNING)
 # At each start it would warn of delayed tasks in direct exchanges, and no task is delayed.
 logging.getLogger("kombu.transport.native_delayed_delivery").setLevel(logging.ERROR)
+# Of a queue's kind, at each connection to a RabbitMQ.
+logging.getLogger("celery.worker.consumer.tasks").setLevel(logging.WARNING)
+# To a service that runs as root, of an option that `bucketwire worker` does not have.
+warnings.filterwarnings("ignore", category=SecurityWarning)
 logging.getLogger("celery.beat").addFilter(lambda record: "Sending due task" not in record.msg)
 
 
@@ -371,6 +378,8 @@ def _ready(**_: Any) -> None:
     """Report that the worker serves; serve and export the pool's metrics. Called again after each reconnect."""
     _report_readiness(serves=not broker_state.problem)
     global _metrics_server  # noqa: PLW0603 - one for each worker is the point
+    # Of a setting that is chosen on purpose, at each loss of the broker. Celery has just asked to see it always.
+    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
     folder = os.environ.get(metrics.FOLDER)
     telemetry.start("worker")
     if folder and telemetry.exports_metrics():
@@ -382,6 +391,7 @@ def _ready(**_: Any) -> None:
 
 @worker_init.connect
 def _starting(**_: Any) -> None:
+    outbox_state.watch()
     processes.share()
     telemetry.prepare()
 
@@ -454,6 +464,7 @@ def _ended(**_: Any) -> None:
 
 @beat_init.connect
 def _beat_started(**_: Any) -> None:
+    outbox_state.watch()
     telemetry.start("beat")
     readiness.answer_probes(settings.probe_listen)
 

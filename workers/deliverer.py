@@ -21,6 +21,7 @@ from app.outbox.delivery.retries import try_all_now
 from app.outbox.delivery.transitions.settlement import SettlementStore
 from app.outbox.engine.clock import elapsed
 from app.outbox.engine.database import DatabaseUnavailable
+from app.outbox.engine.reachability import outbox_state
 from app.outbox.targets import OPENED, StoredTarget, UnknownTarget
 from workers.delivery.event_wait import EventWait
 from workers.delivery.lease_guard import LeaseGuard
@@ -60,9 +61,8 @@ class Deliverer:
             except DatabaseUnavailable as error:
                 failure = error
             else:
-                self._held.state.available()
                 return done
-        self._held.state.unavailable(failure)
+        outbox_state.failed(failure)
         return "the outbox database is unavailable"
 
     def _deliver(self, target: TargetId) -> str:

@@ -17,6 +17,7 @@ from app.outbox.delivery.availability import targets_to_open
 from app.outbox.delivery.due_work import DueTarget, DueWork
 from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS, time_limit
 from app.outbox.engine.database import DatabaseUnavailable
+from app.outbox.engine.reachability import outbox_state
 from app.outbox.targets import UnknownTarget
 from workers.resources import Resources
 from workers.upkeep import Upkeep
@@ -73,9 +74,8 @@ class Drain:
         try:
             published = self._wake_workers(publish, queued)
         except DatabaseUnavailable as error:
-            self._held.state.unavailable(error)
+            outbox_state.failed(error)
             return 0
-        self._held.state.available()
         if published and (tracing := telemetry.tracing()) is not None:  # a drain that finds nothing is not worth a span
             tracing.start("drain", attributes={"bucketwire.wake_ups": published}, began=began).end()
         return published

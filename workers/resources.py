@@ -9,7 +9,7 @@ from app.outbox.registry import open_registry
 from app.wakeups import WakeUps
 from workers.delivery.redelivery_requests import RedeliveryRequests
 from workers.pool_shares import PoolShares
-from workers.reachability import OutboxState, broker_state
+from workers.reachability import broker_state
 from workers.target_pool import TargetPool
 from workers.telemetry.attempt_recorder import AttemptRecorder
 
@@ -31,7 +31,6 @@ class Resources:
         self.wakeups = WakeUps(settings.broker_url, state=broker_state)
         self.attempts = AttemptRecorder(self.database)
         self.redeliveries = RedeliveryRequests(self.database, self.wakeups.request)
-        self.state = OutboxState()
 
     def close(self) -> None:
         """Close targets and database; allow some time to record pending redelivery requests."""

@@ -10,6 +10,7 @@ from app.outbox.delivery import attempts, heartbeats, rate_limits
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.transitions.heads import HeadRepair
 from app.outbox.engine.database import DatabaseUnavailable
+from app.outbox.engine.reachability import outbox_state
 from app.outbox.log.retention import PurgeProgress, purge
 from app.outbox.notices import NoticeRecorder
 from app.outbox.reconcile.schedule import WaitingRun
@@ -65,7 +66,7 @@ class Upkeep:
                 older, progress = self._held.clock() - int(self._held.settings.retention * 1000), self._purge_progress
                 removed = purge(self._held.database, older, seconds=_MAX_PURGE_SECONDS, progress=progress)
         except DatabaseUnavailable as error:
-            self._held.state.unavailable(error)
+            outbox_state.failed(error)
             removed, is_behind = 0, False
         else:
             is_behind = self._purge_progress.is_behind
@@ -90,7 +91,7 @@ class Upkeep:
                     if self._notices().record():
                         self._held.wakeups.request()
         except DatabaseUnavailable as error:
-            self._held.state.unavailable(error)
+            outbox_state.failed(error)
             return False
         return is_stored
 
@@ -100,7 +101,7 @@ class Upkeep:
             with self._records.running("schedule"):
                 return wake_ups.publish_due(self._held.database, publish)
         except DatabaseUnavailable as error:
-            self._held.state.unavailable(error)
+            outbox_state.failed(error)
             return 0
 
     def _notices(self) -> NoticeRecorder:
@@ -135,7 +136,7 @@ class Upkeep:
             with self._records.running(name):
                 job()
         except DatabaseUnavailable as error:
-            self._held.state.unavailable(error)
+            outbox_state.failed(error)
             return False
         except Exception:
             log.exception("%s: unexpected", getattr(job, "__name__", job))

@@ -17,10 +17,10 @@ from app.config.errors import BadValue
 from app.config.settings import ApiToken
 from app.config.target_settings import BadSettings
 from app.events.errors import BadEvents
-from app.logs import Repetitions
 from app.outbox.bucket_settings import UnknownBucket
-from app.outbox.engine.database import DatabaseUnavailable, describe_error
+from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.engine.db_errors import is_full
+from app.outbox.engine.reachability import outbox_state
 from app.outbox.errors import (
     AlreadyRunning,
     BadSelection,
@@ -43,7 +43,6 @@ from app.rules.expressions import MatchingBusy
 from app.rules.model import BadRules
 
 log = logging.getLogger("bucketwire.api")
-_repetitions = Repetitions()
 
 _MAX_MEMBER_CHARACTERS = 1024  # of a rejected value that is sent back
 _MAX_DETAIL_CHARACTERS = 4096
@@ -276,16 +275,11 @@ def database_unavailable(error: Exception) -> ApiProblem:
 
     The database's message is logged and not sent, because it may contain the database's address.
     """
-    said = describe_error(error)
-    number = _repetitions.take(said)
+    outbox_state.failed(error)
     if is_full(error):
-        if number:
-            log.error("the outbox database is full: %s", said, extra={"requests": number})
         return ApiProblem(
             "database-full", "its disk is full, or its file at its limit; nothing was recorded, send the request later"
         )
-    if number:
-        log.warning("the outbox database is unavailable: %s", said, extra={"requests": number})
     if isinstance(error, sa.exc.ProgrammingError):
         return ApiProblem(
             "database-unavailable", "its tables are missing or of another version: run `bucketwire migrate`"

@@ -13,6 +13,7 @@ from app.broker import load_transport
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.outbox.engine.database import Database
+from app.outbox.engine.reachability import outbox_state
 from app.outbox.tokens import check_listen
 from app.server import stop_delay
 from app.server.api_heartbeat import ApiHeartbeat
@@ -41,6 +42,7 @@ def on_starting(_server: object) -> None:
     finally:
         database.close()
     global _heartbeat  # noqa: PLW0603 - the main process makes it for its workers
+    outbox_state.watch()
     stopping.share()
     _heartbeat = ApiHeartbeat(_settings)
     load_transport(_settings.broker_url)

@@ -11,6 +11,7 @@ from app.api.memory import return_freed_blocks
 from app.api.routes.metrics import scrape
 from app.config.errors import BadSettings
 from app.config.settings import Settings
+from app.outbox.engine.reachability import outbox_state
 from app.server.application import create_app
 
 _DO_NOT_RESTART = 3  # gunicorn's exit code of a worker that cannot boot: the master ends too
@@ -25,6 +26,7 @@ return_freed_blocks()
 try:
     settings = Settings.from_environ(os.environ)
     logs.configure(settings.log_format)
+    outbox_state.watch()
     telemetry.start("api")
     app = create_app(settings)
     telemetry.send_metrics(_outbox_metrics)

@@ -13,6 +13,7 @@ from typing import Self
 from app.outbox.delivery.leases import Lease, Leases
 from app.outbox.engine.clock import elapsed
 from app.outbox.engine.database import DatabaseUnavailable
+from app.outbox.engine.reachability import outbox_state
 from workers.delivery import policy
 from workers.targets.base import LeaseExpired
 
@@ -85,8 +86,8 @@ class LeaseGuard:
         while not self._lost and not self._over.wait(self._lease_seconds / 3):
             try:
                 self._renew()
-            except DatabaseUnavailable:
-                log.warning("the outbox database is unavailable; the lease may expire")
+            except DatabaseUnavailable as error:
+                outbox_state.failed(error)
 
     def _renew(self) -> None:
         with self._renewing:

@@ -14,7 +14,8 @@ from app.events.limits import UNLIMITED, Limits
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.delivery.ready_targets import ReadyTargets
 from app.outbox.engine.clock import DatabaseClock
-from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
+from app.outbox.engine.database import Database, DatabaseUnavailable
+from app.outbox.engine.reachability import outbox_state
 from app.outbox.log.batch import Receipt
 from app.outbox.registry import Registry, open_sealer
 from app.outbox.sources.leases import SourceLeases
@@ -64,7 +65,7 @@ class SourceRunner(threading.Thread):
                 self._serve()
                 serves = True
             except DatabaseUnavailable as error:
-                log.warning("the outbox database is unavailable, so no source is looked for: %s", describe_error(error))
+                outbox_state.failed(error)
             except Exception:
                 log.exception("sources cannot be looked for")
             self._report(serves)

@@ -13,7 +13,8 @@ from app.config.sources.base import SourceSettings
 from app.events.limits import Limits
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.clock import DatabaseClock
-from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
+from app.outbox.engine.database import Database, DatabaseUnavailable
+from app.outbox.engine.reachability import outbox_state
 from app.outbox.log.batch import Receipt
 from app.outbox.sources.leases import SourceLease, SourceLeases
 from app.outbox.sources.registry import SourceRegistry
@@ -79,7 +80,7 @@ class SourceThread(threading.Thread):
         except Stopped:
             self._settle(lambda: self._outbox.leases.release(self.lease))
         except DatabaseUnavailable as error:
-            log.warning("source %s waits for the outbox database: %s", name, describe_error(error))
+            outbox_state.failed(error)
             self._settle(lambda: self._outbox.leases.release(self.lease))
         except Exception as error:  # noqa: BLE001 - whatever it is, the source is tried again
             log.error("source %s failed: %s", name, self._hide("".join(traceback.format_exception(error))))  # noqa: TRY400

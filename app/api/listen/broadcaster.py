@@ -27,7 +27,8 @@ from app.api.listen.query import StreamQuery
 from app.api.listen.stream import LEGACY_PING, MAX_BUFFERED_BYTES, LargeEvents, Stream
 from app.api.listen.tls_bridge import decrypt
 from app.api.listen.wire_format import Line, event_line
-from app.outbox.engine.database import Database, describe_error
+from app.outbox.engine.database import Database
+from app.outbox.engine.reachability import outbox_state
 from app.outbox.log.log_reader import events_between, first_seq, ids_between, last_kept, log_state
 from app.outbox.log_head import LogHead, LogState
 from app.rules.matching import Matcher, compile_rules
@@ -127,22 +128,18 @@ class Broadcaster:
     # In the thread that reads the log
 
     def _follow(self) -> None:
-        unavailable = False
         while True:
             self._has_streams.wait()
             try:
                 busy = self._poll_log()
             except sa.exc.SQLAlchemyError as error:
-                if not unavailable:
-                    log.warning("streams wait: the outbox database is unavailable: %s", describe_error(error))
-                unavailable, busy = True, False
+                outbox_state.failed(error)
+                busy = False
                 time.sleep(_RETRY_DELAY)
             except Exception:
                 log.exception("streams wait: unexpected error")
                 busy = False
                 time.sleep(_RETRY_DELAY)
-            else:
-                unavailable = False
             if not busy:
                 time.sleep(INTERVAL)
 

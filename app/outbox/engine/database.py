@@ -14,6 +14,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from app.events.limits import UNLIMITED
 from app.outbox.engine import db_errors
+from app.outbox.engine.db_errors import describe_error as describe_error  # noqa: PLC0414 - where others look for it
+from app.outbox.engine.reachability import outbox_state
 from app.outbox.policies import DATABASE
 
 # Driver errors which mean that the database cannot be reached or cannot write now; nothing was committed.
@@ -31,6 +33,7 @@ VALUE_ERRORS = db_errors.VALUE_ERRORS
 _BESIDE_EVENT = 1 << 14  # bytes of a MySQL packet besides the event: the statement and the ids of its targets
 
 _LOCK_NOT_AVAILABLE = "55P03"
+_OPENED_AT = "opened_at"  # of a connection in its pool, by time.monotonic()
 # No setting of PostgreSQL limits how long a COPY waits for its client, and none but another session can end it.
 _END_ABANDONED_COPIES = f"""
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
@@ -55,12 +58,6 @@ def refuses_value(error: BaseException) -> bool:
         return True
     orig = error.orig if isinstance(error, sa.exc.DBAPIError) else None
     return bool(orig and orig.args and orig.args[0] in _VALUE_ERRORS_OF_MYSQL)
-
-
-def describe_error(error: BaseException) -> str:
-    """Return the driver's error message in one line of up to 500 characters, without statement and values."""
-    text = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error)
-    return " ".join(text.split())[:500] or type(error).__name__
 
 
 class Database:
@@ -90,6 +87,7 @@ class Database:
             # stops counting it.
             self._reader = _open(self.url, pool_size, patience, autocommit=True)
             for engine in (self.engine, self._reader):
+                sa_event.listen(engine, "connect", _note_connected)
                 sa_event.listen(engine, "checkout", self._limit)
                 sa_event.listen(engine, "handle_error", self._failed)
         self._largest_event: int | None = None if self.dialect == "mysql" else UNLIMITED
@@ -149,13 +147,17 @@ class Database:
         try:
             pooled = self._reader.raw_connection()
         except driver_error as error:  # without the statement: it was not sent
+            outbox_state.lost(error)
             raise sa.exc.DBAPIError.instance(None, None, error, driver_error) from error
         driver: Any = pooled.driver_connection
+        opened_at = pooled.info.get(_OPENED_AT, math.inf)
         try:
             with db_errors.as_sqlalchemy(driver, statement, pooled.invalidate), driver.cursor() as cursor:
                 cursor.execute(statement, values)
                 return cursor.fetchone()[0]
         except sa.exc.DBAPIError as error:
+            if driver.closed:
+                outbox_state.lost(error, opened_at)
             self._recover(error.orig, is_lost=driver.closed)
             raise
         finally:
@@ -181,6 +183,10 @@ class Database:
         connection.execute(f"PRAGMA busy_timeout = {seconds * 1000:.0f}")
 
     def _failed(self, context: sa.engine.ExceptionContext) -> None:
+        if context.connection is None:  # it could not be opened
+            outbox_state.lost(context.original_exception)
+        elif context.is_disconnect:
+            outbox_state.lost(context.original_exception, context.connection.info.get(_OPENED_AT, math.inf))
         self._recover(context.original_exception, is_lost=context.is_disconnect)
 
     def _recover(self, error: BaseException | None, *, is_lost: bool) -> None:
@@ -214,6 +220,11 @@ class Database:
         """Close every connection that is not in use; the next use opens another one."""
         for engine in (self.engine, self._reader):
             engine.dispose()
+
+
+def _note_connected(_connection: Any, entry: ConnectionPoolEntry) -> None:
+    entry.info[_OPENED_AT] = time.monotonic()
+    outbox_state.connected()
 
 
 class OpenTransaction:

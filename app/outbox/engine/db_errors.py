@@ -12,6 +12,12 @@ import sqlalchemy as sa
 VALUE_ERRORS = (sa.exc.DataError, ValueError, OverflowError)
 
 
+def describe_error(error: BaseException) -> str:
+    """Return the driver's error message in one line of up to 500 characters, without statement and values."""
+    text = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error)
+    return " ".join(text.split())[:500] or type(error).__name__
+
+
 class Unstorable(ValueError):
     """The database accepts other events but refuses this one, also in retries; the message is its reason."""
 

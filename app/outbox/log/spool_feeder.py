@@ -14,6 +14,7 @@ from app.events.limits import MAX_EVENT_BYTES, is_too_long
 from app.events.model import Event
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.db_errors import Unstorable
+from app.outbox.engine.reachability import outbox_state
 from app.outbox.log.recorder import Recorder
 from app.outbox.log.spool import DamagedFile, Spool, decoded
 from app.outbox.policies import SPOOL
@@ -79,23 +80,17 @@ class SpoolFeeder:
         return total
 
     def _run(self) -> None:
-        was_unavailable = False
         while True:
             try:
                 self._remember_limit()
                 fed = self.feed() if self.spool.pending() else 0
-            except DatabaseUnavailable:
-                was_unavailable = True
+            except DatabaseUnavailable as error:
+                outbox_state.failed(error)
             except Exception:  # if the thread ended, nothing would be fed any more
                 log.exception("the files spooled in %s cannot be recorded, trying again", self.spool.folder)
             else:
                 if fed:
-                    log.info(
-                        "recorded %s%s",
-                        count_noun(fed, "spooled file"),
-                        ", the database is available again" if was_unavailable else "",
-                    )
-                    was_unavailable = False
+                    log.info("recorded %s", count_noun(fed, "spooled file"))
             time.sleep(SPOOL.pause_seconds)
 
     def _remember_limit(self) -> None:

@@ -14,7 +14,9 @@ from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.delivery.availability import open_breaker
-from app.outbox.engine.database import now_ms
+from app.outbox.engine.clock import database_now
+from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
+from app.outbox.engine.reachability import outbox_state
 from app.outbox.log.append import Log
 from tests import services
 from tests.support.builders import add_target, event, migrated
@@ -60,13 +62,21 @@ def test_the_first_wakeup_after_a_restart_of_the_database_is_not_wasted(
 
 
 def test_an_outage_is_told_once_and_so_is_its_end(
-    context: Runtime, server: services.Postgres, redis_server: services.Redis, caplog: pytest.LogCaptureFixture
+    context: Runtime,
+    server: services.Postgres,
+    redis_server: services.Redis,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(outbox_state, "_is_watching", True)
     target = list_target(context, redis_server, "outage")
     assert context.deliverer.deliver(target) == "opened"
-    caplog.set_level(logging.INFO, "bucketwire.worker")
+    caplog.set_level(logging.INFO, "bucketwire.outbox")
     caplog.clear()
     assert context.drain.run(lambda _: None) == 0
+    beside = Database(context.settings.database_url)  # as a process has several
+    with beside.reading() as connection:
+        database_now(connection)
     server.stop()
     for _ in range(3):
         assert context.drain.run(lambda _: None) == 0
@@ -78,6 +88,11 @@ def test_an_outage_is_told_once_and_so_is_its_end(
     assert context.deliverer.deliver(target) == "nothing due"
     assert caplog.messages[1:] == ["the outbox database is available again"]
     assert context.drain.run(lambda _: None) == 0
+    with pytest.raises(DatabaseUnavailable), beside.reading() as connection:
+        database_now(connection)  # its connection broke in the same outage
+    with beside.reading() as connection:
+        database_now(connection)
+    beside.close()
     assert len(caplog.messages) == 2
 
 
