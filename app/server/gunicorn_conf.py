@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import app.server.worker_imports  # noqa: F401 - before the workers are forked
-from app import telemetry
+from app import service_manager, telemetry
 from app.api.services import services_of
 from app.api.stopping import stopping
 from app.broker import load_transport
@@ -21,6 +21,7 @@ from app.server.gunicorn_options import options
 
 _settings = Settings.from_environ(os.environ)
 _heartbeat: ApiHeartbeat | None = None
+_service_manager = os.environ.pop(service_manager.VARIABLE, "")  # gunicorn would notify it before any worker answers
 try:
     globals().update(options(_settings))
 except BadSettings as error:
@@ -58,7 +59,8 @@ def when_ready(server: Any) -> None:
 
 
 def post_worker_init(worker: Any) -> None:
-    """Record the API's heartbeats in one of the workers."""
+    """Record the API's heartbeats in one of the workers, and notify the service manager that a worker answers."""
+    service_manager.notify(service_manager.READY, _service_manager)
     if _heartbeat is not None:
         _heartbeat.begin(worker.sockets)
 

@@ -19,6 +19,7 @@ class OneTimeSender:
 
     urls: Sequence[str]
     name: str = "once"
+    token: str = ""
     taken: list[str] = field(default_factory=list)  # keys
     lost: list[str] = field(default_factory=list)  # what the posts of the others came to
 
@@ -42,9 +43,10 @@ class OneTimeSender:
 
     def _post(self, url: str, name: str, kept: bool, over: threading.Event) -> None:
         client, number = None, 0
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         while not over.is_set():
             number += 1
-            client = client or httpx.Client(base_url=url, timeout=60, trust_env=False, verify=False)
+            client = client or httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False, verify=False)
             try:
                 answer = client.post("/v1/events", content=body(f"{name}-{number}"))
             except httpx.HTTPError as error:

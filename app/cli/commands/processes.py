@@ -38,7 +38,7 @@ PRELOADED = (
 )  # fmt: skip
 TARGET_TEST = ("workers.target_test",)  # likewise only a name here
 SOURCE_TEST = ("workers.source_test",)  # likewise
-LOCAL_FLOWER = "workers.local_flower"  # likewise
+FLOWER = ("workers.flower_process", *CELERY[1:])  # likewise
 
 
 @click.command()
@@ -154,9 +154,6 @@ def flower(listen: str) -> None:
     if not host or not port.isdecimal():
         raise click.BadParameter(f"{listen!r} is not HOST:PORT", param_hint="--listen")
     environment = {"FLOWER_READ_ONLY": os.environ.get("FLOWER_READ_ONLY") or "true"}
-    program, *arguments = CELERY
-    if is_loopback(host) and not os.environ.get("FLOWER_BASIC_AUTH"):
-        program = LOCAL_FLOWER
     if is_loopback(host):
         environment["FLOWER_UNAUTHENTICATED_API"] = "true"
     elif not os.environ.get("FLOWER_BASIC_AUTH"):
@@ -164,7 +161,7 @@ def flower(listen: str) -> None:
             f"Flower on {listen} would be open to the network: set FLOWER_BASIC_AUTH=user:password, "
             "or listen on 127.0.0.1"
         )
-    exec_process([program, *arguments, "flower", f"--address={host.strip('[]')}", f"--port={port}"], environment)
+    exec_process([*FLOWER, "flower", f"--address={host.strip('[]')}", f"--port={port}"], environment)
 
 
 def check_schema(context: ServiceContext) -> None:

@@ -1,10 +1,10 @@
-"""Run `celery … flower` on a loopback address: `python -m bucketwire.start workers.local_flower -A … flower …`.
+"""Run `celery … flower`: `python -m bucketwire.start workers.flower_process -A … flower …`.
 
-It has no password there, so whatever a web page has a browser on this machine send would be answered. It answers only
-requests for this machine's own names, or for the host of `BUCKETWIRE_FLOWER_URL`: otherwise a page could read queues
-and configuration by a name of its own that its DNS server resolves to this machine (DNS rebinding). Of what a page of
-another origin sends, also of another port, it answers only links to its own pages, and no answer allows such a page to
-read it or to show it in a frame.
+Without a password, which it needs on any but a loopback address, whatever a web page has a browser on this machine send
+would be answered. It answers only requests for this machine's own names then, or for the host of
+`BUCKETWIRE_FLOWER_URL`: otherwise a page could read queues and configuration by a name of its own that its DNS server
+resolves to this machine (DNS rebinding). Of what a page of another origin sends, also of another port, it answers only
+links to its own pages, and no answer allows such a page to read it or to show it in a frame.
 """
 
 import os
@@ -18,6 +18,7 @@ from flower.views import BaseHandler
 from tornado.httputil import HTTPHeaders, HTTPServerRequest
 from tornado.web import ErrorHandler
 
+from app import service_manager
 from app.config.networks import is_loopback
 from app.config.settings import Settings
 
@@ -32,7 +33,16 @@ _HEADERS = {
 }
 
 
-class LocalFlower(flower.command.Flower):  # type: ignore[misc]  # flower ships no types
+class NotifyingFlower(flower.command.Flower):  # type: ignore[misc]  # flower ships no types
+    """Flower that tells the service manager when it answers."""
+
+    def start(self) -> None:
+        """Run its loop until it ends."""
+        self.io_loop.add_callback(service_manager.notify, service_manager.READY)
+        super().start()
+
+
+class LocalFlower(NotifyingFlower):
     """Flower for this machine only."""
 
     def find_handler(self, request: HTTPServerRequest, **options: Any) -> Any:
@@ -75,7 +85,9 @@ def _set_default_headers(handler: Any) -> None:
 
 
 if __name__ == "__main__":
-    flower.command.Flower = LocalFlower
-    BaseHandler.set_default_headers = _set_default_headers
+    has_password = bool(os.environ.get("FLOWER_BASIC_AUTH"))
+    flower.command.Flower = NotifyingFlower if has_password else LocalFlower
+    if not has_password:
+        BaseHandler.set_default_headers = _set_default_headers
     sys.argv[0] = "celery"
     runpy.run_module("celery", run_name="__main__", alter_sys=True)
