@@ -50,6 +50,11 @@ class Person:
         return key if len(key) <= _MAX_KEY_CHARACTERS else hashlib.sha256(key.encode()).hexdigest()
 
 
+def redirect_address(settings: Settings) -> str:
+    """Return the address to which the provider leads a browser back, which has to be registered there."""
+    return settings.oidc_console_url + CALLBACK
+
+
 def granted(settings: Settings, claims: Mapping[str, Any]) -> tuple[str, ...]:
     """Return those of the claim's values that give a scope; pure.
 

@@ -27,9 +27,18 @@ from requests import PreparedRequest, Response
 
 from app import socket_watchdog
 from app.config.settings import Settings
-from app.console.openid import CALLBACK, Begun, Person, granted
+from app.console.openid import Begun, Person, granted, redirect_address
 from app.console.openid_clock import LEEWAY, answered_at, describe_wrong_time
-from app.http_pools import AnswerTooLong
+from app.console.openid_discovery import (
+    TIMEOUT,
+    USELESS,
+    account_prompt,
+    ask,
+    description_problems,
+    discovery_url,
+    kind,
+    said,
+)
 from app.http_sessions import StrictAdapter
 
 S = TypeVar("S", bound=requests.Session)
@@ -139,19 +148,14 @@ def _watched(kind: Any, watch: Any) -> Any:
 
 
 # Of the provider's algorithms those that sign with a private key.
-_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
-_TIMEOUT = 5  # seconds for a connection, and for a read
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
 _FRESH = 600.0  # seconds in which the provider's description and keys are not asked for again
 _SEARCHED = 5.0  # seconds after a search for a key that a token names in which there is no other search
 _FAILED = 5.0  # seconds in which a provider that could not be reached is not asked again
 _UNREACHABLE = (requests.ConnectionError, requests.Timeout)  # which nobody who signs in can bring about
-# Answers to questions in which nobody who signs in has a say. JSON may be nested too deeply for Python.
-_USELESS = (requests.RequestException, ValueError, RecursionError)
 # What the libraries raise for an answer that is not as it should be; an OverflowError is an ArithmeticError.
 _INVALID = (JoseError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError)
-_WITHOUT_LOGIN_PROMPT = frozenset({"https://accounts.google.com"})  # it describes no prompts, and has no `login`
 _MAX_NAME_CHARACTERS = 100  # characters of a name that are shown and recorded
-_MAX_SAID_CHARACTERS = 200  # characters of what the provider says that are shown
 
 
 class ProviderProblem(Exception):
@@ -210,12 +214,12 @@ class Provider:
             raise self._busy() from None
         except requests.RequestException as error:
             raise ProviderProblem(
-                f"the provider {self._settings.oidc_issuer} does not answer: {_kind(error)}"
+                f"the provider {self._settings.oidc_issuer} does not answer: {kind(error)}"
             ) from error
         except AuthlibBaseError as error:
-            raise ProviderProblem(f"the provider refused the sign-in: {_said(error.error)}") from error
+            raise ProviderProblem(f"the provider refused the sign-in: {said(error.error)}") from error
         except _INVALID as error:
-            raise ProviderProblem(f"the provider's answer is not valid: {_kind(error)}") from error
+            raise ProviderProblem(f"the provider's answer is not valid: {kind(error)}") from error
         subject = str(claims["sub"])
         name = _printable(str(claims.get("preferred_username") or claims.get("email") or subject))
         return Person(self._settings.oidc_issuer, subject, name, granted(self._settings, claims)), claims
@@ -265,7 +269,7 @@ class Provider:
 
     def _verified(self, text: str) -> Any:
         """Return the token if a key of the provider has signed it; keys that are new are searched for once."""
-        registry = JWSRegistry(algorithms=list(_ALGORITHMS), strict_check_header=False)
+        registry = JWSRegistry(algorithms=list(ALGORITHMS), strict_check_header=False)
         try:
             return jwt.decode(text, KeySet.import_key_set(self._keys()), registry=registry)
         except InvalidKeyIdError:
@@ -276,14 +280,11 @@ class Provider:
         """Return the provider's description of itself (OpenID Connect Discovery)."""
         issuer = self._settings.oidc_issuer
         try:
-            description = self._get(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-        except _USELESS as error:
-            raise ProviderProblem(f"the provider {issuer} cannot be reached: {_kind(error)}") from error
-        if description.get("issuer") != issuer:
-            raise ProviderProblem(f"the provider calls itself {_said(description.get('issuer'))}, not {issuer}")
-        for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
-            if not isinstance(description.get(name), str):
-                raise ProviderProblem(f"the provider {issuer} does not describe its {name}")
+            description = self._get(discovery_url(issuer))
+        except USELESS as error:
+            raise ProviderProblem(f"the provider {issuer} cannot be reached: {kind(error)}") from error
+        if problem := next(description_problems(issuer, description), ""):
+            raise ProviderProblem(problem)
         return description
 
     def _keys(self, *, again: bool = False) -> Any:
@@ -301,7 +302,7 @@ class Provider:
         try:
             with self._asking.take():
                 # Who has waited for another one gets what that one got.
-                return self._kept(url, fresh) or self._remembering(url, _USELESS, lambda: self._ask(url))
+                return self._kept(url, fresh) or self._remembering(url, USELESS, lambda: self._ask(url))
         except Busy:
             raise self._busy() from None
 
@@ -312,11 +313,7 @@ class Provider:
 
     def _ask(self, url: str) -> dict[str, Any]:
         with bound(without_login()) as session:
-            answer = session.get(url, timeout=_TIMEOUT, allow_redirects=False)
-        answer.raise_for_status()
-        content: dict[str, Any] = answer.json()
-        if not isinstance(content, dict):
-            raise ValueError("the answer is no JSON object")  # noqa: TRY004 - of the same kind as an answer without JSON
+            content, _ = ask(session, url)
         with self._lock:
             self._known[url] = (time.monotonic(), content)
         return content
@@ -346,33 +343,11 @@ class Provider:
             client_id=settings.oidc_client_id,
             client_secret=settings.oidc_client_secret or None,
             scope=settings.oidc_scope,
-            redirect_uri=settings.oidc_console_url + CALLBACK,
+            redirect_uri=redirect_address(settings),
             code_challenge_method="S256",
-            default_timeout=_TIMEOUT,
+            default_timeout=TIMEOUT,
         )
-
-
-def account_prompt(description: Mapping[str, Any]) -> str:
-    """Return the `prompt` for which a provider that describes itself so asks for an account; pure.
-
-    A provider may refuse, or ignore, one that it does not know: who is signed in there would come back again.
-    """
-    known = description.get("prompt_values_supported")
-    has_choice = description.get("issuer") in _WITHOUT_LOGIN_PROMPT or (
-        isinstance(known, list) and "select_account" in known
-    )
-    return "select_account" if has_choice else "login"
 
 
 def _printable(name: str) -> str:
     return "".join(character for character in name if character.isprintable())[:_MAX_NAME_CHARACTERS] or "unnamed"
-
-
-def _said(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= _MAX_SAID_CHARACTERS else f"{text[:_MAX_SAID_CHARACTERS]}…"
-
-
-def _kind(error: Exception) -> str:
-    inner = error.args[0] if error.args else None
-    return str(inner) if isinstance(inner, AnswerTooLong) else type(error).__name__

@@ -14,6 +14,7 @@ from app.config.target_settings import BadSettings, warnings
 from app.config.targets.base import TargetSettings
 from app.doctor import Finding
 from app.doctor.old_snapshots import check_old_snapshots
+from app.doctor.openid import check_openid
 from app.doctor.processes import check_api
 from app.doctor.refused_requests import check_refused
 from app.doctor.runs import check_runs, check_schedule, check_unscheduled
@@ -89,7 +90,7 @@ _OF_DATABASE = (
 )
 _FOLLOWS: Mapping[str, Collection[str]] = MappingProxyType(
     {
-        "settings": ("database", "broker", "eviction", *_OF_DATABASE),
+        "settings": ("database", "broker", "eviction", "openid", *_OF_DATABASE),
         "database": _OF_DATABASE,
         "broker": ("eviction", "drain", "queues", "upkeep", "delays"),
         "drain": ("upkeep", "delays"),
@@ -482,6 +483,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "newest events": _check_newest_events,
         "refused": lambda service: check_refused(service.database),
         "tokens": _check_tokens,
+        "openid": lambda service: check_openid(service.settings),
     }
 )
 # Those that take a few seconds at most, however much is pending.

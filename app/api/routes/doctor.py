@@ -26,28 +26,42 @@ def install(app: Flask, opened: Services, instead: Mapping[str, Check] = Mapping
     """Add the checks to the app: they run in one thread of the process, at most once a second.
 
     Few requests wait for checks that take long, such as of a broker that does not answer; others get the last result.
-    Counting what is pending takes longer: that is done at most once a minute. Checks of `instead` take the place of
-    those of their names.
+    Counting what is pending takes longer, and the OpenID Connect provider is somebody else's: that is done at most once
+    a minute. Checks of `instead` take the place of those of their names.
     """
-    counted = CachedProbe(lambda: list(SHORT_CHECKS["counters"](opened)), age=60.0, patience=4.0)
-
-    def count(_: object) -> Iterator[Finding]:
-        result = counted.get()
-        if isinstance(result.error, NoAnswer):  # it goes on
-            yield from result.value or [Finding("counters", "note", "they are being compared with the event log")]
-        elif result.error is not None:
-            raise result.error
-        else:
-            yield from result.value or ()
+    comparing = Finding("counters", "note", "they are being compared with the event log")
+    asking = Finding("openid", "note", f"the provider {opened.settings.oidc_issuer} is being asked")
 
     def spool(_: object) -> Iterator[Finding]:
         if opened.feeder is not None and (damaged := opened.feeder.spool.damaged()):
             yield Finding("spool", "problem", f"{damaged} files in quarantine: their events could not be recorded")
 
-    checks = {**SHORT_CHECKS, "counters": count, "spool": spool, **instead}
+    checks = {
+        **SHORT_CHECKS,
+        "counters": _once_a_minute(opened, "counters", comparing, patience=4.0),
+        "openid": _once_a_minute(opened, "openid", asking, patience=2.0),
+        "spool": spool,
+        **instead,
+    }
     app.extensions[_PROBE] = CachedProbe(
         lambda: (now_ms(), run_checks(opened, _describe, checks)), age=1.0, patience=8.0, max_waiting=4
     )
+
+
+def _once_a_minute(opened: Services, name: str, meanwhile: Finding, *, patience: float) -> Check:
+    """Return a check that is run at most once a minute; while it goes on it has its last result, or `meanwhile`."""
+    probe = CachedProbe(lambda: list(SHORT_CHECKS[name](opened)), age=60.0, patience=patience)
+
+    def check(_: object) -> Iterator[Finding]:
+        result = probe.get()
+        if isinstance(result.error, NoAnswer):
+            yield from result.value or [meanwhile]
+        elif result.error is not None:
+            raise result.error
+        else:
+            yield from result.value or ()
+
+    return check
 
 
 @routes.get("/v1/doctor")
@@ -57,17 +71,21 @@ def doctor() -> Diagnosis:
     """Check database, broker, drain, queues, schedule, targets, sources, counters and tokens.
 
     The checks of `bucketwire doctor` that need nothing but the database and the broker. The result is up to a second
-    old, the counters' up to a minute. Targets with a very large backlog are not counted; the command counts them, and
-    checks frontends. A token that is limited to targets gets what concerns them.
+    old, the counters' and the OpenID Connect provider's up to a minute. Targets with a very large backlog are not
+    counted; the command counts them, and checks frontends. A token that is limited to targets gets what concerns them.
     """
     refuse_unknown(request.args, ())
     if _PROBE not in current_app.extensions:  # a command's app
-        install(current_app, services(), {"broker": check_carried, "eviction": lambda _: iter(())})
+        install(current_app, services(), {"broker": check_carried, "eviction": _nothing, "openid": _nothing})
     result = current_app.extensions[_PROBE].get()
     checked_at, findings = result.value or (now_ms(), [])
     if result.error is not None or result.value is None:  # the checks have not ended in time, or never
         findings = [Finding("doctor", "problem", f"the checks do not end: {result.error}")]
     return _diagnosis(checked_at, [finding for finding in findings if _may_see(finding)])
+
+
+def _nothing(_: object) -> Iterator[Finding]:
+    return iter(())
 
 
 def _may_see(finding: Finding) -> bool:

@@ -21,14 +21,17 @@ from joserfc.jwk import RSAKey
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.console.openid import Person, granted, identity, missing, scopes
+from app.console.openid_check import key_problems
 from app.console.openid_clock import answered_at, describe_wrong_time
-from app.console.openid_provider import Provider, account_prompt
+from app.console.openid_discovery import account_prompt
+from app.console.openid_provider import Provider
 from app.console.session import FLOW_COOKIE
+from app.doctor.openid import check_openid
 from app.outbox import tables
 from app.outbox.audit import AuditFilter, entries
 from app.outbox.engine.database import Database
 from tests.integration.console.conftest import ADMIN, TOKENS, Browser, Opened, Page
-from tests.services import until
+from tests.services import free_port, until
 from tests.services.openid import OpenIdProvider, openid_provider
 from tests.support.builders import add_target, registry
 
@@ -368,6 +371,58 @@ def test_the_time_of_an_answer_is_that_of_its_server() -> None:
         ({"Date": "yesterday"}, None), ({"Date": at.replace("GMT", "-0000")}, NOW),
     ):  # fmt: skip
         assert answered_at(headers) == expected, headers
+
+
+def test_the_doctor_asks_the_provider_and_says_which_redirect_address_to_register(
+    provider: OpenIdProvider, browse: Opened
+) -> None:
+    browser = browse(**settings_of(provider))
+    answer = browser.client.get("/v1/doctor", headers={"Authorization": f"Bearer {ADMIN}"})
+    found = [one for one in answer.get_json()["findings"] if one["subject"] == "openid"]
+    register = f"the redirect address to register at the provider is {provider.callback}"
+    assert [(one["grade"], one["text"]) for one in found] == [
+        ("ok", f"{provider.issuer} answers and has keys; {register}")
+    ]
+    assert provider.secret not in answer.get_data(as_text=True)
+
+
+def checked(provider: OpenIdProvider, **changed: str) -> list[tuple[str, str]]:
+    environ = {f"BUCKETWIRE_{name.upper()}": value for name, value in settings_of(provider, **changed).items()}
+    return [(one.grade, one.text) for one in check_openid(Settings.from_environ(environ))]
+
+
+def test_the_doctor_says_what_to_change_of_the_settings(
+    provider: OpenIdProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register = ("note", f"the redirect address to register at the provider is {provider.callback}")
+    differs = f"the provider calls itself {provider.issuer}, not {provider.issuer}/, which differs in the / at its end"
+    mend = ": set BUCKETWIRE_OIDC_ISSUER to what it calls itself"
+    assert checked(provider, oidc_issuer=f"{provider.issuer}/") == [("warning", differs + mend), register]
+    wrong = f"{provider.issuer}/realms/ops"
+    answers = "it answers 404; compare BUCKETWIRE_OIDC_ISSUER with what the provider shows"
+    assert checked(provider, oidc_issuer=wrong)[0] == ("warning", f"the provider {wrong} cannot be reached: {answers}")
+    other = provider.issuer.replace("localhost", "127.0.0.1")
+    assert checked(provider, oidc_issuer=other)[0][1].startswith(f"the provider calls itself {provider.issuer}, not")
+    nobody = f"http://localhost:{free_port()}"
+    assert "cannot be reached: ConnectionError; look at" in checked(provider, oidc_issuer=nobody)[0][1]
+    monkeypatch.setattr("app.console.openid_check.time", SimpleNamespace(time=lambda: time.time() - 7200))
+    [(grade, text), *_] = checked(provider)
+    assert (grade, f"the clock of this host is 2.0 h behind that of the provider {provider.issuer}" in text) == (
+        "warning", True,
+    ), text  # fmt: skip
+
+
+def test_keys_that_verify_no_token_are_called_so() -> None:
+    signing = RSAKey.generate_key(2048, {"kid": "one", "use": "sig"}).as_dict(private=False)
+    secret = {"kty": "oct", "k": "c2VjcmV0LW9mLWEtdGVzdA"}
+    for keys, said in (
+        ([signing], ""), ([secret, signing], ""), ([secret], "has no key that verifies"),
+        ([signing | {"use": "enc"}], "has no key that verifies"), ([{"kty": "new"}], "are not valid: MissingKeyError"),
+        ([], "are not valid: MissingKeyError"), ([signing | {"n": ""}], "are not valid: "), ("x", "are not valid: "),
+    ):  # fmt: skip
+        text = "".join(key_problems("https://id.example", {"keys": keys}))
+        assert (said in text, bool(text)) == (True, bool(said)), text
+    assert "are not valid: KeyError" in "".join(key_problems("https://id.example", {}))
 
 
 @pytest.mark.nightly("the other sign-ins, claims, keys and refusals")

@@ -20,7 +20,7 @@ from joserfc.jwk import RSAKey
 
 from app.console.openid_provider import Provider
 from tests.integration.console.conftest import ADMIN, TOKENS, Browser, Opened
-from tests.services import LOOPBACK
+from tests.services import LOOPBACK, until
 
 DISCOVERY, TOKEN, KEYS = "/.well-known/openid-configuration", "/token", "/keys"
 CONSOLE = "http://localhost/console/"
@@ -172,6 +172,19 @@ def test_an_answer_without_end_is_not_read(hostile: HostileProvider, browse: Ope
     hostile.endless.add(DISCOVERY)
     page = browse(**settings_of(hostile)).get("openid")
     assert (page.status, "the answer has more than 1,048,576 bytes" in page.text) == (503, True), page.text
+
+
+def test_the_doctor_does_not_wait_for_a_provider_that_drips(hostile: HostileProvider, browse: Opened) -> None:
+    hostile.dripping.add(KEYS)
+    browser = browse(**settings_of(hostile))
+
+    def found() -> list[str]:
+        answer = browser.client.get("/v1/doctor", headers={"Authorization": f"Bearer {ADMIN}"})
+        return [one["text"] for one in answer.get_json()["findings"] if one["subject"] == "openid"]
+
+    assert found() == [f"the provider {hostile.issuer} is being asked"]
+    until(lambda: found()[0].startswith(f"the keys of the provider {hostile.issuer} cannot be read: ReadTimeout"), 30)
+    assert hostile.asked[KEYS] == 1, "once a minute"
 
 
 @pytest.mark.parametrize(
