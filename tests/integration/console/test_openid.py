@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -35,6 +36,8 @@ from tests.services import free_port, until
 from tests.services.openid import OpenIdProvider, openid_provider
 from tests.support.builders import add_target, registry
 
+ROOT = Path(__file__).parents[3]
+OF_OTHERS = ("JSONDecodeError", "ReadTimeout", "redirect_uri")  # what libraries and providers say
 CONSOLE = "http://localhost/console/"
 
 
@@ -495,6 +498,18 @@ def signed_with_the_public_key(key: bytes, *parts: Mapping[str, str]) -> str:
     content = b".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in parts)
     digest = base64.urlsafe_b64encode(hmac.new(key, content, "sha256").digest()).rstrip(b"=")
     return f"{content.decode()}.{digest.decode()}"
+
+
+def test_what_the_table_of_the_documentation_says_that_people_see_is_what_is_said() -> None:
+    page = (ROOT / "docs/how-to/console.md").read_text()
+    table = page.partition("| what you see | what to change |\n")[2].partition("\n\n")[0]
+    shown = [found for row in table.splitlines()[1:] for found in re.findall("`([^`]+)`", row.split(" | ")[0])]
+    assert len(shown) >= 15
+    sources = "".join(path.read_text() for path in (ROOT / "app/console").rglob("*openid*.py"))
+    sources += (ROOT / "app/console/views/sign_in.py").read_text() + " ".join(OF_OTHERS)
+    kinds = re.compile(": [A-Z][A-Za-z]+Error$|: [a-z]+_[a-z]+$")  # of a library or the provider
+    pieces = [piece.strip() for text in shown for piece in kinds.sub("", text).split("…") if piece.strip(" ,")]
+    assert [piece for piece in pieces if piece.lstrip(", ") not in sources] == []
 
 
 def test_values_of_the_claim_give_scopes() -> None:
