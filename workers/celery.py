@@ -13,7 +13,6 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -63,7 +62,7 @@ from app.outbox.engine.reachability import outbox_state
 from app.outbox.processes import DRAIN, SOURCES, SPARK
 from app.outbox.targets import enabled_targets
 from workers import reconcile_jobs, runtime
-from workers.heartbeat import WorkerHeartbeat
+from workers.heartbeat import BeatHeartbeat, WorkerHeartbeat
 from workers.idle_processes import processes
 from workers.reachability import broker_state
 from workers.readiness import readiness
@@ -133,16 +132,19 @@ class Scheduler(beat.Scheduler):
 
     producer = None  # type: ignore[assignment]  # Celery's would connect first, and end beat if that is refused
     _ticked = 0.0
+    _problem = ""  # why the broker did not take the last message
     _broker = Broker(settings.broker_url, BrokerState(log, "beat sends nothing until it works again"))
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:  # noqa: ARG002 - Celery passes it
         """Send a task that is due, unless enough messages wait already, or the broker does not take it."""
-        serves = False
-        with suppress(BrokerUnavailable):
+        try:
             if self._has_room(entry.task):
                 self._broker.publish(entry.options.get("queue", SERVICE_QUEUE), entry.task, declare=True)
-            serves = True
-        readiness.report(serves=serves)
+        except BrokerUnavailable as error:
+            self._problem = str(error)
+        else:
+            self._problem = ""
+        readiness.report(serves=not self._problem)
 
     def _has_room(self, task: str) -> bool:
         if task == _UPDATE_TABLES:  # one that waits for Spark's worker is enough
@@ -162,7 +164,18 @@ class Scheduler(beat.Scheduler):
             self._heap = None
         self._ticked = now
         seconds: float = super().tick(*arguments, **options)
+        if _beat_heartbeat is not None:
+            _beat_heartbeat.turned(self._problem)
         return seconds
+
+    def close(self) -> None:
+        """Record that beat ends; Celery calls this more than once."""
+        super().close()
+        if _beat_heartbeat is not None:
+            _beat_heartbeat.end()
+
+
+_beat_heartbeat: BeatHeartbeat | None = None
 
 
 app = Celery("bucketwire", broker=settings.broker_url, include=["workers.tasks"])
@@ -464,9 +477,12 @@ def _ended(**_: Any) -> None:
 
 @beat_init.connect
 def _beat_started(**_: Any) -> None:
+    global _beat_heartbeat  # noqa: PLW0603 - there is one beat in a process
     outbox_state.watch()
     telemetry.start("beat")
     readiness.answer_probes(settings.probe_listen)
+    _beat_heartbeat = BeatHeartbeat(settings)
+    _beat_heartbeat.start()
 
 
 def _log_in_json(loglevel: int = logging.INFO, **_: Any) -> None:

@@ -1,20 +1,30 @@
-"""Record heartbeats of this worker's main process, from its loop."""
+"""Record heartbeats: a worker's main process from its loop, beat by a thread that knows when its loop last turned."""
 
+import logging
+import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import sqlalchemy as sa
 
 from app.config.settings import Settings
+from app.outbox import beat_pauses
+from app.outbox.beat_pauses import Pause, read_beat_at
 from app.outbox.delivery.leases import new_token
+from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.policies import HEARTBEATS
-from app.outbox.processes import ALL_TARGETS, Process, end_process, record_process
+from app.outbox.processes import ALL_TARGETS, BEAT, Process, end_process, record_process
+from app.quantities import format_seconds
 from app.release import VERSION
 from workers.served_targets import ALL, ServedTargets
 
+log = logging.getLogger("bucketwire.beat")
+
+_END_SECONDS = 1.0  # that beat waits at most to record its end
 _MAX_NAME_CHARACTERS = 255  # of the column; the name of a worker for many targets has all of them
 
 
@@ -62,3 +72,72 @@ class WorkerHeartbeat:
             with suppress(sa.exc.SQLAlchemyError):  # then it falls silent
                 end_process(self._database, self._worker.id)
             self._database.close()
+
+
+class BeatHeartbeat:
+    """The heartbeats of beat.
+
+    Its loop only notes that it has ended a turn, so that a database that is away does not hold it up. A thread records
+    when that was: if the loop hangs, it has nothing new to say. When beat did nothing for a while, it records that too.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._beat = Process(new_token(), f"beat@{socket.gethostname()}", VERSION, "beat", (BEAT,))
+        # When the loop last ended a turn, since when the broker has taken everything, and why it does not; by
+        # time.monotonic(), None before the first turn.
+        self._turn: tuple[float, float, str] | None = None
+        self._worked_at = self._works_since = 0.0
+        self._recording = threading.Lock()
+        self._ends = threading.Event()
+
+    def turned(self, problem: str) -> None:
+        """Note that the loop has ended a turn, and why the broker did not take what it sent."""
+        now = time.monotonic()
+        if not problem:
+            if now - self._worked_at > HEARTBEATS.silence_ms / 1000:
+                self._works_since = now
+            self._worked_at = now
+        self._turn = now, self._works_since, problem
+
+    def start(self) -> None:
+        """Begin to record, once the loop has turned."""
+        threading.Thread(target=self._run, name="beat-heartbeat", daemon=True).start()
+
+    def end(self) -> None:
+        """Record that beat ends, within a second. Only the first call does anything."""
+        if not self._ends.is_set():
+            self._ends.set()
+            thread = threading.Thread(target=self._end, name="beat-heartbeat", daemon=True)
+            thread.start()
+            thread.join(_END_SECONDS)
+
+    def _run(self) -> None:
+        with closing(self._open()) as database:
+            while not self._ends.wait(HEARTBEATS.interval_ms / 1000 if self._beat.at else 0.2):
+                with suppress(sa.exc.SQLAlchemyError), self._recording:  # the next one is soon
+                    self.record(database)
+
+    def record(self, database: Database) -> None:
+        """Record when the loop last ended a turn, unless that is long ago. Raises `DatabaseUnavailable`."""
+        now = time.monotonic()
+        if self._turn is None or self._ends.is_set() or now - self._turn[0] > HEARTBEATS.silence_ms / 1000:
+            return
+        turned_at, works_since, problem = self._turn
+        if not problem:
+            with database.reading() as connection:
+                worked_at = read_beat_at(connection)
+                began = database_now(connection) - int((now - works_since) * 1000)
+            if worked_at is not None and began - worked_at > HEARTBEATS.silence_ms:
+                beat_pauses.record_pause(database, Pause(worked_at, began))
+                pause = format_seconds((began - worked_at) / 1000)
+                log.warning("no beat did anything for %s; `bucketwire doctor` says what was missed", pause)
+        self._beat = record_process(database, replace(self._beat, problem=problem), age=int((now - turned_at) * 1000))
+
+    def _end(self) -> None:
+        with suppress(sa.exc.SQLAlchemyError), self._recording, closing(self._open()) as database:
+            end_process(database, self._beat.id)
+
+    def _open(self) -> Database:
+        patience = min(HEARTBEATS.patience_seconds, self._settings.database_timeout)
+        return Database(self._settings.database_url, pool_size=1, patience=patience)

@@ -15,7 +15,7 @@ from app.config.targets.base import TargetSettings
 from app.doctor import Finding
 from app.doctor.old_snapshots import check_old_snapshots
 from app.doctor.openid import check_openid
-from app.doctor.processes import check_api
+from app.doctor.processes import check_api, check_beat
 from app.doctor.refused_requests import check_refused
 from app.doctor.runs import check_runs, check_schedule, check_unscheduled
 from app.doctor.upkeep import check_upkeep
@@ -73,6 +73,7 @@ _OF_DATABASE = (
     "encoding",
     "snapshots",
     "api",
+    "beat",
     "drain",
     "queues",
     "versions",
@@ -92,7 +93,8 @@ _FOLLOWS: Mapping[str, Collection[str]] = MappingProxyType(
     {
         "settings": ("database", "broker", "eviction", "openid", *_OF_DATABASE),
         "database": _OF_DATABASE,
-        "broker": ("eviction", "drain", "queues", "upkeep", "delays"),
+        "broker": ("eviction", "beat", "drain", "queues", "upkeep", "delays"),
+        "beat": ("upkeep",),
         "drain": ("upkeep", "delays"),
     }
 )
@@ -469,6 +471,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "api": check_api,
         "broker": _check_broker,
         "eviction": _check_eviction,
+        "beat": check_beat,
         "drain": _check_drain,
         "queues": _check_queues,
         "versions": _check_versions,

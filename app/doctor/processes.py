@@ -1,4 +1,4 @@
-"""The checks of the processes: whether each API answers, and which host's workers fell silent."""
+"""The checks of the processes: whether each API answers, beat runs, and which host's workers fell silent."""
 
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,9 +9,11 @@ from urllib.parse import urlsplit
 from app.api_answer import READY, problem_of
 from app.config.networks import is_loopback
 from app.doctor import Finding
+from app.outbox.beat_pauses import Missed, Pause, beat_at, last_pause, read_missed
 from app.outbox.engine.clock import database_now
-from app.outbox.processes import API, ENDED, RUNNING, Process, processes_of, read_processes
-from app.quantities import format_age
+from app.outbox.policies import HEARTBEATS
+from app.outbox.processes import API, BEAT, ENDED, RUNNING, SILENT, Process, processes_of, read_processes
+from app.quantities import count_noun, format_age, format_seconds
 
 if TYPE_CHECKING:
     from app.doctor.checks import Service
@@ -63,3 +65,48 @@ def _api_finding(api: Process, answer: str | None, now: int, *, is_here: bool) -
         return Finding("api", "problem", f"{where} {problem}; its log has more")
     text = f"{where} {problem}; {heard}; {_CANNOT_POST}: start it, or look at its log"
     return Finding("api", "problem", text, ("api",))
+
+
+def check_beat(service: "Service") -> Iterator[Finding]:
+    """Find a beat that does not run, and say what was missed meanwhile, for a day."""
+    tables_schedule = service.settings.tables_schedule
+    with service.database.reading() as connection:
+        now = database_now(connection)
+        beats = processes_of(BEAT, read_processes(connection), now)
+        worked_at, pause = beat_at(beats), last_pause(connection)
+        is_over = worked_at is not None and now - worked_at <= HEARTBEATS.silence_ms
+        if not is_over:
+            pause = None if worked_at is None else Pause(worked_at, now)
+        lost = None if pause is None else read_missed(connection, pause, tables_schedule)
+    yield from beat_findings(beats, pause, lost, now)
+
+
+def beat_findings(beats: Sequence[Process], pause: Pause | None, missed: Missed | None, now: int) -> Iterator[Finding]:
+    """Yield what beats do and have missed in a pause, the last one or that of now."""
+    worked_at = beat_at(beats)
+    if worked_at is None:
+        text = "has never recorded a heartbeat: nothing runs by time; start `bucketwire up` or `bucketwire beat`"
+        yield Finding("beat", "problem", text, ("beat",))
+    elif now - worked_at > HEARTBEATS.silence_ms:
+        last = max(beats, key=lambda one: one.at)
+        runs = last.state(now) not in (SILENT, ENDED)
+        why = f"it runs, but {last.problem}" if runs else "is `bucketwire beat` running?"
+        where = f"last worked {format_age(worked_at, now)} ago, on {last.host}"
+        text = f"{where}: nothing is scheduled, purged or sampled; {why}"
+        yield Finding("beat", "problem", text + _describe_missed(missed, "; missed so far: "), ("beat",))
+    else:
+        yield Finding("beat", "ok", f"last worked {format_age(worked_at, now)} ago")
+        if pause is not None and now - pause.ended < HEARTBEATS.kept_ms:
+            lasted = format_seconds((pause.ended - pause.began) / 1000)
+            text = f"did nothing for {lasted} until {format_age(pause.ended, now)} ago"
+            yield Finding("beat", "note", text + _describe_missed(missed, "; missed: "))
+
+
+def _describe_missed(missed: Missed | None, prefix: str) -> str:
+    if missed is None or not (missed.samples or missed.runs):
+        return ""
+    parts = [f"{count_noun(missed.samples, 'sample')} of the curves"] if missed.samples else []
+    if missed.runs:
+        lost = f" ({missed.lost:,} not made up for)" if missed.lost else ""
+        parts.append(f"{count_noun(missed.runs, 'scheduled run')}{lost}")
+    return prefix + ", ".join(parts)

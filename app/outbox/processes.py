@@ -25,6 +25,7 @@ from app.outbox import audit, tables
 from app.outbox.column_values import clean_reason
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
+from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks
 from app.outbox.policies import HEARTBEATS
 
@@ -180,6 +181,7 @@ def end_process(database: Database, process_id: str) -> None:
         connection.execute(ended.values(ended_at=database_now(connection)))
 
 
+@repeated_after_deadlock
 def forget_host(database: Database, host: str) -> bool:
     """Forget the processes of a host that are missed; return whether there were any. Raises `DatabaseUnavailable`.
 

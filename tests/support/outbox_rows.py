@@ -8,6 +8,8 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.processes import BEAT, Process, record_process
+from app.release import VERSION
 
 
 def bury(database: Database, target: TargetId, reason: str = "422 no") -> None:
@@ -30,6 +32,9 @@ def bury(database: Database, target: TargetId, reason: str = "422 no") -> None:
 
 
 def heartbeats(database: Database, age: int) -> None:
+    """Have the drain, and the beat that sends it, run so many milliseconds ago."""
     with database.writing() as connection:
         connection.execute(tables.heartbeats.delete())
         connection.execute(tables.heartbeats.insert().values(name="drain", at=now_ms() - age))
+        connection.execute(tables.workers.delete().where(tables.workers.c.pool == BEAT))
+    record_process(database, Process("here:1:beat", "beat@here", VERSION, BEAT, [BEAT]), age=age)

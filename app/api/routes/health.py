@@ -10,12 +10,14 @@ from app.api.description import answers
 from app.api.services import services
 from app.api.stopping import stopping
 from app.api.token_scopes import PUBLIC, needs
+from app.outbox.beat_pauses import read_beat_at
 from app.outbox.delivery import heartbeats
 from app.outbox.engine import schema_version
 from app.outbox.engine.cached_probe import CachedProbe, NoAnswer
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.schema_version import SchemaState
+from app.outbox.policies import HEARTBEATS
 from app.resources.service import Alive, Check, Readiness
 
 routes = Blueprint("health", __name__)
@@ -49,7 +51,7 @@ def healthz() -> tuple[Alive, int]:
 @needs(PUBLIC)
 @answers(Readiness, "every check is ok", other_answers={503: _NOT_READY})
 def readyz() -> tuple[Readiness, int]:
-    """Check the database, its schema, the drain and the spool folder.
+    """Check the database, its schema, the drain, beat and the spool folder.
 
     With a spool folder, the API also accepts events while the answer is 503. An unavailable target or a queue without a
     worker does not make the service unready.
@@ -78,7 +80,7 @@ def make_checks(state: Mapping[str, Any] | None, error: Exception | None, head: 
     if error is not None or state is None:
         reason = str(error) if isinstance(error, NoAnswer) else "it cannot be reached; see the API's log"
         unknown = Check(ok=False, reason="the database is unavailable")
-        return {"database": Check(ok=False, reason=reason), "schema": unknown, "drain": unknown}
+        return {"database": Check(ok=False, reason=reason), "schema": unknown, "drain": unknown, "beat": unknown}
     # During a rolling upgrade, processes of the previous version work with the new schema and must stay in service.
     schema: SchemaState = state["schema"]
     age, runs = heartbeats.drain_age(state["drained"], now), not heartbeats.drain_stopped(state["drained"], now)
@@ -87,15 +89,25 @@ def make_checks(state: Mapping[str, Any] | None, error: Exception | None, head: 
         "database": Check(ok=True),
         "schema": Check(ok=not schema.problem, revision=schema.revision, needed=head, reason=schema.hint or UNSET),
         "drain": Check(ok=runs, age=None if age is None else age / 1000, reason=drain_reason),
+        "beat": _check_beat(state["beat"], now),
     }
+
+
+def _check_beat(worked_at: int | None, now: int) -> Check:
+    """Check whether beat has worked lately; of one that never has, an earlier version may run."""
+    if worked_at is None:
+        return Check(ok=True, age=None)
+    age = max(0, now - worked_at)
+    runs = age <= HEARTBEATS.silence_ms
+    return Check(ok=runs, age=age / 1000, reason=UNSET if runs else "nothing runs by time: does a beat run?")
 
 
 def _read(database: Database) -> Mapping[str, Any]:
     schema = schema_version.check(database)
-    drained = None
-    if schema.revision is not None:
-        with database.reading() as connection:
-            drained = heartbeats.last_drain(connection)
-            if drained is not None:  # recorded by the database's clock
-                drained += now_ms() - database_now(connection)
-    return {"schema": schema, "drained": drained}
+    if schema.revision is None:
+        return {"schema": schema, "drained": None, "beat": None}
+    with database.reading() as connection:
+        times = {"drained": heartbeats.last_drain(connection)}
+        times["beat"] = None if schema.problem else read_beat_at(connection)
+        ahead = now_ms() - database_now(connection)  # they were recorded by the database's clock
+    return {"schema": schema} | {name: None if at is None else at + ahead for name, at in times.items()}

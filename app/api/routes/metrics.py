@@ -21,6 +21,7 @@ from app.api.services import Services, services
 from app.api.token_scopes import READ, needs
 from app.config.arn import TargetId
 from app.outbox import log_head, refusals
+from app.outbox.beat_pauses import beat_at
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import Audit, TargetCounters, TargetStatus, audit, read_status
 from app.outbox.delivery.leases import leased_partitions
@@ -161,6 +162,9 @@ class Scrape:
             yield from target_metrics(statuses, now)
             yield _heartbeat_ages(queues, now)
             yield from process_metrics(processes, now)
+            worked_at = beat_at(processes)
+            seconds = math.inf if worked_at is None else max(0, now - worked_at) / 1000
+            yield _single("beat_age_seconds", "Seconds since a beat last did its work, +Inf for never.", seconds)
             age = heartbeats.drain_age(drained, now)
             # Without a sample, the alert on its age would never fire for a drain that has never run.
             seconds = math.inf if age is None else age / 1000

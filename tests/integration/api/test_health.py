@@ -27,13 +27,15 @@ def test_ready_means_database_schema_and_drain(api: Api, database: Database) -> 
         return answer.status_code, {name: check["ok"] for name, check in answer.json()["checks"].items()}
 
     assert api.client.get("/healthz").json() == {"status": "ok"}
-    services.until(lambda: ready() == (503, {"database": True, "schema": True, "drain": False}))
+    unready = (503, {"database": True, "schema": True, "drain": False, "beat": True})
+    services.until(lambda: ready() == unready)  # a beat of an earlier version would not be known
     heartbeats(database, 1000)
-    services.until(lambda: ready() == (200, {"database": True, "schema": True, "drain": True}))
+    services.until(lambda: ready() == (200, {"database": True, "schema": True, "drain": True, "beat": True}))
     for probe in ("live", "ready", "cluster", "cluster/read"):  # MinIO's
         assert api.client.get(f"/minio/health/{probe}").status_code == 200
     heartbeats(database, 31_000)
-    services.until(lambda: ready() == (503, {"database": True, "schema": True, "drain": False}))
+    services.until(lambda: ready() == (503, {"database": True, "schema": True, "drain": False, "beat": False}))
+    assert "does a beat run" in api.client.get("/readyz").json()["checks"]["beat"]["reason"]
     assert "beat" in api.client.get("/readyz").json()["checks"]["drain"]["reason"]
     assert api.client.get("/minio/health/cluster").status_code == 503
     assert api.client.get("/minio/health/live").status_code == 200

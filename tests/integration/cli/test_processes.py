@@ -120,7 +120,7 @@ def test_a_worker_serves_the_targets_it_is_told_and_those_that_are_made_meanwhil
         until(lambda: "/c" in arrived(), 30, what="the delivery to a target made meanwhile")
 
 
-def test_a_worker_is_listed_while_it_runs(settings: Mapping[str, str], database: Database) -> None:
+def test_each_process_is_listed_while_it_runs(settings: Mapping[str, str], database: Database) -> None:
     def listed() -> dict[str, Process]:
         with database.reading() as connection:
             return {one.name.partition("@")[0]: one for one in read_processes(connection)}
@@ -130,13 +130,14 @@ def test_a_worker_is_listed_while_it_runs(settings: Mapping[str, str], database:
         "worker --only drain",
         "worker --only targets --targets webhook --concurrency 2",
         "worker --only spark",
+        "beat",
     ) as roles:
-        until(lambda: len(listed()) == 3, 20, what="a heartbeat of each")
-        drain, targets, spark = (listed()[name] for name in ("drain", "targets-webhook", "spark"))
-        assert [one.pid for one in (drain, targets, spark)] == [role.pid for role in roles]
-        assert [one.pool for one in (drain, targets, spark)] == ["solo", "prefork", "thread"]
-        assert [one.serves for one in (drain, targets, spark)] == [["drain"], ["webhook"], ["spark"]]
-        assert set(targets.processes) == {child.pid for child in roles[1].children()}
+        until(lambda: len(listed()) == 4, 20, what="a heartbeat of each")
+        found = [listed()[name] for name in ("drain", "targets-webhook", "spark", "beat")]
+        assert [one.pid for one in found] == [role.pid for role in roles]
+        assert [one.pool for one in found] == ["solo", "prefork", "thread", "beat"]
+        assert [one.serves for one in found] == [["drain"], ["webhook"], ["spark"], ["beat"]]
+        assert set(found[1].processes) == {child.pid for child in roles[1].children()}
         # Not that of this process: pytest sees what a build has left in the folder of the source, too.
         told = subprocess.run([BUCKETWIRE, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
         assert {one.version for one in listed().values()} == {told.split()[1]}

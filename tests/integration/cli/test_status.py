@@ -18,6 +18,7 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.doctor.checks import SHORT_CHECKS, check_carried, run_checks
 from app.outbox import tables
+from app.outbox.beat_pauses import Pause, record_pause
 from app.outbox.column_values import NEVER
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import Leases
@@ -35,6 +36,7 @@ from app.release import VERSION
 from tests import services
 from tests.integration.cli.conftest import Cli, deliver
 from tests.services import until
+from tests.support import outbox_rows
 from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import DELIVERED
@@ -124,15 +126,14 @@ def test_the_doctor_says_what_does_not_run_and_is_content_when_all_does(
     monkeypatch.setenv("BUCKETWIRE_BROKER_URL", f"redis://{services.LOOPBACK}:{redis_server.port}/7")
     grades = {one["subject"]: one["grade"] for one in cli("doctor", "--json").json["findings"]}
     assert (grades["drain"], "webhook:audit" in grades) == ("problem", False)
-    with database.writing() as connection:
-        connection.execute(tables.heartbeats.insert().values(name="drain", at=0))
+    outbox_rows.heartbeats(database, 0)
     for age, code in ((0, 0), (HEARTBEATS.drain_silence_ms - 10_000, 0), (HEARTBEATS.drain_silence_ms + 1, 1)):
         with database.writing() as connection:
             connection.execute(tables.heartbeats.update().values(at=now_ms() - age))
         well = cli("doctor")
         assert (well.code, well.out.splitlines()[-1]) == (code, "1 problem" if code else "all is well"), age
         with database.reading() as connection:
-            look = {"schema": SchemaState("r"), "drained": heartbeats.last_drain(connection)}
+            look = {"schema": SchemaState("r"), "drained": heartbeats.last_drain(connection), "beat": None}
         ready = health.make_checks(look, None, "r", now_ms())["drain"].ok
         assert ready is not bool(code), "the doctor and /readyz agree"
     with database.writing() as connection:
@@ -140,12 +141,44 @@ def test_the_doctor_says_what_does_not_run_and_is_content_when_all_does(
     assert "last ran 1.0 m ago" in cli("doctor").out
 
 
+@pytest.mark.usefixtures("working")
+def test_a_beat_that_does_not_run_is_a_problem_and_what_it_missed_is_said_for_a_day(
+    cli: Cli, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUCKETWIRE_TABLES_SCHEDULE", "* * * * *")
+    [(grade, text)] = grades_of(cli, "beat")
+    assert (grade, text.startswith("last worked ")) == ("ok", True)
+    began = now_ms() - 600_000
+    with database.writing() as connection:
+        connection.execute(tables.workers.update().values(at=began, served_at=began))
+        connection.execute(tables.upkeep.insert().values(name="samples", succeeded_at=1))
+    [(grade, text)] = grades_of(cli, "beat")
+    assert (grade, cli("status").code) == ("problem", 1)
+    assert text == (
+        "last worked 10.0 m ago, on here: nothing is scheduled, purged or sampled; is `bucketwire beat` running?; "
+        "missed so far: 60 samples of the curves, 1 scheduled run (1 not made up for)"
+    )
+    assert grades_of(cli, "upkeep") == [], "what follows is not said again"
+    with database.writing() as connection:
+        connection.execute(tables.workers.update().values(at=now_ms(), problem="the broker cannot be used"))
+    assert "; it runs, but the broker cannot be used; missed so far: " in grades_of(cli, "beat")[0][1]
+    outbox_rows.heartbeats(database, 0)
+    record_pause(database, Pause(began, now_ms() - 1_000))
+    [ok, (grade, text)] = sorted(grades_of(cli, "beat"), reverse=True)
+    assert (ok[0], grade, text.startswith("did nothing for 10.0 m until ")) == ("ok", "note", True)
+    assert "; missed: 59 samples of the curves, 1 scheduled run " in text
+    record_pause(database, Pause(began, now_ms() - 2 * 86_400_000))
+    assert [grade for grade, _ in grades_of(cli, "beat")] == ["ok"]
+    with database.writing() as connection:
+        connection.execute(tables.workers.delete())
+    assert "has never recorded a heartbeat" in grades_of(cli, "beat")[0][1]
+
+
 @pytest.fixture
 def working(database: Database, redis_server: services.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that answers, and a drain that has just run."""
+    """A broker that answers, and a beat and a drain that have just run."""
     monkeypatch.setenv("BUCKETWIRE_BROKER_URL", f"redis://{services.LOOPBACK}:{redis_server.port}/7")
-    with database.writing() as connection:
-        connection.execute(tables.heartbeats.insert().values(name="drain", at=now_ms()))
+    outbox_rows.heartbeats(database, 0)
 
 
 def grades_of(cli: Cli, subject: object) -> list[tuple[str, str]]:
@@ -355,7 +388,7 @@ def test_an_upgrade_that_is_not_finished_is_found_and_the_workers_are_listed(
         findings = cli("doctor", "--json").json["findings"]
         return [(one["grade"], one["text"], one["command"]) for one in findings if one["subject"] == "versions"]
 
-    assert "no process is there" in cli("process", "ls").out
+    assert len(cli("process", "ls", "--json").json) == 1, "beat"
     new = Process("here:7:x", "targets@here", VERSION, "prefork", ["targets"], processes=[8, 9])
     record_process(database, new)
     record_process(database, replace(new, id="here:6:x", version="0.0.1"))
@@ -371,7 +404,7 @@ def test_an_upgrade_that_is_not_finished_is_found_and_the_workers_are_listed(
     lines = " ".join(cli("process", "ls").out.split())
     assert f"targets@here here 7 prefork 2 {VERSION} targets {target} " in lines, lines
     assert "targets@there there 1 solo 1 0.0.2 targets waits " in lines, lines
-    assert [one["pid"] for one in cli("process", "ls", "--json").json] == [7, 1]
+    assert [one["pid"] for one in cli("process", "ls", "--json").json] == [1, 7, 1]
 
 
 @pytest.mark.usefixtures("working")
