@@ -26,7 +26,16 @@ from tests.support.watched_bucket import WatchedBucket, counted, values
 from workers.source_test import run_source_test
 
 pytestmark = pytest.mark.promise
-KEYS = ["a.txt", "b c.txt", "ordner/ü.txt", "ordner/\U0001f600.txt", "z/1.txt", "z/2.txt"]
+KEYS = [
+    "a.txt",
+    "b c.txt",
+    "new\nline\ttab.txt",
+    "percent%20+%.txt",
+    "ordner/ü.txt",
+    "ordner/\U0001f600.txt",
+    "z/1.txt",
+    "z/2.txt",
+]
 
 
 @pytest.fixture(scope="module")
