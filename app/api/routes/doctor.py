@@ -39,7 +39,7 @@ def install(app: Flask, opened: Services, instead: Mapping[str, Check] = Mapping
     checks = {
         **SHORT_CHECKS,
         "counters": _once_a_minute(opened, "counters", comparing, patience=4.0),
-        "openid": _once_a_minute(opened, "openid", asking, patience=2.0),
+        "openid": _once_a_minute(opened, "openid", asking, patience=2.0) if opened.settings.oidc_issuer else _nothing,
         "spool": spool,
         **instead,
     }
