@@ -24,6 +24,7 @@ from tests.support.pulled_events import running
 from tests.support.recording_proxy import Wiretap
 from tests.support.watched_bucket import WatchedBucket, counted, values
 from workers.source_test import run_source_test
+from workers.sources import policy
 
 pytestmark = pytest.mark.promise
 KEYS = [
@@ -198,6 +199,19 @@ def test_a_bucket_that_is_gone_or_answers_of_the_past_changes_nothing(
         assert bucket.sources.state(source) == "failing"
     assert bucket.events() == []
     assert bucket.state.objects == len(KEYS)
+
+
+def test_a_listing_without_an_end_fills_no_disk(
+    minio: services.MinIO, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "MAX_LISTED", len(KEYS) - 1)
+    bucket = WatchedBucket(minio, database, initial="events")
+    bucket.put(*KEYS)
+    source = bucket.watch()
+    with running(database):
+        until(lambda: "more than 7 entries" in bucket.sources.stored(source).error, what="the reason")
+        assert bucket.sources.state(source) == "failing"
+    assert bucket.events() == []
 
 
 def test_a_target_without_room_is_waited_for(minio: services.MinIO, database: Database) -> None:

@@ -93,6 +93,8 @@ class Watcher(SourceThread):
                     _check_age(state, store_time)
                 requests += 1
                 listing.add(page.entries)
+                if listing.entries > policy.MAX_LISTED:
+                    raise BadListing(f"it has more than {policy.MAX_LISTED:,} entries; watch it by several prefixes")
                 self._tell()
                 if self._ending.is_set():
                     return
