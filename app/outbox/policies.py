@@ -91,7 +91,6 @@ class SearchPolicy(NamedTuple):
     min_seqs: int = 2_000
     batch_events: int = 500  # of one query
     batch_rows: int = 100  # parked events or dead letters of each partition in one query
-    batch_partitions: int = 64  # in one statement
     clock_margin_ms: int = 1_000  # by which the times of events may contradict their order: several processes date them
 
 

@@ -7,9 +7,9 @@ log, and begins and ends at the right times, because events are recorded in the 
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -20,7 +20,7 @@ from app.outbox.delivery.event_states import DEAD, DISCARDED, PARKED, PENDING, R
 from app.outbox.delivery.log_ahead import is_discarded_for, is_for
 from app.outbox.delivery.replays import Selection
 from app.outbox.engine.database import Database
-from app.outbox.engine.many_rows import chunks
+from app.outbox.engine.many_rows import chunks, search_each
 from app.outbox.log.arrivals import unread_of_targets
 from app.outbox.log.records import is_named
 from app.outbox.policies import SEARCH
@@ -60,6 +60,10 @@ def search(database: Database, which: EventFilter, *, limit: int = 100, after: i
     """
     with database.snapshot() as connection:
         return _Search(connection, which, limit).page(after)
+
+
+class _Partition(NamedTuple):
+    partition: int
 
 
 class _Search:
@@ -197,10 +201,8 @@ class _Search:
 
     def _first_event(self, seq: int, partitions: Sequence[int] | None = None) -> Any | None:
         """Return seq and time of the first event at or after a seq, in any partition or in some."""
-        select = (
-            "SELECT seq, received_at FROM events WHERE {partition} = {number} AND seq >= {seq} ORDER BY seq LIMIT 1"
-        )
-        rows = self._union(select.replace("{seq}", str(int(seq))), partitions)
+        where = f"WHERE {{column}} = {{partition}} AND seq >= {seq:d}"
+        rows = self._of_each(f"SELECT seq, received_at FROM events {where} ORDER BY seq LIMIT 1", partitions)  # noqa: S608 - numbers
         return min(rows, key=lambda row: row.seq, default=None)
 
     def _last_seq(self, table: sa.Table, seq: int) -> int | None:
@@ -209,21 +211,12 @@ class _Search:
     def _ends(self, table: sa.Table, seq: int, most: int) -> Sequence[Any]:
         """Return the last `most` rows of each partition up to a seq, those of the target if there is one."""
         mine = "" if self._target_id is None or table is tables.events else f"target_id = {self._target_id:d} AND "
-        where = f"{mine}{{partition}} = {{number}} AND seq <= {seq:d}"
-        return self._union(
-            f"SELECT seq, {{number}} AS place FROM {table.name} WHERE {where} ORDER BY seq DESC LIMIT {most:d}"  # noqa: S608 - numbers
+        where = f"{mine}{{column}} = {{partition}} AND seq <= {seq:d}"
+        return self._of_each(
+            f"SELECT seq, {{partition}} AS place FROM {table.name} WHERE {where} ORDER BY seq DESC LIMIT {most:d}"  # noqa: S608 - numbers
         )
 
-    def _union(self, select: str, partitions: Sequence[int] | None = None) -> Sequence[Any]:
-        """Run a query of each partition, or of some, all in one statement.
-
-        Numbers are literals and not parameters, as in `log_ahead`.
-        """
-        quoted = self._connection.dialect.identifier_preparer.quote("partition")
-        rows: list[Any] = []
+    def _of_each(self, select: str, partitions: Iterable[int] | None = None) -> Sequence[Any]:
+        """Run a query of each partition, or of some."""
         numbers = range(self._head.partitions) if partitions is None else partitions
-        for some in chunks(numbers, SEARCH.batch_partitions):
-            parts = [(select.format(partition=quoted, number=number), number) for number in some]
-            union = " UNION ALL ".join(f"SELECT * FROM ({part}) AS of{number}" for part, number in parts)  # noqa: S608 - numbers
-            rows += self._connection.exec_driver_sql(union, execution_options={"no_parameters": True}).all()
-        return rows
+        return list(search_each(self._connection, select, map(_Partition, numbers)))

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -18,9 +18,10 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.column_values import WHOLE_LOG
 from app.outbox.delivery.failing import with_failing
-from app.outbox.delivery.log_ahead import events_ahead, first_of_each, first_part, is_for
+from app.outbox.delivery.log_ahead import events_ahead, first_part, is_for
+from app.outbox.delivery.parked import PartitionOf, first_parked
 from app.outbox.engine.database import Database
-from app.outbox.engine.many_rows import chunks
+from app.outbox.engine.many_rows import chunks, search_each
 from app.outbox.log.arrivals import CURSOR, CURSORS, LogWindow, unread, unread_of_targets
 from app.outbox.targets import StoredTarget, find_target, stored_target
 
@@ -97,9 +98,11 @@ def read_status(connection: sa.Connection, target: TargetId | None = None) -> li
 def _statuses(connection: sa.Connection, target_id: int | None, *, oldest: bool) -> list[TargetStatus]:
     rows = connection.execute(_select_status(target_id)).all()
     statuses = {row.id: TargetStatus(stored_target(row), _counters(row)) for row in rows}
-    behind = {row_id: status.counters for row_id, status in statuses.items() if oldest and status.counters.undelivered}
-    pending = {row_id for row_id, counters in behind.items() if counters.pending}
-    for row_id, at in oldest_undelivered(connection, behind, pending).items():
+    counters = {row_id: status.counters for row_id, status in statuses.items() if oldest}
+    pending, parked = (
+        {row_id for row_id, one in counters.items() if getattr(one, name)} for name in ("pending", "parked")
+    )
+    for row_id, at in oldest_undelivered(connection, pending, parked).items():
         statuses[row_id] = replace(statuses[row_id], counters=replace(statuses[row_id].counters, oldest=at))
     return list(statuses.values())
 
@@ -196,19 +199,22 @@ def _pending(connection: sa.Connection, windows: Iterable[LogWindow]) -> int:
     )
 
 
-def oldest_undelivered(
-    connection: sa.Connection, target_ids: Collection[int], pending: Collection[int]
-) -> dict[int, int]:
+def oldest_undelivered(connection: sa.Connection, pending: Collection[int], parked: Collection[int]) -> dict[int, int]:
     """Return when the oldest undelivered event of each target was received (ms); targets without one are left out.
 
-    It is the oldest of the first pending and the first parked one of each partition. Of targets that are not in
-    `pending` only parked events are searched. A few statements are enough for many targets.
+    It is the oldest of the first pending and the first parked one of each partition, of targets (by row id) that may
+    have some. A few statements are enough for many targets.
     """
+    target_ids = {*pending, *parked}
     if not target_ids:
         return {}
-    cursors = _cursors(connection, target_ids)
+    c = tables.cursors.c
+    query = sa.select(*CURSOR).select_from(CURSORS).where(c.replay_id == WHOLE_LOG, c.target_id.in_(target_ids))
+    cursors = connection.execute(query.order_by(c.target_id, c.partition)).all()
     windows = [window for row in cursors if row.target_id in pending if (window := unread(row)) is not None]
-    first = [*_first_parked(connection, cursors), *_first_pending(connection, windows)]
+    places = (PartitionOf(row.target_id, row.partition) for row in cursors if row.target_id in parked)
+    first = [_Event(*place, seq) for place, seq in first_parked(connection, places).items()]
+    first += _first_pending(connection, windows)
     received = _received(connection, sorted({(partition, seq) for _, partition, seq in first}))
     oldest: dict[int, int] = {}
     for target_id, partition, seq in first:
@@ -218,44 +224,10 @@ def oldest_undelivered(
     return oldest
 
 
-_Event = tuple[int, int, int]  # of a target: in a partition, at a seq
-
-
-def _cursors(connection: sa.Connection, target_ids: Collection[int]) -> Sequence[Any]:
-    """Return each cursor for `unread`, and with it the first parked event where the database finds that at once."""
-    c, p = tables.cursors.c, tables.parked.c
-    query = sa.select(*CURSOR).select_from(CURSORS)
-    if _seeks(connection):
-        first = sa.select(sa.func.min(p.seq)).where(p.target_id == c.target_id, p.partition == c.partition)
-        query = query.add_columns(first.scalar_subquery().label("first_parked"))
-    query = query.where(c.replay_id == WHOLE_LOG, c.target_id.in_(target_ids)).order_by(c.target_id, c.partition)
-    return connection.execute(query).all()
-
-
-def _seeks(connection: sa.Connection) -> bool:
-    """Return whether the database finds the least seq of a joined cursor's partition by reading one row of an index.
-
-    MySQL and MariaDB do so for constants only. PostgreSQL plans every constant search separately, which takes longer
-    than the search.
-    """
-    return connection.dialect.name in ("postgresql", "sqlite")
-
-
-def _first_parked(connection: sa.Connection, cursors: Sequence[Any]) -> Iterator[_Event]:
-    """Yield the first parked event of each partition of a target, if it has any."""
-    if _seeks(connection):
-        events = ((row.target_id, row.partition, row.first_parked) for row in cursors)
-        yield from (event for event in events if event[2] is not None)
-        return
-    partition = connection.dialect.identifier_preparer.quote("partition")
-    searches = (
-        (
-            (row.target_id, row.partition),
-            f"SELECT min(seq) FROM parked WHERE target_id = {row.target_id:d} AND {partition} = {row.partition:d}",  # noqa: S608 - numbers
-        )
-        for row in cursors
-    )
-    yield from first_of_each(connection, searches)
+class _Event(NamedTuple):
+    target_id: int
+    partition: int
+    seq: int
 
 
 def _first_pending(connection: sa.Connection, windows: Sequence[LogWindow]) -> Iterator[_Event]:
@@ -267,7 +239,7 @@ def _first_pending(connection: sa.Connection, windows: Sequence[LogWindow]) -> I
     for _ in range(_MAX_WINDOWS):
         parts = [first_part(window) for window in windows]
         ahead = events_ahead(connection, parts)
-        yield from ((*place, events.first) for place, events in ahead.items())
+        yield from (_Event(*place, events.first) for place, events in ahead.items())
         # Of a target with one no other partition is searched on: what those have is later, unless their cursors lag.
         found = {target_id for target_id, _ in ahead}
         windows = [
@@ -277,14 +249,8 @@ def _first_pending(connection: sa.Connection, windows: Sequence[LogWindow]) -> I
         ]
         if not windows:
             return
-    partition = connection.dialect.identifier_preparer.quote("partition")
-    yield from first_of_each(
-        connection,
-        (
-            ((target_id, place), f"SELECT max(seq) FROM events WHERE {partition} = {place:d} AND seq <= {after:d}")  # noqa: S608
-            for target_id, place, after, _ in windows
-        ),
-    )
+    last = "SELECT {target_id}, {partition}, MAX(seq) FROM events WHERE {column} = {partition} AND seq <= {after}"
+    yield from (_Event(*row) for row in search_each(connection, last, windows) if row[2] is not None)
 
 
 def _received(connection: sa.Connection, events: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:

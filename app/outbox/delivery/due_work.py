@@ -12,7 +12,7 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.column_values import NEVER, WHOLE_LOG
 from app.outbox.delivery.log_ahead import events_ahead, first_part
-from app.outbox.delivery.parked import first_due
+from app.outbox.delivery.parked import PartitionOf, first_due
 from app.outbox.delivery.rate_limits import MAX_WAIT_MS
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
@@ -156,7 +156,7 @@ def _due(
         if partitions[0].breaker != "closed" and len(free[row_id]) < len(partitions):
             del free[row_id]  # a worker probes it
     all_free = [row for partitions in free.values() for row in partitions]
-    places = [(row.target_id, row.partition) for row in all_free]
+    places = [PartitionOf(row.target_id, row.partition) for row in all_free]
     parked = first_due(connection, places)
     waiting = [windows[place] for place in places if place in windows]
     ahead = events_ahead(connection, map(first_part, waiting), DUE_WORK.busy_events)

@@ -13,10 +13,10 @@ import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.column_values import NEVER, WHOLE_LOG
-from app.outbox.delivery.log_ahead import chunked
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_cursors
+from app.outbox.engine.many_rows import MAX_SEARCHES, chunks
 from app.outbox.policies import FUTURE_TIMES, REDELIVERY
 from app.outbox.reconcile.runs import BACKFILLING, RUNNING
 
@@ -71,7 +71,7 @@ def _parked(database: Database, now: int) -> int:
     with database.reading() as connection:
         places = connection.execute(cursors).all()
     for target_id, group in groupby(places, key=lambda row: row.target_id):
-        for some in chunked([row.partition for row in group]):
+        for some in chunks([row.partition for row in group], MAX_SEARCHES):
             here = (p.target_id == target_id, p.partition.in_(some), *ahead)  # a range of an index for each partition
             with database.reading() as connection:
                 affected = set(connection.execute(sa.select(p.partition).where(*here).distinct()).scalars())

@@ -13,8 +13,9 @@ from app.events.model import Event
 from app.events.version_history import Entry
 from app.outbox import tables
 from app.outbox.delivery.leases import ReplayPartition
-from app.outbox.delivery.log_ahead import chunked, is_for
+from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.parked import ObjectHash
+from app.outbox.engine.many_rows import search_each
 from app.outbox.log.arrivals import LogWindow
 from app.outbox.log.records import is_named, small_record, within_budget
 from app.outbox.versions.object_versions import ObjectKey, ObjectVersions
@@ -123,38 +124,21 @@ def events_after(
     took longer than everything else.
     """
     by_partition: dict[int, list[LoggedEvent]] = {}
-    for some in chunked(windows):
-        statement = _union(connection.dialect, some, share, newest=newest)
-        rows = connection.exec_driver_sql(statement, execution_options={"no_parameters": True}).all()  # all at once
-        for row in rows:
-            logged = logged_event(row, newest=newest)
-            by_partition.setdefault(logged.partition, []).append(logged)
+    if not windows:
+        return by_partition
+    search = _search(connection.dialect.name, windows[0].target_id, newest=newest).replace("{share}", f"{share:d}")
+    for row in search_each(connection, search, windows):
+        logged = logged_event(row, newest=newest)
+        by_partition.setdefault(logged.partition, []).append(logged)
     for events in by_partition.values():  # no database promises the order of a union's rows
         events.sort(key=attrgetter("seq"))
     return by_partition
 
 
-def _union(dialect: sa.Dialect, windows: Sequence[LogWindow], share: int, *, newest: bool) -> str:
-    """Build one statement of a search for each window, whose values are literals as in `log_ahead`."""
-    search = _search(dialect.name, windows[0].target_id, newest=newest)
-    if dialect.name == "postgresql":  # plans one search and runs it for each window
-        search = search.format(partition="look.place", position="look.position", until="look.until", share=share)
-        values = ", ".join(f"({place:d}, {position:d}, {until:d}::bigint)" for _, place, position, until in windows)
-        looks = f"(VALUES {values}) AS look (place, position, until)"
-        return f"SELECT ahead.* FROM {looks} CROSS JOIN LATERAL ({search}) AS ahead"  # noqa: S608 - numbers
-    searches = (
-        search.format(partition=place, position=position, until=until, share=share)
-        for _, place, position, until in windows
-    )
-    if dialect.name == "sqlite":
-        return " UNION ALL ".join(f"SELECT * FROM ({query})" for query in searches)  # noqa: S608 - numbers
-    return " UNION ALL ".join(f"({query})" for query in searches)
-
-
 @lru_cache(maxsize=1024)
 def _search(dialect: str, target_id: int, *, newest: bool) -> str:
     """Return the text of the query for one window, with its four values in braces; building it takes a millisecond."""
-    places = (sa.literal_column(f"{{{name}}}", sa.BigInteger) for name in ("partition", "position", "until", "share"))
+    places = (sa.literal_column(f"{{{name}}}", sa.BigInteger) for name in ("partition", "after", "until", "share"))
     query = _select_ahead(target_id, *places, newest=newest)
     made: Any = sa.make_url(f"{dialect}://").get_dialect()
     # With another style of parameters each percent sign would be doubled.

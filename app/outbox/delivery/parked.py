@@ -1,51 +1,54 @@
 """Find parked events: when the first of a partition is due, an object's oldest ones, and those that were refused."""
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from app.outbox import tables
-from app.outbox.engine.many_rows import chunks
+from app.outbox.engine.many_rows import search_each
 from app.outbox.policies import FUTURE_TIMES
 
 ObjectHash = tuple[int, int]  # partition and key hash
 
-_BATCH_PARTITIONS = 64  # in one statement
+
+class PartitionOf(NamedTuple):
+    """A partition of a target."""
+
+    target_id: int
+    partition: int
 
 
-def first_due(connection: sa.Connection, cursors: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """Return when the first parked event of each target and partition is due (ms), if there is any.
+class _Place(NamedTuple):
+    """An object of a target."""
 
-    Reads one index row for each.
-    """
-    quoted = connection.dialect.identifier_preparer.quote("partition")
-    search = _first_due_at_once if connection.dialect.name == "postgresql" else _first_due_of_each
-    first: dict[tuple[int, int], int] = {}
-    for part in chunks(list(cursors), _BATCH_PARTITIONS):
-        for row in connection.exec_driver_sql(search(part, quoted), execution_options={"no_parameters": True}):
-            if row.due is not None:
-                first[row.target_id, row.in_partition] = row.due
-    return first
+    target_id: int
+    partition: int
+    key_hash: int
 
 
-def _first_due_at_once(cursors: Iterable[tuple[int, int]], quoted: str) -> str:
-    """Plan one search and run it for each cursor: on PostgreSQL, planning 16 of them takes 2 ms."""
-    values = ", ".join(f"({target_id:d}, {partition:d})" for target_id, partition in cursors)
-    return (
-        "SELECT look.target_id, look.in_partition, (SELECT MIN(not_before) FROM parked"  # noqa: S608 - numbers
-        f" WHERE parked.target_id = look.target_id AND parked.{quoted} = look.in_partition) AS due"
-        f" FROM (VALUES {values}) AS look (target_id, in_partition)"
-    )
+_MINE = "FROM parked WHERE target_id = {target_id} AND {column} = {partition}"
+_FIRST_DUE = f"SELECT {{target_id}}, {{partition}}, MIN(not_before) {_MINE}"
+_FIRST = f"SELECT {{target_id}}, {{partition}}, MIN(seq) {_MINE}"
+_ANY = f"SELECT {{target_id}}, {{partition}} {_MINE} LIMIT 1"
 
 
-def _first_due_of_each(cursors: Iterable[tuple[int, int]], quoted: str) -> str:
-    """Search for each cursor: MySQL and MariaDB read every parked event if the numbers come from a joined cursor."""
-    return " UNION ALL ".join(
-        f"SELECT {target_id:d} AS target_id, {partition:d} AS in_partition, (SELECT MIN(not_before) FROM parked"  # noqa: S608
-        f" WHERE target_id = {target_id:d} AND {quoted} = {partition:d}) AS due"
-        for target_id, partition in cursors
-    )
+def first_due(connection: sa.Connection, partitions: Iterable[PartitionOf]) -> dict[tuple[int, int], int]:
+    """Return when the first parked event of each partition is due (ms), if it has any; reads an index row for each."""
+    rows = search_each(connection, _FIRST_DUE, partitions)
+    return {(target_id, partition): due for target_id, partition, due in rows if due is not None}
+
+
+def first_parked(connection: sa.Connection, partitions: Iterable[PartitionOf]) -> dict[tuple[int, int], int]:
+    """Return the seq of the first parked event of each partition, if it has any; reads an index row for each."""
+    rows = search_each(connection, _FIRST, partitions)
+    return {(target_id, partition): seq for target_id, partition, seq in rows if seq is not None}
+
+
+def with_parked(connection: sa.Connection, partitions: Iterable[PartitionOf]) -> Iterator[PartitionOf]:
+    """Yield those of the partitions that have parked events; reads an index row for each."""
+    yield from (PartitionOf(*row) for row in search_each(connection, _ANY, partitions))
 
 
 def oldest_parked(
@@ -53,21 +56,14 @@ def oldest_parked(
 ) -> list[tuple[int, int]]:
     """Return partition and seq of the `most` oldest parked events of each object, in no particular order.
 
-    Reads that many index rows for each object, however many events wait behind them. Meant for few objects: with 500,
-    PostgreSQL takes ten times as long as for a query of all of them together.
+    Reads that many index rows for each object, however many events wait behind them.
     """
-    quoted = connection.dialect.identifier_preparer.quote("partition")
-    oldest: list[tuple[int, int]] = []
-    for part in chunks(objects, _BATCH_PARTITIONS):
-        union = " UNION ALL ".join(
-            f"SELECT {partition:d} AS in_partition, seq FROM (SELECT seq FROM parked"  # noqa: S608 - numbers
-            f" WHERE target_id = {target_id:d} AND {quoted} = {partition:d} AND key_hash = {key_hash:d}"
-            f" ORDER BY seq LIMIT {most:d}) AS object{number}"
-            for number, (partition, key_hash) in enumerate(part)
-        )
-        rows = connection.exec_driver_sql(union, execution_options={"no_parameters": True})
-        oldest += [(row.in_partition, row.seq) for row in rows]
-    return oldest
+    # A range and an order that only one index has: PostgreSQL would read all events before the object's by another one.
+    is_range = connection.dialect.name == "postgresql"
+    of_object = "key_hash BETWEEN {key_hash} AND {key_hash}" if is_range else "key_hash = {key_hash}"
+    search = f"SELECT {{partition}}, seq {_MINE} AND {of_object} ORDER BY key_hash, seq LIMIT {most:d}"
+    places = (_Place(target_id, partition, key_hash) for partition, key_hash in objects)
+    return [(partition, seq) for partition, seq in search_each(connection, search, places)]
 
 
 @dataclass(frozen=True, slots=True)

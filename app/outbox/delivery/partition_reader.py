@@ -27,7 +27,7 @@ from app.outbox.delivery.logged_events import (
     selected,
     with_records,
 )
-from app.outbox.delivery.parked import ObjectHash, Refusals, first_due, oldest_parked, read_refusals
+from app.outbox.delivery.parked import ObjectHash, PartitionOf, Refusals, first_due, oldest_parked, read_refusals
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log.arrivals import LogWindow, unread_after
 from app.outbox.log.records import first_within_budget, readable
@@ -240,7 +240,8 @@ class PartitionReader:
         """Return the lease's partitions that have parked events, and when the first of each is due (ms)."""
         if not self._lease.has_parked:
             return {}
-        first = first_due(self._connection, [(self._lease.target_id, partition) for partition in self._lease.positions])
+        target_id = self._lease.target_id
+        first = first_due(self._connection, [PartitionOf(target_id, place) for place in self._lease.positions])
         self._lease.has_parked = bool(first)
         return {partition: due for (_, partition), due in first.items()}
 

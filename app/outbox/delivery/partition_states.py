@@ -16,7 +16,7 @@ from app.outbox.column_values import NEVER, REVOKED, WHOLE_LOG
 from app.outbox.delivery.log_ahead import first_part
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.engine.many_rows import chunks
+from app.outbox.engine.many_rows import search_each
 from app.outbox.log import arrivals
 from app.outbox.log.arrivals import LogWindow
 from app.outbox.targets import find_target
@@ -24,7 +24,6 @@ from app.outbox.targets import find_target
 MAX_COUNTED_EVENTS = 1000  # in a partition, and as many parked ones
 FREE, LEASED = "free", "leased"
 LEASE_STATES = (FREE, LEASED, REVOKED)
-_BATCH_PARTITIONS = 64  # partitions in one statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,32 +94,17 @@ def lease_of(token: str, leased_until: int, now: int) -> tuple[str, str]:
 
 def _count(connection: sa.Connection, windows: Iterable[LogWindow]) -> Iterator[Any]:
     """Yield what waits in each partition, counted up to one more than `MAX_COUNTED_EVENTS`."""
-    partition = connection.dialect.identifier_preparer.quote("partition")
 
-    def count_up_to_max(name: str, table: str, place: int, condition: str) -> str:
-        # Literals, for the reason given in `log_ahead`.
-        return (
-            f"(SELECT count(*) FROM (SELECT 1 FROM {table} WHERE {partition} = {place:d} AND {condition}"  # noqa: S608 - numbers
-            f" LIMIT {MAX_COUNTED_EVENTS + 1:d}) AS {name}{place:d}) AS {name}"
+    def up_to_max(name: str, table: str, condition: str) -> str:
+        rows = (
+            f"SELECT 1 FROM {table} WHERE {{column}} = {{partition}} AND {condition} LIMIT {MAX_COUNTED_EVENTS + 1:d}"  # noqa: S608 - numbers
         )
+        return f"(SELECT COUNT(*) FROM ({rows}) AS {name}) AS {name}"  # noqa: S608 - as above
 
-    for some in chunks([first_part(window) for window in windows], _BATCH_PARTITIONS):
-        union = " UNION ALL ".join(
-            ", ".join(
-                (
-                    f"SELECT {place:d} AS place",
-                    count_up_to_max(
-                        "pending",
-                        "events",
-                        place,
-                        f"seq > {after:d} AND seq <= {until:d} AND targets LIKE '%,{target_id:d},%'",
-                    ),
-                    count_up_to_max("parked", "parked", place, f"target_id = {target_id:d}"),
-                    count_up_to_max(
-                        "objects", "parked", place, f"target_id = {target_id:d} AND not_before < {NEVER:d}"
-                    ),
-                )
-            )
-            for target_id, place, after, until in some
-        )
-        yield from connection.exec_driver_sql(union, execution_options={"no_parameters": True})
+    counts = (
+        up_to_max("pending", "events", "seq > {after} AND seq <= {until} AND targets LIKE {pattern}"),
+        up_to_max("parked", "parked", "target_id = {target_id}"),
+        up_to_max("objects", "parked", f"target_id = {{target_id}} AND not_before < {NEVER:d}"),
+    )
+    search = f"SELECT {{partition}} AS place, {', '.join(counts)}"
+    return search_each(connection, search, map(first_part, windows))

@@ -5,7 +5,7 @@ Of each object with parked events only the oldest, the head, is retried; the oth
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import orjson
@@ -14,12 +14,12 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import audit, tables
 from app.outbox.column_values import NEVER, WHOLE_LOG
-from app.outbox.delivery.log_ahead import chunked, first_of_each
 from app.outbox.delivery.logged_events import LogPosition
+from app.outbox.delivery.parked import PartitionOf, with_parked
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.locks import repeated_after_deadlock
-from app.outbox.engine.many_rows import chunks
+from app.outbox.engine.many_rows import MAX_SEARCHES, chunks
 from app.outbox.policies import FUTURE_TIMES, RETRIES
 from app.resources.declaration import set_members
 from app.resources.retry import RetryFilter
@@ -146,8 +146,9 @@ class Retries:
         )
         if which.target is not None:
             cursors = cursors.where(t.type == which.target.type, t.name == which.target.name)
-        places = [(row.target_id, row.partition) for row in connection.execute(cursors)]
-        for here in _with_parked(connection, [here for here in places if after is None or here >= after[:2]]):
+        places = [PartitionOf(*row) for row in connection.execute(cursors)]
+        left = [here for here in places if after is None or here >= after[:2]]
+        for here in chain.from_iterable(sorted(with_parked(connection, some)) for some in chunks(left, MAX_SEARCHES)):
             place = after if after is not None and here == after[:2] else None
             while some := _heads_of_partition(connection, here, place):
                 yield some
@@ -187,18 +188,9 @@ def _select_retries() -> sa.Select[Any]:
     )
 
 
-def _with_parked(connection: sa.Connection, places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield those of the places, each a target and a partition, that have parked events."""
-    partition = connection.dialect.identifier_preparer.quote("partition")
-    select = f"SELECT 1 FROM parked WHERE {partition} = {{:d}} AND target_id = {{:d}} LIMIT 1"  # noqa: S608 - numbers
-    for some in chunked(places):  # in their order, and no more than the page needs
-        searches = ((place, select.format(place[1], place[0])) for place in some)
-        yield from sorted((target_id, place) for target_id, place, _ in first_of_each(connection, searches))
-
-
-def _heads_of_partition(connection: sa.Connection, here: tuple[int, int], after: RetryPlace | None) -> Sequence[Retry]:
+def _heads_of_partition(connection: sa.Connection, here: PartitionOf, after: RetryPlace | None) -> Sequence[Retry]:
     p = tables.parked.c
-    query = _select_retries().where(p.target_id == here[0], p.partition == here[1])
+    query = _select_retries().where(p.target_id == here.target_id, p.partition == here.partition)
     if after is not None:
         later = sa.and_(p.not_before == after.not_before, p.seq > after.seq)
         query = query.where(p.not_before >= after.not_before, sa.or_(p.not_before > after.not_before, later))

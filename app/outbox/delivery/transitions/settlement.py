@@ -21,7 +21,6 @@ from app.outbox import log_head, tables
 from app.outbox.column_values import UNSTORABLE_REASON, WHOLE_LOG
 from app.outbox.delivery.failing import read_mark
 from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
-from app.outbox.delivery.log_ahead import chunked
 from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import ParkedEvent, PartitionReader
@@ -29,7 +28,7 @@ from app.outbox.delivery.transitions import cursors
 from app.outbox.delivery.transitions.heads import restore_heads
 from app.outbox.engine.database import VALUE_ERRORS, Database, describe_error, refuses_value
 from app.outbox.engine.locks import repeated_after_deadlock
-from app.outbox.engine.many_rows import chunks
+from app.outbox.engine.many_rows import MAX_SEARCHES, chunks
 from app.outbox.versions.object_versions import ObjectVersions
 
 
@@ -216,7 +215,7 @@ class SettlementStore:
         alone = settlement.only_advances and len(settlement.progress) == 1
         with self._database.committing() if alone else self._database.writing() as connection:
             mark = read_mark(connection, lease.target_id) if settlement.only_fails else None
-            for part in chunked(sorted(settlement.progress.items())):
+            for part in chunks(sorted(settlement.progress.items()), MAX_SEARCHES):
                 _advance(connection, lease, dict(part), settlement, now + self._lease_ms)
             if mark is not None:
                 failed = {partition: one.failed for partition, one in settlement.progress.items() if one.failed}
