@@ -13,6 +13,7 @@ from app.cli_common.completion import complete_event, complete_events
 from app.cli_common.output import Columns
 from app.cli_common.param_types import BUCKET, PAIR, SIZE, TARGET, split_words
 from app.config.arn import TargetId
+from app.config.errors import nearest_name
 from app.events.names import EVERY, SHORTHANDS, shorthand
 from app.quantities import count_noun
 from app.resources.declaration import short_target
@@ -120,7 +121,10 @@ def rm(
         and suffix in (None, rule["suffix"])
     ]
     if not selected:
-        raise CommandError("there is no such rule; `bucketwire rule ls` lists the rules")
+        known = [] if bucket is None else [rule["bucket"] for rule in context.api.get("/v1/rules")["rules"]]
+        close = nearest_name(bucket, known) if bucket not in known else ""
+        hint = f"did you mean those of {close}?" if close else "`bucketwire rule ls` lists the rules"
+        raise CommandError(f"there is no such rule; {hint}")
     removed: list[int] = []
     for first in range(0, len(selected), MAX_REMOVED):
         some = {"numbers": selected[first : first + MAX_REMOVED]}

@@ -115,6 +115,7 @@ def test_a_mistyped_name_is_answered_with_the_nearest(cli: Cli) -> None:
     cli("source", "set", "kafka:minio", "brokers=h:9092", "topic=t")
     cli("bucket", "set", "photos", "region=eu-central-1")
     cli("token", "create", "reader", "--scope", "read")
+    cli("rule", "add", "photos", "webhook:audit")
     for words in (
         *(["target", verb, "webhook:audti"] for verb in ("show", "rm", "pause", "resume", "test")),
         ["dead-letter", "ls", "--target", "webhook:audti"], ["retry", "ls", "--target", "webhook:audti"],
@@ -128,6 +129,7 @@ def test_a_mistyped_name_is_answered_with_the_nearest(cli: Cli) -> None:
         *((["source", verb, "kafka:mino"], "kafka:minio") for verb in ("show", "rm", "pause", "resume")),
         *((["bucket", verb, "photo"], "photos") for verb in ("show", "rm")),
         (["token", "revoke", "raeder"], "reader"),
+        (["rule", "rm", "photo", "webhook:audit"], "those of photos"),
     ):
         refused = cli(*words)
         assert (refused.code, f"did you mean {meant}?" in refused.err) == (1, True), (words, refused.err)

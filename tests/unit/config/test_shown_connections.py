@@ -7,6 +7,7 @@ import pytest
 from app.config.arn import TargetId
 from app.config.errors import REDACTED, BadSettings
 from app.config.formats.notify_lines import parse_line, to_line
+from app.config.sources.registry import source_type
 from app.config.target_settings import changed_lines, load, merged, redacted
 
 # What is stored, and what is shown of it.
@@ -61,6 +62,13 @@ SHOWN: dict[tuple[str, str], dict[str, str]] = {
     ("nsq", "nsqd_address"): {"nsq:4150": "="},
     ("sqs", "queue_url"): {"https://sqs.eu-west-1.amazonaws.com/1/q": "="},
 }  # fmt: skip
+OF_SOURCES: dict[tuple[str, str], dict[str, str]] = {
+    ("amqp", "url"): {"amqp://me:hunter2@mq/v": f"amqp://me:{REDACTED}@mq/v"},
+    ("jetstream", "address"): {"nats:4222": "=", "nats://hunter2@h": f"{REDACTED}@h"},
+    ("kafka", "brokers"): {"a:9092,b:9092": "="},
+    ("redis", "address"): {"redis:6379": "=", "redis://me:hunter2@h": f"{REDACTED}@h"},
+    ("sqs", "queue_url"): {"https://sqs.eu-west-1.amazonaws.com/1/q": "="},
+}
 CASES = [(place, text, shown) for place, texts in SHOWN.items() for text, shown in texts.items()]
 
 
@@ -74,6 +82,13 @@ def test_host_user_and_database_are_shown_and_no_part_of_a_password(
     assert redacted(type_name, {key: wanted})[key] in (wanted, REDACTED), "a form shows again what it has got"
     assert changed_lines(type_name, {}, {key: text}) == [f"+ {key}={wanted}"]
     assert "hunter" not in wanted
+
+
+@pytest.mark.parametrize("place", OF_SOURCES, ids=" ".join)
+def test_of_a_source_the_same_is_shown(place: tuple[str, str]) -> None:
+    type_name, key = place
+    for text, shown in OF_SOURCES[place].items():
+        assert redacted(source_type(type_name), {key: text}) == {key: text if shown == "=" else shown}
 
 
 @pytest.mark.parametrize(("place", "text", "shown"), CASES, ids=[f"{place[0]} {text}" for place, text, _ in CASES])
