@@ -57,7 +57,7 @@ def completed(*words: str) -> list[str]:
 def test_commands_are_completed() -> None:
     assert completed("re") == ["retry", "replay", "reconcile"]
     assert completed("rule", "") == ["add", "ls", "match", "rm"]
-    assert completed("event", "") == ["history", "show"]
+    assert completed("event", "") == ["history", "search", "show"]
 
 
 @pytest.mark.usefixtures("api")
