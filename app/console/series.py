@@ -6,7 +6,7 @@ from datetime import datetime
 from itertools import groupby, pairwise
 from typing import Any
 
-from app.resources.declaration import parse_time
+from app.resources.declaration import TIME
 
 RANGES = ("15m", "1h", "6h", "24h", "7d", "30d")
 _DEFAULT = RANGES[0]
@@ -32,8 +32,8 @@ class Curves:
 
 def curves(given: Mapping[str, str], now: float) -> Curves:
     """Return how to draw the time that `since` and `before` name; `now` is in seconds. Raises `BadMember`."""
-    since = max(0, parse_time("since", given["since"] or _DEFAULT))
-    before = max(0, parse_time("before", given["before"])) if given["before"] else None
+    since = max(0, TIME.read("since", given["since"] or _DEFAULT))
+    before = max(0, TIME.read("before", given["before"])) if given["before"] else None
     length = ((now * 1000 if before is None else before) - since) / 1000
     width = next((width for longest, width in _WIDTHS if length <= longest + _EARLIER), _LONGEST_WIDTH)
     is_fine = width < _COARSE and now - since / 1000 <= _FINE_KEPT + _EARLIER

@@ -117,10 +117,10 @@ class BadMember(BadValue):
 class Member:
     """How a member of a `Query` is parsed, and its JSON Schema.
 
-    `parse` gets its name and a value that is set, and raises `BadMember`. A list is comma-separated in a query string.
+    `parse` gets a value that is set, and raises `BadValue`. A list is comma-separated in a query string.
     """
 
-    parse: Callable[[str, Any], Any]
+    parse: Callable[[Any], Any]
     schema: Mapping[str, Any]
     is_list: bool = False
     takes_blank: bool = False  # "" is a value; otherwise it stands for none
@@ -131,6 +131,13 @@ class Member:
     def description(self) -> str:
         """What it is, and how it is written."""
         return f"{self.text}: {self.hint}" if self.hint else self.text
+
+    def read(self, name: str, value: object) -> Any:
+        """Parse the value of the member of this name. Raises `BadMember`."""
+        try:
+            return self.parse(value)
+        except BadValue as error:
+            raise BadMember(name, error.problem, error.hint) from None
 
     def __call__(self, text: str, **schema: Any) -> "Member":
         """Return the member with its description, and with more in its schema."""
@@ -251,7 +258,7 @@ def _parsed(query: type[Query], given: Mapping[str, Any], *, is_body: bool) -> d
             continue
         if member.is_list and not is_body:
             value = [part for text in value.split(",") if (part := text.strip())]
-        values[name] = member.parse(name, value)
+        values[name] = member.read(name, value)
     return values
 
 
@@ -265,74 +272,39 @@ def _as_json(value: Any) -> Any:
             return value
 
 
-def parse_text(field: str, value: object) -> str:
-    """Parse a text that every database can search for. Raises `BadMember`."""
+def _text(value: object) -> str:
+    """Parse a text that every database can search for."""
     if not isinstance(value, str):
-        raise BadMember(field, "is not a string", "put it in quotes")
+        raise BadValue("is not a string", "put it in quotes")
     if len(value) > MAX_TEXT_CHARACTERS:
-        raise BadMember(field, f"has {len(value)} characters", f"give at most {MAX_TEXT_CHARACTERS}")
+        raise BadValue(f"has {len(value)} characters", f"give at most {MAX_TEXT_CHARACTERS}")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise BadMember(field, "has an unpaired surrogate", "write it as UTF-8") from None
+        raise BadValue("has an unpaired surrogate", "write it as UTF-8") from None
     if "\0" in value:
-        raise BadMember(field, "contains U+0000", "remove it: no name, key or reason has it")
+        raise BadValue("contains U+0000", "remove it: no name, key or reason has it")
     return value
 
 
-def parse_number(field: str, value: object, least: int, most: int) -> int:
-    """Parse an integer from `least` to `most`, both included. Raises `BadMember`."""
-    if isinstance(value, float) and value.is_integer():  # in JSON Schema 5.0 is an integer too
-        value = int(value)
-    try:
-        number = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else least - 1
-    except ValueError:
-        number = least - 1
-    if not least <= number <= most:
-        raise BadMember(field, "is not in range", f"give a whole number from {least} to {most}")
-    return number
-
-
-def parse_flag(field: str, value: object) -> bool:
-    """Parse `true` or `false`. Raises `BadMember`."""
+def _flag(value: object) -> bool:
     known = {"true": True, "1": True, "false": False, "0": False, True: True, False: False}
     if not isinstance(value, str | bool) or value not in known:
-        raise BadMember(field, "is neither true nor false", "write true or false")
+        raise BadValue("is neither true nor false", "write true or false")
     return known[value]
 
 
-def parse_time(field: str, value: object) -> int:
-    """Parse a time to milliseconds since 1970. Raises `BadMember`."""
-    try:
-        return times.parse_time(value, time.time())
-    except BadValue as error:
-        raise BadMember(field, error.problem, error.hint) from None
-
-
-def parse_expiry(field: str, value: object) -> int:
-    """Parse a time in the future to milliseconds since 1970. Raises `BadMember`."""
-    try:
-        return times.parse_expiry(value, time.time())
-    except BadValue as error:
-        raise BadMember(field, error.problem, error.hint) from None
-
-
-def parse_target_name(field: str, value: object) -> TargetId:
-    """Parse an ARN or `type:name` as a target. Raises `BadMember`."""
-    try:
-        return parse_target(parse_text(field, value))
-    except BadMember:
-        raise
-    except BadValue as error:
-        raise BadMember(field, error.problem, error.hint) from None
-
-
-TEXT = Member(parse_text, {"type": "string", "maxLength": MAX_TEXT_CHARACTERS, "pattern": "^[^\\u0000]*$"})
+TEXT = Member(_text, {"type": "string", "maxLength": MAX_TEXT_CHARACTERS, "pattern": "^[^\\u0000]*$"})
 TEXT_OR_EMPTY = replace(TEXT, takes_blank=True)
-TIME = Member(parse_time, {"type": "string", "format": "date-time"}, hint=times.TIME_HINT)
-EXPIRY = Member(parse_expiry, {"type": "string"}, hint=times.EXPIRY_HINT)
-FLAG = Member(parse_flag, {"type": "boolean"})
-TARGET = Member(parse_target_name, {
+# As milliseconds since 1970.
+TIME = Member(
+    lambda value: times.parse_time(value, time.time()),
+    {"type": "string", "format": "date-time"},
+    hint=times.TIME_HINT,
+)
+EXPIRY = Member(lambda value: times.parse_expiry(value, time.time()), {"type": "string"}, hint=times.EXPIRY_HINT)
+FLAG = Member(_flag, {"type": "boolean"})
+TARGET = Member(lambda value: parse_target(_text(value)), {
     "type": "string",
     "pattern": rf"^({'|'.join(TYPES)}):{_TARGET_NAME}$"
     rf"|^arn:minio:sqs:[A-Za-z0-9_-]{{0,64}}:{_TARGET_NAME}:({'|'.join(TYPES)})$",
@@ -341,16 +313,27 @@ TARGET = Member(parse_target_name, {
 
 def number(least: int, most: int) -> Member:
     """Return a member that is an integer from `least` to `most`."""
-    schema = {"type": "integer", "minimum": least, "maximum": most}
-    return Member(lambda field, value: parse_number(field, value, least, most), schema, takes_blank=True)
+
+    def parse(value: object) -> int:
+        if isinstance(value, float) and value.is_integer():  # in JSON Schema 5.0 is an integer too
+            value = int(value)
+        try:
+            parsed = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else least - 1
+        except ValueError:
+            parsed = least - 1
+        if not least <= parsed <= most:
+            raise BadValue("is not in range", f"give a whole number from {least} to {most}")
+        return parsed
+
+    return Member(parse, {"type": "integer", "minimum": least, "maximum": most}, takes_blank=True)
 
 
 def choice(names: Sequence[str], problem: str) -> Member:
     """Return a member that is one of some names; `problem` says what another value is not."""
 
-    def parse(field: str, value: object) -> str:
-        if parse_text(field, value) not in names:
-            raise BadMember(field, problem, f"give one of {', '.join(names)}")
+    def parse(value: object) -> str:
+        if _text(value) not in names:
+            raise BadValue(problem, f"give one of {', '.join(names)}")
         return str(value)
 
     return Member(parse, {"type": "string", "enum": list(names)})
@@ -361,10 +344,10 @@ def list_of(
 ) -> Member:
     """Return a member that is a list of `least` to `most` others; `problem` and `example` are for what is none."""
 
-    def parse(field: str, value: object) -> tuple[Any, ...]:
+    def parse(value: object) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) < least or (most is not None and len(value) > most):
-            raise BadMember(field, problem, example)
-        return tuple(member.parse(field, one) for one in value)
+            raise BadValue(problem, example)
+        return tuple(map(member.parse, value))
 
     schema: dict[str, Any] = {"type": "array", "items": member.schema}
     schema |= {"minItems": least} if least else {}

@@ -48,7 +48,7 @@ def event_names(text: str, **schema: Any) -> Member:
 
 def unparsed(schema: Mapping[str, Any], text: str) -> Member:
     """Return a member whose value is parsed with others."""
-    return Member(lambda _field, value: value, schema, takes_blank=True)(text)
+    return Member(lambda value: value, schema, takes_blank=True)(text)
 
 
 class RuleFacts(Resource):

@@ -29,7 +29,7 @@ from app.outbox.log import batch
 from app.outbox.log.batch import QueueFull
 from app.outbox.log.routing import MatchingTooSlow
 from app.outbox.log.spool import Spool
-from app.resources.declaration import BadMember, parse_flag
+from app.resources.declaration import FLAG, BadMember
 from app.resources.event import Receipt, RecordQuery, RefusedRecord
 from app.resources.service import Welcome
 
@@ -138,7 +138,7 @@ def _parsed() -> Parsed:
     made = services()
     asked: Request = request._get_current_object()  # type: ignore[attr-defined]  # each use of the proxy takes time
     token: ApiToken | None = g.token
-    partial = parse_flag("partial", asked.args.get("partial") or False) if asked.query_string else False
+    partial = FLAG.read("partial", asked.args.get("partial") or False) if asked.query_string else False
     name = asked.args.get("frontend", "") if asked.query_string else ""
     sender = _sender(name or (token.frontend if token else ""))
     body = read_body(asked, made.settings.body_limit)

@@ -24,7 +24,7 @@ from app.outbox.reconcile.findings import read_findings
 from app.outbox.reconcile.log_queries import unchanged_since
 from app.outbox.reconcile.requests import RunRequests
 from app.outbox.reconcile.runs import Reconciliations as Runs
-from app.resources.declaration import Nothing, parse_text
+from app.resources.declaration import TEXT, Nothing
 from app.resources.reconciliation import (
     Finding,
     Findings,
@@ -116,7 +116,7 @@ def findings(run: str, query: FindingsQuery) -> Findings:
     Its report has every difference, also those in flight and those that no rule matches.
     """
     database = services().database
-    found = Runs(database).get(parse_text("run", run))
+    found = Runs(database).get(TEXT.read("run", run))
     page = read_findings(database, found.run, kind=query.kind, limit=query.limit + 1, after=query.after)
     listed = [msgspec.convert({**one.facts, "number": one.number}, Finding) for one in page[: query.limit]]
     return Findings(findings=listed, next=listed[-1].number if len(page) > query.limit else None)
@@ -169,7 +169,7 @@ def _requests() -> RunRequests:
 
 
 def _one(operation: Callable[[str], runs.Reconciliation], run: str) -> Reconciliation:
-    return _resource(operation(parse_text("run", run)))
+    return _resource(operation(TEXT.read("run", run)))
 
 
 def _resource(run: runs.Reconciliation, has_worker: Callable[[], bool] = _has_spark_worker) -> Reconciliation:

@@ -15,7 +15,7 @@ from app.outbox.delivery.event_states import RecordedEvent, find_event, object_h
 from app.outbox.delivery.replays import Selection, checked
 from app.outbox.search import EventFilter, search
 from app.resources.dead_letter import failed_attempts
-from app.resources.declaration import MAX_PAGE, BadMember, format_time, parse_query, parse_text, refuse_unknown
+from app.resources.declaration import MAX_PAGE, TEXT, BadMember, format_time, parse_query, refuse_unknown
 from app.resources.event import Attempt, DeliveryState, Event, Events, EventsQuery, Exchange, Origin
 
 routes = Blueprint("search", __name__)
@@ -49,7 +49,7 @@ def events() -> Events:
 @answers(Event, "the event", path={"event_id": "the event's id"})
 def show(event_id: str) -> Event:
     """Return an event with its delivery state and the recorded attempts at each target."""
-    event = find_event(services().database, parse_text("event_id", event_id), reserve)
+    event = find_event(services().database, TEXT.read("event_id", event_id), reserve)
     require_bucket("" if event is None else event.bucket)  # a limited token does not learn which ids there are
     if event is None:
         raise ApiProblem(

@@ -18,7 +18,7 @@ from app.outbox.processes import ENDED, SILENT, forget_host, listed_processes, r
 from app.outbox.processes import Process as KnownProcess
 from app.outbox.sources.stored import read_sources
 from app.release import VERSION
-from app.resources.declaration import format_time, parse_text
+from app.resources.declaration import TEXT, format_time
 from app.resources.service import Drain, OtherProcess, Process, Processes, Status, WorkerQueue
 from app.resources.target import Counters
 
@@ -97,7 +97,7 @@ def forget(name: str) -> None:
 
     One that is there after all is listed again with its next heartbeat.
     """
-    if not forget_host(services().database, parse_text("name", name)):
+    if not forget_host(services().database, TEXT.read("name", name)):
         raise ApiProblem("not-found", f"no process of {name} is silent; `bucketwire process ls` lists them")
 
 

@@ -7,7 +7,7 @@ from app.api.errors import ApiProblem
 from app.api.services import services
 from app.api.token_scopes import ADMIN, needs
 from app.outbox.errors import UnknownToken
-from app.resources.declaration import format_time, parse_text
+from app.resources.declaration import TEXT, format_time
 from app.resources.token import CreatedToken, NewToken, Token, Tokens
 
 routes = Blueprint("tokens", __name__)
@@ -66,6 +66,6 @@ def revoke(name: str) -> None:
     After the last one is revoked, no client can use the API until `bucketwire token create` is run.
     """
     try:
-        services().tokens.revoke(parse_text("name", name))
+        services().tokens.revoke(TEXT.read("name", name))
     except UnknownToken as error:
         raise ApiProblem("not-found", str(error)) from None

@@ -105,7 +105,7 @@ def test_times_of_filters_are_read_alike_by_the_api_by_commands_and_by_the_conso
     options = [option for command in EVERY.values() for option in command.params if option.name in TIMES]
     assert min(len(filters), len(options)) > 10
     expected = 1_763_685_236_000
-    assert {part.member.parse(part.name, written) for part in filters} == {expected}
+    assert {part.member.read(part.name, written) for part in filters} == {expected}
     assert {option.type.convert(written, option, None) for option in options} == {expected}
     drawn = curves({"since": written, "before": written}, time.time())
     assert (drawn.since, drawn.before) == (expected, expected)
@@ -175,4 +175,4 @@ def test_a_list_is_comma_separated_in_a_query_and_a_list_in_a_body() -> None:
 @pytest.mark.parametrize("value", [[], {}, 1.5])
 def test_a_value_of_another_type_is_refused(member: Any, value: object) -> None:
     with pytest.raises(BadMember):
-        member.parse("x", value)
+        member.read("x", value)

@@ -44,12 +44,12 @@ def test_what_is_no_time_is_refused(written: object) -> None:
 
 @pytest.mark.parametrize("written", ["2025-11-21T00:33:56Z", "2025-11-21", str(AT)])
 def test_a_command_and_the_api_take_the_same(written: str) -> None:
-    assert TIME.convert(written, None, None) == declaration.TIME.parse("since", written)
+    assert TIME.convert(written, None, None) == declaration.TIME.read("since", written)
 
 
 def test_a_command_and_the_api_refuse_the_same_in_the_same_words() -> None:
     with pytest.raises(declaration.BadMember) as by_api:
-        declaration.TIME.parse("since", "soon")
+        declaration.TIME.read("since", "soon")
     with pytest.raises(click.BadParameter, match="is not a time") as by_command:
         TIME.convert("soon", None, None)
     assert by_api.value.hint in by_command.value.message
