@@ -116,7 +116,7 @@ def test_a_default_that_is_described_can_be_sent() -> None:
         parse = {part.name: part.member.parse for part in parts_of(query)}
         for parameter in parameters(query):
             if (default := parameter["schema"].get("default")) is not None:
-                assert parse[parameter["name"]](parameter["name"], default) == default, query
+                assert parse[parameter["name"]](default) == default, query
 
 
 def test_every_member_of_a_query_says_what_it_is() -> None:
