@@ -15,7 +15,7 @@ from app.config.targets.base import TargetSettings
 from app.doctor import Finding
 from app.doctor.old_snapshots import check_old_snapshots
 from app.doctor.openid import check_openid
-from app.doctor.processes import check_api, check_beat
+from app.doctor.processes import check_api, check_beat, check_hosts
 from app.doctor.refused_requests import check_refused
 from app.doctor.runs import check_runs, check_schedule, check_unscheduled
 from app.doctor.upkeep import check_upkeep
@@ -75,6 +75,7 @@ _OF_DATABASE = (
     "api",
     "beat",
     "drain",
+    "hosts",
     "queues",
     "versions",
     "upkeep",
@@ -93,7 +94,7 @@ _FOLLOWS: Mapping[str, Collection[str]] = MappingProxyType(
     {
         "settings": ("database", "broker", "eviction", "openid", *_OF_DATABASE),
         "database": _OF_DATABASE,
-        "broker": ("eviction", "beat", "drain", "queues", "upkeep", "delays"),
+        "broker": ("eviction", "beat", "drain", "hosts", "queues", "upkeep", "delays"),
         "beat": ("upkeep",),
         "drain": ("upkeep", "delays"),
     }
@@ -473,6 +474,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "eviction": _check_eviction,
         "beat": check_beat,
         "drain": _check_drain,
+        "hosts": check_hosts,
         "queues": _check_queues,
         "versions": _check_versions,
         "upkeep": check_upkeep,

@@ -1,8 +1,9 @@
 """The checks of the processes: whether each API answers, beat runs, and which host's workers fell silent."""
 
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -12,13 +13,26 @@ from app.doctor import Finding
 from app.outbox.beat_pauses import Missed, Pause, beat_at, last_pause, read_missed
 from app.outbox.engine.clock import database_now
 from app.outbox.policies import HEARTBEATS
-from app.outbox.processes import API, BEAT, ENDED, RUNNING, SILENT, Process, processes_of, read_processes
+from app.outbox.processes import (
+    API,
+    BEAT,
+    ENDED,
+    HINDERED,
+    RUNNING,
+    SILENT,
+    Process,
+    processes_of,
+    read_processes,
+    serves,
+    silent_workers,
+)
 from app.quantities import count_noun, format_age, format_seconds
 
 if TYPE_CHECKING:
     from app.doctor.checks import Service
 
 _MAX_ASKED_AT_ONCE = 16
+_MAX_NAMED = 5  # workers, or what they serve, in one finding
 _CANNOT_POST = "frontends cannot post"
 
 
@@ -110,3 +124,56 @@ def _describe_missed(missed: Missed | None, prefix: str) -> str:
         lost = f" ({missed.lost:,} not made up for)" if missed.lost else ""
         parts.append(f"{count_noun(missed.runs, 'scheduled run')}{lost}")
     return prefix + ", ".join(parts)
+
+
+def check_hosts(service: "Service") -> Iterator[Finding]:
+    """Find the hosts whose workers fell silent, or are there and serve nothing."""
+    with service.database.reading() as connection:
+        now = database_now(connection)
+        processes = read_processes(connection)
+    yield from host_findings(processes, now)
+
+
+def host_findings(processes: Sequence[Process], now: int) -> Iterator[Finding]:
+    """Yield one finding for each host with silent workers, and one for each with hindered ones.
+
+    It is a problem if nobody else serves something that they serve, else a warning.
+    """
+    running = [one for one in processes if one.is_worker and one.state(now) == RUNNING]
+    for host, workers in _by_host(silent_workers(processes, now)):
+        since = format_age(max(one.at for one in workers), now)
+        text = f"is silent: {_named(workers)} recorded no heartbeat for {since}"
+        advice = "start what is missing, or forget the host if it was removed"
+        yield _host_finding(host, text, workers, running, advice, ("process", "forget", host))
+    for host, workers in _by_host([one for one in processes if one.is_worker and one.state(now) == HINDERED]):
+        since = format_age(max(one.served_at for one in workers), now)
+        serve = f"{_named(workers)} served nothing" + (f" for {since}" if since else " yet")
+        reason = next((one.problem for one in workers if one.problem), "they do not say why")
+        yield _host_finding(host, f"{serve}: {reason}", workers, running, "see their logs", ("process", "ls"))
+
+
+def _by_host(workers: Iterable[Process]) -> Iterator[tuple[str, list[Process]]]:
+    for host, group in groupby(sorted(workers, key=lambda one: one.host), key=lambda one: one.host):
+        yield host, list(group)
+
+
+def _named(workers: Sequence[Process]) -> str:
+    names = sorted(one.name.partition("@")[0] for one in workers)
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return f"{count_noun(len(names), 'worker')} ({', '.join(names[:_MAX_NAMED])}{more})"
+
+
+def _host_finding(
+    host: str,
+    text: str,
+    workers: Iterable[Process],
+    running: Sequence[Process],
+    advice: str,
+    command: tuple[str, ...],
+) -> Finding:
+    served = sorted({what for worker in workers for what in worker.serves})
+    lost = [what for what in served if not any(serves(one.serves, what) for one in running)]
+    if not lost:
+        return Finding(f"host {host}", "warning", f"{text}; others serve the same; {advice}", command)
+    nobody = f"nobody else serves {', '.join(lost[:_MAX_NAMED])}" + (" and more" if len(lost) > _MAX_NAMED else "")
+    return Finding(f"host {host}", "problem", f"{text}; {nobody}; {advice}", command)

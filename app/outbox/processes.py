@@ -106,11 +106,12 @@ class Process:
 
     def covers(self, other: "Process") -> bool:
         """Return whether it serves all that another one serves."""
-        own = set(self.serves)
-        return all(
-            what in own or (ALL_TARGETS in own and is_targets(what)) or what.partition(":")[0] in own
-            for what in other.serves
-        )
+        return all(serves(self.serves, what) for what in other.serves)
+
+
+def serves(served: Sequence[str], what: str) -> bool:
+    """Return whether a process that serves these serves something: a type serves its targets, `targets` all."""
+    return what in served or what.partition(":")[0] in served or (ALL_TARGETS in served and is_targets(what))
 
 
 def is_targets(served: str) -> bool:

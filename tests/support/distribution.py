@@ -39,7 +39,6 @@ _ELASTIC = {  # they use one Elasticsearch and one Kafka
 }
 _RABBITMQ = {  # they use the session's
     "tests/acceptance/test_end_to_end.py",
-    "tests/integration/cli/test_status.py",
     "tests/integration/test_wakeups.py",
 }
 _TOGETHER = {  # a server that takes long to start is started once for all of them

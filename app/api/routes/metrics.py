@@ -30,7 +30,17 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.old_snapshots import OldSnapshots, read_old_snapshots
 from app.outbox.newest_events import NEWEST, unknown_names
-from app.outbox.processes import API, RUNNING, Process, Queue, processes_of, read_processes, read_queues
+from app.outbox.processes import (
+    API,
+    RUNNING,
+    Process,
+    Queue,
+    live_workers,
+    processes_of,
+    read_processes,
+    read_queues,
+    silent_workers,
+)
 from app.outbox.reconcile.run_states import RunState, read_run_states
 from app.outbox.reconcile.runs import TABLES, latest_results
 from app.outbox.refusals import AnswerKind
@@ -399,7 +409,17 @@ def process_metrics(processes: Sequence[Process], now: int) -> Iterator[Metric]:
     apis = GaugeMetricFamily("bucketwire_api_up", text, labels=["host", "address"])
     for api in processes_of(API, processes, now):
         apis.add_metric([api.host, api.address], int(api.state(now) == RUNNING))
-    yield apis
+    text = (
+        "Workers that do their work, by what they serve: drain, targets, sources, spark, or types and names of targets."
+    )
+    live = GaugeMetricFamily("bucketwire_live_workers", text, labels=["serves"])
+    for what, count in live_workers(processes, now).items():
+        live.add_metric([what], count)
+    text = "Workers of a host that recorded no heartbeat for 30 seconds, did not end, and were not replaced."
+    silent = GaugeMetricFamily("bucketwire_silent_workers", text, labels=["host"])
+    for host, count in Counter(one.host for one in silent_workers(processes, now)).items():
+        silent.add_metric([host], count)
+    yield from (apis, live, silent)
 
 
 def _drift(results: Sequence[tuple[TargetId, str, int, int]]) -> Iterator[Metric]:

@@ -16,6 +16,7 @@ from app.outbox import refusals, tables, upkeep
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.policies import HEARTBEATS
+from app.outbox.processes import Process, record_process
 from app.outbox.reconcile.runs import DRIFT, Reconciliations
 from app.outbox.refusals import AnswerKind
 from app.outbox.sources.leases import SourceLeases
@@ -60,6 +61,12 @@ def answered(database: Database) -> None:
     refusals.record(database, {AnswerKind("POST /v1/events", 202): 1}, {})
 
 
+def killed(database: Database) -> None:
+    """Have a worker for all targets fall silent."""
+    worker = record_process(database, Process("there:7:x", "targets@there", "1", "prefork", ["targets"]), age=60_000)
+    assert worker.served_at < now_ms() - 50_000
+
+
 def pulled(database: Database) -> None:
     """Set a source whose queue has answered."""
     sources, leases = Sources(database), SourceLeases(database, 60_000)
@@ -78,6 +85,7 @@ def test_events_whose_name_is_not_known_are_counted(log: Database, start: Start)
 def test_every_metric_that_dashboard_alerts_and_guide_use_exists(log: Database, start: Start, tmp_path: Path) -> None:
     add_target(log)
     pulled(log)
+    killed(log)
     heartbeats(log, 0)
     upkeep.begin_all(log, now_ms())
     reconciled(log, missing=1)
@@ -92,6 +100,7 @@ def test_every_metric_that_dashboard_alerts_and_guide_use_exists(log: Database, 
 def test_alerts_and_pages_know_a_stopped_drain_and_an_unserved_queue_as_the_service_does() -> None:
     limits = {rule["alert"]: rule["expr"].rpartition(" > ")[2] for rule in ALERTS}
     assert int(limits["BucketwireNotDraining"]) * 1000 == HEARTBEATS.drain_silence_ms
+    assert int(limits["BucketwireBeatStopped"]) * 1000 == HEARTBEATS.silence_ms
     assert int(limits["BucketwireQueueNotServed"]) * 1000 == HEARTBEATS.unserved_ms
     said = f"within {HEARTBEATS.drain_silence_ms // 1000} seconds"
     assert said in (ROOT / "docs/reference/api.md").read_text()
@@ -237,6 +246,7 @@ def test_the_dashboard_begins_with_a_row_of_single_values() -> None:
 def test_the_metrics_page_lists_every_metric_and_nothing_else(log: Database, start: Start, tmp_path: Path) -> None:
     add_target(log)
     pulled(log)
+    killed(log)
     heartbeats(log, 0)
     upkeep.begin_all(log, now_ms())
     reconciled(log, missing=1)

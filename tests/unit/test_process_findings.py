@@ -1,4 +1,4 @@
-"""What the answers of the API's processes mean to the doctor."""
+"""What the heartbeats of processes, and the answers of APIs, mean to the doctor and the metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.doctor.processes import api_findings, is_reachable
+from app.api.routes.metrics import process_metrics
+from app.doctor.processes import api_findings, host_findings, is_reachable
 from app.outbox.processes import API, Process, processes_of
 
 NOW = 1_800_000_000_000
@@ -82,3 +83,65 @@ def test_none_that_runs_any_more_is_a_problem_and_none_that_has_ever_run_is_none
     assert text == "none runs: the last one, on here, ended 5.0 s ago; frontends cannot post: start one"
     assert found(first, api(), here="") == [("ok", f"{HERE} answers")]
     assert [grade for grade, _ in found()] == ["note"]
+
+
+KILLED = NOW - 60 * SECOND
+
+
+def worker(name: str, at: int = NOW - SECOND, *serves: str, **values: Any) -> Process:
+    """A worker `WHAT@HOST`; for all targets if it is not said what it serves."""
+    return Process(
+        f"{name}:7:x", name, "1", "prefork", serves or ["targets"],
+        **{"at": at, "started_at": NOW - DAY, "served_at": at} | values,
+    )  # fmt: skip
+
+
+def of_hosts(*processes: Process) -> list[tuple[str, str, str]]:
+    return [(one.subject, one.grade, one.text) for one in host_findings(processes, NOW)]
+
+
+def test_the_silent_workers_of_a_host_are_one_finding_and_a_problem_if_nobody_else_serves_the_same() -> None:
+    dead = [worker("a@one", KILLED), worker("b@one", KILLED - SECOND, "drain"), worker("c@two", KILLED, "webhook")]
+    advice = "start what is missing, or forget the host if it was removed"
+    gone = "recorded no heartbeat for 1.0 m"
+    assert of_hosts(*dead) == [
+        ("host one", "problem", f"is silent: 2 workers (a, b) {gone}; nobody else serves drain, targets; {advice}"),
+        ("host two", "problem", f"is silent: 1 worker (c) {gone}; nobody else serves webhook; {advice}"),
+    ]
+    assert of_hosts(*dead, worker("d@three"), worker("e@three", NOW, "drain")) == [
+        ("host one", "warning", f"is silent: 2 workers (a, b) {gone}; others serve the same; {advice}"),
+        ("host two", "warning", f"is silent: 1 worker (c) {gone}; others serve the same; {advice}"),
+    ]
+    assert of_hosts(worker("d@three"), worker("e@three", KILLED, ended_at=KILLED)) == []
+
+
+def test_workers_that_are_there_and_serve_nothing_are_a_finding_with_their_reason() -> None:
+    away = worker("a@one", NOW, served_at=KILLED, problem="the broker cannot be used: timed out")
+    [(subject, grade, text)] = of_hosts(away, worker("b@two"))
+    assert (subject, grade) == ("host one", "warning")
+    assert text.startswith("1 worker (a) served nothing for 1.0 m: the broker cannot be used: timed out; others serve ")
+    [(_, grade, text)] = of_hosts(worker("a@one", NOW, "spark", served_at=0), worker("b@two"))
+    assert (grade, "served nothing yet" in text, "nobody else serves spark" in text) == ("problem", True, True)
+
+
+def test_many_workers_are_counted_and_the_first_are_named() -> None:
+    [(_, _, text)] = of_hosts(*(worker(f"w{number}@one", KILLED, f"webhook:t{number}") for number in range(9)))
+    assert "9 workers (w0, w1, w2, w3, w4 and 4 more)" in text
+    assert "nobody else serves webhook:t0, webhook:t1, webhook:t2, webhook:t3, webhook:t4 and more;" in text
+
+
+def test_the_metrics_say_the_same() -> None:
+    processes = [
+        worker("a@one", KILLED), worker("b@one", KILLED, "drain"), worker("c@two"), api("three", KILLED),
+        api("four", started_at=NOW - DAY),
+    ]  # fmt: skip
+    found = {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for metric in process_metrics(processes, NOW)
+        for sample in metric.samples
+    }
+    assert found == {
+        ("bucketwire_api_up", ("three", HERE)): 0, ("bucketwire_api_up", ("four", HERE)): 1,
+        ("bucketwire_live_workers", ("targets",)): 1, ("bucketwire_live_workers", ("drain",)): 0,
+        ("bucketwire_silent_workers", ("one",)): 2,
+    }  # fmt: skip
