@@ -30,6 +30,15 @@ PAGE = (Path(__file__).parents[2] / "docs/how-to/systemd.md").read_text()
 OWN = re.findall(r"```\n(\[Unit\]\n.*?)```", PAGE, re.DOTALL)[0]  # the pool of one's own that the page has
 
 
+# As a container runs on OpenShift: as a user without a name and a home.
+ANYONE = """[Service]
+Type=notify
+ExecStart=+/usr/bin/setpriv --reuid 1234567 --regid 7654321 --clear-groups --no-new-privs \\
+    /usr/bin/env -u HOME -u USER -u LOGNAME BUCKETWIRE_DATA_DIR=/tmp/anyone \\
+    /opt/bucketwire/bin/bucketwire worker --only targets --concurrency 1 --name anyone
+"""
+
+
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as opened:
@@ -59,6 +68,7 @@ def test_every_service_has_started_when_it_serves_and_none_gives_up(
             f"ExecStart=/opt/bucketwire/bin/bucketwire flower --listen {services.LOOPBACK}:{flower}\n"
         ),
         "bucketwire-webhooks.service": OWN,
+        "bucketwire-anyone.service": ANYONE,
         "bucketwire-fails.service": "[Service]\nType=notify\nExecStart=/bin/false\nRestart=always\n",
         "bucketwire-fails.service.d/50-soon.conf": "[Service]\nRestartSec=10ms\n",
     }
@@ -74,7 +84,7 @@ def test_every_service_has_started_when_it_serves_and_none_gives_up(
         until(lambda unit=unit: "cannot be used" in manager.said(unit), PATIENCE, what="the broker missed")  # type: ignore[misc]
         assert manager.state(unit) == "activating"
     broker.start()
-    every = ("api", "beat", "drain", "flower", "migrate", "sources", "targets", "webhooks")
+    every = ("anyone", "api", "beat", "drain", "flower", "migrate", "sources", "targets", "webhooks")
     manager.systemctl("start", *(f"bucketwire-{name}" for name in every))
     for name in ("drain", "sources", "targets", "webhooks"):
         assert " ready." in manager.said(f"bucketwire-{name}.service"), name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -19,44 +20,11 @@ from app.outbox.log.append import Log
 from tests import provision, services
 from tests.support.builders import add_target, event, migrated
 from tests.support.chart import CHART, LEAST, ROOT, SECRETS, Object, helm, objects, pods, rendered
+from tests.support.chart_values import DIGEST, EVERY, OTHERS
 from tests.support.procfile import parses
 
-SCALED = {"enabled": True, "maxReplicas": 16, "backlog": 1000000}
-PEER = {"namespaceSelector": {"matchLabels": {"name": "there"}}}
-MOST: dict[str, Any] = {
-    "existingSecret": "more", "targetSecrets": "targets", "imagePullSecrets": [{"name": "registry"}],
-    "settings": {"BUCKETWIRE_PARTITIONS": 32, "MINIO_NOTIFY_WEBHOOK_ENABLE_audit": "on"},
-    "api": {
-        "tls": {"existingSecret": "tls"}, "spool": {"enabled": True, "storageClass": "ssd"},
-        "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
-    },
-    "pools": {
-        "all": None,
-        "webhooks": {
-            "targets": ["webhook:audit", "webhook:x"], "replicas": 0, "concurrency": 1,
-            "podDisruptionBudget": {"enabled": True, "maxUnavailable": "50%"}, "autoscaling": SCALED,
-        },
-        "rest": {"targets": ["kafka", "redis"], "replicas": 3, "concurrency": 8},
-    },
-    "spark": {
-        "enabled": True, "master": "k8s://https://kubernetes.default.svc", "rbac": {"create": True},
-        "defaults": {"spark.kubernetes.container.image": "executor:1", "spark.driver.port": "9999"},
-        "existingSecret": "buckets", "reports": {"existingClaim": "reports"},
-    },
-    "sources": {"enabled": True, "replicas": 2}, "flower": {"enabled": True},
-    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "tokenSecret": {"name": "token"}},
-    "networkPolicy": {"api": [PEER], "metrics": [PEER], "flower": [PEER], "egress": [{"to": [PEER]}]},
-    "serviceAccount": {"annotations": {"a": "b"}}, "podAnnotations": {"a": "b"}, "podLabels": {"c": "d"},
-    "nodeSelector": {"disk": "ssd"}, "tolerations": [{"key": "k", "operator": "Exists"}],
-    "affinity": {"podAntiAffinity": {}}, "priorityClassName": "high",
-    "topologySpreadConstraints": [
-        {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
-    ],
-    "extraVolumes": [{"name": "tls", "secret": {"secretName": "tls"}}],
-    "extraVolumeMounts": [{"name": "tls", "mountPath": "/tls"}],
-}  # fmt: skip
-LOCAL_SPARK: dict[str, Any] = {**LEAST, "spark": {"enabled": True}, "networkPolicy": {"enabled": False}}
-CASES = pytest.mark.parametrize("values", [LEAST, MOST, LOCAL_SPARK], ids=["least", "most", "local Spark"])
+CASES = pytest.mark.parametrize("values", [LEAST, EVERY, OTHERS], ids=["least", "every", "others"])
+OPERATORS = "ServiceMonitor,PrometheusRule,ScaledObject,HTTPRoute"
 
 
 @CASES
@@ -67,13 +35,13 @@ def test_helm_finds_nothing_to_complain_of(values: Object, tmp_path: Path) -> No
 
 @CASES
 def test_every_object_is_one_that_kubernetes_takes(values: Object) -> None:
-    """But for those of Prometheus' operator and KEDA, whose schemas are not in Kubernetes' module."""
+    """But for those of operators, whose schemas are not in Kubernetes' module."""
     for needed in ("kubeconform", "kubernetes_schemas"):
         services.need(needed)
     place = f"{provision.KUBERNETES_SCHEMAS}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
     command = [provision.KUBECONFORM / "kubeconform", "-strict", "-summary", "-schema-location", place]
     done = subprocess.run(
-        [*command, "-skip", "ServiceMonitor,ScaledObject"], input=rendered(values), capture_output=True,
+        [*command, "-skip", OPERATORS], input=rendered(values), capture_output=True,
         text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -82,19 +50,28 @@ def test_every_object_is_one_that_kubernetes_takes(values: Object) -> None:
 
 @CASES
 def test_every_pod_keeps_to_the_restricted_standard_and_writes_nothing_of_its_image(values: Object) -> None:
+    """Also the containers that the values add, which need not say so."""
     names = []
     for name, _, spec in pods(objects(values)):
         names.append(name)
         context = spec["securityContext"]
-        assert (context["runAsNonRoot"], context["runAsUser"]) == (True, 10001), name
+        assert (context["runAsNonRoot"], context["runAsUser"]) == (True, 20002 if values is EVERY else 10001), name
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}, name
         assert spec["enableServiceLinks"] is False, f"{name}: BUCKETWIRE_… of a service would be unknown settings"
-        assert spec["automountServiceAccountToken"] is (name == "bw-bucketwire-spark" and values is MOST), name
-        for container in spec["containers"]:
-            assert container["securityContext"] == {
+        assert spec["automountServiceAccountToken"] is (name == "bw-bucketwire-spark" and values is EVERY), name
+        for container in [*spec["containers"], *spec.get("initContainers", [])]:
+            assert container["securityContext"] | {"privileged": False} == {
                 "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+                "privileged": False,
             }, name  # fmt: skip
     assert {"bw-bucketwire-api", "bw-bucketwire-beat", "bw-bucketwire-drain", "bw-bucketwire-migrate"} <= set(names)
+
+
+def ours(spec: Object) -> Object:
+    """The container of a pod that runs the image."""
+    container: Object = spec["containers"][0]
+    assert container["name"] in ("bucketwire", "ready")
+    return container
 
 
 @CASES
@@ -102,17 +79,17 @@ def test_every_pod_runs_a_command_that_there_is_with_settings_that_are_accepted(
     every = objects(values)
     settings = {each["metadata"]["name"]: each for each in every if each["kind"] in ("ConfigMap", "Secret")}
     for name, _, spec in pods(every):
-        for container in spec["containers"]:
-            if "command" in container:  # the test's own
-                continue
-            assert parses(container["args"]), name
-            environment = dict(SECRETS)
-            for source in container["envFrom"]:
-                [reference] = source.values()
-                stored = settings.get(reference["name"], {})  # not one that exists already
-                environment |= stored.get("data", {}) | stored.get("stringData", {})
-            environment |= {each["name"]: each["value"] for each in container.get("env", [])}
-            assert not Settings.from_environ(environment).embedded_database
+        container = ours(spec)
+        if "command" in container:  # the test's own
+            continue
+        assert parses(container["args"]), name
+        environment = dict(SECRETS)
+        for source in container["envFrom"]:
+            [reference] = source.values()
+            stored = settings.get(reference["name"], {})  # not one that exists already
+            environment |= stored.get("data", {}) | stored.get("stringData", {})
+        environment |= {each["name"]: each["value"] for each in container.get("env", []) if "value" in each}
+        assert not Settings.from_environ(environment).embedded_database
 
 
 @CASES
@@ -120,7 +97,10 @@ def test_every_process_has_a_readiness_probe_that_asks_where_it_answers(values: 
     for each in objects(values):
         if each["kind"] not in ("Deployment", "StatefulSet"):
             continue
-        [container] = each["spec"]["template"]["spec"]["containers"]
+        container = ours(each["spec"]["template"]["spec"])
+        if "exec" in container["readinessProbe"]:  # of one's own
+            assert values is EVERY
+            continue
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         asked = container["readinessProbe"]["httpGet"]
         listens = {value["value"] for value in container.get("env", []) if value["name"].endswith("_LISTEN")}
@@ -133,17 +113,23 @@ def test_every_process_has_a_readiness_probe_that_asks_where_it_answers(values: 
 @CASES
 def test_every_container_requests_what_it_needs_and_has_a_limit_of_memory(values: Object) -> None:
     for name, _, spec in pods(objects(values)):
-        for container in spec["containers"]:
-            resources = container["resources"]
-            assert resources["requests"].keys() == {"cpu", "memory"}, name
-            assert resources["limits"].keys() == {"memory"}, name
+        resources = ours(spec)["resources"]
+        assert resources["requests"].keys() == {"cpu", "memory"}, name
+        assert resources["limits"].keys() - {"cpu"} == {"memory"}, name
+
+
+PAGE = (ROOT / "docs/how-to/kubernetes.md").read_text()
 
 
 def page_values() -> Object:
     """The values that the page gives as an example."""
-    page = (ROOT / "docs/how-to/kubernetes.md").read_text()
-    found: Object = yaml.safe_load(re.findall(r"```yaml\n(image: .*?)```", page, re.DOTALL)[0])
+    found: Object = yaml.safe_load(re.findall(r"```yaml\n(image: .*?)```", PAGE, re.DOTALL)[0])
     return found
+
+
+@pytest.mark.parametrize("example", re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
+def test_every_example_of_the_page_is_accepted(example: str) -> None:
+    assert objects(LEAST | yaml.safe_load(example))
 
 
 def test_every_pool_of_the_documented_example_is_kept_available() -> None:
@@ -158,8 +144,8 @@ def test_a_pool_has_the_defaults_but_for_what_it_says_itself() -> None:
         "replicas": 0, "concurrency": 8, "podDisruptionBudget": {"enabled": False},
         "resources": {"requests": {"cpu": "2"}, "limits": {"memory": None, "cpu": "3"}},
     }  # fmt: skip
-    defaults = {"targets": ["kafka"], "concurrency": 2, "autoscaling": {"maxReplicas": 9}}
-    pools = {"own": own, "all": {"autoscaling": {"enabled": True}}}
+    defaults = {"targets": ["kafka"], "concurrency": 2, "keda": {"maxReplicas": 9}}
+    pools = {"own": own, "all": {"keda": {"enabled": True}}}
     every = objects(LEAST | {"poolDefaults": defaults, "pools": pools})
     found = {(each["kind"], each["metadata"]["name"].rpartition("-")[2]): each.get("spec") for each in every}
     assert found["Deployment", "own"]["replicas"] == 0
@@ -204,7 +190,7 @@ def test_every_selector_finds_the_pods_that_it_is_for(values: Object) -> None:
 
 
 def test_monitors_find_the_services_and_their_ports() -> None:
-    every = objects(MOST)
+    every = objects(EVERY)
     found = 0
     for monitor in (each for each in every if each["kind"] == "ServiceMonitor"):
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
@@ -224,7 +210,9 @@ def test_the_migration_comes_first_and_needs_nothing_that_comes_later() -> None:
     job = hooks["Job", "bw-bucketwire-migrate"]["spec"]["template"]["spec"]
     for source in job["containers"][0]["envFrom"]:
         assert ("Secret", source["secretRef"]["name"]) in hooks
-    assert "serviceAccountName" not in job
+    assert ("ServiceAccount", job["serviceAccountName"]) in hooks
+    weights = {kind: int(each["metadata"]["annotations"]["helm.sh/hook-weight"]) for (kind, _), each in hooks.items()}
+    assert weights["Job"] > max(weights["Secret"], weights["ServiceAccount"])
 
 
 @pytest.mark.parametrize(
@@ -236,6 +224,17 @@ def test_the_migration_comes_first_and_needs_nothing_that_comes_later() -> None:
         ({**LEAST, "api": {"replicas": "many"}}, "replicas"),
         ({**LEAST, "settings": {"lower": "x"}}, "lower"),
         ({**LEAST, "settings": {"BUCKETWIRE_TLS_CERT": "/tls/tls.crt"}}, "set api.tls.existingSecret"),
+        ({**LEAST, "api": {"hpa": {"enabled": True}, "spool": {"enabled": True}}}, "api.hpa and api.spool"),
+        ({**LEAST, "pools": {"x": {"hpa": {"enabled": True}, "keda": {"enabled": True}}}}, "pools.x has hpa and keda"),
+        ({**LEAST, "ingress": {"enabled": True}}, "ingress.hosts is empty"),
+        ({**LEAST, "httpRoute": {"enabled": True}}, "httpRoute.parentRefs is empty"),
+        ({**LEAST, "prometheusRule": {"enabled": True, "disabled": ["Nothing"]}}, "there is no alert Nothing"),
+        ({**LEAST, "beat": {"nodeSelektor": {}}}, "nodeSelektor"),
+        ({**LEAST, "image": {"digest": "sha256:1234"}}, "digest"),
+        (
+            {**LEAST, "drain": {"extraEnv": [{"name": "BUCKETWIRE_PROBE_LISTEN", "value": ":1"}]}},
+            "BUCKETWIRE_PROBE_LISTEN cannot be set as a variable",
+        ),
         ({**LEAST, "settings": {"BUCKETWIRE_SPOOL_DIR": "/var/lib/bucketwire/var/spool"}}, "set api.spool.enabled"),
         ({"secrets": SECRETS | {"BUCKETWIRE_STOP_DELAY": "1m"}}, "set api.stopDelaySeconds"),
     ],
@@ -246,18 +245,149 @@ def test_values_that_cannot_work_are_refused(values: Object, complaint: str, tmp
     assert complaint in done.stderr
 
 
+SCHEMA = yaml.safe_load((CHART / "values.schema.json").read_text())
+
+
+def described(schema: Object, path: str = "") -> Iterator[str]:
+    """The path of each value that the schema knows, but what a user names."""
+    if "$ref" in schema:
+        schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    properties = schema.get("properties")
+    if properties is None or path.count(".") > 4:
+        yield path
+        return
+    for name, member in properties.items():
+        yield from described({} if member is True else member, f"{path}.{name}")
+
+
+def given(values: Any, path: str) -> bool:
+    for name in path[1:].split("."):
+        if not isinstance(values, dict) or name not in values:
+            return False
+        values = values[name]
+    return True
+
+
 def test_every_value_is_in_the_documented_file() -> None:
-    schema = yaml.safe_load((CHART / "values.schema.json").read_text())
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    documented = yaml.safe_load((CHART / "values.yaml").read_text())
+    of_pods = SCHEMA["definitions"]["pod"]["properties"].keys()
+    for path in described(SCHEMA):
+        _, part, *rest = path.split(".")
+        if not (rest and rest[0] in of_pods and part != "podDefaults"):  # what every component may have
+            assert given(documented, path), path
 
-    def compare(described: Object, given: Any, path: str) -> None:
-        described = schema["definitions"][described["$ref"].rpartition("/")[2]] if "$ref" in described else described
-        for name, member in described.get("properties", {}).items():
-            if f"{path}.{name}" != ".global":
-                assert name in given, f"{path}.{name}"
-                compare(member, given[name], f"{path}.{name}")
 
-    compare(schema, values, "")
+def test_every_value_is_among_those_that_are_tried() -> None:
+    assert [path for path in described(SCHEMA) if not given(EVERY, path) and not given(OTHERS, path)] == []
+
+
+def specs(values: Object) -> dict[str, Object]:
+    """The specification of each pod, by its component."""
+    return {name.removeprefix("bw-bucketwire-"): spec for name, _, spec in pods(objects(values))}
+
+
+def test_pods_of_a_component_avoid_each_others_node_unless_told_otherwise() -> None:
+    own = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}
+    values = LEAST | {
+        "podDefaults": {"affinity": {"nodeAffinity": {}}},
+        "api": {"podAntiAffinityPreset": "hard"}, "beat": {"podAntiAffinityPreset": "none"}, "drain": {"affinity": own},
+    }  # fmt: skip
+    found = {name: spec["affinity"] for name, spec in specs(values).items()}
+    assert found["beat"] == {"nodeAffinity": {}}
+    assert found["drain"] == {"nodeAffinity": {}, **own}
+    [weighted] = found["pool-all"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    [term] = found["api"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    for component, affinity in (("pool-all", weighted["podAffinityTerm"]), ("api", term)):
+        assert affinity["topologyKey"] == "kubernetes.io/hostname"
+        assert affinity["labelSelector"]["matchLabels"]["app.kubernetes.io/component"] == component
+
+
+def test_a_component_adds_to_what_every_pod_has_or_replaces_it() -> None:
+    node = {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    values = LEAST | {
+        "podDefaults": {"extraEnv": [node], "nodeSelector": {"disk": "ssd"}, "podAnnotations": {"a": "1", "b": "1"}},
+        "poolDefaults": {"extraEnv": [{"name": "POOLS", "value": "1"}], "extraArgs": ["--log-level", "DEBUG"]},
+        "pools": {"all": {"extraEnv": [{"name": "ALL", "value": "1"}], "nodeSelector": {"disk": None, "cpu": "fast"}}},
+        "drain": {"podAnnotations": {"b": "2"}, "terminationGracePeriodSeconds": 90},
+    }  # fmt: skip
+    found = specs(values)
+    assert [each["name"] for each in ours(found["pool-all"])["env"]][-3:] == ["NODE", "POOLS", "ALL"]
+    assert ours(found["pool-all"])["args"][-2:] == ["--log-level", "DEBUG"]
+    assert found["pool-all"]["nodeSelector"] == {"cpu": "fast"}
+    for name in ("api", "beat", "drain", "migrate"):
+        assert node in ours(found[name])["env"], name
+        assert found[name]["nodeSelector"] == {"disk": "ssd"}, name
+    assert [found[name]["terminationGracePeriodSeconds"] for name in ("drain", "beat")] == [90, 45]
+    found = {each["metadata"]["name"]: each for each in objects(values) if each["kind"] == "Deployment"}
+    annotations = found["bw-bucketwire-drain"]["spec"]["template"]["metadata"]["annotations"]
+    assert {"a": "1", "b": "2"}.items() <= annotations.items()
+
+
+@pytest.mark.parametrize(
+    ("openshift", "api_versions", "chosen"),
+    [("auto", [], 10001), ("auto", ["security.openshift.io/v1"], None), ("force", [], None),
+     ("disabled", ["security.openshift.io/v1"], 10001)],
+)  # fmt: skip
+def test_on_openshift_the_cluster_chooses_user_and_groups(
+    openshift: str, api_versions: list[str], chosen: int | None, tmp_path: Path
+) -> None:
+    options = [word for version in api_versions for word in ("--api-versions", version)]
+    done = helm(tmp_path, LEAST | {"openshift": openshift}, "template", "bw", *options)
+    assert done.returncode == 0, done.stderr
+    for name, _, spec in pods([each for each in yaml.safe_load_all(done.stdout) if each]):
+        context = spec["securityContext"]
+        assert [context.get(key) for key in ("runAsUser", "runAsGroup", "fsGroup")] == [chosen] * 3, name
+        assert context["runAsNonRoot"], name
+
+
+@pytest.mark.parametrize("user", [5, None])
+def test_a_user_of_ones_own_or_none(user: int | None) -> None:
+    found = specs(LEAST | {"podDefaults": {"podSecurityContext": {"runAsUser": user}}})
+    assert {spec["securityContext"].get("runAsUser") for spec in found.values()} == {user}
+
+
+def test_an_image_by_its_digest_from_a_registry_of_all_charts() -> None:
+    values = LEAST | {"image": {"digest": DIGEST}, "global": {"imageRegistry": "registry.example:5000"}}
+    assert {ours(spec)["image"] for spec in specs(values).values()} == {f"registry.example:5000/bucketwire@{DIGEST}"}
+
+
+def test_variables_from_keys_of_existing_secrets_reach_every_process() -> None:
+    names = ("BUCKETWIRE_DATABASE_URL", "BUCKETWIRE_BROKER_URL", "BUCKETWIRE_SECRET_KEYS")
+    found = specs({"secretKeyRefs": {name: {"name": "operators", "key": f"{name}-key"} for name in names}})
+    del found["test"]
+    for name, spec in found.items():
+        refs = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in ours(spec)["env"] if "valueFrom" in each}
+        assert refs == {name: {"name": "operators", "key": f"{name}-key"} for name in names}, name
+
+
+def test_the_alerts_and_the_dashboard_are_those_of_the_repository() -> None:
+    file = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())
+    values = {"prometheusRule": {"enabled": True}, "grafanaDashboard": {"enabled": True}}
+    every = {(each["kind"], each["metadata"]["name"]): each for each in objects(LEAST | values)}
+    assert every["PrometheusRule", "bw-bucketwire"]["spec"] == file
+    dashboard = every["ConfigMap", "bw-bucketwire-dashboard"]
+    assert json.loads(dashboard["data"]["bw-bucketwire.json"]) == json.loads(
+        (ROOT / "deploy/grafana/bucketwire.json").read_text()
+    )
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+    [changed] = [each for each in objects(EVERY) if each["kind"] == "PrometheusRule"]
+    rules = changed["spec"]["groups"][0]["rules"]
+    assert {each["alert"] for each in file["groups"][0]["rules"]} - {each["alert"] for each in rules} == {
+        "BucketwireProcessDown"
+    }
+    runbook = "https://git.example.com/bw/docs/how-to/alerts.md#"
+    assert {each["annotations"]["runbook_url"].partition("#")[0] + "#" for each in rules} == {runbook}
+
+
+def test_requests_from_outside_reach_the_service() -> None:
+    every = {each["kind"]: each for each in objects(EVERY) if each["metadata"]["name"] == "bw-bucketwire-api"}
+    [port] = every["Service"]["spec"]["ports"]
+    for rule in every["Ingress"]["spec"]["rules"]:
+        for path in rule["http"]["paths"]:
+            assert path["backend"]["service"] == {"name": "bw-bucketwire-api", "port": {"name": port["name"]}}
+    [route] = every["HTTPRoute"]["spec"]["rules"]
+    assert route["backendRefs"] == [{"name": "bw-bucketwire-api", "port": port["port"]}]
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -275,7 +405,9 @@ def log(postgres_outbox: str) -> Iterator[Database]:
 
 
 def test_the_autoscaler_counts_what_is_pending_for_the_pools_targets(log: Database) -> None:
-    [scaled] = [each for each in objects(MOST) if each["kind"] == "ScaledObject"]
+    pool = {"targets": ["webhook:audit", "webhook:x"], "keda": {"enabled": True}}
+    every = objects(LEAST | {"pools": {"all": None, "webhooks": pool}})
+    [scaled] = [each for each in every if each["kind"] == "ScaledObject"]
     [trigger] = scaled["spec"]["triggers"]
     query = sa.text(trigger["metadata"]["query"])
     with log.reading() as connection:

@@ -25,6 +25,7 @@ from app.outbox.engine import schema_version
 from app.outbox.engine.database import Database
 from tests import provision, services
 from tests.services.kubernetes import KubernetesApi, kubernetes
+from tests.support.chart_values import EVERY, OTHERS
 from tests.support.service_processes import BUCKETWIRE
 
 CHART = Path(__file__).parents[2] / "deploy/helm/bucketwire"
@@ -37,20 +38,25 @@ KINDS = {
         "/apis/apps/v1": ("deployments", "statefulsets"),
         "/apis/batch/v1": ("jobs",),
         "/apis/policy/v1": ("poddisruptionbudgets",),
-        "/apis/networking.k8s.io/v1": ("networkpolicies",),
+        "/apis/networking.k8s.io/v1": ("networkpolicies", "ingresses"),
         "/apis/rbac.authorization.k8s.io/v1": ("roles", "rolebindings"),
-        "/apis/monitoring.coreos.com/v1": ("servicemonitors",),
+        "/apis/autoscaling/v2": ("horizontalpodautoscalers",),
+        "/apis/monitoring.coreos.com/v1": ("servicemonitors", "prometheusrules"),
+        "/apis/gateway.networking.k8s.io/v1": ("httproutes",),
         "/apis/keda.sh/v1alpha1": ("scaledobjects",),
     }.items()
     for kind in kinds
 }
-OPERATORS = {"ServiceMonitor": "monitoring.coreos.com/v1", "ScaledObject": "keda.sh/v1alpha1"}
+OPERATORS = {
+    "ServiceMonitor": "monitoring.coreos.com/v1", "PrometheusRule": "monitoring.coreos.com/v1",
+    "ScaledObject": "keda.sh/v1alpha1", "HTTPRoute": "gateway.networking.k8s.io/v1",
+}  # fmt: skip
 Object = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KubernetesApi]:
-    """An API server with the types of Prometheus' operator and KEDA, but not their schemas."""
+    """An API server with the types of Prometheus' operator, KEDA and gateways, but not their schemas."""
     services.need("helm")
     with ExitStack() as stack:
         api = kubernetes(stack)
@@ -61,7 +67,9 @@ def cluster() -> Iterator[KubernetesApi]:
             served = {"name": version, "served": True, "storage": True, "schema": schema}
             made = {"group": group, "scope": "Namespaced", "names": names, "versions": [served]}
             kept = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "spec": made}
-            name = {"metadata": {"name": f"{names['plural']}.{group}"}}
+            name: Object = {"metadata": {"name": f"{names['plural']}.{group}"}}
+            if group.endswith(".k8s.io"):  # Kubernetes' own, which it lets nobody make without a word
+                name["metadata"]["annotations"] = {"api-approved.kubernetes.io": "https://github.com/kubernetes-sigs"}
             api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", kept | name)
             services.until(lambda: api.ask("GET", KINDS[names["plural"]]).ok, 30)  # noqa: B023 - called at once
         yield api
@@ -90,13 +98,20 @@ class Jobs:
                 if not job["status"].get("conditions"):
                     self._finish(job)
 
+    def _secret(self, name: str) -> dict[str, str]:
+        found = self._cluster.ask("GET", f"{KINDS['secrets']}/{name}")
+        stored = found.json()["data"] if found.ok else {}
+        return {key: base64.b64decode(value).decode() for key, value in stored.items()}
+
     def _finish(self, job: Object) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        [container] = job["spec"]["template"]["spec"]["containers"]
+        container = job["spec"]["template"]["spec"]["containers"][0]
         environment = {"PATH": os.environ["PATH"]}
         for source in container["envFrom"]:
-            stored = self._cluster.call("GET", f"{KINDS['secrets']}/{source['secretRef']['name']}")
-            environment |= {name: base64.b64decode(value).decode() for name, value in stored["data"].items()}
+            environment |= self._secret(source["secretRef"]["name"])
+        for variable in container.get("env", []):
+            if (key := variable.get("valueFrom", {}).get("secretKeyRef")) is not None:
+                environment[variable["name"]] = self._secret(key["name"])[key["key"]]
         self.run.append(" ".join(container["args"]))
         done = subprocess.run([BUCKETWIRE, *container["args"]], env=environment, capture_output=True, check=False)
         if done.returncode:
@@ -161,6 +176,18 @@ def of_the_chart(cluster: KubernetesApi, kind: str) -> dict[str, Object]:
     return {each["metadata"]["name"]: each for each in found}
 
 
+def admit_all(cluster: KubernetesApi) -> dict[str, Object]:
+    """Have the API server admit a pod of each Deployment, StatefulSet and test; what it would run, by their names."""
+    workloads = of_the_chart(cluster, "deployments") | of_the_chart(cluster, "statefulsets")
+    for name, workload in workloads.items():
+        pod = workload["spec"]["template"] | {"metadata": {"name": name}}
+        for claim in workload["spec"].get("volumeClaimTemplates", ()):  # as the controller of StatefulSets does it
+            volume = {"name": claim["metadata"]["name"], "persistentVolumeClaim": {"claimName": f"{name}-0"}}
+            pod["spec"]["volumes"].append(volume)
+        cluster.call("POST", f"{CORE}/pods?dryRun=All", pod)
+    return {name: workload["spec"]["template"] for name, workload in workloads.items()}
+
+
 def is_migrated(url: str) -> bool:
     database = Database(url)
     try:
@@ -181,7 +208,7 @@ def test_it_is_installed_upgraded_and_removed(
     }
     assert of_the_chart(namespace, "servicemonitors")
 
-    values["pools"] = {"all": None, "mq": {"targets": ["amqp"], "autoscaling": {"enabled": True}}}
+    values["pools"] = {"all": None, "mq": {"targets": ["amqp"], "keda": {"enabled": True}}}
     values["settings"] = {"BUCKETWIRE_PARTITIONS": 16}
     succeeds(helm(namespace, tmp_path, "upgrade", "bw", values=values))
     assert set(of_the_chart(namespace, "deployments")) == {f"bw-bucketwire-{each}" for each in {*roles, "pool-mq"}}
@@ -201,11 +228,89 @@ def test_an_api_with_a_spool_folder_is_upgraded(namespace: KubernetesApi, values
     shutil.copytree(CHART, newer)
     chart = newer / "Chart.yaml"
     chart.write_text(re.sub(r"(?m)^(version|appVersion): .*", r"\1: 9.9.9", chart.read_text()))
-    succeeds(helm(namespace, tmp_path, "upgrade", "bw", values=values | {"podLabels": {"a": "b"}}, chart=newer))
+    succeeds(
+        helm(
+            namespace,
+            tmp_path,
+            "upgrade",
+            "bw",
+            values=values | {"podDefaults": {"podLabels": {"a": "b"}}},
+            chart=newer,
+        )
+    )
     after = of_the_chart(namespace, "statefulsets")["bw-bucketwire-api"]
     [old], [new] = (each["spec"]["template"]["spec"]["containers"] for each in (before, after))
     assert old["image"] != new["image"]
     assert before["spec"]["volumeClaimTemplates"] == after["spec"]["volumeClaimTemplates"]
+
+
+def make(cluster: KubernetesApi, path: str, made: Object) -> None:
+    """Make an object, unless it is there."""
+    if not cluster.ask("GET", f"{path}/{made['metadata']['name']}").ok:
+        cluster.call("POST", path, made)
+
+
+def test_every_value_is_accepted(
+    namespace: KubernetesApi, values: Object, postgres_database: str, tmp_path: Path
+) -> None:
+    """Installed with every value, upgraded to those that these exclude, and each pod admitted as restricted."""
+    make(namespace, "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "high"}, "value": 1000})
+    sandboxed = {"metadata": {"name": "sandboxed"}, "handler": "sandboxed"}
+    make(namespace, "/apis/node.k8s.io/v1/runtimeclasses", sandboxed)
+    make_secret(namespace, "outbox-app", {"uri": postgres_database})
+    make_secret(
+        namespace,
+        "more",
+        {name: values["secrets"][name] for name in ("BUCKETWIRE_BROKER_URL", "BUCKETWIRE_SECRET_KEYS")},
+    )
+    warned = succeeds(helm(namespace, tmp_path, "install", "bw", values=EVERY))
+    assert "PodSecurity" not in warned
+    assert is_migrated(postgres_database)
+    found = {kind: len(of_the_chart(namespace, kind)) for kind in KINDS}
+    assert {kind for kind, number in found.items() if not number} == {"jobs"}
+    assert set(admit_all(namespace)) == {
+        f"bw-bucketwire-{name}"
+        for name in ("api", "beat", "drain", "flower", "pool-rest", "pool-webhooks", "sources", "spark")
+    }
+    kept = {"secrets": values["secrets"], "nameOverride": EVERY["nameOverride"]}  # a selector cannot be changed
+    succeeds(helm(namespace, tmp_path, "upgrade", "bw", values=OTHERS | kept))
+    admit_all(namespace)
+    assert [each["spec"]["maxReplicas"] for each in of_the_chart(namespace, "horizontalpodautoscalers").values()] == [
+        30
+    ]
+
+
+def make_secret(cluster: KubernetesApi, name: str, data: dict[str, str]) -> None:
+    secret = {"metadata": {"name": name}, "stringData": data}
+    if cluster.ask("GET", f"{KINDS['secrets']}/{name}").ok:
+        cluster.call("PATCH", f"{KINDS['secrets']}/{name}", secret, "application/merge-patch+json")
+    else:
+        cluster.call("POST", KINDS["secrets"], secret)
+
+
+def test_pods_are_replaced_when_a_secret_of_theirs_has_changed(
+    namespace: KubernetesApi, values: Object, tmp_path: Path
+) -> None:
+    secrets = values.pop("secrets")
+    make_secret(namespace, "rotated", secrets)
+    make_secret(namespace, "buckets", {"AWS_SECRET_ACCESS_KEY": "first"})
+    values |= {"existingSecret": "rotated", "spark": {"enabled": True, "existingSecret": "buckets"}}
+
+    def upgraded(command: str = "upgrade") -> dict[str, Object]:
+        succeeds(helm(namespace, tmp_path, command, "bw", values=values))
+        return {name: each["spec"]["template"] for name, each in of_the_chart(namespace, "deployments").items()}
+
+    first = upgraded("install")
+    assert upgraded() == first
+    make_secret(namespace, "buckets", {"AWS_SECRET_ACCESS_KEY": "second"})
+    second = upgraded()
+    assert {name for name in first if first[name] != second[name]} == {"bw-bucketwire-spark"}
+    make_secret(namespace, "rotated", {"BUCKETWIRE_API_TOKENS": f"minio:ingest:{'y' * 32}"})
+    third = upgraded()
+    assert {name for name in first if second[name] != third[name]} == set(first)
+    values["restartOnChangedSecrets"] = False
+    make_secret(namespace, "rotated", {"BUCKETWIRE_API_TOKENS": f"minio:ingest:{'z' * 32}"})
+    assert all("checksum/secrets" not in each["metadata"]["annotations"] for each in upgraded().values())
 
 
 def test_a_failed_migration_leaves_the_running_version_as_it_is(
