@@ -17,12 +17,11 @@ from app.config.arn import TargetId
 from app.outbox import log_head, tables
 from app.outbox.column_values import NEVER
 from app.outbox.delivery.event_states import DEAD, DISCARDED, PARKED, PENDING, RecordedEvent, recorded_events
-from app.outbox.delivery.log_ahead import is_discarded_for, is_for
 from app.outbox.delivery.replays import Selection
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks, search_each
 from app.outbox.log.arrivals import unread_of_targets
-from app.outbox.log.records import is_named
+from app.outbox.log.records import is_discarded_for, is_for, is_named
 from app.outbox.policies import SEARCH
 from app.outbox.targets import find_target
 

@@ -18,11 +18,11 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.column_values import WHOLE_LOG
 from app.outbox.delivery.failing import with_failing
-from app.outbox.delivery.log_ahead import events_ahead, first_part, is_for
 from app.outbox.delivery.parked import PartitionOf, first_parked
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks, search_each
-from app.outbox.log.arrivals import CURSOR, CURSORS, LogWindow, unread, unread_of_targets
+from app.outbox.log.arrivals import CURSOR, CURSORS, IN_WINDOW, LogWindow, unread, unread_of_targets
+from app.outbox.log.records import is_for
 from app.outbox.targets import StoredTarget, find_target, stored_target
 
 # The counters that are sums over a target's cursors, and their columns.
@@ -34,6 +34,8 @@ _SUMS = {
     "replayed": "replayed",
     "freed": "freed",
 }
+_FIRST_EVENT = f"SELECT {{target_id}}, {{partition}}, seq {IN_WINDOW} LIMIT 1"
+_LAST_BEFORE = "SELECT {target_id}, {partition}, MAX(seq) FROM events WHERE {column} = {partition} AND seq <= {after}"
 _MAX_WINDOWS = 10  # windows of the log that are searched for the oldest pending event
 
 
@@ -237,20 +239,19 @@ def _first_pending(connection: sa.Connection, windows: Sequence[LogWindow]) -> I
     search is returned instead, which is older than any pending event.
     """
     for _ in range(_MAX_WINDOWS):
-        parts = [first_part(window) for window in windows]
-        ahead = events_ahead(connection, parts)
-        yield from (_Event(*place, events.first) for place, events in ahead.items())
+        parts = [window.first_part for window in windows]
+        found = [_Event(*row) for row in search_each(connection, _FIRST_EVENT, parts)]
+        yield from found
         # Of a target with one no other partition is searched on: what those have is later, unless their cursors lag.
-        found = {target_id for target_id, _ in ahead}
+        with_one = {event.target_id for event in found}
         windows = [
             window._replace(after=part.until)
             for window, part in zip(windows, parts, strict=True)
-            if window.target_id not in found and part.until < window.until
+            if window.target_id not in with_one and part.until < window.until
         ]
         if not windows:
             return
-    last = "SELECT {target_id}, {partition}, MAX(seq) FROM events WHERE {column} = {partition} AND seq <= {after}"
-    yield from (_Event(*row) for row in search_each(connection, last, windows) if row[2] is not None)
+    yield from (_Event(*row) for row in search_each(connection, _LAST_BEFORE, windows) if row[2] is not None)
 
 
 def _received(connection: sa.Connection, events: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:

@@ -11,11 +11,10 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.column_values import NEVER, WHOLE_LOG
-from app.outbox.delivery.log_ahead import events_ahead, first_part
 from app.outbox.delivery.parked import PartitionOf, first_due
 from app.outbox.delivery.rate_limits import MAX_WAIT_MS
 from app.outbox.engine.database import Database
-from app.outbox.engine.many_rows import chunks
+from app.outbox.engine.many_rows import chunks, search_each
 from app.outbox.log import arrivals
 from app.outbox.log.arrivals import LogWindow
 from app.outbox.policies import DUE_WORK
@@ -138,6 +137,7 @@ def due_of_target(connection: sa.Connection, row_id: int, now: int) -> DueTarget
     return due[0] if due else None
 
 
+_MANY_EVENTS = f"SELECT {{target_id}}, {{partition}} {arrivals.IN_WINDOW} LIMIT 1 OFFSET {DUE_WORK.busy_events - 1:d}"
 _Windows = Mapping[tuple[int, int], LogWindow]  # which part of the log has events, by target and partition
 
 
@@ -155,17 +155,22 @@ def _due(
         free[row_id] = [row for row in partitions if row.leased_until < now]
         if partitions[0].breaker != "closed" and len(free[row_id]) < len(partitions):
             del free[row_id]  # a worker probes it
-    all_free = [row for partitions in free.values() for row in partitions]
-    places = [PartitionOf(row.target_id, row.partition) for row in all_free]
+    places = [PartitionOf(row.target_id, row.partition) for some in free.values() for row in some]
     parked = first_due(connection, places)
-    waiting = [windows[place] for place in places if place in windows]
-    ahead = events_ahead(connection, map(first_part, waiting), DUE_WORK.busy_events)
-    busy = {place for place, events in ahead.items() if events.number == DUE_WORK.busy_events}
-    # If few of the log's events are for the target, many more may wait than one search reads.
-    busy |= {(window.target_id, window.partition) for window in waiting if first_part(window) != window}
+    busy = _busy(connection, [windows[place] for place in places if place in windows])
     found = _Found(parked, windows.keys(), busy)
     targets = (_due_target(partitions, found, now) for partitions in free.values() if partitions)
     return [target for target in targets if target is not None], parked.values()
+
+
+def _busy(connection: sa.Connection, windows: Sequence[LogWindow]) -> set[tuple[int, int]]:
+    """Return the targets and partitions of the windows in which many events wait.
+
+    Where few of the log's events are for the target, more may wait than one search reads.
+    """
+    parts = [window.first_part for window in windows]
+    busy = {tuple(row) for row in search_each(connection, _MANY_EVENTS, parts)}
+    return busy | {window[:2] for window, part in zip(windows, parts, strict=True) if window != part}
 
 
 class _Found(NamedTuple):

@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -23,14 +23,15 @@ import sqlalchemy as sa
 from app.outbox import log_head, tables
 from app.outbox.column_values import REVOKED, WHOLE_LOG
 from app.outbox.delivery.due_work import DueTarget, due_of_target, is_free
-from app.outbox.delivery.log_ahead import has_work, read_claimed
-from app.outbox.delivery.parked import read_refusals
+from app.outbox.delivery.parked import PartitionOf, read_refusals, with_parked
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.log.arrivals import unread_after
 from app.outbox.policies import DUE_WORK, LEASES
 
 log = logging.getLogger("bucketwire.outbox")
 
+_MAX_SEARCHES = 64  # for each kind of work, in the statement that reads what was claimed
 _MAX_HOST_CHARACTERS = 39  # with the longest process id and the random part, the column has 64
 
 
@@ -76,6 +77,52 @@ class Lease:
     # What the claim has seen, so that the first turn need not query it again.
     has_parked: bool = True  # whether the partitions may have parked events
     has_redeliveries: bool = True  # whether redeliveries may be requested for them
+
+
+@dataclass(frozen=True, slots=True)
+class _Claimed:
+    """The positions of claimed partitions, the log's state, and which kinds of work the partitions have."""
+
+    positions: Mapping[int, int]
+    log: log_head.LogState
+    has_replays: bool
+    has_parked: bool
+    has_redeliveries: bool
+
+
+def _read_claimed(
+    connection: sa.Connection, target_id: int, partitions: Collection[int], token: str
+) -> _Claimed | None:
+    """Return what those of a target's partitions have whose lease has this token; None if it has none of them.
+
+    One statement, which reads a few index rows for each. Of many partitions it says without looking that they have
+    everything.
+    """
+    partition = connection.dialect.identifier_preparer.quote("partition")
+
+    def has(table: str, condition: str = "") -> str:
+        if len(partitions) > _MAX_SEARCHES:
+            return "1 = 1"
+        # Literals, because with a joined cursor MySQL reads every row of the partition, also with EXISTS or LIMIT.
+        searches = (
+            f"(SELECT 1 FROM {table} WHERE target_id = {target_id:d} AND {partition} = {place:d}{condition} LIMIT 1)"  # noqa: S608 - numbers
+            for place in partitions
+        )
+        return " OR ".join(f"{search} IS NOT NULL" for search in searches)
+
+    mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
+    replays = has("cursors", f" AND replay_id > {WHOLE_LOG:d}")
+    rows = connection.exec_driver_sql(
+        f"SELECT mine.{partition}, mine.position, {log_head.state_columns(connection.dialect.name)},"  # noqa: S608
+        f" {replays}, {has('parked')}, {has('redeliveries')} FROM cursors AS mine, log_head"
+        f" WHERE mine.target_id = {target_id:d} AND mine.replay_id = {WHOLE_LOG:d} AND mine.lease_token = {mark}",
+        (token,),
+    ).all()
+    if not rows:
+        return None
+    _, _, last_seq, epoch, is_current, *has_kinds = rows[0]
+    state = log_head.LogState(last_seq, epoch, bool(is_current))
+    return _Claimed({row[0]: row[1] for row in rows}, state, *map(bool, has_kinds))
 
 
 class Leases:
@@ -167,7 +214,7 @@ class Leases:
 
     def _claimed(self, row_id: int, partitions: Collection[int], token: str) -> Lease | None:
         with self._database.reading() as connection:
-            claimed = read_claimed(connection, row_id, partitions, token)
+            claimed = _read_claimed(connection, row_id, partitions, token)
             if claimed is None:
                 return None
             # Where a rate limit allows fewer events than a turn reads, the first partitions get the tokens.
@@ -241,6 +288,14 @@ class Leases:
         with self._database.reading() as connection:
             state = log_head.read_state(connection)
         self._begins_epoch(state)
+
+
+def has_work(connection: sa.Connection, target_id: int, positions: Mapping[int, int]) -> bool:
+    """Return whether partitions have events of a target after these positions (by partition), or parked ones."""
+    partitions = (PartitionOf(target_id, partition) for partition in positions)
+    return bool(unread_after(connection, target_id, positions)) or any(
+        True for _ in with_parked(connection, partitions)
+    )
 
 
 def fence(connection: sa.Connection, lease: Lease, partition: int) -> None:

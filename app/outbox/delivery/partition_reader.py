@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from app.events.version_history import Holding
 from app.outbox import tables
 from app.outbox.column_values import NEVER
-from app.outbox.delivery.leases import Lease, ReplayPartition
-from app.outbox.delivery.log_ahead import WINDOW_SEQS, first_part, has_work, is_for
+from app.outbox.delivery.leases import Lease, ReplayPartition, has_work
 from app.outbox.delivery.logged_events import (
     LoggedEvent,
     LogPosition,
@@ -29,8 +28,9 @@ from app.outbox.delivery.logged_events import (
 )
 from app.outbox.delivery.parked import ObjectHash, PartitionOf, Refusals, first_due, oldest_parked, read_refusals
 from app.outbox.engine.many_rows import chunks
+from app.outbox.log import arrivals
 from app.outbox.log.arrivals import LogWindow, unread_after
-from app.outbox.log.records import first_within_budget, readable
+from app.outbox.log.records import first_within_budget, is_for, readable
 from app.outbox.policies import PARTITION_READS
 from app.outbox.versions.object_versions import ObjectVersions
 
@@ -129,7 +129,7 @@ class PartitionReader:
         scanned, left = {partition: window.after for partition, window in windows.items()}, dict(windows)
         for _ in range(PARTITION_READS.max_windows):
             missing = share - max(len(events[partition]) for partition in left)  # 1 or more
-            parts = [first_part(window) for window in left.values()]
+            parts = [window.first_part for window in left.values()]
             read = events_after(self._connection, parts, missing, newest=self._newest)
             for part in parts:
                 some = read.get(part.partition, [])
@@ -214,7 +214,7 @@ class PartitionReader:
         Each has the seq of the oldest such event. The holder had read at most `limit` events after each cursor, of each
         replay, and of the objects whose parked events are due at `now` (ms).
         """
-        read = PARTITION_READS.max_windows * WINDOW_SEQS
+        read = PARTITION_READS.max_windows * arrivals.WINDOW_SEQS
         windows = [
             window._replace(until=min(window.until, window.after + read))
             for window in self._unread(self._lease.positions).values()

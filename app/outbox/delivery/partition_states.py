@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.column_values import NEVER, REVOKED, WHOLE_LOG
-from app.outbox.delivery.log_ahead import first_part
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import search_each
@@ -76,7 +75,7 @@ def _state(cursor: Any, window: LogWindow, counts: Any, now: int) -> PartitionSt
         pending=min(counts.pending, MAX_COUNTED_EVENTS),
         parked=min(counts.parked, MAX_COUNTED_EVENTS),
         parked_objects=min(counts.objects, MAX_COUNTED_EVENTS),
-        more=max(counts.pending, counts.parked) > MAX_COUNTED_EVENTS or first_part(window) != window,
+        more=max(counts.pending, counts.parked) > MAX_COUNTED_EVENTS or window.first_part != window,
         lease=lease,
         holder=holder,
         leased_until=cursor.leased_until if lease != FREE else 0,
@@ -95,16 +94,14 @@ def lease_of(token: str, leased_until: int, now: int) -> tuple[str, str]:
 def _count(connection: sa.Connection, windows: Iterable[LogWindow]) -> Iterator[Any]:
     """Yield what waits in each partition, counted up to one more than `MAX_COUNTED_EVENTS`."""
 
-    def up_to_max(name: str, table: str, condition: str) -> str:
-        rows = (
-            f"SELECT 1 FROM {table} WHERE {{column}} = {{partition}} AND {condition} LIMIT {MAX_COUNTED_EVENTS + 1:d}"  # noqa: S608 - numbers
-        )
-        return f"(SELECT COUNT(*) FROM ({rows}) AS {name}) AS {name}"  # noqa: S608 - as above
+    def up_to_max(name: str, rows: str) -> str:
+        return f"(SELECT COUNT(*) FROM (SELECT 1 {rows} LIMIT {MAX_COUNTED_EVENTS + 1:d}) AS {name}) AS {name}"  # noqa: S608 - numbers
 
+    parked = "FROM parked WHERE target_id = {target_id} AND {column} = {partition}"
     counts = (
-        up_to_max("pending", "events", "seq > {after} AND seq <= {until} AND targets LIKE {pattern}"),
-        up_to_max("parked", "parked", "target_id = {target_id}"),
-        up_to_max("objects", "parked", f"target_id = {{target_id}} AND not_before < {NEVER:d}"),
+        up_to_max("pending", arrivals.IN_WINDOW),
+        up_to_max("parked", parked),
+        up_to_max("objects", f"{parked} AND not_before < {NEVER:d}"),
     )
     search = f"SELECT {{partition}} AS place, {', '.join(counts)}"
-    return search_each(connection, search, map(first_part, windows))
+    return search_each(connection, search, (window.first_part for window in windows))

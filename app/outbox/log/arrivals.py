@@ -38,7 +38,18 @@ class LogWindow(NamedTuple):
     after: int
     until: int
 
+    @property
+    def first_part(self) -> "LogWindow":
+        """The part that one search reads: it scans every event of other targets in between, and stays short."""
+        return self._replace(until=min(self.until, self.after + WINDOW_SEQS))
 
+
+WINDOW_SEQS = 10_000  # that one search scans at most
+# The target's events in a window, as `many_rows.search_each` makes a search of it.
+IN_WINDOW = (
+    "FROM events WHERE {column} = {partition} AND seq > {after} AND seq <= {until} AND targets LIKE {pattern}"
+    " ORDER BY {column}, seq"
+)
 _A, _C = tables.arrivals.c, tables.cursors.c
 _HEAD, _ARRIVALS_SEQ = (sa.select(tables.log_head.c[name]).scalar_subquery() for name in ("last_seq", "arrivals_seq"))
 _ROW = (_A.last_seq, _A.gap_after, _A.gap_until)

@@ -1,4 +1,4 @@
-"""Select events by name, and read their records within a budget of bytes: a query reads hundreds of them.
+"""Select events by name or target, and read their records within a budget of bytes: a query reads hundreds of them.
 
 One may have megabytes. A query selects `small_record` in place of the record, which leaves a long record out.
 `within_budget` then reads the long ones of as many events as the budget allows.
@@ -115,3 +115,15 @@ def is_named(column: sa.ColumnElement[str], names: Collection[str]) -> sa.Column
             sa.and_(sa.func.substr(column, 1, len(prefix)) == prefix, column.not_in(sorted(expand(family))))
         )
     return sa.or_(*conditions)
+
+
+def is_for(target_id: sa.ColumnElement[int] | int) -> sa.ColumnElement[bool]:
+    """Return the condition that an event of the log goes to a target."""
+    if isinstance(target_id, int):
+        return _e.targets.like(f"%,{target_id},%")
+    return _e.targets.like("%," + sa.cast(target_id, sa.String(20)) + ",%")
+
+
+def is_discarded_for(target_id: int | None) -> sa.ColumnElement[bool]:
+    """Return the condition that an event was discarded for a target, or for any."""
+    return _e.targets.like("%,-%" if target_id is None else f"%,-{target_id},%")

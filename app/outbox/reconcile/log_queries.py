@@ -11,7 +11,6 @@ from app.events.effects import ContentChange, content_change, is_concrete, selec
 from app.events.model import Event
 from app.outbox import log_head, tables
 from app.outbox.delivery.leases import replay_partitions
-from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.logged_events import selected
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
@@ -19,7 +18,7 @@ from app.outbox.engine.many_rows import chunks
 from app.outbox.log.append import Guard
 from app.outbox.log.arrivals import unread_of_targets
 from app.outbox.log.batch import key_hash
-from app.outbox.log.records import is_named
+from app.outbox.log.records import is_for, is_named
 from app.outbox.reconcile.runs import LogPosition
 from app.outbox.targets import find_target
 from app.outbox.versions.object_versions import ObjectKey, key_state

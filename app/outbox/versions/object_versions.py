@@ -21,12 +21,11 @@ from app.events.version_history import Entry, Fold, Holding, KeyState, Layer, Pl
 from app.outbox import tables
 from app.outbox.column_values import WHOLE_LOG
 from app.outbox.delivery.leases import Lease, fence
-from app.outbox.delivery.log_ahead import is_for
 from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks
-from app.outbox.log.records import is_named, readable
+from app.outbox.log.records import is_for, is_named, readable
 from app.outbox.policies import RETENTION
 
 _V = tables.object_versions.c

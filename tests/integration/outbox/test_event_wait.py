@@ -9,7 +9,6 @@ import pytest
 
 from app.config.settings import Settings
 from app.events.model import Event
-from app.outbox.delivery import log_ahead
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Lease, Leases
 from app.outbox.delivery.partition_reader import Batch
@@ -17,6 +16,7 @@ from app.outbox.delivery.ready_targets import ReadyTargets
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.delivery.transitions.settlement import SettlementStore
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.log import arrivals
 from app.outbox.log.append import Log
 from tests.services import until
 from tests.support import databases
@@ -91,7 +91,7 @@ def test_a_reader_learns_of_events_of_its_own_partitions_and_target_only(databas
 def test_a_reader_of_many_partitions_finds_every_event_whatever_lies_between(
     database: Database, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
-    monkeypatch.setattr(log_ahead, "WINDOW_SEQS", window)
+    monkeypatch.setattr(arrivals, "WINDOW_SEQS", window)
     courier = Courier(database, add_target(database, bucket="mine"), batch=7)
     add_target(database, "other", bucket="other")
     log, random, recorded = Log(database), Random(4), list[Event]()

@@ -61,7 +61,7 @@ def test_a_claim_that_cannot_read_what_it_has_claimed_holds_nothing(
         raise sa.exc.OperationalError("SELECT", None, Exception("the connection is lost"))
 
     with monkeypatch.context() as patched:
-        patched.setattr("app.outbox.delivery.leases.read_claimed", fail)
+        patched.setattr("app.outbox.delivery.leases._read_claimed", fail)
         with pytest.raises(sa.exc.OperationalError):
             leases.claim(_row_id(database, target), range(4), "first", now_ms())
     lease = leases.claim(_row_id(database, target), range(4), "second", now_ms())

@@ -8,11 +8,12 @@ import socket
 import pytest
 
 from app.outbox.column_values import REVOKED
-from app.outbox.delivery import log_ahead, partition_states
+from app.outbox.delivery import partition_states
 from app.outbox.delivery.leases import Leases, new_token
 from app.outbox.delivery.partition_states import FREE, LEASED, lease_of, read_partitions
 from app.outbox.engine import many_rows
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.log import arrivals
 from app.outbox.log.append import Log
 from app.outbox.targets import UnknownTarget
 from tests.support import databases
@@ -53,10 +54,10 @@ def test_what_is_counted_is_bounded_and_says_so(database: Database, monkeypatch:
     [busy] = [each for each in read_partitions(database, target) if each.parked]
     assert (busy.parked, busy.pending, busy.more) == (3, 3, True)
     monkeypatch.setattr(partition_states, "MAX_COUNTED_EVENTS", 1000)
-    monkeypatch.setattr(log_ahead, "WINDOW_SEQS", 4)
+    monkeypatch.setattr(arrivals, "WINDOW_SEQS", 4)
     [busy] = [each for each in read_partitions(database, target) if each.parked]
     assert (busy.parked, busy.pending, busy.more) == (5, 4, True)
-    monkeypatch.setattr(log_ahead, "WINDOW_SEQS", 10_000)
+    monkeypatch.setattr(arrivals, "WINDOW_SEQS", 10_000)
     for name in ("MAX_SEARCHES", "_MAX_PLANNED_ONCE"):
         monkeypatch.setattr(many_rows, name, 1)
     [busy] = [each for each in read_partitions(database, target) if each.parked]

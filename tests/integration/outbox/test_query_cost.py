@@ -10,7 +10,6 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.column_values import NEVER
-from app.outbox.delivery import log_ahead
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Lease, Leases
@@ -38,7 +37,7 @@ _WINDOW = 500
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows that a test can be far behind of in little time."""
-    monkeypatch.setattr(log_ahead, "WINDOW_SEQS", _WINDOW)
+    monkeypatch.setattr(arrivals, "WINDOW_SEQS", _WINDOW)
 
 
 def _row_id(database: Database, target: TargetId) -> int:
@@ -208,7 +207,7 @@ def test_a_worker_passes_over_the_events_of_other_targets_in_bounded_steps(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    monkeypatch.setattr(log_ahead, "WINDOW_SEQS", 100)
+    monkeypatch.setattr(arrivals, "WINDOW_SEQS", 100)
     quiet, other = add_target(database, "quiet", bucket="rare"), add_target(database, "other", bucket="none")
     courier = Courier(database, quiet)
     Log(database).append([[event(f"a{number}", bucket="rare") for number in range(8)]])
