@@ -92,7 +92,7 @@ def test_spark_posts_by_https(api: SecureApi, chart: list[Object], log: Database
     environment = {each["name"]: files.get(each["value"], each["value"]) for each in container["env"]}
     environment["BUCKETWIRE_TOKEN"] = token(log, "admin")["Authorization"].removeprefix("Bearer ")
     done = subprocess.run(
-        [BUCKETWIRE, "status"], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [BUCKETWIRE, "target", "ls"], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
 
