@@ -114,6 +114,11 @@ def test_the_version_before_goes_on_at_the_new_schema_until_the_new_one_has_take
         sent: list[Event] = []
         numbers = itertools.count()
 
+        def is_settled(api: Api) -> bool:
+            """Whether nothing waits: as the API says, since this code does not know the schema before."""
+            [target] = httpx.get(f"{api.url}/v1/targets", timeout=PATIENCE, trust_env=False).json()["targets"]
+            return bool(target["events"]["pending"] == target["events"]["parked"] == 0)
+
         def goes_through(apis: Sequence[Api]) -> None:
             """Events of ten objects, at each API by turns, and all of them delivered."""
             for api in apis:
@@ -121,7 +126,7 @@ def test_the_version_before_goes_on_at_the_new_schema_until_the_new_one_has_take
                 answer = httpx.post(f"{api.url}/v1/events", content=body(*events), timeout=PATIENCE, trust_env=False)
                 assert (answer.status_code, answer.json()["recorded"]) == (202, 50)
                 sent.extend(events)
-            until(lambda: whole.settled("webhook:all"), PATIENCE, what="everything delivered")
+            until(lambda: is_settled(apis[0]), PATIENCE, what="everything delivered")
             assert Expected.of(records(*sent)).check(posted(receiver), "the receiver") == 0
 
         old.migrate()
