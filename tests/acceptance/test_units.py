@@ -84,9 +84,9 @@ def test_every_service_has_started_when_it_serves_and_none_gives_up(
         until(lambda unit=unit: "cannot be used" in manager.said(unit), PATIENCE, what="the broker missed")  # type: ignore[misc]
         assert manager.state(unit) == "activating"
     broker.start()
-    every = ("anyone", "api", "beat", "drain", "flower", "migrate", "sources", "targets", "webhooks")
+    every = ("anyone", "api", "beat", "drain", "flower", "migrate", "sources", "spark", "targets", "webhooks")
     manager.systemctl("start", *(f"bucketwire-{name}" for name in every))
-    for name in ("drain", "sources", "targets", "webhooks"):
+    for name in ("drain", "sources", "spark", "targets", "webhooks"):
         assert " ready." in manager.said(f"bucketwire-{name}.service"), name
     for place in (f"{port}/healthz", f"{flower}/healthcheck"):
         assert httpx.get(f"http://{services.LOOPBACK}:{place}", timeout=60, trust_env=False).status_code == 200

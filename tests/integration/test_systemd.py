@@ -1,4 +1,4 @@
-"""The units for systemd, as `systemd-analyze` and the other tools of systemd judge them; nothing is started."""
+"""The units for systemd, as `systemd-analyze` and the other tools of systemd judge them; test_units.py starts them."""
 
 from __future__ import annotations
 
