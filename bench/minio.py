@@ -35,7 +35,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from app.cli.frontend_metrics import fetch, metrics_url
 from app.outbox import tables
-from app.outbox.delivery.counters import read_counters
+from app.outbox.admin.counters import read_counters
 from app.outbox.engine.database import Database
 from bench.end_to_end import compare, ratio
 from bench.ingest import start

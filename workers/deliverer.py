@@ -17,7 +17,7 @@ from app.outbox.delivery.availability import (
     record_opening,
 )
 from app.outbox.delivery.leases import Lease, LeaseLost, new_token
-from app.outbox.delivery.retries import try_all_now
+from app.outbox.delivery.transitions.events import try_all_now
 from app.outbox.delivery.transitions.settlement import SettlementStore
 from app.outbox.engine.clock import elapsed
 from app.outbox.engine.database import DatabaseUnavailable

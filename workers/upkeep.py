@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from app.outbox import audit, processes, refusals, series
-from app.outbox.delivery import attempts, heartbeats, rate_limits
+from app.outbox.admin import attempts
+from app.outbox.delivery import heartbeats, rate_limits
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.transitions.heads import HeadRepair
 from app.outbox.engine.database import DatabaseUnavailable

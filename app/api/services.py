@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from app.api.request_counts import RequestCounts
     from app.config.secrets import Sealer
     from app.events.parsing import Limits
-    from app.outbox.delivery.dead_letters import DeadLetters
-    from app.outbox.delivery.replays import Replays
+    from app.outbox.admin.dead_letters import DeadLetters
+    from app.outbox.admin.replays import Replays
     from app.outbox.log.group_commit import GroupCommit
     from app.outbox.log.spool_feeder import SpoolFeeder
     from app.outbox.sessions import Sessions
@@ -110,14 +110,14 @@ class Services:
     @cached_property
     def dead_letters(self) -> "DeadLetters":
         """The dead letters."""
-        from app.outbox.delivery.dead_letters import DeadLetters  # noqa: PLC0415 - see the class
+        from app.outbox.admin.dead_letters import DeadLetters  # noqa: PLC0415 - see the class
 
         return DeadLetters(self.database)
 
     @cached_property
     def replays(self) -> "Replays":
         """The replays."""
-        from app.outbox.delivery.replays import Replays  # noqa: PLC0415 - see the class
+        from app.outbox.admin.replays import Replays  # noqa: PLC0415 - see the class
 
         return Replays(self.database)
 

@@ -9,9 +9,9 @@ import sqlalchemy as sa
 from app.cli_common import CommandError
 from app.config.errors import BadSettings, BadValue
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
-from app.outbox.engine.schema_version import SchemaRefused
 from app.outbox.errors import AlreadyRunning, NothingToRepair, TokenExists, UnknownRun, UnknownToken
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
+from app.outbox.schema.schema_version import SchemaRefused
 from app.outbox.targets import UnknownTarget
 
 # The messages of these say what is wrong and what to do.

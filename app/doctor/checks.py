@@ -19,15 +19,15 @@ from app.doctor.processes import check_api, check_beat, check_hosts
 from app.doctor.refused_requests import check_refused
 from app.doctor.runs import check_runs, check_schedule, check_unscheduled
 from app.doctor.upkeep import check_upkeep
+from app.outbox.admin.counters import TargetCounters, TargetStatus, audit, read_status
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.counters import TargetCounters, TargetStatus, audit, read_status
-from app.outbox.engine import schema_version
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
-from app.outbox.engine.schema_version import encoding_problem
 from app.outbox.newest_events import NEWEST, guessed_keys, shared_names, unknown_names
 from app.outbox.processes import HINDERED, RUNNING, read_processes, read_queues
 from app.outbox.registry import Registry
+from app.outbox.schema import schema_version
+from app.outbox.schema.schema_version import encoding_problem
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import INVALID_SETTINGS, read_sources
 from app.outbox.sources.watched import read_watched

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from app.doctor import Finding
+from app.outbox.admin.old_snapshots import OldSnapshots, read_old_snapshots
 from app.outbox.engine.database import Database
-from app.outbox.engine.old_snapshots import OldSnapshots, read_old_snapshots
 from app.quantities import count_noun, format_seconds
 
 _MAX_AGE = 60_000  # ms; a longer transaction is none of the service, but for an audit of a very long backlog

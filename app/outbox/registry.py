@@ -20,9 +20,9 @@ from app.config.target_settings import BadSettings, changed_lines, load, texts
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import settings_type
 from app.outbox import audit, log_head, tables
+from app.outbox.admin.counters import read_counters
 from app.outbox.column_values import NO_LIMIT, clean_reason
 from app.outbox.declared_rows import NOT_NAMED, SealedSettings, read_row, read_rows
-from app.outbox.delivery.counters import read_counters
 from app.outbox.engine.database import Database, OpenTransaction, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors, repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks
@@ -290,7 +290,7 @@ class Registry(SealedSettings[TargetSettings]):
 
         If this is stopped in between, the others keep their times, and resuming the target once more does the rest.
         """
-        from app.outbox.delivery.retries import try_all_now  # noqa: PLC0415 - slow, and few commands need it
+        from app.outbox.delivery.transitions.events import try_all_now  # noqa: PLC0415 - slow, and few commands need it
 
         if isinstance(self._database, OpenTransaction):
             self._renewed.add(row_id)

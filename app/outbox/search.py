@@ -15,9 +15,9 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import log_head, tables
+from app.outbox.admin.event_states import DEAD, DISCARDED, PARKED, PENDING, RecordedEvent, recorded_events
+from app.outbox.admin.replays import Selection
 from app.outbox.column_values import NEVER
-from app.outbox.delivery.event_states import DEAD, DISCARDED, PARKED, PENDING, RecordedEvent, recorded_events
-from app.outbox.delivery.replays import Selection
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks, search_each
 from app.outbox.log.arrivals import unread_of_targets

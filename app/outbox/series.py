@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
-from app.outbox.delivery.counters import cursor_sums, oldest_undelivered
+from app.outbox.admin.counters import cursor_sums, oldest_undelivered
 from app.outbox.delivery_times import Histogram, decode, encode, take_reports
 from app.outbox.engine import many_rows
 from app.outbox.engine.clock import database_now

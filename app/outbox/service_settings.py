@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
-from app.outbox.engine.schema_version import OLDEST_CODE
+from app.outbox.schema.schema_version import OLDEST_CODE
 
 _S = tables.service_settings.c
 

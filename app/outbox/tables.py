@@ -467,7 +467,7 @@ delivery_times = sa.Table(
     sa.Column("times", sa.Text, nullable=False),
 )
 
-# Attempts at events, a bounded number for each target: `app.outbox.delivery.attempts`. No foreign key, as above.
+# Attempts at events, a bounded number for each target: `app.outbox.admin.attempts`. No foreign key, as above.
 attempts = sa.Table(
     "attempts",
     metadata,

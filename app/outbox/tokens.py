@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 import orjson
 import sqlalchemy as sa
 
+from app.cached_probe import CachedProbe
 from app.config.arn import TargetId
 from app.config.errors import BadSettings, Problem, did_you_mean, suggest_name
 from app.config.settings import SCOPES, ApiToken, Settings, hash_token
 from app.events.buckets import TENANT_HINT, is_fixed, is_in, is_tenant, name_in
 from app.events.frontends import S3_FRONTENDS
 from app.outbox import audit, sessions, tables
-from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.database import Database, describe_error, now_ms
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.errors import TokenExists, TokensUnknown, UnknownToken

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from app.events.parsing import parse
 from app.outbox import tables
-from app.outbox.delivery.replays import Replays
+from app.outbox.admin.replays import Replays
 from app.outbox.engine.database import DatabaseUnavailable
 from tests.chaos.operations import Operator
 from tests.services import speed

@@ -11,8 +11,8 @@ from uuid import uuid4
 import psycopg2
 import pytest
 
-from app.outbox.delivery.counters import read_counters
-from app.outbox.delivery.dead_letters import DeadLetters
+from app.outbox.admin.counters import read_counters
+from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.resources.dead_letter import DeadLetterFilter

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 import yaml
 
 from app.config.settings import Settings
-from app.outbox.delivery.counters import read_counters
+from app.outbox.admin.counters import read_counters
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from tests import provision, services

@@ -13,7 +13,7 @@ import pytest
 
 from app.config.arn import TargetId
 from app.config.targets.webhook import WebhookSettings
-from app.outbox.delivery.counters import read_counters
+from app.outbox.admin.counters import read_counters
 from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS, time_limit
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log

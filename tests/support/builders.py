@@ -14,10 +14,10 @@ from app.config.secrets import Sealer
 from app.events.model import Event
 from app.outbox import log_head, tables
 from app.outbox.column_values import NEVER, NO_LIMIT
-from app.outbox.engine import schema_version
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.engine.migration import migrate
 from app.outbox.registry import Registry
+from app.outbox.schema import schema_version
+from app.outbox.schema.migration import migrate
 from app.outbox.targets import OPENED
 from app.rules.model import Rule
 from tests.support.outboxes import in_file

@@ -14,16 +14,16 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
+from app.outbox.admin.counters import audit
+from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin.replays import Replays, Selection
+from app.outbox.admin.retries import Retries
 from app.outbox.column_values import NEVER, WHOLE_LOG
 from app.outbox.delivery import redelivery
 from app.outbox.delivery.availability import record_opening
-from app.outbox.delivery.counters import audit
-from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.leases import Lease, LeaseLost
-from app.outbox.delivery.replays import Replays, Selection
-from app.outbox.delivery.retries import Retries
 from app.outbox.delivery.transitions.settlement import Settlement, SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox import tables
-from app.outbox.delivery.counters import audit
+from app.outbox.admin.counters import audit
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.transitions.settlement import SettlementStore
 from app.outbox.engine.database import Database, now_ms

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 import httpx
 import psutil
 
-from app.outbox.delivery.counters import Audit, TargetCounters, audit, read_counters
+from app.outbox.admin.counters import Audit, TargetCounters, audit, read_counters
 from app.outbox.engine.database import Database
 from tests import services
 from tests.services import reaper

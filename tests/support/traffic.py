@@ -16,7 +16,7 @@ from typing import ClassVar
 import httpx
 import orjson
 
-from app.outbox.delivery.counters import TargetCounters, read_counters
+from app.outbox.admin.counters import TargetCounters, read_counters
 from app.outbox.engine.database import DatabaseUnavailable
 from tests.support.bucket_model import Bucket
 from tests.support.ledger import UNKNOWN, Span

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from app.outbox.engine.cached_probe import CachedProbe, NoAnswer
+from app.cached_probe import CachedProbe, NoAnswer
 from tests.services import until
 
 

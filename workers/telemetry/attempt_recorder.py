@@ -18,9 +18,9 @@ import orjson
 import sqlalchemy as sa
 
 from app.outbox import delivery_times
+from app.outbox.admin import attempts
+from app.outbox.admin.attempts import Attempt, bounded
 from app.outbox.column_values import UNSTORABLE_REASON, WHOLE_LOG
-from app.outbox.delivery import attempts
-from app.outbox.delivery.attempts import Attempt, bounded
 from app.outbox.delivery_times import Histogram, histogram
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable, describe_error, refuses_value
 from workers.delivery import policy

@@ -9,11 +9,11 @@ from app.api.description import answers
 from app.api.errors import to_problem
 from app.api.services import Services, services
 from app.api.token_scopes import READ, is_limited, may_see, needs
+from app.cached_probe import CachedProbe, NoAnswer
 from app.config.arn import parse_target
 from app.config.errors import BadSettings, BadValue
 from app.doctor import Finding
 from app.doctor.checks import SHORT_CHECKS, Check, check_carried, run_checks
-from app.outbox.engine.cached_probe import CachedProbe, NoAnswer
 from app.outbox.engine.database import now_ms
 from app.resources.declaration import format_time, refuse_unknown
 from app.resources.service import Diagnosis, DoctorFinding

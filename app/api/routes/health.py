@@ -10,14 +10,14 @@ from app.api.description import answers
 from app.api.services import services
 from app.api.stopping import stopping
 from app.api.token_scopes import PUBLIC, needs
+from app.cached_probe import CachedProbe, NoAnswer
 from app.outbox.beat_pauses import read_beat_at
 from app.outbox.delivery import heartbeats
-from app.outbox.engine import schema_version
-from app.outbox.engine.cached_probe import CachedProbe, NoAnswer
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.engine.schema_version import SchemaState
 from app.outbox.policies import HEARTBEATS
+from app.outbox.schema import schema_version
+from app.outbox.schema.schema_version import SchemaState
 from app.resources.service import Alive, Check, Readiness
 
 routes = Blueprint("health", __name__)

@@ -19,16 +19,16 @@ from prometheus_client.registry import CollectorRegistry
 from app.api.description import answers
 from app.api.services import Services, services
 from app.api.token_scopes import READ, needs
+from app.cached_probe import CachedProbe, ProbeResult
 from app.config.arn import TargetId
 from app.outbox import log_head, refusals
+from app.outbox.admin.counters import Audit, TargetCounters, TargetStatus, audit, read_status
+from app.outbox.admin.old_snapshots import OldSnapshots, read_old_snapshots
 from app.outbox.beat_pauses import beat_at
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.counters import Audit, TargetCounters, TargetStatus, audit, read_status
 from app.outbox.delivery.leases import leased_partitions
-from app.outbox.engine.cached_probe import CachedProbe, ProbeResult
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.engine.old_snapshots import OldSnapshots, read_old_snapshots
 from app.outbox.newest_events import NEWEST, unknown_names
 from app.outbox.processes import (
     API,

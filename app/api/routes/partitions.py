@@ -5,7 +5,7 @@ from flask import Blueprint
 from app.api.description import answers, target_of
 from app.api.services import services
 from app.api.token_scopes import READ, needs
-from app.outbox.delivery.partition_states import read_partitions
+from app.outbox.admin.partition_states import read_partitions
 from app.resources.target import Partition, Partitions
 
 routes = Blueprint("partitions", __name__)

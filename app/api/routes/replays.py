@@ -8,9 +8,9 @@ from app.api.description import answers
 from app.api.errors import ApiProblem
 from app.api.services import services
 from app.api.token_scopes import ADMIN, READ, may_see, needs, require_target
+from app.outbox.admin import replays
+from app.outbox.admin.replays import Selection
 from app.outbox.column_values import NEVER
-from app.outbox.delivery import replays
-from app.outbox.delivery.replays import Selection
 from app.outbox.errors import UnknownReplay
 from app.resources.declaration import BadMember, format_time
 from app.resources.replay import NewReplay, Replay, Replays

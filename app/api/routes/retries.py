@@ -5,8 +5,8 @@ from flask import Blueprint
 from app.api.description import answers
 from app.api.services import services
 from app.api.token_scopes import ADMIN, READ, needs, require_target
-from app.outbox.delivery import retries
-from app.outbox.delivery.retries import Retries, RetryPlace
+from app.outbox.admin import retries
+from app.outbox.admin.retries import Retries, RetryPlace
 from app.resources.dead_letter import failed_attempts
 from app.resources.declaration import MAX_NUMBER, BadMember
 from app.resources.retry import Due, GivenUp, Retry, RetryFilter, RetryPage, RetryQuery

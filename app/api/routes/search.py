@@ -10,9 +10,9 @@ from app.api.services import reserve, reserve_rows, services
 from app.api.token_scopes import PUBLIC, READ, authorize, is_limited, may_see, needs, require_bucket, require_target
 from app.events import origin as origins
 from app.events.trace import fields
-from app.outbox.delivery import attempts, event_states
-from app.outbox.delivery.event_states import RecordedEvent, find_event, object_history
-from app.outbox.delivery.replays import Selection, checked
+from app.outbox.admin import attempts, event_states
+from app.outbox.admin.event_states import RecordedEvent, find_event, object_history
+from app.outbox.admin.replays import Selection, checked
 from app.outbox.search import EventFilter, search
 from app.resources.dead_letter import failed_attempts
 from app.resources.declaration import MAX_PAGE, TEXT, BadMember, format_time, parse_query, refuse_unknown

@@ -29,7 +29,7 @@ from app.config.targets.base import (
 )
 from app.config.targets.registry import settings_type
 from app.outbox import audit
-from app.outbox.delivery.counters import TargetCounters, read_status
+from app.outbox.admin.counters import TargetCounters, read_status
 from app.outbox.delivery.failing import with_failing
 from app.outbox.engine.database import now_ms
 from app.outbox.registry import ReadOnlyTarget

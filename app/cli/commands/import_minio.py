@@ -20,7 +20,7 @@ from app.config.arn import TargetId
 from app.events.buckets import TENANT_HINT, is_fixed, is_tenant, name_in
 from app.events.model import Event
 from app.minio_import.queue_dir import QueueFile, files, read
-from app.outbox.delivery.counters import read_counters
+from app.outbox.admin.counters import read_counters
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log.batch import QueueFull
 from app.outbox.log.recorder import Recorder

@@ -21,8 +21,8 @@ from app.cli_common import CommandError
 from app.cli_common.context import ServiceContext
 from app.config.settings import Settings
 from app.outbox.engine.database import DatabaseUnavailable
-from app.outbox.engine.migration import migrate
 from app.outbox.reconcile.schedule import Schedule
+from app.outbox.schema.migration import migrate
 from app.outbox.sources.stored import any_source
 from app.outbox.tokens import check_listen
 from app.private_folder import make_private

@@ -1,1 +1,1 @@
-"""Manage the outbox database: connections, timeouts, migrations."""
+"""Connect to the outbox database, with time limits, locks and the database's clock."""

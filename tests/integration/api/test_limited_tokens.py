@@ -17,7 +17,7 @@ from botocore.credentials import Credentials
 from app.config.arn import TargetId
 from app.config.targets.registry import TYPES
 from app.outbox import tables
-from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.admin.replays import Replays, Selection
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.tokens import Tokens

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.admin.counters import read_counters
 from app.outbox.delivery.availability import open_breaker
-from app.outbox.delivery.counters import read_counters
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.series import take_sample

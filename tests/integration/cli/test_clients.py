@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
-from app.outbox.delivery import attempts
-from app.outbox.delivery.attempts import Attempt
+from app.outbox.admin import attempts
+from app.outbox.admin.attempts import Attempt
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.findings import store_findings

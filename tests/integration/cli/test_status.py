@@ -18,19 +18,19 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.doctor.checks import SHORT_CHECKS, check_carried, run_checks
 from app.outbox import tables
+from app.outbox.admin.replays import Replays, Selection
 from app.outbox.beat_pauses import Pause, record_pause
 from app.outbox.column_values import NEVER
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import Leases
-from app.outbox.delivery.replays import Replays, Selection
-from app.outbox.engine import migration
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.engine.schema_version import SchemaState
 from app.outbox.log.append import Log
 from app.outbox.policies import HEARTBEATS
 from app.outbox.processes import Process, record_process
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
+from app.outbox.schema import migration
+from app.outbox.schema.schema_version import SchemaState
 from app.outbox.tokens import Tokens
 from app.release import VERSION
 from tests import services

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from app.outbox import tables
-from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.admin.replays import Replays, Selection
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.tokens import Tokens

@@ -7,9 +7,9 @@ import sqlalchemy as sa
 
 from app.config.errors import BadValue
 from app.outbox import log_head, tables
-from app.outbox.delivery.counters import read_counters
-from app.outbox.delivery.dead_letters import DeadLetters
-from app.outbox.delivery.event_states import object_history
+from app.outbox.admin.counters import read_counters
+from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin.event_states import object_history
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import delivery_times, tables
-from app.outbox.delivery import attempts
-from app.outbox.delivery.attempts import Attempt
-from app.outbox.delivery.event_states import find_event
-from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.admin import attempts
+from app.outbox.admin.attempts import Attempt
+from app.outbox.admin.event_states import find_event
+from app.outbox.admin.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.policies import AttemptRecordPolicy

@@ -14,10 +14,10 @@ from app.config.target_settings import BadSettings
 from app.manifest.document import parse_manifest
 from app.manifest.plan import apply
 from app.outbox import audit, tables
+from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin.replays import Replays, Selection
 from app.outbox.audit import Actor, AuditFilter, Entry, acting, actions_of
 from app.outbox.buckets import remove_bucket
-from app.outbox.delivery.dead_letters import DeadLetters
-from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import TokenExists, UnknownToken
 from app.outbox.log.append import Log

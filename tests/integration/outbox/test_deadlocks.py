@@ -16,16 +16,17 @@ from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox import audit, log_head, tables
 from app.outbox import registry as registry_module
+from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin.retries import Retries
 from app.outbox.audit import AuditFilter
-from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.leases import Leases
-from app.outbox.delivery.retries import Retries
 from app.outbox.delivery.transitions import settlement
-from app.outbox.engine import migration, mysql, postgresql, schema_version
+from app.outbox.engine import mysql, postgresql
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import append
 from app.outbox.log.append import Log
 from app.outbox.log.batch import Receipt
+from app.outbox.schema import migration, schema_version
 from app.resources.dead_letter import DeadLetterFilter
 from app.resources.retry import RetryFilter
 from tests.support.builders import add_target, event, registry

@@ -9,11 +9,11 @@ import pytest
 
 from app.config.settings import Settings
 from app.events.model import Event
+from app.outbox.admin.replays import Replays, Selection
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Lease, Leases
 from app.outbox.delivery.partition_reader import Batch
 from app.outbox.delivery.ready_targets import ReadyTargets
-from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.delivery.transitions.settlement import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import arrivals

@@ -7,9 +7,9 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
-from app.outbox.delivery.attempts import FAILED, Attempt, record
+from app.outbox.admin.attempts import FAILED, Attempt, record
+from app.outbox.admin.counters import read_status
 from app.outbox.delivery.availability import open_breaker
-from app.outbox.delivery.counters import read_status
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.targets import StoredTarget

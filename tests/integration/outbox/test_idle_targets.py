@@ -6,11 +6,11 @@ from unittest.mock import Mock
 import pytest
 import sqlalchemy as sa
 
+from app.outbox.admin.replays import Replays, Selection
 from app.outbox.delivery import due_work
 from app.outbox.delivery.availability import open_breaker
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Leases
-from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from tests.support import databases

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
-from app.outbox.delivery.dead_letters import DeadLetters
+from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.resources.dead_letter import DeadLetterFilter

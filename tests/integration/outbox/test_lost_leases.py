@@ -14,12 +14,12 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.events.model import Effect, Event
 from app.outbox import tables
+from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin.replays import Replays, Selection
 from app.outbox.column_values import NEVER
 from app.outbox.delivery import redelivery
-from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Leases
-from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.events.model import Effect, Event
 from app.outbox import tables
+from app.outbox.admin.replays import Replays, Selection
 from app.outbox.column_values import NEVER
 from app.outbox.delivery.leases import LeaseLost
-from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.log.append import Log

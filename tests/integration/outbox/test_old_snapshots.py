@@ -11,8 +11,8 @@ from sqlalchemy.engine import make_url
 from app.api.routes.metrics import _snapshots
 from app.doctor import old_snapshots
 from app.doctor.old_snapshots import check_old_snapshots
+from app.outbox.admin.old_snapshots import OldSnapshots, read_old_snapshots
 from app.outbox.engine.database import Database
-from app.outbox.engine.old_snapshots import OldSnapshots, read_old_snapshots
 from app.outbox.log.append import Log
 from tests import services
 from tests.support.builders import event, migrated

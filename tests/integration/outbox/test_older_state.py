@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox import log_head, tables
+from app.outbox.admin.replays import Replays, Selection
 from app.outbox.audit import AuditFilter, entries
 from app.outbox.delivery.leases import LeaseLost, Leases
-from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.log_reader import log_state

@@ -9,7 +9,7 @@ import pytest
 
 from app.events.effects import ContentChange, selectors
 from app.events.parsing import parse
-from app.outbox.delivery.replays import Replays, Selection, checked
+from app.outbox.admin.replays import Replays, Selection, checked
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.newest_events import guessed_keys, shared_names, unknown_names

@@ -8,7 +8,7 @@ import pytest
 
 from app.events.model import Event
 from app.outbox import log_head
-from app.outbox.delivery.event_states import find_event, object_history
+from app.outbox.admin.event_states import find_event, object_history
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.spool import decoded, encoded

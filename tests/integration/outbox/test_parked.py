@@ -16,13 +16,13 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
+from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin.replays import Replays, Selection
 from app.outbox.column_values import NEVER, UNSTORABLE_REASON
 from app.outbox.delivery.availability import open_breaker
-from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Lease
 from app.outbox.delivery.partition_reader import PartitionReader
-from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.delivery.transitions.heads import HeadRepair, restore_heads
 from app.outbox.delivery.transitions.settlement import ParkedRow, Settlement
 from app.outbox.engine.database import Database, now_ms

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.events.model import Event
-from app.outbox.delivery.counters import read_counters
-from app.outbox.delivery.dead_letters import DeadLetters
-from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.admin.counters import read_counters
+from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash

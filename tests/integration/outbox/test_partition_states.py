@@ -7,10 +7,10 @@ import socket
 
 import pytest
 
+from app.outbox.admin import partition_states
+from app.outbox.admin.partition_states import FREE, LEASED, lease_of, read_partitions
 from app.outbox.column_values import REVOKED
-from app.outbox.delivery import partition_states
 from app.outbox.delivery.leases import Leases, new_token
-from app.outbox.delivery.partition_states import FREE, LEASED, lease_of, read_partitions
 from app.outbox.engine import many_rows
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import arrivals

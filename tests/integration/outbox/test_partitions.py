@@ -8,11 +8,11 @@ import sqlalchemy as sa
 
 from app.events.model import Event
 from app.outbox import tables
-from app.outbox.delivery.counters import read_counters
-from app.outbox.delivery.dead_letters import DeadLetters
+from app.outbox.admin.counters import read_counters
+from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin.replays import Replays, Selection
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Lease, LeaseLost
-from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.resources.dead_letter import DeadLetterFilter

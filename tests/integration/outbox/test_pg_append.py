@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from app.events.model import Event
 from app.outbox import tables
-from app.outbox.delivery.counters import read_counters
+from app.outbox.admin.counters import read_counters
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable
 from app.outbox.engine.db_errors import Unstorable
 from app.outbox.log.append import Log

@@ -9,12 +9,12 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.admin.counters import read_counters
+from app.outbox.admin.replays import Replays, Selection
 from app.outbox.column_values import NEVER
-from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Lease, Leases
 from app.outbox.delivery.partition_reader import PartitionReader
-from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import arrivals
 from app.outbox.log.append import Log

@@ -12,12 +12,12 @@ import sqlalchemy as sa
 
 from app.config.settings import Settings
 from app.outbox import tables
+from app.outbox.admin.replays import Replays, Selection
 from app.outbox.delivery import rate_limits
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.rate_limits import RateLimit
 from app.outbox.delivery.ready_targets import ReadyTargets
-from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash

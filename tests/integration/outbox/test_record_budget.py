@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from app.events.model import Event
-from app.outbox.delivery.dead_letters import DeadLetters
-from app.outbox.delivery.event_states import object_history
-from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin.event_states import object_history
+from app.outbox.admin.replays import Replays, Selection
 from app.outbox.engine.database import Database
 from app.outbox.log import records
 from app.outbox.log.append import Log

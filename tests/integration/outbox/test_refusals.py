@@ -11,8 +11,8 @@ import sqlalchemy as sa
 
 from app.events.model import Event
 from app.outbox import tables
-from app.outbox.delivery.counters import read_counters
-from app.outbox.delivery.dead_letters import DeadLetters
+from app.outbox.admin.counters import read_counters
+from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash

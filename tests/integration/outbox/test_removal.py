@@ -5,9 +5,9 @@ import sqlalchemy as sa
 
 from app.outbox import registry as registry_module
 from app.outbox import tables
+from app.outbox.admin.counters import read_status
 from app.outbox.audit import AuditFilter, entries
 from app.outbox.column_values import NEVER
-from app.outbox.delivery.counters import read_status
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log

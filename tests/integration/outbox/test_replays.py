@@ -9,12 +9,12 @@ import sqlalchemy as sa
 
 from app.events.model import Event
 from app.outbox import tables
+from app.outbox.admin.counters import TargetCounters, read_counters
+from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin.replays import Replay, Replays, Selection, checked
 from app.outbox.delivery import partition_reader
-from app.outbox.delivery.counters import TargetCounters, read_counters
-from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.delivery.partition_reader import PartitionReader
-from app.outbox.delivery.replays import Replay, Replays, Selection, checked
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import BadSelection, UnknownReplay
 from app.outbox.log.append import Log

@@ -17,9 +17,9 @@ import sqlalchemy as sa
 from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
+from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin.replays import Replays, Selection
 from app.outbox.delivery import redelivery
-from app.outbox.delivery.dead_letters import DeadLetters
-from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import retention
 from app.outbox.log.append import Log

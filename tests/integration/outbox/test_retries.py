@@ -9,11 +9,11 @@ import pytest
 from app.config.arn import TargetId
 from app.manifest.document import parse_manifest
 from app.manifest.plan import apply
-from app.outbox.delivery import retries
-from app.outbox.delivery.counters import read_counters
-from app.outbox.delivery.dead_letters import DeadLetters
+from app.outbox.admin import retries
+from app.outbox.admin.counters import read_counters
+from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin.retries import Retries
 from app.outbox.delivery.leases import LeaseLost
-from app.outbox.delivery.retries import Retries
 from app.outbox.delivery.transitions.settlement import Settlement
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log

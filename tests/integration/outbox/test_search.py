@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import search as searching
 from app.outbox import tables
-from app.outbox.delivery import dead_letters
-from app.outbox.delivery.dead_letters import DeadLetters
-from app.outbox.delivery.event_states import RecordedEvent, find_event
-from app.outbox.delivery.replays import Selection
+from app.outbox.admin import dead_letters
+from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin.event_states import RecordedEvent, find_event
+from app.outbox.admin.replays import Selection
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.policies import DeadLetterPolicy

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from app.outbox.admin.attempts import Attempt
 from app.outbox.column_values import NEVER
-from app.outbox.delivery.attempts import Attempt
 from app.outbox.delivery.leases import ReplayPartition
 from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.partition_reader import ParkedEvent

@@ -10,13 +10,13 @@ worker's batch has several of them, one member of its `Settlement`:
 | replay | settled | `cursors.begin_replay`, `cursors.end_replay` |
 | replay | dead | `events.replay` |
 | redeliver | settled | `events.redeliver` |
-| retry now | parked | `events.make_due`; all of a target that is resumed or changed, `events.make_some_due` |
+| retry now | parked | `events.make_due`; all of a target that is resumed or changed, `events.try_all_now` |
 | give up | parked | `events.give_up` |
 | purge | dead | `events.purge`; with its target also parked, `events.purge_any` |
 | revoke | leased, revoked | `cursors.revoke` |
 | remove | all | `cursors.remove` |
 
-They keep the counters balanced (`app.outbox.delivery.counters`): what one takes from a state it adds to another in the
+They keep the counters balanced (`app.outbox.admin.counters`): what one takes from a state it adds to another in the
 same transaction. `recorded` counts an event again for each time that a replay or a redelivery makes it pending or
 parked once more; such an event is *replayed*, and so is a replayed dead letter. An event holds a place in its target's
 queue (`queue_limit`) until it is settled, and then frees it (`cursors.freed`); a replayed event holds none.

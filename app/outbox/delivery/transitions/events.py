@@ -1,9 +1,10 @@
 """Move events that wait, have died or were settled: by request, not by a worker's settlement.
 
-Each function is for one target and locks first what `app.outbox.engine.locks` says, so that it sees what a concurrent
-settlement wrote, or is seen by it. A transaction has the events of one target only: an append locks the rows of many
-targets, in an order that is the database's, so one that held one of them and waited for a second would be a deadlock;
-on MySQL also one that parks events, because the foreign key locks the target's row.
+Each function is for one target and, but for `try_all_now`, in the caller's transaction. It locks first what
+`app.outbox.engine.locks` says, so that it sees what a concurrent settlement wrote, or is seen by it. A transaction has
+the events of one target only: an append locks the rows of many targets, in an order that is the database's, so one that
+held one of them and waited for a second would be a deadlock; on MySQL also one that parks events, because the foreign
+key locks the target's row.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,10 +20,13 @@ from app.outbox.delivery.leases import Lease, fence
 from app.outbox.delivery.logged_events import LoggedEvent, LogPosition, neither_parked_nor_dead
 from app.outbox.delivery.transitions import cursors
 from app.outbox.delivery.transitions.heads import restore_heads
-from app.outbox.engine.locks import lock_cursors, lock_tail
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.engine.locks import lock_cursors, lock_tail, repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks
+from app.outbox.policies import FUTURE_TIMES
 
 _C, _P, _D = tables.cursors.c, tables.parked.c, tables.dead_letters.c
+_MAX_DUE = 500  # retried events that one transaction makes due
 _KEPT = ("target_id", "partition", "seq", "attempts", "first_tried", "last_tried", "history")  # of a dead letter
 
 
@@ -35,18 +39,32 @@ def make_due(connection: sa.Connection, target_id: int, positions: Collection[Lo
     return len(rows)
 
 
-def make_some_due(connection: sa.Connection, target_id: int, partition: int, before: int, count: int) -> int:
-    """Have up to `count` events of a partition that are retried `before` a time (ms) tried at once.
+def try_all_now(database: Database, target_id: int) -> None:
+    """Have the retried events of a target (by row id) tried at once, some in each transaction; attempts stay counted.
 
-    Returns their number. Attempts stay counted.
+    They waited for a target that was resumed or changed meanwhile. Those of the next 15 minutes, the longest wait that
+    a remote may ask for: a longer one is a back-off that the target's settings ask for.
     """
-    lock_cursors(connection, target_id, [partition])
+    before = now_ms() + FUTURE_TIMES.max_retry_after_ms
+    later = (_P.target_id == target_id, _P.not_before > 0, _P.not_before <= before)
+    with database.reading() as connection:
+        partitions = connection.execute(sa.select(_P.partition).where(*later).distinct()).scalars().all()
+    for partition in sorted(partitions):
+        while _try_some_now(database, target_id, partition, before) == _MAX_DUE:
+            pass
+
+
+@repeated_after_deadlock
+def _try_some_now(database: Database, target_id: int, partition: int, before: int) -> int:
+    """Make due some events of a partition that are retried before a time (ms); return their number."""
     mine = (_P.target_id == target_id, _P.partition == partition)
     later = (_P.not_before > 0, _P.not_before <= before)
-    query = sa.select(_P.seq).where(*mine, *later).order_by(_P.not_before).limit(count)
-    seqs = connection.execute(query).scalars().all()
-    for some in chunks(seqs):
-        connection.execute(tables.parked.update().where(*mine, _P.seq.in_(some)).values(not_before=0))
+    with database.writing() as connection:
+        lock_cursors(connection, target_id, [partition])
+        query = sa.select(_P.seq).where(*mine, *later).order_by(_P.not_before).limit(_MAX_DUE)
+        seqs = connection.execute(query).scalars().all()
+        for some in chunks(seqs):
+            connection.execute(tables.parked.update().where(*mine, _P.seq.in_(some)).values(not_before=0))
     return len(seqs)
 
 

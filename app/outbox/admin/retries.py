@@ -17,10 +17,9 @@ from app.outbox.column_values import NEVER, WHOLE_LOG
 from app.outbox.delivery.logged_events import LogPosition
 from app.outbox.delivery.parked import PartitionOf, with_parked
 from app.outbox.delivery.transitions import events as transitions
-from app.outbox.engine.database import Database, now_ms
-from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import MAX_SEARCHES, chunks
-from app.outbox.policies import FUTURE_TIMES, RETRIES
+from app.outbox.policies import RETRIES
 from app.resources.declaration import set_members
 from app.resources.retry import RetryFilter
 
@@ -155,27 +154,6 @@ class Retries:
                 place = some[-1].place
                 if len(some) < RETRIES.batch_heads:
                     break
-
-
-def try_all_now(database: Database, target_id: int) -> None:
-    """Have the retried events of a target (by row id) tried at once, some in each transaction; attempts stay counted.
-
-    They waited for a target that was resumed or changed meanwhile. Those of the next 15 minutes, the longest wait that
-    a remote may ask for: a longer one is a back-off that the target's settings ask for.
-    """
-    p, before = tables.parked.c, now_ms() + FUTURE_TIMES.max_retry_after_ms
-    later = (p.target_id == target_id, p.not_before > 0, p.not_before <= before)
-    with database.reading() as connection:
-        partitions = connection.execute(sa.select(p.partition).where(*later).distinct()).scalars().all()
-    for partition in sorted(partitions):
-        while _make_some_due(database, target_id, partition, before) == RETRIES.batch_heads:
-            pass
-
-
-@repeated_after_deadlock
-def _make_some_due(database: Database, target_id: int, partition: int, before: int) -> int:
-    with database.writing() as connection:
-        return transitions.make_some_due(connection, target_id, partition, before, RETRIES.batch_heads)
 
 
 def _select_retries() -> sa.Select[Any]:

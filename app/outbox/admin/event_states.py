@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.admin.attempts import Attempt, Timeline, timelines
 from app.outbox.column_values import NEVER, NO_LIMIT, WHOLE_LOG
-from app.outbox.delivery.attempts import Attempt, Timeline, timelines
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log.batch import key_hash

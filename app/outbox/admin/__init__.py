@@ -1,0 +1,1 @@
+"""Show and change what operators see of deliveries: counters, attempts, retries, dead letters, replays, partitions."""
