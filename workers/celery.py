@@ -347,7 +347,7 @@ class Heartbeat(bootsteps.StartStopStep):
             parent.pool.info.get("processes", ()),
             reconcile_jobs.jobs.names,
             parent.refused_targets(),
-            broker_state.problem,
+            "" if source_runs.has_role() else broker_state.problem,  # what it pulls from is not the broker
         )
         _report_readiness(serves=not broker_state.problem)
 

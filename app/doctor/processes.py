@@ -1,5 +1,6 @@
 """The checks of the processes: whether each API answers, beat runs, and which host's workers fell silent."""
 
+import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,9 +43,12 @@ def check_api(service: "Service") -> Iterator[Finding]:
         now = database_now(connection)
         apis = processes_of(API, read_processes(connection), now)
     own_host = socket.gethostname()
-    asked = [one.address for one in apis if one.address and is_reachable(one, own_host)]
+    # An API that is checked by itself answers: it may have no other thread that could.
+    own = [one.address for one in apis if (one.host, one.pid) == (own_host, os.getppid())]
+    asked = [one.address for one in apis if one.address not in ("", *own) and is_reachable(one, own_host)]
     with ThreadPoolExecutor(_MAX_ASKED_AT_ONCE) as pool:
-        problems = dict(zip(asked, pool.map(lambda address: problem_of(address, READY), asked), strict=True))
+        answers = pool.map(lambda address: problem_of(address, READY), asked)
+        problems = dict.fromkeys(own, "") | dict(zip(asked, answers, strict=True))
     yield from api_findings(apis, problems, now, own_host)
 
 

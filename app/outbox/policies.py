@@ -250,7 +250,7 @@ class HeartbeatPolicy(NamedTuple):
     """How often the processes record heartbeats, and when a part of the service counts as stopped."""
 
     interval_ms: int = 5_000  # between two heartbeats of a process
-    retry_ms: int = 15_000  # after one that could not be recorded: the wait for it holds up a worker's main process
+    retry_ms: int = 10_000  # after one that could not be recorded: the wait for it holds up a worker's main process
     patience_seconds: float = 3.0  # for which a heartbeat may do that
     silence_ms: int = 30_000  # after which a worker or beat counts as silent; several heartbeats may be late
     api_silence_ms: int = 20_000  # after which an API does: others say within 30 s that it is gone

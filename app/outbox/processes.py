@@ -4,7 +4,8 @@ The main process of each worker, of beat and of each API records a heartbeat eve
 says that it is there. Without one it claims that it has just served, and no more than it knows:
 
 - a worker: its loop runs, on a connection to a broker that has not failed for some seconds, and consumes the queues of
-  what it serves, but those that the broker refuses to it. Not that a process of its pool is free.
+  what it serves, but those that the broker refuses to it. Not that a process of its pool is free. One that pulls from
+  sources does without the broker; whether a source is pulled from is known of the source.
 - beat: its loop has ended a turn, and the broker takes its messages.
 - an API: one of its processes has answered a request at its address.
 

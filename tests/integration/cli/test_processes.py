@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 import redis
 import sqlalchemy as sa
@@ -193,6 +194,17 @@ def test_an_api_is_known_by_the_heartbeats_of_any_of_its_workers_until_it_ends(
         assert (later.id, later.started_at) == (first.id, first.started_at)
     [ended] = known()
     assert ended.ended_at >= later.served_at
+
+
+def test_an_api_that_has_one_thread_is_well_by_its_own_doctor(settings: Mapping[str, str], database: Database) -> None:
+    def known() -> list[Process]:
+        with database.reading() as connection:
+            return read_processes(connection)
+
+    with Api(["api", "--workers", "1", "--threads", "1"], settings).start() as api:
+        until(lambda: known() and known()[0].served_at, 20, what="its heartbeat")
+        found = httpx.get(f"{api.url}/v1/doctor", timeout=60, trust_env=False).json()["findings"]
+    assert [(one["grade"], one["text"]) for one in found if one["subject"] == "api"] == [("ok", f"{api.url} answers")]
 
 
 def test_a_worker_whose_figures_have_no_place_says_so_and_does_not_start(settings: Mapping[str, str]) -> None:
