@@ -88,6 +88,8 @@ class RequestCounts:
     def _count(self, route: tuple[str, str], status: int, refusal: Refusal | None, address: str) -> None:
         answer = (route, status, "" if refusal is None else refusal.reason)
         with self._lock:
+            if not self._answers:  # the thread may wait for a line that is due much later
+                self._changed.set()
             self._answers[answer] = self._answers.get(answer, 0) + 1
             if refusal is not None:
                 self._note(_written(*route), status, refusal, address)

