@@ -68,7 +68,7 @@ def granted(settings: Settings, claims: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(each for each in dict.fromkeys((*settings.oidc_admin, *settings.oidc_read)) if each in has)
 
 
-def missing(settings: Settings, claims: Mapping[str, Any]) -> str:
+def lacking(settings: Settings, claims: Mapping[str, Any]) -> str:
     """Say what somebody lacks who may do nothing; pure.
 
     Groups are named, so that people know what to ask for. Values of another claim are not: they may be addresses of

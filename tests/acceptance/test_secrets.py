@@ -191,6 +191,10 @@ def bad_sources(remotes: Remotes, planted: Planted) -> dict[str, dict[str, str]]
             "address": CLOSED, "key": "k", "sentinel": "mymaster", "sentinel_user": "me",
             "sentinel_password": new("source redis sentinel_password"),
         },
+        "bucket:login": {
+            "endpoint": f"http://{here}:{remotes.refusing.port}", "bucket": "images", "access_key": "me",
+            "secret_key": new("source bucket secret_key"), "session_token": new("source bucket session_token"),
+        },
         "sqs:login": {
             "queue_url": f"http://{here}:{remotes.refusing.port}/0/q", "access_key": "me",
             "secret_key": new("source sqs secret_key"), "session_token": new("source sqs session_token"),
@@ -246,7 +250,7 @@ def commands(whole: System) -> str:
         ["dead-letter", "ls"],
         *(["target", "test", name] for name in ("webhook:refused", "postgresql:url", "elasticsearch:login")),
         ["source", "ls"], ["config", "export"],
-        *(["source", verb, name] for name in ("redis:login", "sqs:login") for verb in ("show", "test")),
+        *(["source", verb, name] for name in ("redis:login", "bucket:login", "sqs:login") for verb in ("show", "test")),
         ["target", "set", "redis:new", "address=h", "key=k", "user=me", f"passwort={whole.token}"],
     ]  # fmt: skip
     folder, said = services.new_folder("commands"), []

@@ -16,7 +16,7 @@ from app.api.request_marks import Refusal, set_refusal
 from app.api.services import services
 from app.api.token_scopes import ADMIN, READ, acting
 from app.config.settings import ApiToken, hash_token
-from app.console.openid import Begun, identity, missing
+from app.console.openid import Begun, identity, lacking
 from app.console.pages import check_form, open_page, page, redirect, seals, show, visitor
 from app.console.session import LIFETIME, Session, forget_flow, forget_session, is_secure, new_session
 from app.logs import printable
@@ -159,7 +159,7 @@ def _finish(found: "Provider", begun: Begun) -> Response:
     if who is None:
         unknown = ApiToken(person.name, frozenset(), "", kind="openid", person=person.key)
         set_refusal(request.environ, Refusal("openid-claim", unknown.actor))
-        return show("no_access.html", 403, person=person, missing=missing(settings, claims), next=begun.following)
+        return show("no_access.html", 403, person=person, lacking=lacking(settings, claims), next=begun.following)
     # A page that leads on, and no redirect: after one the browser would not send a strict cookie.
     response = show("signed_in.html", next=begun.following, name=person.name)
     begin_session(response, new_session(person=person), who, secure=_is_secure())

@@ -27,6 +27,7 @@ from tests.support.builders import add_target, event
 from tests.support.metric_expressions import ALERTS, DASHBOARD, ROOT, SCALE_OUT, dashboard_expressions, expressions
 from tests.support.outbox_rows import bury, heartbeats
 from tests.support.pulled_events import Sources
+from tests.support.watched_bucket import Known
 from workers.telemetry.metrics import WorkerMetrics
 
 RUNBOOKS = ROOT / "docs/how-to/alerts.md"
@@ -75,6 +76,11 @@ def pulled(database: Database) -> None:
     leases.report(lease, now_ms(), 0)
 
 
+def listed(database: Database) -> None:
+    """Set a watched bucket that has been listed."""
+    Known(database).finish(now_ms(), created=1)
+
+
 def test_events_whose_name_is_not_known_are_counted(log: Database, start: Start) -> None:
     api = start(url_of(log))
     assert figures(api)["bucketwire_unknown_name_events", ()] == 0
@@ -85,6 +91,7 @@ def test_events_whose_name_is_not_known_are_counted(log: Database, start: Start)
 def test_every_metric_that_dashboard_alerts_and_guide_use_exists(log: Database, start: Start, tmp_path: Path) -> None:
     add_target(log)
     pulled(log)
+    listed(log)
     killed(log)
     heartbeats(log, 0)
     upkeep.begin_all(log, now_ms())
@@ -246,6 +253,7 @@ def test_the_dashboard_begins_with_a_row_of_single_values() -> None:
 def test_the_metrics_page_lists_every_metric_and_nothing_else(log: Database, start: Start, tmp_path: Path) -> None:
     add_target(log)
     pulled(log)
+    listed(log)
     killed(log)
     heartbeats(log, 0)
     upkeep.begin_all(log, now_ms())
@@ -260,10 +268,10 @@ def test_the_metrics_page_lists_every_metric_and_nothing_else(log: Database, sta
         suffix = "_total" if family.type == "counter" else ""
         exported.add((family.name + suffix, frozenset(collector._labelnames)))
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| \w+ \|([^|]*)\| [^|]+ \|$", METRICS, re.MULTILINE)
-    listed = {
+    documented = {
         (name, frozenset(re.findall(r"`(\w+)`", labels)))
         for names, labels in rows
         for name in re.findall(r"`(\w+)`", names)
     }
-    assert listed == exported
-    assert len(listed) > 30
+    assert documented == exported
+    assert len(documented) > 30

@@ -21,7 +21,7 @@ from joserfc.jwk import RSAKey
 
 from app.config.errors import BadSettings
 from app.config.settings import Settings
-from app.console.openid import Person, granted, identity, missing, scopes
+from app.console.openid import Person, granted, identity, lacking, scopes
 from app.console.openid_check import key_problems
 from app.console.openid_clock import answered_at, describe_wrong_time
 from app.console.openid_discovery import account_prompt
@@ -204,9 +204,9 @@ def test_a_provider_is_asked_for_another_account_in_a_way_that_it_knows(
 
 def test_groups_that_give_access_are_named_and_addresses_of_people_are_not() -> None:
     groups = Settings(oidc_admin=("a", "b"), oidc_read=("b", "c", "d", "e", "f", "g"))
-    assert missing(groups, {"groups": []}).endswith("gives access: a or b or c or d or e or 2 more")
+    assert lacking(groups, {"groups": []}).endswith("gives access: a or b or c or d or e or 2 more")
     people = Settings(oidc_claim="email", oidc_admin=("boss@ops.example",))
-    assert missing(people, {"email": "x"}) == "the claim email has no value that gives access"
+    assert lacking(people, {"email": "x"}) == "the claim email has no value that gives access"
 
 
 def test_a_session_has_the_rights_that_the_settings_give_it_now(provider: OpenIdProvider, browse: Opened) -> None:
