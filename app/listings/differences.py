@@ -118,7 +118,8 @@ class Run:
 class Counts:
     """How many objects a listing has, and what became of the differences.
 
-    Of those `removed`, `unseen` ones were never listed: only the log knew them.
+    Of those `removed`, `unseen` ones were never listed: only the log knew them. Of the `pending` ones, `going` are not
+    listed any more.
     """
 
     objects: int = 0
@@ -129,6 +130,7 @@ class Counts:
     changed: int = 0
     removed: int = 0
     unseen: int = 0
+    going: int = 0
 
     def add(self, other: "Counts") -> None:
         """Add the counts of others."""
@@ -248,7 +250,8 @@ def decide(
     for one in _oldest_first(listed):
         entry = before.get(_identity(one.version)) or Entry(key, one.version, None)
         versions.decide(entry._replace(version=one.version), one.content, decided)
-    decided.counts.pending = sum(one.pending is not None for one in decided.entries)
+    pending = [one.pending for one in decided.entries if one.pending is not None]
+    decided.counts.pending, decided.counts.going = len(pending), sum(one.content is None for one in pending)
     return decided
 
 

@@ -162,6 +162,22 @@ def test_many_removals_wait_for_an_approval_and_nothing_is_half_recorded(
     assert counted(bucket.events()) == dict.fromkeys(keys, 2)
 
 
+def test_a_first_listing_of_another_store_removes_nothing_that_the_log_knows(
+    minio: services.MinIO, database: Database
+) -> None:
+    bucket = WatchedBucket(minio, database, initial="events")
+    bucket.put("here.txt")
+    there = [bucket.report("here.txt")]
+    for number in range(20):  # by the store that the events came from
+        there.append(there[0]._replace(id=f"other-{number}", key=f"{number}.txt"))
+    Log(database).append([there])
+    source = bucket.watch()
+    with running(database):
+        until(lambda: bucket.sources.state(source) == "paused", what="a pause")
+        assert "lacks 20 objects of 20 that are known" in bucket.sources.stored(source).reason
+    assert len(bucket.events()) == 21
+
+
 def test_runs_that_are_interrupted_record_nothing_twice(minio: services.MinIO, database: Database) -> None:
     bucket = WatchedBucket(minio, database, initial="events")
     keys = [f"{number:04}.txt" for number in range(2_500)]

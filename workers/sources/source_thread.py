@@ -84,7 +84,12 @@ class SourceThread(threading.Thread):
             self._settle(lambda: self._outbox.leases.release(self.lease))
         except Exception as error:  # noqa: BLE001 - whatever it is, the source is tried again
             log.error("source %s failed: %s", name, self._hide("".join(traceback.format_exception(error))))  # noqa: TRY400
-            self._fail(f"unexpected error, see the worker's log: {type(error).__name__}")
+            self._fail(f"unexpected error, see the worker's log: {type(error).__name__}", least=self._retry_ms)
+
+    @property
+    def _retry_ms(self) -> int:
+        """The least time until the source is tried again after an error that nobody expected."""
+        return policy.FIRST_RETRY_MS
 
     def _step(self) -> None:
         self.stepped_at = time.monotonic()

@@ -28,6 +28,7 @@ from app.outbox.sources.leases import SourceLease
 from app.outbox.sources.watched import Chunk, Replacement, Watched, WatchedBuckets
 from app.quantities import count_noun
 from workers.sources import create, policy
+from workers.sources.base import SourceUnavailable
 from workers.sources.source_thread import Outbox, SourceThread, Stopped
 
 log = logging.getLogger("bucketwire.sources")
@@ -46,6 +47,12 @@ class Watcher(SourceThread):
         self._most_events = policy.FOUND_EVENTS
         self._told_at = 0.0
         self._failed = lease.stored.failures > 0  # at the last listing, if that was another thread's
+        self._has_begun = False  # a listing that has not ended
+
+    @property
+    def _retry_ms(self) -> int:
+        """A listing that has begun is not repeated at once: it may be long, and each request may cost."""
+        return policy.BAD_LISTING_MS if self._has_begun else policy.FIRST_RETRY_MS
 
     def _take(self, settings: SourceSettings) -> None:
         bucket = cast(BucketSourceSettings, settings)
@@ -60,7 +67,9 @@ class Watcher(SourceThread):
         except BadListing as error:
             self._fail(self._hide(f"{source.where}: {error}"), least=policy.BAD_LISTING_MS)
         except TargetFull as error:
-            self._fail(str(error), least=policy.MAX_RETRY_MS)
+            self._fail(str(error), least=policy.BAD_LISTING_MS)
+        except SourceUnavailable as error:
+            self._fail(self._hide(str(error)), least=self._retry_ms)
         except _Paused as error:
             log.warning("source %s is paused: %s", self.lease.stored.source, error)
         finally:
@@ -88,10 +97,10 @@ class Watcher(SourceThread):
         began, seq, store_time, requests = self._outbox.clock(), self._watched.last_seq(), 0, 0
         with closing(ListingSpool()) as listing, closing(KeySpool()) as recent:
             for page in source.pages():
-                if not requests:
-                    store_time = page.store_time
-                    _check_age(state, store_time)
+                _check_age(state, page.store_time, self._outbox.clock())
+                store_time = store_time or page.store_time
                 requests += 1
+                self._has_begun = True
                 listing.add(page.entries)
                 if listing.entries > policy.MAX_LISTED:
                     raise BadListing(f"it has more than {policy.MAX_LISTED:,} entries; watch it by several prefixes")
@@ -120,13 +129,16 @@ class Watcher(SourceThread):
             while compared.is_changed and not self._record(compared):
                 self._most_events = max(1, self._most_events // 2)
             due_at = began + int(settings.every * 1000)
+            store_time = min(store_time, run.ended)  # a clock that was ahead must not refuse what follows
             self._watched.finish(self.lease, run, counts, store_time=store_time, requests=requests, due_at=due_at)
+            self._has_begun = False
             self._failed = False
 
     def _check_removals(self, settings: BucketSourceSettings, state: Watched, counts: Counts, entries: int) -> None:
         """Pause the source if the listing lacks too many objects. Raises `_Paused`."""
-        is_empty, lacking = not entries and counts.known > 0, counts.removed - counts.unseen
-        if not is_empty and not exceeds(lacking, counts.known, settings.max_removals, ALWAYS_ALLOWED):
+        # What only the log knew counts, too: the listing of another store lacks all of that.
+        is_empty, lacking, there = not entries and counts.known > 0, counts.removed, counts.known + counts.unseen
+        if not is_empty and not exceeds(lacking, there, settings.max_removals, ALWAYS_ALLOWED):
             return
         lacking = counts.known if is_empty else lacking
         if state.asked and lacking <= state.asked + ALWAYS_ALLOWED:
@@ -134,7 +146,7 @@ class Watcher(SourceThread):
         name = self.lease.stored.source
         found = "the listing is empty" if is_empty else f"the listing lacks {count_noun(lacking, 'object')}"
         reason = (
-            f"{found} of {counts.known:,} that are known, more than max_removals={settings.max_removals} allows;"
+            f"{found} of {there:,} that are known, more than max_removals={settings.max_removals} allows;"
             f" nothing is recorded; if the objects were removed, `bucketwire source resume {name}` approves it"
         )
         self._watched.ask(self.lease, lacking, reason)
@@ -275,9 +287,13 @@ def _batches(groups: Iterator[Group]) -> Iterator[list[Group]]:
         yield some
 
 
-def _check_age(state: Watched, store_time: int) -> None:
-    """Raise `BadListing` if the store answers what was the state before that which is known: from a cache, say."""
-    if store_time and state.store_time and store_time < state.store_time - CLOCK_SKEW:
+def _check_age(state: Watched, store_time: int, now: int) -> None:
+    """Raise `BadListing` if the store answers what was the state before that which is known: from a cache, say.
+
+    Its clock has to have gone on, half as fast as the database's at least, so that one that was set back goes on again.
+    """
+    passed = max(0, now - state.began_at) // 2
+    if store_time and state.store_time and store_time < state.store_time + passed - CLOCK_SKEW:
         raise BadListing(
             f"its answer is of {timestamp(store_time)}, before the listing that is known, of"
             f" {timestamp(state.store_time)}: a cache has answered, or the store's clock was set back"

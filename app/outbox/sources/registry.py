@@ -55,6 +55,11 @@ class SourceRegistry(SealedSettings[SourceSettings]):
         with self._database.reading() as connection:
             return read_positions(connection, stored.row_id)
 
+    def _is_watched(self, stored: StoredSource) -> bool:
+        """Return whether something is known of a bucket from its listings."""
+        with self._database.reading() as connection:
+            return stored.row_id in watched.read_watched(connection)
+
     @repeated_after_deadlock
     def put(
         self,
@@ -107,7 +112,8 @@ class SourceRegistry(SealedSettings[SourceSettings]):
         """Store the sources that the environment configures, each in a transaction of its own.
 
         Sources that the environment no longer configures are disabled, not deleted: their positions stay. So is one
-        with positions whose settings became `invalid`: without the name of its queue, it would begin as a new one.
+        with positions, or whose bucket was listed, if its settings became `invalid`: without the name of its queue or
+        bucket, it would begin as a new one.
         """
         stored = {entry.source: entry for entry in self.sources()}
         for source, values in found.items():
@@ -118,7 +124,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
                         continue
                 except BadSettings:
                     pass  # sealed with a key that is not known any more: store the environment's secret again
-            if source in invalid and entry and self.positions(entry):
+            if source in invalid and entry and (self.positions(entry) or self._is_watched(entry)):
                 if entry.enabled or entry.reason != INVALID_SETTINGS:
                     self._update(source, "disable", enabled=False, reason=INVALID_SETTINGS)
                 continue

@@ -210,8 +210,8 @@ class WatchedBuckets:
             last |= {"objects": counts.objects, "pending": counts.pending, "complete": True}
             sums = {name: getattr(counts, name) for name in _TOTALS} | {"listings": 1, "requests": requests}
             known = read_watched(connection).get(lease.stored.row_id) or Watched(lease.stored.row_id)
-            # An approval holds until it has been used: what is gone may have to wait for the end of the grace.
-            last["asked"] = known.asked if counts.pending and not counts.removed else 0
+            # An approval holds for what is gone and has to wait for the end of the grace, and for nothing else.
+            last["asked"] = min(known.asked, counts.going)
             _write(connection, lease, last | _by_day(known, now, counts), sums)
 
     @repeated_after_deadlock

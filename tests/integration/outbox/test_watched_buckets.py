@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
+from app.config.sources.source_id import SourceId
 from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.database import Database
@@ -95,10 +96,25 @@ def test_listings_are_counted_and_an_approval_is_asked_for_once(known: Known) ->
     known.lease = known.claim()
     state = known.watched.state(known.lease)
     assert (state.asked, state.due_at) == (40, 0)
-    known.finish(3_000, pending=40)
+    known.finish(3_000, pending=41, going=40)
     assert known.watched.state(known.lease).asked == 40
-    known.finish(4_000, removed=40)
+    known.finish(4_000, removed=40, pending=1)
     assert known.watched.state(known.lease).asked == 0
+
+
+def test_invalid_settings_of_the_environment_for_a_while_forget_nothing(known: Known) -> None:
+    registry, source = known.sources.registry, SourceId("bucket", "env")
+    valid, misspelt = {"enable": "on", **SETTINGS}, {"enable": "on", "endpoint": SETTINGS["endpoint"], "bukket": "x"}
+    registry.sync_environment({source: valid}, ())
+    lease = known.leases.claim(known.sources.stored(source), known.clock())
+    assert lease is not None
+    known.lease = lease
+    known.finish(1_000, objects=5)
+    registry.sync_environment({source: misspelt}, {source})
+    assert known.sources.state(source) == "disabled"
+    registry.sync_environment({source: valid}, ())
+    with known.database.reading() as connection:
+        assert read_watched(connection)[lease.stored.row_id].objects == 5
 
 
 def test_another_bucket_and_a_removed_source_are_forgotten(known: Known) -> None:
