@@ -44,11 +44,11 @@ def check_api(service: "Service") -> Iterator[Finding]:
         apis = processes_of(API, read_processes(connection), now)
     own_host = socket.gethostname()
     # An API that is checked by itself answers: it may have no other thread that could.
-    own = [one.address for one in apis if (one.host, one.pid) == (own_host, os.getppid())]
-    asked = [one.address for one in apis if one.address not in ("", *own) and is_reachable(one, own_host)]
+    own = {one.id for one in apis if (one.host, one.pid) == (own_host, os.getppid())}
+    asked = [one for one in apis if one.address and one.id not in own and is_reachable(one, own_host)]
     with ThreadPoolExecutor(_MAX_ASKED_AT_ONCE) as pool:
-        answers = pool.map(lambda address: problem_of(address, READY), asked)
-        problems = dict.fromkeys(own, "") | dict(zip(asked, answers, strict=True))
+        answers = pool.map(lambda one: problem_of(one.address, READY), asked)
+        problems = dict.fromkeys(own, "") | {one.id: said for one, said in zip(asked, answers, strict=True)}
     yield from api_findings(apis, problems, now, own_host)
 
 
@@ -58,7 +58,7 @@ def is_reachable(api: Process, own_host: str) -> bool:
 
 
 def api_findings(apis: Sequence[Process], problems: Mapping[str, str], now: int, own_host: str) -> Iterator[Finding]:
-    """Yield what the answers of APIs mean; `problems` has that of each address that was asked, "" for a good answer."""
+    """Yield what the answers of APIs mean; `problems` has that of each that was asked, by id, "" for a good one."""
     if not apis:
         yield Finding("api", "note", "none has run yet; `bucketwire api` takes events in")
     elif apis[0].state(now) == ENDED:
@@ -66,7 +66,7 @@ def api_findings(apis: Sequence[Process], problems: Mapping[str, str], now: int,
         yield Finding("api", "problem", f"none runs: {last}; {_CANNOT_POST}: start one", ("api",))
     else:
         for api in apis:
-            yield _api_finding(api, problems.get(api.address), now, is_here=api.host == own_host)
+            yield _api_finding(api, problems.get(api.id), now, is_here=api.host == own_host)
 
 
 def _api_finding(api: Process, answer: str | None, now: int, *, is_here: bool) -> Finding:
@@ -95,6 +95,8 @@ def check_beat(service: "Service") -> Iterator[Finding]:
         is_over = worked_at is not None and now - worked_at <= HEARTBEATS.silence_ms
         if not is_over:
             pause = None if worked_at is None else Pause(worked_at, now)
+        if pause is not None and is_over and now - pause.ended >= HEARTBEATS.kept_ms:
+            pause = None
         lost = None if pause is None else read_missed(connection, pause, tables_schedule)
     yield from beat_findings(beats, pause, lost, now)
 

@@ -16,7 +16,7 @@ from app.outbox import tables
 from app.outbox.engine.clock import database_now, elapsed
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import write_alone
-from app.outbox.policies import REFUSALS
+from app.outbox.policies import FUTURE_TIMES, REFUSALS
 from app.resources.refusal import INTAKE_ROUTE
 
 _MINUTE = 60_000  # ms
@@ -123,7 +123,9 @@ def read_recorded_at(connection: sa.Connection) -> int:
 def read_recent(connection: sa.Connection, now: int) -> Sequence[RecentRefusal]:
     """Return what was refused in the last minutes, by kind; what was refused last comes first."""
     r, since = tables.refusals.c, now - REFUSALS.window_ms
-    recent = sa.select(tables.refusals).where(r.minute >= since - since % _MINUTE, r.last_at > since)
+    latest = now + FUTURE_TIMES.tolerance_ms  # a clock that was ahead may have written what comes after
+    of_minutes = (r.minute >= since - since % _MINUTE, r.last_at > since, r.last_at <= latest)
+    recent = sa.select(tables.refusals).where(*of_minutes)
     found: dict[RefusalKind, RecentRefusal] = {}
     for row in connection.execute(recent.order_by(r.minute.desc()).limit(REFUSALS.max_rows)):
         kind = RefusalKind(row.surface, row.reason, row.actor)
@@ -140,7 +142,8 @@ def read_recent(connection: sa.Connection, now: int) -> Sequence[RecentRefusal]:
 def forget(database: Database, now: int) -> None:
     """Remove what was refused long ago, some minutes at a time."""
     r = tables.refusals.c
-    old = sa.select(r.minute).where(r.minute < now - REFUSALS.kept_ms).distinct().limit(REFUSALS.batch_minutes)
+    is_old = sa.or_(r.minute < now - REFUSALS.kept_ms, r.minute > now + FUTURE_TIMES.tolerance_ms)
+    old = sa.select(r.minute).where(is_old).distinct().limit(REFUSALS.batch_minutes)
     while True:
         with database.reading() as connection:
             minutes = connection.execute(old).scalars().all()

@@ -23,15 +23,20 @@ def api(host: str = "here", at: int = NOW - SECOND, address: str = HERE, **value
 
 
 def found(*apis: Process, **answers: str) -> list[tuple[str, str]]:
-    """The grades and texts, if the addresses answer so."""
-    addresses = {"here": HERE, "there": THERE}
-    problems = {addresses[name]: answer for name, answer in answers.items()}
+    """The grades and texts, if the APIs of the hosts answer so."""
+    problems = {one.id: answers[one.host] for one in apis if one.host in answers}
     return [(one.grade, one.text) for one in api_findings(processes_of(API, apis, NOW), problems, NOW, "here")]
 
 
 def test_an_api_that_answers_is_well_whatever_its_heartbeat_says() -> None:
     for one in (api(), api(at=NOW - 60 * SECOND), api(served_at=0, problem="does not answer: connection refused")):
         assert found(one, here="") == [("ok", f"{HERE} answers")]
+
+
+def test_an_answer_is_that_of_one_api_where_another_host_has_the_same_address() -> None:
+    local = "http://127.0.0.1:8730"
+    both = (api(address=local, started_at=NOW - DAY), api("there", at=NOW - 60 * SECOND, address=local))
+    assert sorted(grade for grade, _ in found(*both, here="")) == ["ok", "problem"]
 
 
 @pytest.mark.parametrize("age", [1, 60])

@@ -44,7 +44,7 @@ def install(app: Flask, opened: Services, instead: Mapping[str, Check] = Mapping
         **instead,
     }
     app.extensions[_PROBE] = CachedProbe(
-        lambda: (now_ms(), run_checks(opened, _describe, checks)), age=1.0, patience=8.0, max_waiting=4
+        lambda: (now_ms(), run_checks(opened, _describe, checks)), age=1.0, patience=10.0, max_waiting=4
     )
 
 
@@ -79,8 +79,8 @@ def doctor() -> Diagnosis:
         install(current_app, services(), {"broker": check_carried, "eviction": _nothing, "openid": _nothing})
     result = current_app.extensions[_PROBE].get()
     checked_at, findings = result.value or (now_ms(), [])
-    if result.error is not None or result.value is None:  # the checks have not ended in time, or never
-        findings = [Finding("doctor", "problem", f"the checks do not end: {result.error}")]
+    if result.error is not None or result.value is None:  # not in time, or never; what was found before is still told
+        findings = [Finding("doctor", "problem", f"the checks do not end: {result.error}"), *findings]
     return _diagnosis(checked_at, [finding for finding in findings if _may_see(finding)])
 
 

@@ -114,8 +114,12 @@ def _sources(database: Database, lease_ms: int, now: int) -> int:
 
 
 def _heartbeats(database: Database, now: int) -> int:
-    h, w = tables.heartbeats.c, tables.workers.c
-    times = ((h.name, [h.at]), (w.id, [w.at, w.started_at, w.served_at, w.ended_at]))
+    h, u, w = tables.heartbeats.c, tables.upkeep.c, tables.workers.c
+    times = (
+        (h.name, [h.at]),
+        (u.name, [u.succeeded_at, u.failed_at]),
+        (w.id, [w.at, w.started_at, w.served_at, w.ended_at]),
+    )
     count = 0
     for key, columns in times:
         latest = now + FUTURE_TIMES.tolerance_ms

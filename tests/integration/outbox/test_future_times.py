@@ -173,6 +173,16 @@ def test_a_queue_that_nobody_serves_is_noticed_whatever_a_clock_said(database: D
 
 
 @databases.THREE
+def test_a_job_that_failed_in_the_future_is_overdue_all_the_same(database: Database) -> None:
+    now, u = now_ms(), tables.upkeep.c
+    with database.writing() as connection:
+        connection.execute(tables.upkeep.insert().values(name="purge", succeeded_at=now, failed_at=now + YEARS))
+    assert bring_back(database, now) == 1
+    with database.reading() as connection:
+        assert connection.execute(sa.select(u.succeeded_at, u.failed_at)).one() == (now, now)
+
+
+@databases.THREE
 def test_a_run_that_is_gone_is_replaced_and_the_schedule_goes_on(database: Database) -> None:
     values = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
     target = add_target(database, "x", type_name="redis", values=values, bucket="images")

@@ -57,6 +57,15 @@ def test_what_is_counted_is_added_up_and_what_was_refused_is_known_for_some_minu
     assert recent(database, REFUSALS.window_ms + 60_000) == {}
 
 
+@databases.THREE
+def test_what_a_clock_that_was_ahead_refused_is_no_finding_and_is_forgotten(database: Database) -> None:
+    refusals.record(database, {}, {MINIO: refused(1, ago=-86_400.0)})
+    assert recent(database) == {}
+    refusals.forget(database, now_ms())
+    with database.reading() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(tables.refusals)).scalar_one() == 0
+
+
 @databases.ALL
 def test_processes_that_store_the_same_at_once_lose_nothing(database: Database) -> None:
     together = Barrier(4)
