@@ -6,11 +6,10 @@ import click
 import orjson
 
 from app.cli.client import Client, event_path
-from app.cli.commands.rules import names, rule
+from app.cli.commands.rules import event_option, names, rule
 from app.cli.context import CommandContext, with_api
 from app.cli.exchanges import print_exchange
 from app.cli.groups import Group
-from app.cli_common.completion import complete_events
 from app.cli_common.output import Columns, columns, printable
 from app.cli_common.param_types import TARGET, TIME
 from app.config.arn import TargetId
@@ -89,14 +88,7 @@ def show(context: CommandContext, event_id: str) -> None:
 @click.option("--before", type=TIME, help="Only events recorded before.")
 @click.option("--bucket", default="", help="Only events of this bucket.")
 @click.option("--prefix", default="", help="Only events of objects whose key has this prefix.")
-@click.option(
-    "--event",
-    "--events",
-    "event_words",
-    default="",
-    shell_complete=complete_events,
-    help="put, delete, get, …, or event names, comma-separated.",
-)
+@event_option(default="")
 @click.option(
     "--limit", default=100, show_default=True, type=click.IntRange(1, 100_000), help="Show at most this many."
 )

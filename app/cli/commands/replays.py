@@ -7,11 +7,10 @@ from typing import Any
 import click
 
 from app.cli.client import target_path
-from app.cli.commands.rules import names
+from app.cli.commands.rules import event_option, names
 from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
 from app.cli_common import CommandError
-from app.cli_common.completion import complete_events
 from app.cli_common.output import bar
 from app.cli_common.param_types import TARGET, TIME
 from app.config.arn import TargetId
@@ -29,14 +28,7 @@ _INTERVAL_SECONDS = 0.25  # between two queries of the progress
 @click.option("--before", type=TIME, help="Only events received before this time.")
 @click.option("--bucket", default="", help="Only events of this bucket.")
 @click.option("--prefix", default="", help="Only events of objects whose key has this prefix.")
-@click.option(
-    "--event",
-    "--events",
-    "event_words",
-    default="",
-    shell_complete=complete_events,
-    help="put, delete, get, …, or event names, comma-separated.",
-)
+@event_option(default="")
 @click.option("--all", "everything", is_flag=True, help="Every retained event.")
 @click.option("--list", "listing", is_flag=True, help="List the replays instead.")
 @click.option("--wait", is_flag=True, help="Wait until the replay is finished. Ctrl-C stops waiting, not the replay.")

@@ -1,7 +1,7 @@
 """`bucketwire rule …`: the rules that route events to targets, in the syntax of `mc event`."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import click
 
@@ -21,10 +21,18 @@ from app.resources.rule import MAX_REMOVED, Rule
 from app.rules.filters import parse_filters
 from app.rules.model import EVERY_BUCKET
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 _DEFAULT = "put,delete,get"
 _EVENTS_HELP = (
     f"{', '.join(SHORTHANDS)}, event names such as s3:ObjectCreated:Put, or * for every event; comma-separated."
 )
+
+
+def event_option(
+    text: str = "put, delete, get, …, or event names, comma-separated.", **attributes: Any
+) -> Callable[[_Command], _Command]:
+    """Return the option for the words that `names` reads; `text` is its help."""
+    return click.option("--event", "--events", "event_words", shell_complete=complete_events, help=text, **attributes)
 
 
 @click.group(cls=McGroup)
@@ -38,15 +46,7 @@ def rule() -> None:
 @rule.command()
 @click.argument("bucket", type=BUCKET)
 @click.argument("target", metavar="ARN", type=TARGET)
-@click.option(
-    "--event",
-    "--events",
-    "event_words",
-    default=_DEFAULT,
-    show_default=True,
-    help=_EVENTS_HELP,
-    shell_complete=complete_events,
-)
+@event_option(_EVENTS_HELP, default=_DEFAULT, show_default=True)
 @click.option("--prefix", default="", help="Only objects whose key has this prefix.")
 @click.option("--suffix", default="", help="Only objects whose key has this suffix.")
 @click.option("--regex", default="", help="Only objects whose whole key matches this regular expression (RE2).")
@@ -92,9 +92,7 @@ def ls(context: CommandContext, bucket: str | None, target: TargetId | None) -> 
 @click.argument("bucket", type=BUCKET, required=False)
 @click.argument("target", metavar="[ARN]", type=TARGET, required=False)
 @click.option("--id", "number", type=int, help="Remove the rule with this number instead.")
-@click.option(
-    "--event", "--events", "event_words", shell_complete=complete_events, help="Only a rule for exactly these events."
-)
+@event_option("Only a rule for exactly these events.")
 @click.option("--prefix", help="Only a rule with this prefix.")
 @click.option("--suffix", help="Only a rule with this suffix.")
 @click.option("--force", is_flag=True, help="Remove all rules of BUCKET.")
