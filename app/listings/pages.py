@@ -11,12 +11,15 @@ answer botocore parses, errors included. An entry that lacks what S3 says of eac
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 from xml.etree import ElementTree
 
 from botocore.utils import parse_timestamp
 
 from app.events.buckets import name_at_store
+from app.events.effects import NULL
+from app.listings.differences import Content, Listed
 from app.listings.errors import BadListing
 
 
@@ -119,6 +122,32 @@ def pages(
         page = ask(Bucket=bucket, **below, **following)
         following = listing.add(page, following)
         yield page
+
+
+def entries_of(page: Mapping[str, Any], *, versioned: bool) -> list[Listed]:
+    """Return the entries of a page, of each kind in order. Raises `BadListing` for one without a time."""
+    return [_listed(entry, versioned=versioned) for kind in PAGE_KEYS for entry in page.get(kind, ())]
+
+
+def _listed(entry: Mapping[str, Any], *, versioned: bool) -> Listed:
+    modified = entry.get("LastModified")
+    if modified is None:
+        raise BadListing(f"an entry of the listing, {entry['Key']!r:.100}, has no LastModified")
+    is_marker = "Size" not in entry
+    content = Content(
+        entry.get("ETag", "").strip('"'), entry.get("Size", 0), round(modified.timestamp() * 1000), is_marker
+    )
+    version = entry.get("VersionId", "") or NULL if versioned else ""
+    return Listed(entry["Key"], version, content, entry.get("IsLatest", True))
+
+
+def time_of(page: Mapping[str, Any]) -> int:
+    """Return the store's own time (ms) when it answered with a page; 0 if it does not say."""
+    date = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+    try:
+        return round(parsedate_to_datetime(date).timestamp() * 1000)
+    except (TypeError, ValueError, OverflowError):
+        return 0
 
 
 def is_bound(key: str) -> bool:

@@ -1,11 +1,34 @@
-"""What clients that list a bucket share: how a request names the bucket, and how entries are parsed."""
+"""Clients that list a bucket: how a request names the bucket, how entries are parsed, and the client of a source.
 
-from typing import Any
+Of the host on which a source's bucket is listed nothing is used: no variable, no file of AWS's tools, no role.
+"""
+
+import logging
+import os
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from botocore import UNSIGNED
+from botocore.config import Config
+from botocore.configprovider import BOTOCORE_DEFAUT_SESSION_VARIABLES, ConfigValueStore, ConstantProvider
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from botocore.handlers import validate_bucket_name
+from botocore.session import Session
 
+import app.boto_connections  # noqa: F401 - reads answers strictly
 from app.listings.pages import parse_entries
+
+# botocore writes what it signs into its debug lines, with a session's token.
+logging.getLogger("botocore").setLevel(logging.ERROR)
+
+STORE_ERRORS = (BotoCoreError, ClientError, HTTPClientError, OSError)  # of a client
+_READ_SECONDS = 60.0  # for a page: a server may look through many folders for it
+_DEFAULT_REGION = "us-east-1"
+# What botocore would take from variables and files otherwise, by its names.
+_OF_NO_HOST: dict[str, Any] = {name: given[2] for name, given in BOTOCORE_DEFAUT_SESSION_VARIABLES.items()} | {
+    "profile": None, "ca_bundle": None, "config_file": os.devnull, "credentials_file": os.devnull,
+}  # fmt: skip
+_NO_VERSIONS = frozenset(["NotImplemented", "MethodNotAllowed", "NoSuchVersioningConfiguration"])
 
 _AWS = (".amazonaws.com", ".amazonaws.com.cn")
 _PAID = ("ListObjectsV2", "ListObjectVersions", "GetObject", "HeadObject")
@@ -29,6 +52,106 @@ def prepared(client: Any, *, requester_pays: bool) -> Any:
         for operation in _PAID:
             client.meta.events.register(f"before-parameter-build.s3.{operation}", _pay)
     return client
+
+
+class SourceAccess(Protocol):
+    """Where the bucket of a source is, and how to log in: its settings."""
+
+    @property
+    def endpoint(self) -> str:
+        """Its S3 endpoint; "" for that of AWS in the region."""
+
+    @property
+    def bucket(self) -> str:
+        """The bucket's name there."""
+
+    @property
+    def region(self) -> str:
+        """The region to sign for."""
+
+    @property
+    def access_key(self) -> str:
+        """The access key; "": requests are not signed."""
+
+    @property
+    def secret_key(self) -> str:
+        """Its secret."""
+
+    @property
+    def session_token(self) -> str:
+        """The token of temporary credentials."""
+
+    @property
+    def tls_ca(self) -> str:
+        """A file of the authorities to trust; "": the system's."""
+
+    @property
+    def addressing_style(self) -> str:
+        """Where a request has the bucket's name."""
+
+    @property
+    def requester_pays(self) -> bool:
+        """Whether requests are paid for by who makes them."""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds for connecting."""
+
+
+def describe_place(access: SourceAccess) -> str:
+    """Return which bucket it is, and where."""
+    return f"bucket {access.bucket} at {access.endpoint or 'AWS'}"
+
+
+def of_source(access: SourceAccess, *, attempts: int) -> Any:
+    """Return a client for the bucket of a source, which makes so many attempts of a request; the caller closes it."""
+    session = Session()
+    constants = {name: ConstantProvider(value) for name, value in _OF_NO_HOST.items()}
+    session.register_component("config_store", ConfigValueStore(constants))
+    signed = bool(access.access_key)
+    if signed:
+        session.set_credentials(access.access_key, access.secret_key, access.session_token or None)
+    is_tls = urlsplit(access.endpoint).scheme != "http"
+    return prepared(
+        session.create_client(
+            "s3",
+            endpoint_url=access.endpoint or None,
+            region_name=access.region or _DEFAULT_REGION,
+            verify=(access.tls_ca or True) if is_tls else False,
+            config=Config(
+                connect_timeout=access.timeout,
+                read_timeout=max(access.timeout, _READ_SECONDS),
+                retries={"mode": "standard", "total_max_attempts": attempts},
+                proxies={},
+                ignore_configured_endpoint_urls=True,
+                s3={"addressing_style": style(access.addressing_style, access.endpoint)},
+                **({} if signed else {"signature_version": UNSIGNED}),
+            ),
+        ),
+        requester_pays=access.requester_pays,
+    )
+
+
+def has_versions(client: Any, bucket: str) -> bool:
+    """Return whether a bucket is or was versioned, as far as its server knows versions. Raises `STORE_ERRORS`."""
+    try:
+        return bool(client.get_bucket_versioning(Bucket=bucket).get("Status"))
+    except ClientError as error:
+        if _code(error) in _NO_VERSIONS:
+            return False
+        raise
+
+
+def describe_failure(where: str, error: Exception) -> str:
+    """Return why a bucket cannot be listed, and what to do where that is known."""
+    hint = ""
+    if isinstance(error, ClientError) and error.operation_name == "GetBucketVersioning":
+        hint = "; allow s3:GetBucketVersioning, or set versions to on or off" * (_code(error) == "AccessDenied")
+    return f"{where} cannot be listed: {error}{hint}"
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def _pay(params: dict[str, Any], **_: Any) -> None:

@@ -15,12 +15,13 @@ from app.events.normalize import event_of
 from app.events.order import from_time
 from app.events.own_records import PUT, object_members, own_record
 from app.events.version_history import Entry, Fold
+from app.listings.comparison import Replacement
 from app.listings.differences import Counts, Run
 from app.outbox import tables
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database
 from app.outbox.sources.leases import SourceLease, SourceLeases
-from app.outbox.sources.watched import Replacement, Watched, WatchedBuckets, read_watched
+from app.outbox.sources.watched import Watched, WatchedBuckets, read_watched
 from tests import services
 from tests.services import until
 from tests.support.pulled_events import Sources

@@ -10,6 +10,5 @@ SEARCH_SECONDS = 1.0  # between two searches for sources that nobody pulls from
 MAX_STEP_SECONDS = 120.0  # that a step may take before the lease is no longer renewed: the thread hangs
 STOP_SECONDS = 20.0  # for which a worker that ends waits for the last commits
 FOUND_EVENTS = 500  # most events of what a listing has found in one commit
-FOUND_KEYS = 500  # for which the log is asked at once
 BAD_LISTING_MS = 60_000  # until a bucket is listed again whose listing could not be believed
 MAX_LISTED = 10_000_000  # entries of a listing, which are 400 MB in a temporary file

@@ -7,26 +7,20 @@ anything written, chunk by chunk, each with its events. So a listing that cannot
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
-from itertools import islice
 from typing import Any, cast
 
 from app.config.sources.base import SourceSettings
 from app.config.sources.bucket import BucketSourceSettings
-from app.events.minio_json import timestamp
-from app.events.model import Event
-from app.events.own_records import CLOCK_SKEW
-from app.listings import snapshot
-from app.listings.differences import Counts, Decided, Entry, Run, decide, differs, unchanged
+from app.listings.comparison import Part, Replacement, compared
+from app.listings.differences import Counts, Run
 from app.listings.errors import BadListing
-from app.listings.limits import ALWAYS_ALLOWED, exceeds
-from app.listings.merge import Ahead, Group, by_key
+from app.listings.limits import check_age, refused_removals
 from app.listings.spool import KeySpool, ListingSpool
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.leases import SourceLease
-from app.outbox.sources.watched import Chunk, Replacement, Watched, WatchedBuckets
-from app.quantities import count_noun
+from app.outbox.sources.watched import Watched, WatchedBuckets
 from workers.sources import create, policy
 from workers.sources.base import SourceUnavailable
 from workers.sources.source_thread import Outbox, SourceThread, Stopped
@@ -97,7 +91,7 @@ class Watcher(SourceThread):
         began, seq, store_time, requests = self._outbox.clock(), self._watched.last_seq(), 0, 0
         with closing(ListingSpool()) as listing, closing(KeySpool()) as recent:
             for page in source.pages():
-                _check_age(state, page.store_time, self._outbox.clock())
+                check_age(page.store_time, state.store_time, self._outbox.clock() - state.began_at)
                 store_time = store_time or page.store_time
                 requests += 1
                 self._has_begun = True
@@ -136,21 +130,11 @@ class Watcher(SourceThread):
 
     def _check_removals(self, settings: BucketSourceSettings, state: Watched, counts: Counts, entries: int) -> None:
         """Pause the source if the listing lacks too many objects. Raises `_Paused`."""
-        # What only the log knew counts, too: the listing of another store lacks all of that.
-        is_empty, lacking, there = not entries and counts.known > 0, counts.removed, counts.known + counts.unseen
-        if not is_empty and not exceeds(lacking, there, settings.max_removals, ALWAYS_ALLOWED):
-            return
-        lacking = counts.known if is_empty else lacking
-        if state.asked and lacking <= state.asked + ALWAYS_ALLOWED:
-            return
-        name = self.lease.stored.source
-        found = "the listing is empty" if is_empty else f"the listing lacks {count_noun(lacking, 'object')}"
-        reason = (
-            f"{found} of {there:,} that are known, more than max_removals={settings.max_removals} allows;"
-            f" nothing is recorded; if the objects were removed, `bucketwire source resume {name}` approves it"
-        )
-        self._watched.ask(self.lease, lacking, reason)
-        raise _Paused(reason)
+        name = str(self.lease.stored.source)
+        refused = refused_removals(counts, entries, percent=settings.max_removals, approved=state.asked, source=name)
+        if refused is not None:
+            self._watched.ask(self.lease, refused.lacking, refused.reason)
+            raise _Paused(refused.reason)
 
     def _record(self, compared: "_Comparison") -> bool:
         """Record what was found; return False if some target never takes so many events at once."""
@@ -211,90 +195,17 @@ class _Comparison:
             if part.is_changed:
                 self._watcher.replace(part.replacement())
 
-    def _parts(self, most: int) -> Iterator["_Part"]:
-        lease = self._watcher.lease
-        places: Sequence[Chunk | None] = self._watched.chunks(lease) or [None]
-        numbers = iter(range(max((place.number for place in places if place), default=0) + 1, 2**62))
-        listed, recent = Ahead(self._listing.read()), Ahead(self._recent.read())
-        ends = [place.first if place else None for place in places[1:]]
-        for place, until in zip(places, [*ends, None], strict=True):
-            known = snapshot.decode(self._watched.body(lease, place.number)) if place else []
-            part = _Part(place.number if place else None, known, numbers)
-            for groups in _batches(by_key(known, listed, recent, until)):
-                self._watcher.tell()
-                for group, decided in self._decided(groups):
-                    part.add(group, decided)
-                    if part.is_full(most):
-                        yield part
-                        part = part.rest()
-            yield part
-
-    def _decided(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Decided]]:
-        run = self._run
-        asked = [group.key for group in groups if group.is_recent or differs(group.known, group.listed)]
-        logged = self._watched.logged(run.bucket, asked) if asked and not run.remembers else dict.fromkeys(asked, ())
-        for group in groups:
-            if group.key in logged:
-                yield group, decide(group.key, group.known, group.listed, logged[group.key], run)
-            else:
-                yield group, unchanged(group.known, group.listed)
-
-
-class _Part:
-    """A part of a chunk: what was known of its keys, from `begin` on, and what is known of them from now on."""
-
-    def __init__(self, number: int | None, known: Sequence[Entry], numbers: Iterator[int], begin: int = 0) -> None:
-        self._number, self._known, self._numbers = number, known, numbers
-        self._begin = self._end = begin
-        self._entries: list[Entry] = []
-        self._events: list[Event] = []
-        self.counts = Counts()
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether anything has to be written."""
-        return bool(self._events) or self._entries != self._known[self._begin : self._end]
-
-    def is_full(self, most: int) -> bool:
-        """Return whether it has as many events as one commit may have, or as many more entries as a chunk."""
-        grown = len(self._entries) - (self._end - self._begin)
-        return len(self._events) >= most or grown >= snapshot.CHUNK_ENTRIES
-
-    def add(self, group: Group, decided: Decided) -> None:
-        """Add what was decided of the next key."""
-        self._end += len(group.known)
-        self._entries += decided.entries
-        self._events += decided.events
-        self.counts.add(decided.counts)
-
-    def replacement(self) -> Replacement:
-        """Return what replaces the chunk: what is known now, and apart from it what has not been compared yet."""
-        added = [(next(self._numbers), some[0].key, snapshot.encode(some)) for some in snapshot.pieces(self._entries)]
-        removed = [] if self._number is None else [self._number]
-        self._number = None
-        if left := self._known[self._end :]:
-            self._number = next(self._numbers)
-            added.append((self._number, left[0].key, snapshot.encode(left)))
-        return Replacement(removed, added, self._events)
-
-    def rest(self) -> "_Part":
-        """Return the part with the keys that follow, once this one is replaced."""
-        return _Part(self._number, self._known, self._numbers, self._end)
-
-
-def _batches(groups: Iterator[Group]) -> Iterator[list[Group]]:
-    while some := list(islice(groups, policy.FOUND_KEYS)):
-        yield some
-
-
-def _check_age(state: Watched, store_time: int, now: int) -> None:
-    """Raise `BadListing` if the store answers what was the state before that which is known: from a cache, say.
-
-    Its clock has to have gone on, half as fast as the database's at least, so that one that was set back goes on again.
-    """
-    passed = max(0, now - state.began_at) // 2
-    if store_time and state.store_time and store_time < state.store_time + passed - CLOCK_SKEW:
-        raise BadListing(
-            f"its answer is of {timestamp(store_time)}, before the listing that is known, of"
-            f" {timestamp(state.store_time)}: a cache has answered, or the store's clock was set back"
+    def _parts(self, most: int) -> Iterator[Part]:
+        watched, lease, run = self._watched, self._watcher.lease, self._run
+        chunks = watched.chunks(lease)
+        return compared(
+            chunks,
+            read=lambda number: watched.body(lease, number),
+            logged=lambda keys: watched.logged(run.bucket, keys),
+            listed=self._listing.read(),
+            recent=self._recent.read(),
+            run=run,
+            numbers=iter(range(max((chunk.number for chunk in chunks), default=0) + 1, 2**62)),
+            most=most,
+            tell=self._watcher.tell,
         )

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from app.events.effects import ContentChange, selectors
 from app.events.frontends.json_path import find
-from app.events.model import Event
 from app.events.version_history import Entry as LogEntry
+from app.listings.comparison import Chunk, Replacement
 from app.listings.differences import Counts, LoggedEvent, Run
 from app.outbox import log_head, tables
 from app.outbox.column_values import clean_reason
@@ -69,23 +69,6 @@ class Watched:
         """Return how many differences that no event explained were found today and yesterday, in UTC."""
         today = now // _DAY
         return self.found_on_day * (self.day >= today - 1) + self.found_before * (self.day >= today)
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Where a chunk begins."""
-
-    number: int
-    first: str
-
-
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """Chunks to remove, those in their place (number, first key and body), and the events of their keys."""
-
-    removed: Sequence[int]
-    added: Sequence[tuple[int, str, bytes]]
-    events: Sequence[Event] = ()
 
 
 class WatchedBuckets:

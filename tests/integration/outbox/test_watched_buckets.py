@@ -6,12 +6,13 @@ import pytest
 import sqlalchemy as sa
 
 from app.config.sources.source_id import SourceId
+from app.listings.comparison import Replacement
 from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.sources.intake import TargetFull
-from app.outbox.sources.watched import Replacement, read_watched
+from app.outbox.sources.watched import read_watched
 from tests.support import databases
 from tests.support.builders import PUT, add_target, event
 from tests.support.pulled_events import recorded

@@ -1,0 +1,136 @@
+"""Compare a listing with the chunks of what is known of a bucket: what replaces each, with the events of its keys.
+
+A worker does it with the whole bucket, Spark with many shares of it at once; both come to the same events.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from app.events.model import Event
+from app.listings import snapshot
+from app.listings.differences import (
+    Counts,
+    Decided,
+    Entry,
+    Listed,
+    LoggedEvent,
+    Run,
+    decide,
+    differs,
+    unchanged,
+)
+from app.listings.merge import Ahead, Group, by_key
+
+_KEYS_AT_ONCE = 500  # for which the log is asked
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Where a chunk begins."""
+
+    number: int
+    first: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """Chunks to remove, those in their place (number, first key and body), and the events of their keys."""
+
+    removed: Sequence[int]
+    added: Sequence[tuple[int, str, bytes]]
+    events: Sequence[Event] = ()
+
+
+class Part:
+    """A part of a chunk: what was known of its keys, from `begin` on, and what is known of them from now on."""
+
+    def __init__(self, number: int | None, known: Sequence[Entry], numbers: Iterator[int], begin: int = 0) -> None:
+        self._number, self._known, self._numbers = number, known, numbers
+        self._begin = self._end = begin
+        self._entries: list[Entry] = []
+        self._events: list[Event] = []
+        self.counts = Counts()
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything has to be written."""
+        return bool(self._events) or self._entries != self._known[self._begin : self._end]
+
+    def is_full(self, most: int) -> bool:
+        """Return whether it has as many events as one commit may have, or as many more entries as a chunk."""
+        grown = len(self._entries) - (self._end - self._begin)
+        return len(self._events) >= most or grown >= snapshot.CHUNK_ENTRIES
+
+    def add(self, group: Group, decided: Decided) -> None:
+        """Add what was decided of the next key."""
+        self._end += len(group.known)
+        self._entries += decided.entries
+        self._events += decided.events
+        self.counts.add(decided.counts)
+
+    def replacement(self) -> Replacement:
+        """Return what replaces the chunk: what is known now, and apart from it what has not been compared yet."""
+        added = [(next(self._numbers), some[0].key, snapshot.encode(some)) for some in snapshot.pieces(self._entries)]
+        removed = [] if self._number is None else [self._number]
+        self._number = None
+        if left := self._known[self._end :]:
+            self._number = next(self._numbers)
+            added.append((self._number, left[0].key, snapshot.encode(left)))
+        return Replacement(removed, added, self._events)
+
+    def rest(self) -> "Part":
+        """Return the part with the keys that follow, once this one is replaced."""
+        return Part(self._number, self._known, self._numbers, self._end)
+
+
+def compared(
+    chunks: Sequence[Chunk],
+    *,
+    read: Callable[[int], bytes],
+    logged: Callable[[Sequence[str]], Mapping[str, Sequence[LoggedEvent]]],
+    listed: Iterable[Listed],
+    recent: Iterable[str],
+    run: Run,
+    numbers: Iterator[int],
+    most: int,
+    tell: Callable[[], None] = lambda: None,
+) -> Iterator[Part]:
+    """Yield the parts of chunks, or of all keys if there is none, each full part before what follows it.
+
+    `read` returns the body of a chunk, `logged` the log's events of each of some keys; `listed` and `recent`, keys of
+    which the log has new events, are in order, and of no key before the first chunk but for the very first one. New
+    chunks get the next of the `numbers`. A part has at most so many events, but for those of one key. `tell` is called
+    every so often, and may raise.
+    """
+    places: Sequence[Chunk | None] = chunks or [None]
+    ends = [chunk.first for chunk in chunks[1:]]
+    all_listed, all_recent = Ahead(listed), Ahead(recent)
+    for place, until in zip(places, [*ends, None], strict=True):
+        known = snapshot.decode(read(place.number)) if place else []
+        part = Part(place.number if place else None, known, numbers)
+        for groups in _batches(by_key(known, all_listed, all_recent, until)):
+            tell()
+            for group, decided in _decided(groups, logged, run):
+                part.add(group, decided)
+                if part.is_full(most):
+                    yield part
+                    part = part.rest()
+        yield part
+
+
+def _decided(
+    groups: Sequence[Group], logged: Callable[[Sequence[str]], Mapping[str, Sequence[LoggedEvent]]], run: Run
+) -> Iterator[tuple[Group, Decided]]:
+    asked = [group.key for group in groups if group.is_recent or differs(group.known, group.listed)]
+    found = logged(asked) if asked and not run.remembers else dict.fromkeys(asked, ())
+    for group in groups:
+        if group.key in found:
+            yield group, decide(group.key, group.known, group.listed, found[group.key], run)
+        else:
+            yield group, unchanged(group.known, group.listed)
+
+
+def _batches(groups: Iterator[Group]) -> Iterator[list[Group]]:
+    while some := list(islice(groups, _KEYS_AT_ONCE)):
+        yield some
