@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
+from app.events.model import Event
 from app.outbox import log_head, tables
 from app.outbox.column_values import NEVER
 from app.outbox.delivery.due_work import DueWork
@@ -48,6 +49,12 @@ def record(database: Database, bucket: str, count: int = 1) -> None:
     Log(database).append([[event(f"k{number}", bucket=bucket) for number in range(count)]])
 
 
+def mixed_requests(random: Random) -> list[list[Event]]:
+    """Requests that share a commit, each with events of several buckets."""
+    sizes = [random.randrange(1, 6) for _ in range(random.randrange(1, 4))]
+    return [[event(f"k{number}", bucket=random.choice("abcd")) for number in range(size)] for size in sizes]
+
+
 def assert_all_found(database: Database) -> None:
     """Each window has all events after its cursor, and there is none without an event, unless some are not known."""
     c, e = tables.cursors.c, tables.events.c
@@ -73,11 +80,11 @@ def test_every_event_is_in_the_window_of_its_target_whichever_code_has_recorded_
     database: Database, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     tune(monkeypatch, arrivals, "ARRIVALS", min_gap_seqs=3, batch_seqs=4)
-    random = Random(seed)
+    random, log = Random(seed), Log(database)
     couriers = [Courier(database, add_target(database, name, bucket=name), batch=3) for name in ("a", "b", "c")]
     work = DueWork(database)
     for _ in range(25):
-        match random.randrange(6):
+        match random.randrange(8):
             case 0:
                 with as_older_code(database):
                     record(database, random.choice("abcd"), random.randrange(1, 30))
@@ -88,6 +95,8 @@ def test_every_event_is_in_the_window_of_its_target_whichever_code_has_recorded_
                 assert head.arrivals_seq == head.last_seq
             case 2:
                 random.choice(couriers).run(turns=random.randrange(3))
+            case 3 | 4:
+                log.append(mixed_requests(random))
             case _:
                 record(database, random.choice("aabcd"), random.randrange(1, 9))
         assert_all_found(database)

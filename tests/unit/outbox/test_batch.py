@@ -41,3 +41,16 @@ def test_targets_whose_queues_are_full_follow_as_negative_numbers() -> None:
     made = batch(dict.fromkeys(range(4, _TARGETS + 1), 0) | {2: 0})
     [texts] = {row[9] for row in made.rows}
     assert texts.startswith(",1,3,-2,-4,-5,")
+
+
+def test_a_target_s_arrivals_reach_from_its_first_event_to_its_last_in_whichever_request_they_came() -> None:
+    a, b = 1, 2
+    targets = [(a,), (a, b), (a,), (b,), (a, b)]
+    events = [event() for _ in targets]
+    routing = Routing(1, {a: TargetId("webhook", "a"), b: TargetId("webhook", "b")}, {}, frozenset(), compile_rules(()))
+    matches = Matches(routing, {one.id: some for one, some in zip(events, targets, strict=True)})
+    made = Batch([events[:3], events[3:]], matches, 16)
+    [partition] = {row[0] for row in made.rows}
+    assert made.arrivals == {(a, partition): (1, 5), (b, partition): (2, 5)}
+    alone = Batch([events[:3]], matches, 16)
+    assert alone.arrivals == {(a, partition): (1, 3), (b, partition): (2, 2)}
