@@ -5,14 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from tests.provision.debian import install_packages
 from tests.provision.places import CACHE
-from tests.provision.steps import CannotProvideError
+from tests.provision.steps import CannotProvideError, providing, show
 from tests.provision.table import RECIPES, Recipe
 
 
@@ -53,24 +52,19 @@ def _queues(wanted: Sequence[Recipe]) -> list[list[Recipe]]:
     return list(queues.values())
 
 
-_printing = threading.Lock()
-
-
 def _provide_all(queue: Sequence[Recipe], packages: Future[Mapping[str, str]]) -> bool:
     """Provide one server after the other, and print a line for each; whether all could be had."""
     complete = True
     for recipe in queue:
         began, lacking = time.monotonic(), bool(recipe.absent())
         reasons = packages.result() if recipe.packages else {}
-        try:
-            said = provide(recipe)
-        except CannotProvideError as reason:
-            complete = False
-            said = f"CANNOT BE HAD: {reasons.get(recipe.name) or reason}"
-        spent = f" ({time.monotonic() - began:.0f} s)" if lacking else ""
-        with _printing:
-            sys.stdout.write(f"{recipe.name:15} {said}{spent}\n")
-            sys.stdout.flush()
+        with providing(recipe.name):
+            try:
+                said = provide(recipe)
+            except CannotProvideError as reason:
+                complete = False
+                said = f"CANNOT BE HAD: {reasons.get(recipe.name) or reason}"
+            show(said + (f" ({time.monotonic() - began:.0f} s)" if lacking else ""))
     return complete
 
 

@@ -101,7 +101,7 @@ def build_kubernetes() -> None:
         named = f"-X k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}"
         flags = ["-trimpath", "-gcflags=all=-dwarf=false", f"-ldflags=-s -w {named}"]
         settings = {**_GO_SETTINGS, "GOWORK": "off"}
-        argv = [tool("go"), "build", *flags, "-o", f"{made}/", "./cmd/kube-apiserver"]
+        argv = [tool("go"), "build", "-v", *flags, "-o", f"{made}/", "./cmd/kube-apiserver"]  # it names each package
         run(argv, cwd=source, GOFLAGS="-p=2 -buildvcs=false -mod=mod", **settings)
         etcd = Path(scratch) / "etcd"
         etcd.mkdir()  # like that of NSQ, its module cannot be installed by its name

@@ -6,39 +6,100 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
+import threading
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 BUILD_TIMEOUT = 1800  # seconds
+PROGRESS_SECONDS = 30.0  # between two lines about a command that still runs
+_REASON_LINES = 3
+_MAX_LINE_CHARACTERS = 100
+
+_printing = threading.Lock()
+_provided = threading.local()  # `name`: of the server that this thread provides
 
 
 class CannotProvideError(Exception):
     """This machine cannot have the server; the message is the reason."""
 
 
-def run(argv: Sequence[str | Path], *, cwd: Path | None = None, **env: str) -> None:
-    """Run to the end at low priority; the last lines of its output are the error's reason."""
-    command = ["nice", "-n", "10", *map(str, argv)]
+@contextlib.contextmanager
+def providing(name: str) -> Iterator[None]:
+    """What `show` prints in the block is about the server called `name`."""
+    _provided.name = name
     try:
-        done = subprocess.run(
-            command,
+        yield
+    finally:
+        _provided.name = ""
+
+
+def show(text: str) -> None:
+    """Print a line about the server that this thread provides."""
+    with _printing:
+        sys.stdout.write(f"{getattr(_provided, 'name', ''):15} {text}\n")
+        sys.stdout.flush()
+
+
+def run(argv: Sequence[str | Path], *, cwd: Path | None = None, **env: str) -> None:
+    """Run to the end at low priority; the last lines of its output are the error's reason.
+
+    While it runs, a line every half a minute says how far its output has come.
+    """
+    try:
+        child = subprocess.Popen(
+            ["nice", "-n", "10", *map(str, argv)],
             cwd=cwd,
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=BUILD_TIMEOUT,
-            check=False,
+            errors="replace",
         )
     except FileNotFoundError as missing:
         raise CannotProvideError(f"{missing.filename} is not installed") from missing
-    except subprocess.TimeoutExpired as late:
-        raise CannotProvideError(f"{argv[0]} took more than {BUILD_TIMEOUT} s") from late
-    if done.returncode:
-        reason = " / ".join(done.stdout.strip().splitlines()[-3:])
-        raise CannotProvideError(f"{argv[0]} ended with {done.returncode}: {reason}")
+    with child:
+        output = _Output(child)
+        output.start()
+        began = time.monotonic()
+        while child.poll() is None:
+            try:
+                child.wait(PROGRESS_SECONDS)
+            except subprocess.TimeoutExpired as late:
+                if time.monotonic() - began > BUILD_TIMEOUT:
+                    child.kill()
+                    output.join()
+                    raise CannotProvideError(f"{argv[0]} took more than {BUILD_TIMEOUT} s") from late
+                show(f"{Path(argv[0]).name} runs for {time.monotonic() - began:.0f} s{output.progress()}")
+        output.join()
+    if child.returncode:
+        raise CannotProvideError(f"{argv[0]} ended with {child.returncode}: {' / '.join(output.last)}")
+
+
+class _Output(threading.Thread):
+    """Reads what a command says; `last` has its last lines."""
+
+    def __init__(self, child: subprocess.Popen[str]) -> None:
+        super().__init__(daemon=True)
+        assert child.stdout is not None
+        self._lines = child.stdout
+        self._count = 0
+        self.last: deque[str] = deque(maxlen=_REASON_LINES)
+
+    def run(self) -> None:
+        for line in self._lines:
+            if text := line.strip():
+                self._count += 1
+                self.last.append(text)
+
+    def progress(self) -> str:
+        """How many lines there are, and the last one."""
+        lines = list(self.last)
+        return f", {self._count:,} lines of output, the last: {lines[-1][:_MAX_LINE_CHARACTERS]}" if lines else ""
 
 
 def tool(name: str) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests import provision, services
+from tests.provision import steps
 from tests.services import server_process
 
 TOP = Path(__file__).parents[2]
@@ -43,6 +46,44 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
             (made / "half").touch()
             provision.run(["sh", "-c", "echo why; exit 3"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_build_says_how_far_it_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(steps, "PROGRESS_SECONDS", 0.02)
+    said = ""
+
+    def build() -> None:
+        provision.run(
+            ["sh", "-c", "echo k8s.io/api; echo k8s.io/apiserver; until [ -e go-on ]; do sleep 0.02; done"],
+            cwd=tmp_path,
+        )
+
+    def watch() -> bool:
+        nonlocal said
+        said += capsys.readouterr().out
+        return "2 lines of output" in said
+
+    def provide_it() -> None:
+        with steps.providing("kubernetes"):
+            build()
+
+    building = threading.Thread(target=provide_it)
+    building.start()
+    services.until(watch)
+    (tmp_path / "go-on").touch()
+    building.join()
+    assert re.search(r"(?m)^kubernetes      sh runs for \d+ s, 2 lines of output, the last: k8s.io/apiserver$", said), (
+        said
+    )
+
+
+def test_a_build_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "PROGRESS_SECONDS", 0.02)
+    monkeypatch.setattr(steps, "BUILD_TIMEOUT", 0)
+    with pytest.raises(provision.CannotProvideError, match="sleep took more than 0 s"):
+        provision.run(["sleep", "600"])
 
 
 def test_a_build_that_succeeds_replaces_what_was_there(tmp_path: Path) -> None:
