@@ -83,6 +83,18 @@ def test_a_database_that_is_away_is_503_and_nothing_is_claimed(
     assert "lost" not in read(outbox)
 
 
+def test_a_wrong_token_is_401_also_while_the_database_is_away(
+    server: services.Postgres, outbox: Database, start: Start
+) -> None:
+    made = token(outbox, "ingest")["Authorization"]
+    api = start(server.url(NAME), processes=1)  # another one could begin after the database has gone
+    assert api.post(body("before"), authorization=made).status_code == 202
+    server.stop()
+    problem(api.post(body("lost"), authorization=made), 503, "database-unavailable")
+    for presented in ({}, {"authorization": f"Bearer {'w' * 40}"}):
+        problem(api.post(body("lost"), **presented), 401, "unauthorized")
+
+
 # A first event is committed by the thread for groups. Those that follow one by one commit themselves, unless the
 # database's clock was last read a second ago.
 @pytest.mark.nightly(
@@ -257,7 +269,8 @@ def test_an_api_that_begins_while_the_database_is_away_remembers_the_tokens(
     api.kill()
     api.start()
     assert api.post(body("meanwhile"), authorization=made).json()["spooled"] == 1
-    problem(api.post(body("lost")), 401, "unauthorized")
+    for presented in ({}, {"authorization": f"Bearer {'w' * 40}"}):
+        problem(api.post(body("lost"), **presented), 401, "unauthorized")
     server.start()
     services.until(empty(folder), 30)
     assert read(outbox) == ["before", "meanwhile"]
