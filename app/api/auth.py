@@ -11,6 +11,7 @@ could by the database.
 
 import base64
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from urllib.parse import urlsplit
 
 from flask import Request, g, request
 
+from app.api import mc_bearer
 from app.api.errors import ApiProblem
 from app.api.services import services
 from app.config.networks import is_loopback
@@ -44,6 +46,7 @@ _FORWARDING = frozenset(
     }
 )  # fmt: skip
 
+_DOTS = 2  # of a JWT
 _SIGNED = "AWS4-HMAC-SHA256"
 _UNSIGNED_ONLY = (
     "this request is signed for AWS, and no such signature is verified here: send it unsigned (boto3: "
@@ -102,8 +105,8 @@ def authenticate(request: Request, *, posts_events: bool = False) -> ApiToken | 
     """Return the token of the request, or of the console's session; None if none is needed.
 
     A command needs none, nor does anybody before the first one exists. A request that posts events may have its token
-    in other places than `Authorization`. Raises `ApiProblem` for a request that has no valid one; `TokensUnknown` if
-    the tokens cannot be read.
+    in other places than `Authorization`, and one for the metrics may have a token that `mc` has signed. Raises
+    `ApiProblem` for a request that has no valid one; `TokensUnknown` if the tokens cannot be read.
     """
     if COMMAND in request.environ:
         return None
@@ -122,6 +125,8 @@ def authenticate(request: Request, *, posts_events: bool = False) -> ApiToken | 
                 presented = request.args.get("token", "")
                 in_url = bool(presented)
         digest, identity = hash_token(presented) if presented else "", None
+        if presented.count(".") == _DOTS and request.path == mc_bearer.METRICS:
+            identity = mc_bearer.identify(presented, opened.settings.every_s3_key, time.time())
     else:
         digest, identity = session.digest, session.identity
     token = identity or (tokens.find_digest(digest) if digest else None)

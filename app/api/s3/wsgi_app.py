@@ -8,6 +8,7 @@ from werkzeug.wrappers import Request, Response
 
 from app.api.auth import is_signed_for
 from app.api.listen.streams import Streams
+from app.api.mc_bearer import MC_METRICS
 from app.api.probes import PROBES
 from app.api.request_marks import set_route
 from app.api.s3.errors import S3Error, error_response
@@ -37,9 +38,10 @@ class Front:
 
     def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
         """Pass the request to the application that it is for."""
-        probe = PROBES.get(environ.get("PATH_INFO", ""))
-        if probe:
-            environ = environ | {"PATH_INFO": probe}
+        asked = environ.get("PATH_INFO", "")
+        ours = PROBES.get(asked) or MC_METRICS.get(asked)
+        if ours:
+            environ = environ | {"PATH_INFO": ours}
         return self._application(environ)(environ, start_response)
 
     def _application(self, environ: Environ) -> Wsgi:

@@ -11,8 +11,10 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import orjson
 import pytest
+import yaml
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
@@ -25,10 +27,11 @@ from app.config.arn import TargetId
 from app.config.secrets import Sealer
 from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
+from app.outbox.engine.database import Database
 from app.outbox.registry import Registry
 from app.server.application import create_app
 from tests import services
-from tests.integration.api.conftest import KEY, S3
+from tests.integration.api.conftest import KEY, S3, Start, url_of
 from tests.integration.api.mc_admin import Admin
 from tests.support.builders import add_target, migrated
 from tests.support.outbox_rows import heartbeats
@@ -365,6 +368,34 @@ def test_the_region_of_the_service_is_in_its_arns_and_not_in_the_signature_of_mc
         with in_process(url, BUCKETWIRE_REGION="eu-1") as info:
             for region in ("", "us-east-1"):
                 assert orjson.loads(info(region).data)["sqsARN"] == ["arn:minio:sqs:eu-1:audit:webhook"]
+
+
+def test_what_mc_prints_for_prometheus_works(plain_log: Database, start: Start) -> None:
+    add_target(plain_log, "audit")
+    keys = {"access_key": S3.access_key, "secret_key": S3.secret_key}
+    api = start(url_of(plain_log), processes=1, api_tokens=f"reader:read:{'r' * 32}", **keys)
+    place = f"{services.LOOPBACK}:{api.port}"
+
+    def job(line: str = "", secret_key: str = S3.secret_key) -> Any:
+        admin = Admin(place, S3.access_key, secret_key, api.folder)
+        [found] = yaml.safe_load(admin.ok(f"mc admin prometheus generate bw {line}"))["scrape_configs"]
+        assert found["static_configs"] == [{"targets": [place]}]
+        return found
+
+    def scrape(found: Any, path: str = "") -> httpx.Response:
+        headers = {"Authorization": f"Bearer {found['bearer_token']}"} if "bearer_token" in found else {}
+        return httpx.get(f"{found['scheme']}://{place}{path or found['metrics_path']}", headers=headers, timeout=60)
+
+    for line in ("", "cluster", "--api-version v3", "notification --api-version v3"):
+        answer = scrape(job(line))
+        assert answer.status_code == 200, (line, answer.text)
+        assert 'bucketwire_target_pending_events{name="audit",type="webhook"} 0.0' in answer.text
+    assert scrape(job(), "/metrics").status_code == 200
+    assert scrape({**job(), "bearer_token": "r" * 32}).status_code == 200
+    assert scrape(job("node")).status_code == 404, "what only a storage has"
+    assert scrape(job("--public")).status_code == 401
+    assert scrape(job(secret_key="another-secret")).status_code == 401
+    assert scrape(job(), "/v1/targets").status_code == 401, "it is for the metrics only"
 
 
 def test_a_database_that_is_away_is_told_in_json_and_mc_tries_again(tmp_path: Path) -> None:

@@ -65,12 +65,13 @@ def test_mc_manages_rules_as_it_does_at_minio(ready: S3) -> None:
 
 def test_mc_admin_manages_targets_as_it_does_at_minio(ready: S3) -> None:
     said = [ask_mc(ready, command) for command in ADMIN.splitlines()]
-    sections, keys, applied, shown, info, _, _, _ = said
+    sections, keys, applied, shown, info, job, _, _, _ = said
     assert sections.count("publish bucket notifications to") == 11
     assert "endpoint*" in keys
     assert applied == "Successfully applied new settings.\n"
     assert 'comment="makes thumbnails"' in shown
     assert json.loads(info)["info"]["sqsARN"] == [f"arn:minio:sqs::{name}:webhook" for name in ("audit", "thumbs")]
+    assert "metrics_path: /minio/v2/metrics/cluster" in job
     assert [str(stored.target) for stored in registry(ready.database).targets()] == ["webhook:audit"]
 
 
