@@ -24,18 +24,24 @@ from app.api.services import Services
 from app.config.errors import BadSettings
 from app.outbox import audit
 from app.outbox.buckets import count_buckets
+from app.outbox.delivery.failing import with_failing
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
-from app.outbox.targets import UnknownTarget
+from app.outbox.targets import OPENED, UnknownTarget
 from app.resources.refusal import ADMIN_ROUTE
 
 
 def info(call: AdminCall) -> Response:
-    """Answer `GET info`: the ARNs of the enabled targets, their states, and this process as the only server."""
+    """Answer `GET info`: the ARNs of the enabled targets, their states, and this process as the only server.
+
+    A target is online if a worker has opened it with its present settings, and nothing has failed at it since.
+    """
     settings = call.parts.settings
-    targets = [stored for stored in call.parts.registry.targets() if stored.enabled]
+    enabled = [stored for stored in call.parts.registry.targets() if stored.enabled]
+    with call.parts.database.reading() as connection:
+        targets = with_failing(connection, enabled)
     states = defaultdict(list)
     for stored in targets:
-        state = "online" if stored.state == "running" else "offline"
+        state = "online" if stored.state == "running" and stored.opening == OPENED else "offline"
         states[stored.target.type].append({stored.target.name: {"status": state}})
     place = call.request.host
     server = {

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+import sqlalchemy as sa
 import yaml
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -27,7 +28,10 @@ from app.config.arn import TargetId
 from app.config.secrets import Sealer
 from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
-from app.outbox.engine.database import Database
+from app.outbox import tables
+from app.outbox.delivery.availability import record_opening
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.policies import FAILING
 from app.outbox.registry import Registry
 from app.server.application import create_app
 from tests import services
@@ -103,7 +107,7 @@ def test_what_the_guides_set_is_set_at_once(bw: Admin, targets: Registry) -> Non
     assert {(target.state, target.state_reason) for target in stored} == {("running", "")}
     info = json.loads(bw.ok("mc admin info --json bw"))["info"]
     assert info["sqsARN"] == [target.target.arn() for target in stored]
-    assert info["services"]["notifications"][0] == {"amqp": [{"1": {"status": "online"}}]}
+    assert info["services"]["notifications"][0] == {"amqp": [{"1": {"status": "offline"}}]}, "nobody has opened it"
     assert bw.place in bw.ok("mc admin info bw")
     sections = bw.ok("mc admin config get bw/")
     assert len([line for line in sections.splitlines() if line.startswith("notify_")]) == 11
@@ -368,6 +372,38 @@ def test_the_region_of_the_service_is_in_its_arns_and_not_in_the_signature_of_mc
         with in_process(url, BUCKETWIRE_REGION="eu-1") as info:
             for region in ("", "us-east-1"):
                 assert orjson.loads(info(region).data)["sqsARN"] == ["arn:minio:sqs:eu-1:audit:webhook"]
+
+
+def test_a_target_is_online_once_it_was_opened_and_until_all_fails_that_is_sent_to_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/outbox.db"
+    with closing(migrated(url)) as database, in_process(url) as info:
+        add_target(database, "audit")
+        known = Registry(database, Sealer([KEY])).targets()[0]
+        cursors, t = tables.cursors, tables.targets
+
+        def status() -> str:
+            [listed] = orjson.loads(info("").data)["services"]["notifications"]
+            return str(listed["webhook"][0]["audit"]["status"])
+
+        def change(statement: sa.Update) -> None:
+            with database.writing() as connection:
+                connection.execute(statement)
+
+        assert status() == "offline", "no worker has tried it"
+        record_opening(database, known.row_id, known.revision, now_ms(), "Connection refused")
+        assert status() == "offline"
+        record_opening(database, known.row_id, known.revision, now_ms())
+        assert status() == "online"
+        for column, away, back in (("paused", True, False), ("breaker", "open", "closed")):
+            change(t.update().values({column: away}))
+            assert status() == "offline", column
+            change(t.update().values({column: back}))
+            assert status() == "online", column
+        failed = {"failed_in_row": FAILING.min_attempts, "failed_mark": known.revision, "failed_since": now_ms()}
+        change(cursors.update().where(cursors.c.partition == 0).values(failed))
+        assert status() == "offline", "every attempt fails"
+        Registry(database, Sealer([KEY])).put(TargetId("webhook", "audit"), {"endpoint": PLACE})
+        assert status() == "offline", "the new settings are not tried yet"
 
 
 def test_what_mc_prints_for_prometheus_works(plain_log: Database, start: Start) -> None:
