@@ -13,6 +13,7 @@ from botocore.config import Config
 from botocore.configprovider import BOTOCORE_DEFAUT_SESSION_VARIABLES, ConfigValueStore, ConstantProvider
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from botocore.handlers import validate_bucket_name
+from botocore.loaders import Loader
 from botocore.session import Session
 
 import app.boto_connections  # noqa: F401 - reads answers strictly
@@ -28,6 +29,8 @@ _DEFAULT_REGION = "us-east-1"
 _OF_NO_HOST: dict[str, Any] = {name: given[2] for name, given in BOTOCORE_DEFAUT_SESSION_VARIABLES.items()} | {
     "profile": None, "ca_bundle": None, "config_file": os.devnull, "credentials_file": os.devnull,
 }  # fmt: skip
+# What botocore knows of S3, 12 MB, once for all buckets, and without what the host adds in ~/.aws/models.
+_MODELS = Loader(extra_search_paths=[Loader.BUILTIN_DATA_PATH], include_default_search_paths=False)
 _NO_VERSIONS = frozenset(["NotImplemented", "MethodNotAllowed", "NoSuchVersioningConfiguration"])
 
 _AWS = (".amazonaws.com", ".amazonaws.com.cn")
@@ -108,6 +111,7 @@ def of_source(access: SourceAccess, *, attempts: int) -> Any:
     session = Session()
     constants = {name: ConstantProvider(value) for name, value in _OF_NO_HOST.items()}
     session.register_component("config_store", ConfigValueStore(constants))
+    session.register_component("data_loader", _MODELS)
     signed = bool(access.access_key)
     if signed:
         session.set_credentials(access.access_key, access.secret_key, access.session_token or None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 
 import orjson
@@ -25,6 +26,7 @@ from tests.support.recording_proxy import Wiretap
 from tests.support.watched_bucket import WatchedBucket, counted, values
 from workers.source_test import run_source_test
 from workers.sources import policy
+from workers.systems.bucket.source import BucketSource
 
 pytestmark = pytest.mark.promise
 KEYS = [
@@ -286,6 +288,22 @@ def test_nothing_of_the_host_is_used_with_a_login_or_without(
         used.assert_not_sent(bytes(tap.said))
         assert b"uthorization" not in tap.said
     assert "AccessDenied" in used.outcome
+
+
+def test_another_bucket_takes_no_memory_for_what_is_known_of_s3(minio: services.MinIO, database: Database) -> None:
+    settings = load(BucketSourceSettings, values(minio, WatchedBucket(minio, database).name))
+    sources = [BucketSource(settings) for _ in range(4)]
+    sources[0].open()
+    tracemalloc.start()
+    try:
+        for source in sources[1:]:
+            source.open()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        for source in sources:
+            source.close()
+    assert taken < 3 << 20  # of which one description of its API would be more
 
 
 def test_a_store_that_is_away_is_named_and_listed_again(database: Database) -> None:

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from botocore.loaders import Loader
+
 from app.config.fields.fields import Declared, fields_of
 from app.config.target_settings import BadSettings, load
 from tests.services import Certificates
@@ -49,6 +51,7 @@ def _files(at: str, port: int) -> dict[str, str]:
         ".aws/credentials": f"[default]\naws_access_key_id={login}\naws_secret_access_key={login}\n"
         f"aws_session_token={login}\n",
         ".aws/config": f"[default]\nregion=of-the-host\nendpoint_url=http://{place}\nca_bundle=/nowhere\n",
+        ".aws/models/partitions.json": Path(Loader.BUILTIN_DATA_PATH, "partitions.json").read_text(),
         ".boto": f"[Credentials]\naws_access_key_id={login}\naws_secret_access_key={login}\n",
         "boto.cfg": f"[Credentials]\naws_access_key_id={login}\naws_secret_access_key={login}\n",
         ".config/gcloud/application_default_credentials.json": "{}",
