@@ -19,6 +19,7 @@ from kombu.transport.virtual import Channel as VirtualChannel
 
 from app.config.arn import TargetId
 from app.config.broker import KEY_PREFIX, is_rabbitmq
+from app.logs import clause
 
 log = logging.getLogger("bucketwire.broker")
 
@@ -105,7 +106,7 @@ class BrokerState:
 
 
 def _describe(broker: str, error: BaseException) -> str:
-    return f"{broker} cannot be used: {str(error) or f'no answer in time ({type(error).__name__})'}"
+    return f"{broker} cannot be used: {clause(str(error)) or f'no answer in time ({type(error).__name__})'}"
 
 
 def check_broker(broker_url: str) -> str:

@@ -1,6 +1,7 @@
 """Configure the logs of all processes: text lines for people, or one JSON object per line.
 
-As text, each process keeps the layout of its program. As JSON, every line of every process has the members `time`
+As text, every line of every process begins with the time, the id of the process in brackets, the level and the logger.
+As JSON, every line of every process has the members `time`
 (UTC), `level`, `logger`, `pid` and `message`, further members of its own, and `trace` with an exception.
 """
 
@@ -16,7 +17,7 @@ from typing import Any, Literal
 from pythonjsonlogger.json import JsonFormatter
 
 Form = Literal["text", "json"]
-_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_TEXT = "%(asctime)s [%(process)d] %(levelname)s %(name)s: %(message)s"
 _MEMBERS = ("asctime", "levelname", "name", "process", "message")
 _RENAMED = {"asctime": "time", "levelname": "level", "name": "logger", "process": "pid", "exc_info": "trace"}
 
@@ -32,10 +33,15 @@ class Json(JsonFormatter):
         return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
+def formatter(form: Form) -> logging.Formatter:
+    """Return what formats the lines of every logger in this form."""
+    return Json() if form == "json" else logging.Formatter(_TEXT)
+
+
 def configure(form: Form, level: int | str = logging.INFO) -> None:
     """Log to standard error in this form, from this level on; existing handlers are replaced."""
     handler = logging.StreamHandler(sys.__stderr__)
-    handler.setFormatter(Json() if form == "json" else logging.Formatter(_TEXT))
+    handler.setFormatter(formatter(form))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
 
@@ -77,6 +83,11 @@ def members(text: str) -> Mapping[str, Any] | None:
     except ValueError:
         return None
     return parsed if isinstance(parsed, dict) else None
+
+
+def clause(text: str) -> str:
+    """Return what a remote, a library or a person has said as a part of a sentence: in one line, without its end."""
+    return " ".join(text.split()).rstrip(".;,: ")
 
 
 def printable(text: str) -> str:

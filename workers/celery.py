@@ -485,15 +485,13 @@ def _beat_started(**_: Any) -> None:
     _beat_heartbeat.start()
 
 
-def _log_in_json(loglevel: int = logging.INFO, **_: Any) -> None:
+@celeryd_init.connect  # before the worker checks whether it runs as root, and warns
+@setup_logging.connect
+def _configure_logs(loglevel: int = logging.INFO, **_: Any) -> None:
     """Configure logging; this replaces Celery's own configuration."""
-    logs.configure("json", loglevel)
+    logs.configure(settings.log_format, loglevel)
     pools = logging.getLogger("multiprocessing")  # billiard's logger, which does not propagate
     pools.handlers = logging.getLogger().handlers[:1]
     pools.setLevel(logging.ERROR)
     app.log.redirect_stdouts("WARNING")  # type: ignore[arg-type]  # the stubs know numbers only, its code names only
 
-
-if settings.log_format == "json":
-    celeryd_init.connect(_log_in_json)  # before the worker checks whether it runs as root, and warns
-    setup_logging.connect(_log_in_json)

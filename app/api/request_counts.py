@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from app.api.listen.streams import SocketHandedOver
 from app.api.probes import PROBES
 from app.api.request_marks import Refusal, refusal_of, route_of
-from app.logs import printable
+from app.logs import clause, printable
 from app.outbox import audit, refusals
 from app.outbox.engine.clock import elapsed
 from app.outbox.engine.database import Database
@@ -170,7 +170,10 @@ class RequestCounts:
                 _log_refused(kind, via, refused)
             if kind.surface == SIGN_IN and len(self._entries) < _MAX_ENTRIES:
                 actor = audit.Actor(kind.actor or "unknown", refused.address, via)
-                self._entries.append((actor, {"reason": kind.reason, "sign_ins": refused.number}))
+                details: dict[str, Any] = {"reason": kind.reason, "sign_ins": refused.number}
+                if refused.fact:
+                    details["fact"] = clause(refused.fact.lstrip(": "))
+                self._entries.append((actor, details))
 
     def _store(self) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ from typing import Any
 
 from app.config.arn import parse_target
 from app.config.errors import BadValue
+from app.logs import clause
 from app.resources.service import FINDING_GRADES
 
 ATTENTION = ("problem", "warning")  # grades of findings that need somebody
@@ -64,7 +65,7 @@ def lines(findings: Sequence[Mapping[str, Any]], *, may_change: bool, sees_all: 
 
 def of_target(findings: Sequence[Mapping[str, Any]], target: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield what is found of a target besides its state, which its page begins with."""
-    name, reason = f"{target['type']}:{target['name']}", target["reason"].removesuffix(".")
+    name, reason = f"{target['type']}:{target['name']}", clause(target["reason"])
     for each in findings:
         is_of_state = each["text"].startswith(target["state"]) or bool(reason and reason in each["text"])
         if each["subject"] == name and not is_of_state:

@@ -19,6 +19,7 @@ from app.doctor.processes import check_api, check_beat, check_hosts
 from app.doctor.refused_requests import check_refused
 from app.doctor.runs import check_runs, check_schedule, check_unscheduled
 from app.doctor.upkeep import check_upkeep
+from app.logs import clause
 from app.outbox.admin.counters import TargetCounters, TargetStatus, audit, read_status
 from app.outbox.delivery import heartbeats
 from app.outbox.engine.clock import database_now
@@ -208,7 +209,7 @@ def _check_queues(service: Service) -> Iterator[Finding]:
         queues = read_queues(connection, read_processes(connection), now)
     for queue in queues:
         if queue.refused:
-            problem = f"no worker can serve its queue, which the broker refuses: {queue.refused}"
+            problem = f"no worker can serve its queue, which the broker refuses: {clause(queue.refused)}"
             is_forbidden = "ACCESS_REFUSED" in queue.refused
             mend = "let the broker's user use it" if is_forbidden else "delete the queue, and it is created again"
             yield Finding(str(queue.target), "problem", f"{problem}; {mend}")
@@ -270,7 +271,7 @@ def _check_target(service: Service, status: TargetStatus, named: Collection[Targ
 
 def _check_state(status: TargetStatus, *, is_named: bool) -> Iterator[Finding]:
     stored, counters = status.stored, status.counters
-    subject, reason = str(stored.target), stored.state_reason.removesuffix(".")
+    subject, reason = str(stored.target), clause(stored.state_reason)
     show = ("target", "show", subject)
     match stored.state:
         case "broken":
@@ -288,7 +289,7 @@ def _check_state(status: TargetStatus, *, is_named: bool) -> Iterator[Finding]:
         case "disabled":
             yield Finding(subject, "note", f"disabled: {reason}" if reason else "disabled")
         case _ if stored.opening == OPENING_FAILED:
-            yield Finding(subject, "warning", f"a worker could not open it: {stored.opening_reason}", show)
+            yield Finding(subject, "warning", f"a worker could not open it: {clause(stored.opening_reason)}", show)
         case _ if not is_named:
             text = f"no rule names it, so it gets no events; add one: bucketwire rule add '*' {subject}"
             yield Finding(subject, "note", text)
@@ -350,10 +351,10 @@ def _check_sources(service: Service) -> Iterator[Finding]:
         sources, kept, watched = read_sources(connection), read_kept(connection), read_watched(connection)
     for stored in sources:
         keeps = "its listings go on where they were" if stored.lists else "its messages wait in the queue"
-        subject, state, reason = f"source {stored.source}", stored.state(now), stored.state_reason(now)
+        subject, state, reason = f"source {stored.source}", stored.state(now), clause(stored.state_reason(now))
         if state in ("failing", "waiting"):
             mend = ("source", "test", str(stored.source)) if state == "failing" else ("worker", "--only", "sources")
-            text = f"{state}: {reason.removesuffix('.')}; {keeps}"
+            text = f"{state}: {reason}; {keeps}"
             yield Finding(subject, "problem", text, mend)
         elif state == "paused":
             keeps += "" if stored.lists else ", as long as it keeps them"
@@ -370,7 +371,7 @@ def _check_sources(service: Service) -> Iterator[Finding]:
             yield Finding(subject, grade, f"{state}: {reason}" if reason else state)
         if stored.notice:
             forget = ("source", "resume", str(stored.source))
-            yield Finding(subject, "problem", f"{format_age(stored.notice_at, now)} ago: {stored.notice}", forget)
+            yield Finding(subject, "problem", f"{format_age(stored.notice_at, now)} ago: {clause(stored.notice)}", forget)
         listings = watched.get(stored.row_id)
         if listings and listings.explained and (found := listings.found_since_yesterday(now)):
             text = (

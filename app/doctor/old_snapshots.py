@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from app.doctor import Finding
+from app.logs import clause
 from app.outbox.admin.old_snapshots import OldSnapshots, read_old_snapshots
 from app.outbox.engine.database import Database
 from app.quantities import count_noun, format_seconds
@@ -25,7 +26,7 @@ def _describe(state: OldSnapshots) -> str:
     if state.age > _MAX_AGE:
         since = format_seconds(state.age / 1000)
         return (
-            f"a transaction is open for {since}: {state.holder}; PostgreSQL keeps {kept}, {slower}: end it, and back "
+            f"a transaction is open for {since}: {clause(state.holder)}; PostgreSQL keeps {kept}, {slower}: end it, and back "
             "up by `pg_basebackup` or from a standby"
         )
     return (

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from app.api_answer import READY, problem_of
 from app.config.networks import is_loopback
 from app.doctor import Finding
+from app.logs import clause
 from app.outbox.beat_pauses import Missed, Pause, beat_at, last_pause, read_missed
 from app.outbox.engine.clock import database_now
 from app.outbox.policies import HEARTBEATS
@@ -77,8 +78,8 @@ def _api_finding(api: Process, answer: str | None, now: int, *, is_here: bool) -
     if answer is None and runs:
         return Finding("api", "ok", f"{where} answered {format_age(api.served_at, now)} ago")
     if answer is not None and runs and not is_here:
-        return Finding("api", "warning", f"{where} answers there, but to this host it {answer}; {heard}")
-    problem = answer or api.problem or "is silent"
+        return Finding("api", "warning", f"{where} answers there, but to this host it {clause(answer)}; {heard}")
+    problem = clause(answer or api.problem) or "is silent"
     if problem.startswith("answers"):
         return Finding("api", "problem", f"{where} {problem}; its log has more")
     text = f"{where} {problem}; {heard}; {_CANNOT_POST}: start it, or look at its log"
@@ -110,7 +111,7 @@ def beat_findings(beats: Sequence[Process], pause: Pause | None, missed: Missed 
     elif now - worked_at > HEARTBEATS.silence_ms:
         last = max(beats, key=lambda one: one.at)
         runs = last.state(now) not in (SILENT, ENDED)
-        why = f"it runs, but {last.problem}" if runs else "is `bucketwire beat` running?"
+        why = f"it runs, but {clause(last.problem)}" if runs else "is `bucketwire beat` running?"
         where = f"last worked {format_age(worked_at, now)} ago, on {last.host}"
         text = f"{where}: nothing is scheduled, purged or sampled; {why}"
         yield Finding("beat", "problem", text + _describe_missed(missed, "; missed so far: "), ("beat",))
@@ -154,7 +155,7 @@ def host_findings(processes: Sequence[Process], now: int) -> Iterator[Finding]:
     for host, workers in _by_host([one for one in processes if one.is_worker and one.state(now) == HINDERED]):
         since = format_age(max(one.served_at for one in workers), now)
         serve = f"{_named(workers)} served nothing" + (f" for {since}" if since else " yet")
-        reason = next((one.problem for one in workers if one.problem), "they do not say why")
+        reason = next((clause(one.problem) for one in workers if one.problem), "they do not say why")
         yield _host_finding(host, f"{serve}: {reason}", workers, running, "see their logs", ("process", "ls"))
 
 

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from app.doctor import Finding
+from app.logs import clause
 from app.outbox import processes
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import now_ms
@@ -78,7 +79,7 @@ def _together(states: Iterable[RunState], what: str, now: int) -> Iterator[Findi
 
 def _describe_failed(state: RunState, now: int) -> str:
     job = _JOBS[state.kind].format(state.bucket)
-    problem = state.problem.removesuffix(".") or "it does not say why"
+    problem = clause(state.problem) or "it does not say why"
     return f"its last {job} failed {format_age(state.failed_at, now)} ago: {problem}; {_describe_good(state, now)}"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from app.doctor import Finding
+from app.logs import clause
 from app.outbox.engine.clock import database_now
 from app.outbox.upkeep import TaskState, read_tasks
 from app.quantities import format_age, format_seconds
@@ -27,7 +28,7 @@ def check_upkeep(service: "Service") -> Iterator[Finding]:
                 if state.succeeded_at
                 else "it never succeeded"
             )
-            text = f"{state.task.about} failed {format_age(state.failed_at, now)} ago: {state.problem}; {good}"
+            text = f"{state.task.about} failed {format_age(state.failed_at, now)} ago: {clause(state.problem)}; {good}"
             yield Finding(_SUBJECT, "warning", text)
     if overdue:
         listed = "; ".join(_describe(state, now) for state in overdue)

@@ -1,12 +1,15 @@
 """Requests that the API refuses: by which surface they came, why they were refused, and what to do about it.
 
 A new problem type, or a code of the S3 API, that refuses a caller is a member of `REASONS`. What is said of a refusal
-is in words of ours: no header and nothing of the body is in it.
+is in words of ours: no header and nothing of the body is in it. Only what an OpenID Connect provider has answered is
+quoted, in printable characters.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
+
+from app.logs import clause
 
 # The surfaces of the API; what the server could not read as a request is of HTTP.
 INTAKE, API, S3, ADMIN, STREAM, CONSOLE, SIGN_IN, HTTP = (
@@ -144,7 +147,7 @@ _OF_SIGN_INS: Mapping[str, Reason] = {
     "openid-claim": Reason(
         "{who} has no value of the claim that gives access", "compare it with BUCKETWIRE_OIDC_ADMIN and _READ"
     ),
-    "openid-refused": Reason("the provider has refused the sign-in", "look at the provider's log"),
+    "openid-refused": Reason("the provider has refused the sign-in{fact}", "look at the provider's log"),
     "openid-state": Reason("the sign-in was not begun in this browser, or too long ago", "begin it again"),
     "openid-clock": Reason("a clock is wrong{fact}", "set it by NTP"),
     "openid-failed": Reason(
@@ -183,7 +186,7 @@ def surface_of(route: str, reason: str) -> str:
 def describe_refusal(reason: str, actor: str, fact: str) -> str:
     """Say why a request was refused; `actor` is whose it was as the audit log has it, "" for nobody known."""
     known = REASONS.get(reason)
-    return reason if known is None else known.text.format(who=_describe_actor(actor), fact=fact)
+    return reason if known is None else clause(known.text.format(who=_describe_actor(actor), fact=fact))
 
 
 def _describe_actor(actor: str) -> str:

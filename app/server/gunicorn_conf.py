@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import app.server.worker_imports  # noqa: F401 - before the workers are forked
-from app import service_manager, telemetry
+from app import logs, service_manager, telemetry
 from app.api.services import services_of
 from app.api.stopping import stopping
 from app.broker import load_transport
@@ -24,6 +24,7 @@ _heartbeat: ApiHeartbeat | None = None
 _service_manager = os.environ.pop(service_manager.VARIABLE, "")  # gunicorn would notify it before any worker answers
 try:
     globals().update(options(_settings))
+    logs.configure(_settings.log_format)  # also of the main process, which loads no application
 except BadSettings as error:
     sys.stderr.write(f"bucketwire: {error}\n")
     sys.exit(1)

@@ -10,14 +10,22 @@ from app.config.settings import Settings
 from app.server.tls import Certificate
 
 
-class JsonLogger(Logger):  # type: ignore[misc]  # gunicorn ships no types
-    """Gunicorn's own log in JSON. (With `logconfig_dict` gunicorn would format a line for each request.)"""
+class TextLogger(Logger):  # type: ignore[misc]  # gunicorn ships no types
+    """Gunicorn's own log, as all logs. (With `logconfig_dict` gunicorn would format a line for each request.)"""
+
+    form: logs.Form = "text"
 
     def setup(self, cfg: Any) -> None:
-        """Set up gunicorn's handlers, then format their lines as JSON."""
+        """Set up gunicorn's handlers, then give them the format of all logs."""
         super().setup(cfg)
         for handler in self.error_log.handlers:
-            handler.setFormatter(logs.Json())
+            handler.setFormatter(logs.formatter(self.form))
+
+
+class JsonLogger(TextLogger):
+    """The same in JSON."""
+
+    form = "json"
 
 
 APP = "app.server.wsgi:app"
@@ -49,13 +57,12 @@ def options(settings: Settings, *, workers: int = WORKERS, threads: int = THREAD
         "sendfile": False,  # it would not wait for a slow reader
         "forwarder_headers": "",  # a client's SCRIPT_NAME would change which route a path means
         "control_socket_disable": True,
+        "logger_class": JsonLogger if settings.log_format == "json" else TextLogger,
     }
     if settings.tls_cert:
         values |= {"certfile": settings.tls_cert, "keyfile": settings.tls_key}
         certificate = Certificate(settings.tls_cert, settings.tls_key)
         values["ssl_context"] = lambda _conf, _default: certificate.context()
-    if settings.log_format == "json":
-        values["logger_class"] = JsonLogger
     return values
 
 

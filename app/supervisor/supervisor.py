@@ -21,7 +21,7 @@ _STEADY = 30.0  # seconds of running after which earlier failures no longer coun
 _MAX_WAIT_SECONDS = 30.0
 _POLL = 0.5  # seconds between two reads of the logs
 _LARGEST_LOG = 16 * 1024 * 1024
-_WARNING = re.compile(r"[ \[](WARNING|ERROR|CRITICAL)[] /]")  # as gunicorn, celery and our own loggers write it
+_WARNING = re.compile(r"\[\d+\] (WARNING|ERROR|CRITICAL) ")  # as all processes log in text
 _WARNINGS = ("WARNING", "ERROR", "CRITICAL")
 
 Say = Callable[[str], None]

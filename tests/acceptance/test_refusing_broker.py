@@ -24,6 +24,7 @@ PATIENCE = 90
 SECONDS = 6  # for which a process that says something once a second would be heard several times
 FAILS, WORKS = "cannot be used", "the broker works again"
 USUAL = {"full", "demoted"}  # of Redis
+LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]{12} \[\d+\] WARNING bucketwire\.(api|beat|worker|wakeups): ")
 _COMMAND = re.compile(rb"\*\d+\r\n\$\d+\r\n([A-Z]+)\r\n")
 NIGHTLY = pytest.mark.nightly("a Redis at its memory limit, and one that becomes a replica")
 
@@ -217,6 +218,9 @@ class Stage:
         """Nobody has ended, or has said more than once what is wrong."""
         assert all(role.running for role in self.roles)
         assert sum(self.lines("Traceback").values()) == 0
+        for role in self.roles:
+            said = [line for line in role.said().splitlines() if FAILS in line]
+            assert all(LINE.match(line) for line in said), said
         failed = self.lines(FAILS)
         assert failed.pop("api") <= 2, "one for each process"
         assert max(failed.values()) == 1

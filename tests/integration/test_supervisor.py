@@ -181,9 +181,9 @@ def test_what_goes_wrong_at_the_start_ends_what_was_started(tmp_path: Path) -> N
 
 def test_warnings_are_shown_and_all_else_stays_in_the_log(tmp_path: Path) -> None:
     written = [
-        "[2026-11-21 02:56:48,133: INFO/MainProcess] nothing of note",
-        "[2026-11-21 02:56:48,133: WARNING/MainProcess] a target is away",
-        "[2026-11-21 02:58:58 +0000] [13577] [ERROR] a worker died",
+        "2026-11-21 02:56:48,133 [13577] INFO bucketwire.worker: nothing of note",
+        "2026-11-21 02:56:48,133 [13577] WARNING bucketwire.worker: a target is away",
+        "2026-11-21 02:58:58,133 [13577] ERROR gunicorn.error: a worker died",
         "    . logfile -> [stderr]@%WARNING",
     ]
     script = f"import time; print({chr(10).join(written)!r}, flush=True); time.sleep(60)"

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 import sys
 from datetime import datetime
 
 import pytest
+from gunicorn.config import Config
 
 from app import logs
+from app.config.settings import Settings
+from app.server.gunicorn_options import options
 from app.supervisor.supervisor import warns
 
 
@@ -48,6 +53,36 @@ def test_whatever_a_remote_says_a_line_stays_a_line_and_is_said(odd: str) -> Non
     assert "\x1b" not in logs.printable(odd)
 
 
+def test_as_text_a_line_begins_with_its_time_process_level_and_logger() -> None:
+    record = logging.getLogger("bucketwire.x").makeRecord("bucketwire.x", logging.INFO, "", 1, "said %d", (1,), None)
+    assert re.fullmatch(
+        rf"\d{{4}}-\d\d-\d\d [\d:,]{{12}} \[{os.getpid()}\] INFO bucketwire.x: said 1",
+        logs.formatter("text").format(record),
+    )
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_gunicorn_formats_its_lines_as_all_logs(form: logs.Form) -> None:
+    chosen = options(Settings(log_format=form))["logger_class"]
+    config = Config()
+    config.set("loglevel", "info")
+    [handler] = chosen(config).error_log.handlers
+    assert type(handler.formatter) is type(logs.formatter(form))
+    assert handler.formatter._fmt == logs.formatter(form)._fmt
+
+
+@pytest.mark.parametrize(
+    ("said", "clause"),
+    [
+        ("[Errno 111] Connection refused.", "[Errno 111] Connection refused"),
+        ("failed: Connection refused\n\tIs the server running?\n", "failed: Connection refused Is the server running?"),
+        ("it broke...; ", "it broke"), ("3.5", "3.5"), (" . ", ""),
+    ],
+)  # fmt: skip
+def test_what_others_say_becomes_a_part_of_a_sentence(said: str, clause: str) -> None:
+    assert logs.clause(said) == clause
+
+
 def test_an_exception_is_within_its_line() -> None:
     try:
         raise ValueError("why")
@@ -79,10 +114,10 @@ def test_what_is_no_object_has_no_members(text: str) -> None:
         (logs.line("away", "WARNING"), True),
         (logs.line("broken", "ERROR"), True),
         ('{"level": ["WARNING"]}', False),
-        ("[2026-11-21 02:56:48,133: WARNING/MainProcess] a target is away", True),
-        ("[2026-11-21 02:58:58 +0000] [13577] [ERROR] a worker died", True),
-        ("2026-11-21 02:58:58,133 CRITICAL bucketwire.api: broken", True),
-        ("[2026-11-21 02:56:48,133: INFO/MainProcess] nothing of note", False),
+        ("2026-11-21 02:56:48,133 [13577] WARNING bucketwire.worker: a target is away", True),
+        ("2026-11-21 02:58:58,133 [13577] ERROR gunicorn.error: a worker died", True),
+        ("2026-11-21 02:58:58,133 [13577] CRITICAL bucketwire.api: broken", True),
+        ("2026-11-21 02:56:48,133 [13577] INFO celery.worker: no WARNING: nothing of note", False),
     ],
 )
 def test_warnings_are_known_in_either_form(line: str, seen: bool) -> None:

@@ -19,7 +19,7 @@ from app.config.settings import ApiToken, hash_token
 from app.console.openid import Begun, identity, lacking
 from app.console.pages import check_form, open_page, page, redirect, seals, show, visitor
 from app.console.session import LIFETIME, Session, forget_flow, forget_session, is_secure, new_session
-from app.logs import printable
+from app.logs import clause, printable
 
 log = logging.getLogger("bucketwire.api")
 
@@ -136,10 +136,9 @@ def openid_callback() -> Response:
         problem = "this sign-in was not begun in this browser, or took longer than ten minutes"
         response = _refused(problem, 400, "openid-state")
     elif "error" in request.args:
-        said = " ".join(
-            request.args.get(name, "")[:_MAX_REASON_CHARACTERS] for name in ("error", "error_description")
-        ).strip()
-        response = _refused(f"the provider refused the sign-in: {said}", 403, "openid-refused")
+        given = (request.args.get(name, "")[:_MAX_REASON_CHARACTERS] for name in ("error", "error_description"))
+        said = clause(" ".join(given)) or "it does not say why"
+        response = _refused(f"the provider refused the sign-in: {said}", 403, "openid-refused", f": {said}")
     else:
         response = _finish(found, begun)
     forget_flow(response)  # it is used once

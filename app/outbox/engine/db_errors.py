@@ -8,14 +8,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from app.logs import clause
+
 # Errors by which the driver or the database refuses a value; a retry fails too.
 VALUE_ERRORS = (sa.exc.DataError, ValueError, OverflowError)
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the driver's error message in one line of up to 500 characters, without statement and values."""
+    """Return the driver's error message as a clause of up to 500 characters, without statement and values."""
     text = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error)
-    return " ".join(text.split())[:500] or type(error).__name__
+    return clause(text)[:500] or type(error).__name__
 
 
 class Unstorable(ValueError):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 import sqlalchemy as sa
@@ -294,7 +294,8 @@ def test_sign_ins_and_refusals_are_in_the_log_and_the_audit_log_with_the_person_
     assert sign_in(provider, wrong, "alice").status == 502
     assert back(wrong, "?state=secret&code=secret").status == 400
     state = parse_qs(urlsplit(wrong.get("openid").location).query)["state"][0]
-    assert back(wrong, f"?state={state}&error=secret").status == 403
+    said = quote("access_denied"), quote("the user is\n\x1b[31mnot assigned." + "x" * 5_000)
+    assert back(wrong, f"?state={state}&error={said[0]}&error_description={said[1]}").status == 403
 
     def audited() -> list[tuple[str, str, str | None]]:
         found = entries(database, AuditFilter(actions=["session.begin", "session.refuse"]), limit=10)
@@ -314,9 +315,18 @@ def test_sign_ins_and_refusals_are_in_the_log_and_the_audit_log_with_the_person_
         f"(403, openid-claim): {carol} has no value of the claim that gives access",
         "(502, openid-failed): the sign-in at the provider could not be ended: ",
         "(400, openid-state)",
+        "(403, openid-refused): the provider has refused the sign-in: access_denied the user is \\x1b[31mnot assigned.x",
     ):
         assert said in text, text
     assert "secret" not in text
+    assert "x" * 300 not in text
+    [refused] = [
+        one.details["fact"]
+        for one in entries(database, AuditFilter(actions=["session.refuse"]), limit=10)
+        if one.details["reason"] == "openid-refused"
+    ]
+    assert refused.startswith("access_denied the user is \\x1b[31mnot assigned.x")
+    assert len(refused) < 300
 
 
 @pytest.mark.parametrize(("seconds", "differs"), [(7200, "2.0 h ahead of"), (-600, "10.0 m behind")])
