@@ -69,7 +69,8 @@ class OpenIdProvider(Server):
                     address = urljoin(address, answer.headers["Location"])
                 else:
                     [action] = re.findall(r'<form[^>]*action="([^"]+)"', answer.text)
-                    fields = dict(re.findall(r'<input[^>]*name="(\w+)"[^>]*value="(\w*)"', answer.text))
+                    inputs = re.findall(r'<input[^>]*name="(\w+)"[^>]*value="([^"]*)"', answer.text)
+                    fields = {name: html.unescape(value) for name, value in inputs}
                     sent = browser.post(
                         urljoin(address, html.unescape(action)), data=fields | {"login": person, "password": "any"}
                     )
