@@ -70,6 +70,13 @@ class BrokerUnavailable(Exception):
     """The broker does not answer, or refuses to work; the message has its address without the password."""
 
 
+class QueueRefused(BrokerUnavailable):
+    """The broker works, but refuses the queue that the message names, with its reason."""
+
+    def __init__(self, queue: str, reason: str) -> None:
+        super().__init__(f"the broker refuses the queue {queue}: {clause(reason)}")
+
+
 class BrokerState:
     """The state of the broker as a process knows it: logs once that it fails, and once that it works again.
 
@@ -201,6 +208,7 @@ class QueueDeclarations:
     def __init__(self) -> None:
         # By name, when it is tried again, by time.monotonic(), and why it was refused.
         self._refused: dict[str, tuple[float, str]] = {}
+        self._of_messages: set[str] = set()  # those of them that were declared, and whose messages were refused
 
     @property
     def refused(self) -> dict[str, str]:
@@ -226,8 +234,8 @@ class QueueDeclarations:
                         channel = None  # the broker has closed it
                         self.refuse(queue.name, error)
                         continue
-                if self._refused.pop(queue.name, None) is not None:
-                    log.info("the broker accepts the queue %s again", queue.name)
+                if queue.name not in self._of_messages:
+                    self._accept(queue.name)
                 usable.append(queue)
         finally:
             if channel is not None:
@@ -239,11 +247,34 @@ class QueueDeclarations:
         """Leave a queue out for a while, because the broker has answered so to its declaration or to a message."""
         if name not in self._refused:
             log.error(
-                "the broker refuses the queue %s, so its target gets no events; other targets are served. %s: %s",
-                name, "Let the broker's user use it" if isinstance(error, AccessRefused)
+                "the broker refuses the queue %s, so %s. %s: %s", name, _consequence(name),
+                "Let the broker's user use it" if isinstance(error, AccessRefused)
                 else "Delete the queue, and it is created again", error,
             )  # fmt: skip
         self._refused[name] = time.monotonic() + POLICY.refused_seconds, str(error)
+
+    def refuse_message(self, name: str, error: BaseException) -> None:
+        """Do the same because of a message: that the queue can be declared does not end this, a sent message does."""
+        self.refuse(name, error)
+        self._of_messages.add(name)
+
+    def accept_message(self, name: str) -> None:
+        """Note that the broker has accepted a message to a queue."""
+        self._of_messages.discard(name)
+        self._accept(name)
+
+    def _accept(self, name: str) -> None:
+        if self._refused.pop(name, None) is not None:
+            log.info("the broker accepts the queue %s again", name)
+
+
+def _consequence(queue: str) -> str:
+    """Return what does not happen while a queue is refused."""
+    if queue == SERVICE_QUEUE:
+        return "nothing is drained, scheduled, purged or sampled"
+    if queue == SPARK_QUEUE:
+        return "no reconciliation runs by schedule"
+    return "its target gets no events; other targets are served"
 
 
 class Broker:
@@ -263,6 +294,10 @@ class Broker:
     def length(self, queue: str) -> int | None:
         """Return how many messages wait in a queue; None if nobody has declared it, or the broker refuses it."""
         return self._connected(lambda: self._length(queue))
+
+    def refusal(self, queue: str) -> str:
+        """Declare a queue; return why the broker refuses it, "" if it does not."""
+        return self._connected(lambda: self._refusal(queue))
 
     def publish(
         self,
@@ -325,6 +360,10 @@ class Broker:
             self._channel = None  # RabbitMQ has closed it
             return None
 
+    def _refusal(self, name: str) -> str:
+        usable = self._declarations.usable(self._connection, [declared_queue(self._url, name)])
+        return "" if usable else self._declarations.refused[name]
+
     def _publish(
         self, name: str, task: str, arguments: tuple[object, ...], time_limit: int | None, *, declare: bool
     ) -> bool:
@@ -344,6 +383,7 @@ class Broker:
             if not isinstance(cause, (*_queue_errors(self._connection), MessageNacked)):
                 raise
             self._channel = None
-            self._declarations.refuse(name, cause)
+            self._declarations.refuse_message(name, cause)
             return False
+        self._declarations.accept_message(name)
         return True

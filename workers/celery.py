@@ -46,6 +46,7 @@ from app.broker import (
     BrokerState,
     BrokerUnavailable,
     QueueDeclarations,
+    QueueRefused,
     declared_queue,
     queue_name,
     transport_options,
@@ -132,19 +133,32 @@ class Scheduler(beat.Scheduler):
 
     producer = None  # type: ignore[assignment]  # Celery's would connect first, and end beat if that is refused
     _ticked = 0.0
-    _problem = ""  # why the broker did not take the last message
+    # Why the broker did not take the last message that this service cannot do without; None before the first one.
+    _problem: str | None = None
     _broker = Broker(settings.broker_url, BrokerState(log, "beat sends nothing until it works again"))
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:  # noqa: ARG002 - Celery passes it
         """Send a task that is due, unless enough messages wait already, or the broker does not take it."""
+        queue = entry.options.get("queue", SERVICE_QUEUE)
         try:
-            if self._has_room(entry.task):
-                self._broker.publish(entry.options.get("queue", SERVICE_QUEUE), entry.task, declare=True)
+            self._send(queue, entry.task)
+        except QueueRefused as error:
+            if queue == SERVICE_QUEUE:  # another one is only for what is overdue then
+                self._problem = str(error)
         except BrokerUnavailable as error:
             self._problem = str(error)
         else:
-            self._problem = ""
-        readiness.report(serves=not self._problem)
+            if queue == SERVICE_QUEUE:
+                self._problem = ""
+        readiness.report(serves=self._problem == "")
+
+    def _send(self, queue: str, task: str) -> None:
+        """Send a task if there is room. A queue that is refused counts also while there is none."""
+        reason = self._broker.refusal(queue)
+        if not reason and self._has_room(task) and not self._broker.publish(queue, task):
+            reason = self._broker.refusal(queue)
+        if reason:
+            raise QueueRefused(queue, reason)
 
     def _has_room(self, task: str) -> bool:
         if task == _UPDATE_TABLES:  # one that waits for Spark's worker is enough
@@ -164,7 +178,7 @@ class Scheduler(beat.Scheduler):
             self._heap = None
         self._ticked = now
         seconds: float = super().tick(*arguments, **options)
-        if _beat_heartbeat is not None:
+        if _beat_heartbeat is not None and self._problem is not None:
             _beat_heartbeat.turned(self._problem)
         return seconds
 
@@ -494,4 +508,3 @@ def _configure_logs(loglevel: int = logging.INFO, **_: Any) -> None:
     pools.handlers = logging.getLogger().handlers[:1]
     pools.setLevel(logging.ERROR)
     app.log.redirect_stdouts("WARNING")  # type: ignore[arg-type]  # the stubs know numbers only, its code names only
-

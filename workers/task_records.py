@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from app.broker import BrokerUnavailable
+from app.broker import BrokerUnavailable, QueueRefused
 from app.outbox import upkeep
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.policies import UPKEEP
@@ -26,6 +26,9 @@ class TaskRecords:
         """Record what comes of a task. Raises what the task raises."""
         try:
             yield
+        except QueueRefused as error:
+            self._fail(name, error)
+            raise
         except BrokerUnavailable:
             raise  # which is a finding of its own
         except Exception as error:

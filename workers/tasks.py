@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from app.broker import POLICY, SPARK_QUEUE, BrokerUnavailable, queue_name
+from app.broker import POLICY, SPARK_QUEUE, BrokerUnavailable, QueueRefused, queue_name
 from app.config.arn import TargetId, parse_arn
 from app.outbox.reconcile.schedule import WaitingRun
 from workers import reconcile_jobs, runtime
@@ -69,8 +69,10 @@ def _waiting_for_the_broker() -> Iterator[None]:
 
 def _publish_run(run: WaitingRun) -> None:
     broker = runtime.current().broker
+    if reason := broker.refusal(SPARK_QUEUE):
+        raise QueueRefused(SPARK_QUEUE, reason)
     if (broker.length(SPARK_QUEUE) or 0) < POLICY.max_runs:
-        broker.publish(SPARK_QUEUE, "reconcile", (run.target.arn(settings.region), run.bucket), declare=True)
+        broker.publish(SPARK_QUEUE, "reconcile", (run.target.arn(settings.region), run.bucket))
 
 
 def _queued(target: TargetId) -> int:

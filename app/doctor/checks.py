@@ -371,7 +371,9 @@ def _check_sources(service: Service) -> Iterator[Finding]:
             yield Finding(subject, grade, f"{state}: {reason}" if reason else state)
         if stored.notice:
             forget = ("source", "resume", str(stored.source))
-            yield Finding(subject, "problem", f"{format_age(stored.notice_at, now)} ago: {clause(stored.notice)}", forget)
+            yield Finding(
+                subject, "problem", f"{format_age(stored.notice_at, now)} ago: {clause(stored.notice)}", forget
+            )
         listings = watched.get(stored.row_id)
         if listings and listings.explained and (found := listings.found_since_yesterday(now)):
             text = (

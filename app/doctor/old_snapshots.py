@@ -26,8 +26,8 @@ def _describe(state: OldSnapshots) -> str:
     if state.age > _MAX_AGE:
         since = format_seconds(state.age / 1000)
         return (
-            f"a transaction is open for {since}: {clause(state.holder)}; PostgreSQL keeps {kept}, {slower}: end it, and back "
-            "up by `pg_basebackup` or from a standby"
+            f"a transaction is open for {since}: {clause(state.holder)}; PostgreSQL keeps {kept}, {slower}: end it, "
+            "and back up by `pg_basebackup` or from a standby"
         )
     return (
         f"PostgreSQL keeps {kept}, {slower}: look for an old transaction in pg_stat_activity, a replication slot with "

@@ -104,13 +104,15 @@ def check_beat(service: "Service") -> Iterator[Finding]:
 
 def beat_findings(beats: Sequence[Process], pause: Pause | None, missed: Missed | None, now: int) -> Iterator[Finding]:
     """Yield what beats do and have missed in a pause, the last one or that of now."""
-    worked_at = beat_at(beats)
-    if worked_at is None:
+    worked_at, last = beat_at(beats), max(beats, key=lambda one: one.at, default=None)
+    runs = last is not None and last.state(now) not in (SILENT, ENDED)
+    if last is not None and runs and worked_at is None:
+        text = f"it runs, on {last.host}, but nothing by time: {clause(last.problem)}"
+        yield Finding("beat", "problem", text, ("process", "ls"))
+    elif last is None or worked_at is None:
         text = "has never recorded a heartbeat: nothing runs by time; start `bucketwire up` or `bucketwire beat`"
         yield Finding("beat", "problem", text, ("beat",))
     elif now - worked_at > HEARTBEATS.silence_ms:
-        last = max(beats, key=lambda one: one.at)
-        runs = last.state(now) not in (SILENT, ENDED)
         why = f"it runs, but {clause(last.problem)}" if runs else "is `bucketwire beat` running?"
         where = f"last worked {format_age(worked_at, now)} ago, on {last.host}"
         text = f"{where}: nothing is scheduled, purged or sampled; {why}"

@@ -7,10 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from kombu import Connection
+from kombu import Connection, Queue
 
 from app import broker
+from app.doctor.processes import beat_findings
+from app.outbox.beat_pauses import beat_at
+from app.outbox.engine.clock import database_now
+from app.outbox.processes import read_processes
 from tests import services
 from tests.services import until
 from tests.support.service_processes import start_all, system
@@ -80,3 +85,44 @@ def test_a_broker_that_is_away_is_said_once(tmp_path: Path) -> None:
             said = whole.beat.said()
             assert (said.count("beat sends nothing"), said.count("Traceback")) == (1, 0), said
             whole.beat.kill()
+
+
+def test_a_service_queue_that_rabbitmq_refuses_is_said_of_beat_until_it_is_mended(
+    rabbitmq_server: services.RabbitMQ, tmp_path: Path
+) -> None:
+    forget(rabbitmq_server)
+    with Connection(rabbitmq_server.url) as connection:  # as another program declares it
+        queue = Queue(
+            broker.SERVICE_QUEUE, routing_key=broker.SERVICE_QUEUE, queue_arguments={"x-queue-type": "classic"}
+        )
+        queue.bind(connection.channel()).declare()
+    probed = f"{services.LOOPBACK}:{services.free_port()}"
+    options: Any = {"start": False, "workers": 0, "probe_listen": probed}
+    with system(f"sqlite:///{tmp_path}/outbox.db", rabbitmq_server.url, **options) as whole:
+        whole.beat.ready = "refuses the queue"
+        whole.beat.start()
+
+        def said() -> str:
+            with whole.database.reading() as connection:
+                beats, now = read_processes(connection), database_now(connection)
+            [finding, *_] = beat_findings(beats, None, None, now)
+            return f"{finding.grade}: {finding.text}"
+
+        def ready() -> int:
+            return httpx.get(f"http://{probed}/readyz", trust_env=False).status_code
+
+        until(lambda: "refuses the queue bucketwire: " in said(), 30, what="the finding")
+        assert said().startswith("problem: it runs, on ")
+        assert "PRECONDITION_FAILED" in said()
+        assert ready() == 503
+        with whole.database.reading() as connection:
+            assert beat_at(read_processes(connection)) is None, "as the metric and the API's /readyz have it"
+        forget(rabbitmq_server)
+        until(lambda: said().startswith("ok: last worked"), 30, what="that it works")
+        until(lambda: ready() == 200, 30, what="that it is ready")
+        log = whole.beat.said()
+        assert (log.count("refuses the queue"), log.count("accepts the queue"), log.count("Traceback")) == (1, 1, 0), (
+            log
+        )
+        whole.beat.kill()
+    forget(rabbitmq_server)

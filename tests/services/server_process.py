@@ -336,8 +336,9 @@ class Server:
         self._frozen = True
 
         def stopped() -> bool:
-            self._signal(signal.SIGSTOP)  # again, for children that were made meanwhile
-            return all(is_stopped(process.pid) for process in reaper.family(self.pid))
+            members = {process.pid for process in self._signal(signal.SIGSTOP)}
+            # A child that was made meanwhile, or that the kernel did not list while others came and went.
+            return all(map(is_stopped, members)) and members == {process.pid for process in reaper.family(self.pid)}
 
         # A process stops thread by thread, each when it would run next: one of them could answer once more.
         until(stopped, what="all its threads stopped")
@@ -347,10 +348,12 @@ class Server:
         self._signal(signal.SIGCONT)
         self._frozen = False
 
-    def _signal(self, number: signal.Signals) -> None:
-        for process in reaper.family(self.pid):
+    def _signal(self, number: signal.Signals) -> list[psutil.Process]:
+        members = reaper.family(self.pid)
+        for process in members:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
+        return members
 
     def listeners(self) -> set[tuple[str, int]]:
         """Every (address, port) that it or a child of it listens on over TCP."""

@@ -66,7 +66,9 @@ def test_gunicorn_formats_its_lines_as_all_logs(form: logs.Form) -> None:
     chosen = options(Settings(log_format=form))["logger_class"]
     config = Config()
     config.set("loglevel", "info")
-    [handler] = chosen(config).error_log.handlers
+    error_log = chosen(config).error_log
+    handler = error_log.handlers[-1]
+    error_log.handlers.clear()
     assert type(handler.formatter) is type(logs.formatter(form))
     assert handler.formatter._fmt == logs.formatter(form)._fmt
 

@@ -136,8 +136,8 @@ def openid_callback() -> Response:
         problem = "this sign-in was not begun in this browser, or took longer than ten minutes"
         response = _refused(problem, 400, "openid-state")
     elif "error" in request.args:
-        given = (request.args.get(name, "")[:_MAX_REASON_CHARACTERS] for name in ("error", "error_description"))
-        said = clause(" ".join(given)) or "it does not say why"
+        words = (request.args.get(name, "")[:_MAX_REASON_CHARACTERS] for name in ("error", "error_description"))
+        said = clause(" ".join(words)) or "it does not say why"
         response = _refused(f"the provider refused the sign-in: {said}", 403, "openid-refused", f": {said}")
     else:
         response = _finish(found, begun)

@@ -315,7 +315,7 @@ def test_sign_ins_and_refusals_are_in_the_log_and_the_audit_log_with_the_person_
         f"(403, openid-claim): {carol} has no value of the claim that gives access",
         "(502, openid-failed): the sign-in at the provider could not be ended: ",
         "(400, openid-state)",
-        "(403, openid-refused): the provider has refused the sign-in: access_denied the user is \\x1b[31mnot assigned.x",
+        "(403, openid-refused): the provider has refused the sign-in: access_denied the user is \\x1b[31mnot assi",
     ):
         assert said in text, text
     assert "secret" not in text
