@@ -1,7 +1,9 @@
 """Ask an API process at its address whether it answers, and say why not."""
 
 import http.client
+import ssl
 import time
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import orjson
@@ -32,16 +34,22 @@ class _Request:
             socket_watchdog.shut_down(self._connection.sock.fileno())
 
 
-def problem_of(url: str, path: str = ALIVE, *, seconds: float = 3.0) -> str:
+def problem_of(
+    url: str, path: str = ALIVE, *, seconds: float = 3.0, certificate: Callable[[bytes], None] = lambda _: None
+) -> str:
     """Return what is wrong with the API at this URL, such as `does not answer: connection refused`; "" for nothing.
 
     `/readyz` also says what is wrong with what the API itself needs, such as the database. With TLS any certificate is
-    accepted: the address need not be one of its names, and nothing is sent that is secret.
+    accepted: the address need not be one of its names, and nothing is sent that is secret. `certificate` is called with
+    it, in DER.
     """
     connection = _connection(url, seconds)
     request = _Request(connection, seconds)
     socket_watchdog.add(request)
     try:
+        connection.connect()
+        if isinstance(connection.sock, ssl.SSLSocket):
+            certificate(connection.sock.getpeercert(binary_form=True) or b"")
         connection.request("GET", path)
         response = connection.getresponse()
         problem = _describe_status(response.status, response.read(_MAX_BYTES), path)

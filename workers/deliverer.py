@@ -9,6 +9,7 @@ from random import Random
 from app.config.arn import TargetId
 from app.config.target_settings import BadSettings
 from app.logs import printable
+from app.outbox.certificates import record_of_target
 from app.outbox.delivery.availability import (
     begin_opening,
     close_breaker,
@@ -139,7 +140,9 @@ class Deliverer:
                 problem = str(error)
             else:
                 target.is_limited = is_limited
+                target.follow(stored.revision)
                 problem = target.open()
+                self._record_certificates(stored, target)
         finally:
             processes.end_turn(time.monotonic() - began)
         arn, reason = stored.target.arn(self._held.settings.region), printable(problem)
@@ -167,6 +170,7 @@ class Deliverer:
     def _work_off(self, lease: Lease, guard: LeaseGuard, stored: StoredTarget, *, is_limited: bool) -> LeaseSummary:
         target = self._held.pool.target(stored)
         target.is_limited = is_limited
+        target.follow(stored.revision)
         request = partial(self._held.redeliveries.add, lease, target.name)
         observers = (self._held.attempts,)
         partitions = PartitionWorker(self._store, target, lease, self._held.clock, guard, observers, request)
@@ -183,12 +187,20 @@ class Deliverer:
             if not guard.holds:  # what was sent cannot be settled, and another worker may have sent newer events
                 self._held.redeliveries.add(lease, target.name, partitions.unsettled())
             raise
+        self._record_certificates(stored, target)
         if summary.unavailable is not None:
             self._open_breaker(lease, stored, target.name, summary.unavailable)
         elif lease.probing and summary.answered:
             close_breaker(self._held.database, lease.target_id)
             log.info("%s is available again", target.name, extra={"target": target.name})
         return summary
+
+    def _record_certificates(self, stored: StoredTarget, target: PooledTarget) -> None:
+        if ends := target.certificates.unrecorded():
+            with contextlib.suppress(*DatabaseUnavailable):  # they are still unrecorded then
+                database, now = self._held.database, self._held.clock()
+                record_of_target(database, stored.row_id, stored.revision, ends, now)
+                target.certificates.recorded(ends)
 
     def _is_unchanged(self, stored: StoredTarget, target: PooledTarget) -> bool:
         try:

@@ -21,6 +21,7 @@ from workers.delivery.namespace_policy import Policy
 from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
 from workers.targets import create
+from workers.targets.certificates import seen_with
 from workers.telemetry import metrics
 from workers.telemetry.call_spans import CallSpans
 from workers.telemetry.redaction import RedactingTarget
@@ -90,6 +91,7 @@ class TargetPool:
             window=window(settings, sync_events=sync),
             sizer=BatchSizer(limit=settings.batch_size),
             rate=settings.rate_limit,
+            certificates=seen_with(settings),
             observers=tuple(observers(stored.target, arn)),
         )
         secrets = chain.from_iterable(references(type(settings), self._registry.texts(stored)).values())

@@ -1,6 +1,7 @@
 """Build TLS contexts, so that the same settings mean the same for every target."""
 
 import ssl
+from pathlib import Path
 
 
 class BadFile(Exception):
@@ -44,6 +45,21 @@ def context(
                 f"{_describe_error(error)}"
             ) from error
     return tls_context
+
+
+def ends_of_file(path: str) -> list[float]:
+    """Return the ends of a PEM file's certificates, in seconds since 1970. Raises `OSError` or `ValueError`."""
+    from cryptography import x509  # noqa: PLC0415 - slow: only with TLS
+
+    read = x509.load_pem_x509_certificates(Path(path).read_bytes())
+    return [certificate.not_valid_after_utc.timestamp() for certificate in read]
+
+
+def end_of(certificate: bytes) -> float:
+    """Return the end of a certificate in DER, in seconds since 1970. Raises `ValueError`."""
+    from cryptography import x509  # noqa: PLC0415 - slow: only with TLS
+
+    return x509.load_der_x509_certificate(certificate).not_valid_after_utc.timestamp()
 
 
 def verify_alike(tls_context: ssl.SSLContext) -> ssl.SSLContext:

@@ -13,6 +13,7 @@ from app.config.settings import Settings
 from app.config.target_settings import BadSettings, warnings
 from app.config.targets.base import TargetSettings
 from app.doctor import Finding
+from app.doctor.certificates import check_certificates
 from app.doctor.old_snapshots import check_old_snapshots
 from app.doctor.openid import check_openid
 from app.doctor.processes import check_api, check_beat, check_hosts
@@ -25,6 +26,7 @@ from app.outbox.delivery import heartbeats
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.newest_events import NEWEST, guessed_keys, shared_names, unknown_names
+from app.outbox.policies import CERTIFICATES
 from app.outbox.processes import HINDERED, RUNNING, read_processes, read_queues
 from app.outbox.registry import Registry
 from app.outbox.schema import schema_version
@@ -40,12 +42,12 @@ from app.resources.service import FINDING_GRADES
 
 _MAX_DELAY = 300_000  # ms that the oldest undelivered event of a running target may wait
 _GETS_EVENTS = "gets events"
-_EXPIRY_NOTICE = 7 * 86_400_000  # ms before its expiry that a token is about to expire, and after a use is in use
 _NEARLY_FULL = 0.8  # of the queue_limit
 _MAX_NAMED = 5  # workers, or names of events, in one finding
 _MAX_SHOWN = 80  # characters of a name
 _CARRIED_INTERVALS = 2  # of the drain, within which the last one shows that the broker works
 _NOT_DELIVERED = "events are accepted, but not delivered; nothing is lost"
+_NOT_DRAINED = "retries, backlogs and bursts of events wait; nothing is lost"
 _EVICTS_NOTHING = "noeviction"  # the policy of a Redis that refuses what it has no memory for
 _MAX_COUNTED = 1_000_000  # sequence numbers in which a target's pending events are counted for a request
 
@@ -90,6 +92,7 @@ _OF_DATABASE = (
     "newest events",
     "refused",
     "tokens",
+    "certificates",
 )
 _FOLLOWS: Mapping[str, Collection[str]] = MappingProxyType(
     {
@@ -194,11 +197,11 @@ def _check_drain(service: Service) -> Iterator[Finding]:
         at = heartbeats.last_drain(connection)
         now = database_now(connection)
     if at is None:
-        text = f"has never run: {_NOT_DELIVERED}; start `bucketwire up`, or `bucketwire beat` and a worker"
+        text = f"has never run: {_NOT_DRAINED}; start `bucketwire up`, or `bucketwire beat` and a worker"
         yield Finding("drain", "problem", text, ("beat",))
     elif heartbeats.drain_stopped(at, now):
         hint = "is `bucketwire beat` running, and a worker that is not `--only targets`?"
-        yield Finding("drain", "problem", f"last ran {format_age(at, now)} ago: {_NOT_DELIVERED}; {hint}", ("beat",))
+        yield Finding("drain", "problem", f"last ran {format_age(at, now)} ago: {_NOT_DRAINED}; {hint}", ("beat",))
     else:
         yield Finding("drain", "ok", f"last ran {format_age(at, now)} ago")
 
@@ -456,12 +459,8 @@ def _check_tokens(service: Service) -> Iterator[Finding]:
     if expired := sum(token.expires_at <= now for token in expiring):
         text = f"{count_noun(expired, 'token')} expired: revoke what is not needed any more"
         yield Finding("tokens", "note", text, ls)
-    soon = [
-        token.expires_at
-        for token in expiring
-        if now < token.expires_at <= now + _EXPIRY_NOTICE and token.used_at > now - _EXPIRY_NOTICE
-    ]
-    if soon:
+    ends = (token.expires_at for token in expiring if token.is_in_use(now))
+    if soon := [at for at in ends if at <= now + CERTIFICATES.notice_ms]:
         first = format_seconds((min(soon) - now) / 1000)
         text = f"{count_noun(len(soon), 'token')} in use will expire, the first in {first}: give its users another one"
         yield Finding("tokens", "warning", text, ls)
@@ -491,6 +490,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "newest events": _check_newest_events,
         "refused": lambda service: check_refused(service.database),
         "tokens": _check_tokens,
+        "certificates": check_certificates,
         "openid": lambda service: check_openid(service.settings),
     }
 )

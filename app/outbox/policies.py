@@ -134,6 +134,7 @@ class TokenPolicy(NamedTuple):
     max_names: int = 100  # of buckets, and of targets
     max_bucket_characters: int = 255
     use_interval_ms: int = 60_000  # between two records of the same token's use
+    in_use_ms: int = 7 * 86_400_000  # after a use that a token counts as in use
     # Between two reads because of a token that is not known, which may be a new one, or a guess: for guesses without
     # end the table is read 20 times a second, and so many threads wait for that.
     new_pause_seconds: float = 0.05
@@ -263,6 +264,14 @@ class HeartbeatPolicy(NamedTuple):
     max_reason_characters: int = 300
 
 
+class CertificatePolicy(NamedTuple):
+    """What is kept of the certificates that connections meet, and when their ends are near."""
+
+    max_names: int = 100  # of a target or source, those that end first
+    max_name_characters: int = 255
+    notice_ms: int = 21 * 86_400_000  # before its end that one is a finding: authorities may take weeks for another
+
+
 class UpkeepPolicy(NamedTuple):
     """How what runs by time is watched."""
 
@@ -311,6 +320,7 @@ ATTEMPTS = AttemptRecordPolicy()
 FAILING = FailingPolicy()
 FUTURE_TIMES = FutureTimePolicy()
 HEARTBEATS = HeartbeatPolicy()
+CERTIFICATES = CertificatePolicy()
 UPKEEP = UpkeepPolicy()
 DUE_WORK = DueWorkPolicy()
 LEASES = LeasePolicy()

@@ -63,6 +63,7 @@ class Process:
     at: int = 0
     served_at: int = 0  # of its last heartbeat without a problem
     ended_at: int = 0
+    certificate_ends_at: int = 0  # of the certificate at `address`, if that has one
 
     @property
     def host(self) -> str:
@@ -160,6 +161,7 @@ def _columns(process: Process) -> dict[str, Any]:
         "at": process.at,
         "served_at": process.served_at,
         "ended_at": None,
+        "certificate_ends_at": process.certificate_ends_at or None,
     }
 
 
@@ -234,6 +236,7 @@ def _process(row: Any) -> Process:
         # Code from before migration 0021 records workers while they serve.
         served_at=row.at if row.served_at is None else row.served_at,
         ended_at=row.ended_at or 0,
+        certificate_ends_at=row.certificate_ends_at or 0,
     )
 
 

@@ -80,6 +80,7 @@ targets = sa.Table(
     sa.Column(
         "acknowledged", sa.BigInteger, nullable=False, server_default="0"
     ),  # of those discarded, the first so many
+    sa.Column("certificates", LongText),  # JSON of `app.outbox.certificates`; NULL: none was seen
     sa.UniqueConstraint("type", "name"),
 )
 
@@ -379,6 +380,7 @@ workers = sa.Table(
     sa.Column("problem", sa.Text),  # why it does not do what it serves
     sa.Column("served_at", sa.BigInteger),  # of its last heartbeat without a problem
     sa.Column("ended_at", sa.BigInteger),
+    sa.Column("certificate_ends_at", sa.BigInteger),  # of the certificate at its address; NULL: it has none
 )
 
 # What came of what runs by time in the drain's process: `app.outbox.upkeep`. A time is 0 for never.
@@ -536,6 +538,7 @@ sources = sa.Table(
     sa.Column("repeated", sa.BigInteger, nullable=False, default=0),  # events that were in the log already
     sa.Column("rejected", sa.BigInteger, nullable=False, default=0),  # messages, also those deleted or retried since
     sa.Column("lag", sa.BigInteger),  # messages that wait in the queue; NULL: unknown
+    sa.Column("certificates", LongText),  # as of targets
     sa.UniqueConstraint("type", "name"),
 )
 

@@ -59,6 +59,10 @@ class StoredToken:
     expires_at: int = 0
     used_at: int = 0
 
+    def is_in_use(self, now: int) -> bool:
+        """Return whether it is valid, and was used within the last days (`TOKENS`)."""
+        return (not self.expires_at or now < self.expires_at) and self.used_at > now - TOKENS.in_use_ms
+
 
 class FormerToken(NamedTuple):
     """A token that is not valid any more: its name, whether it was revoked or has expired, and since when (ms)."""
@@ -152,20 +156,8 @@ class Tokens:
         The tokens themselves are not known. Those that have expired are listed until they are revoked.
         """
         configured = [StoredToken(token.name, token.scopes, "environment", 0) for token in self._configured]
-        tokens = sa.select(tables.tokens).where(tables.tokens.c.name != _RECORD).order_by(tables.tokens.c.name)
         with self._database.reading() as connection:
-            rows = connection.execute(tokens).all()
-        return configured + [
-            StoredToken(
-                row.name,
-                frozenset(row.scopes.split()),
-                "stored",
-                row.created_at,
-                used_at=row.used_at or 0,
-                **_limits(row.limits),
-            )
-            for row in rows
-        ]
+            return configured + read_tokens(connection)
 
     @repeated_after_deadlock
     def revoke(self, name: str) -> None:
@@ -285,6 +277,22 @@ def read_target_owners(database: Database) -> dict[TargetId, str]:
             if "admin" in row.scopes.split():
                 owners |= {TargetId(*target.split(":", 1)): row.name for target in _limits(row.limits)["targets"]}
     return owners
+
+
+def read_tokens(connection: sa.Connection) -> list[StoredToken]:
+    """Return the tokens of the database, sorted by name, also those that have expired."""
+    tokens = sa.select(tables.tokens).where(tables.tokens.c.name != _RECORD).order_by(tables.tokens.c.name)
+    return [
+        StoredToken(
+            row.name,
+            frozenset(row.scopes.split()),
+            "stored",
+            row.created_at,
+            used_at=row.used_at or 0,
+            **_limits(row.limits),
+        )
+        for row in connection.execute(tokens)
+    ]
 
 
 def read_used_at(connection: sa.Connection, names: Collection[str]) -> dict[str, int]:

@@ -16,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.api_answer import problem_of
+from app.config import tls
 from app.config.fields.addresses import HostPort
 from app.config.settings import Settings
 from app.outbox.delivery.leases import new_token
@@ -67,13 +68,21 @@ class ApiHeartbeat:
         is_known = False
         with closing(self._open()) as database:
             while True:
-                problem = problem_of(own)
+                ends: list[int] = []
+                problem = problem_of(own, certificate=lambda der, ends=ends: ends.append(_end_of(der)))  # type: ignore[misc]  # mypy, of a default
                 with suppress(sa.exc.SQLAlchemyError):  # the next one is soon; before `migrate` there is no such table
                     if not is_known:
                         address = f"{scheme}://{HostPort(reachable_host(self._settings), port)}"
                         self._process = replace(self._adopt(database), address=address)
                         is_known = True
-                    self._process = record_process(database, replace(self._process, problem=problem))
+                    self._process = record_process(
+                        database,
+                        replace(
+                            self._process,
+                            problem=problem,
+                            certificate_ends_at=ends[0] if ends else self._process.certificate_ends_at,
+                        ),
+                    )
                 time.sleep(HEARTBEATS.interval_ms / 1000)
 
     def _is_first(self) -> bool:
@@ -87,6 +96,14 @@ class ApiHeartbeat:
         """Return the process with the times that a worker before this one has recorded."""
         with database.reading() as connection:
             return read_process(connection, self._process.id) or self._process
+
+
+def _end_of(certificate: bytes) -> int:
+    """Return the end of a certificate (ms since 1970), 0 if it cannot be read."""
+    try:
+        return int(tls.end_of(certificate) * 1000)
+    except ValueError:
+        return 0
 
 
 def reachable_host(settings: Settings) -> str:

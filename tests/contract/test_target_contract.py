@@ -13,12 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from app.config import target_settings, tls
 from app.config.fields.fields import fields_of
 from app.config.targets.registry import TYPES
 from app.events.model import Event
 from tests import services
 from tests.contract import ways
-from tests.contract.probes.base import LIMIT, Probe, attempt
+from tests.contract.probes.base import LIMIT, TIMEOUT, Probe, attempt, opened
 from tests.services import speed
 from tests.support import cloud_events, sample_events
 from tests.support.forking import in_a_child, local_ports
@@ -35,8 +36,9 @@ from workers.delivery.outcomes import (
     Rejected,
     Unavailable,
 )
-from workers.targets import cloudevents, payloads
+from workers.targets import cloudevents, create, payloads
 from workers.targets.base import LeaseExpired, Target, TargetUnavailable
+from workers.targets.certificates import seen_with
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 
@@ -155,8 +157,15 @@ def test_a_wrong_password_is_unavailable_within_the_time_limit_and_not_told(prob
 @ways.connecting
 def test_the_right_certificate_is_accepted(probe: Probe, certificates: services.Certificates) -> None:
     event = sample_events.put("tls.txt")
-    assert probe.delivered([event], 1, probe.by_tls(certificates.ca)) == [DELIVERED]
+    values = probe.by_tls(certificates.ca)
+    settings = target_settings.load(probe.type, {"timeout": f"{TIMEOUT}s"} | values)
+    with opened(create(probe.type, settings)) as target:
+        assert target.deliver([event], 1) == [DELIVERED]
     assert_held(probe, [event])
+    seen = seen_with(settings).unrecorded()
+    known = [tls.ends_of_file(str(file))[0] * 1000 for file in (certificates.ca, certificates.cert)]
+    assert len(seen) == 2 + ("client_cert" in values), "the authority's, the server's, and the client's own"
+    assert set(seen.values()) == set(known)
 
 
 @ways.connecting

@@ -13,9 +13,11 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.config.errors import BadSettings
+from app.config.tls import ends_of_file
 from app.outbox import tables
+from app.outbox.certificates import read_certificates
 from app.outbox.delivery.availability import begin_opening
-from app.outbox.engine.database import Database
+from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.targets import OPENED, OPENING_DUE, OPENING_FAILED, StoredTarget
 from app.outbox.tokens import Tokens
@@ -199,3 +201,28 @@ def test_a_target_that_a_limited_token_may_set_is_not_sought_on_the_link(whole: 
     Log(database).append([[event("a")]])
     whole.until(lambda: stored(database, target).state == "unavailable")
     assert "is link-local" in stored(database, target).reason
+
+
+def test_certificates_that_a_worker_meets_are_kept_and_looked_at_anew_after_a_resume(
+    whole: Delivery, database: Database
+) -> None:
+    ca = services.certificates().ca
+    end = int(ends_of_file(str(ca))[0] * 1000)
+
+    def kept() -> dict[str, int]:
+        with database.reading() as connection:
+            found = read_certificates(connection, [], now_ms())
+        return {one.name: one.ends_at for one in found if one.of == f"target {target}"}
+
+    with services.redis(tls=True) as server:
+        address = server.tls_url.rpartition("/")[0]
+        target = add_target(
+            database, type_name="redis", values={"address": address, "key": "k", "format": "access", "tls_ca": str(ca)}
+        )
+        assert open_now(whole, database, target) == "opened"
+        assert kept() == {services.LOOPBACK: end, "tls_ca": end}
+        registry(database).resume(target)
+        assert kept() == {}
+        Log(database).append([[event("a")]])
+        whole.context.deliverer.deliver(target)
+        assert kept() == {services.LOOPBACK: end, "tls_ca": end}

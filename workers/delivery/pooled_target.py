@@ -18,6 +18,7 @@ from workers.delivery.retry import RetrySchedule
 from workers.idle_processes import processes
 from workers.targets import link_local
 from workers.targets.base import LeaseCheck, LeaseExpired, Target, TargetUnavailable
+from workers.targets.certificates import SeenCertificates
 
 
 @dataclass(slots=True)
@@ -86,6 +87,8 @@ class PooledTarget:
     observers: Sequence[Observer] = ()
     is_limited: bool = False  # whether a limited token may set it
     is_connected: bool = False
+    certificates: SeenCertificates = field(default_factory=SeenCertificates)
+    revision: int = 0  # of the target, 0 before it is followed
     is_quick: bool = False  # whether it took little time for the last batch of the log
     failing_replays: FailingReplays = field(default_factory=FailingReplays)
 
@@ -124,6 +127,8 @@ class PooledTarget:
     def _call(self, events: Sequence[Event], lease: LeaseCheck) -> TargetCall:
         call = TargetCall(events)
         began = time.monotonic()
+        if self.is_connected and self.certificates.is_stale():
+            self.disconnect()
         try:
             with processes.calling(), link_local.refusing(when=self.is_limited):
                 if not self.is_connected:
@@ -151,6 +156,13 @@ class PooledTarget:
         for observer in self.observers:
             observer.call_ended(call)
         return call
+
+    def follow(self, revision: int) -> None:
+        """Have a target whose revision is another one with the same settings, as it was resumed, connected to again."""
+        if self.revision not in (0, revision):
+            self.disconnect()
+            self.certificates.forget()
+        self.revision = revision
 
     def disconnect(self) -> None:
         """Close the connections; the next call opens them again."""

@@ -19,6 +19,7 @@ from app.config.sources.base import QueueSettings, SourceSettings
 from app.events.frontends import S3_FRONTENDS
 from app.events.limits import Limits
 from app.events.messages import Message, ReadMessage, read_message
+from app.outbox.certificates import record_of_source
 from app.outbox.sources.intake import SourceIntake, TargetFull
 from app.outbox.sources.leases import SourceLease
 from app.telemetry.tracing import append_span, in_span
@@ -26,6 +27,7 @@ from workers.sources import create, policy
 from workers.sources.base import Source, SourceChanged, SourceUnavailable
 from workers.sources.source_thread import Outbox, SourceThread, Stopped
 from workers.targets import tcp
+from workers.targets.certificates import seen_with
 
 log = logging.getLogger("bucketwire.sources")
 
@@ -80,7 +82,14 @@ class Puller(SourceThread):
             if time.monotonic() >= self._reported_at + policy.REPORT_SECONDS:
                 self._reported_at = time.monotonic()
                 self._outbox.leases.report(self.lease, self._outbox.clock(), reading.lag)
+                self._record_certificates(settings)
         following.cancel()
+
+    def _record_certificates(self, settings: QueueSettings) -> None:
+        if ends := (seen := seen_with(settings)).unrecorded():
+            stored, database = self.lease.stored, self._outbox.database
+            record_of_source(database, stored.row_id, stored.revision, ends, self._outbox.clock())
+            seen.recorded(ends)
 
     def _record(self, messages: Sequence[ReadMessage], settings: QueueSettings, tell: Callable[[], None]) -> None:
         """Record messages, and wait as long as a target has no room for their events.

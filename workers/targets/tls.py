@@ -1,5 +1,6 @@
 """Create TLS contexts from a target's settings, and detect changes of its files."""
 
+import contextlib
 import ssl
 from collections.abc import Callable
 from functools import partial
@@ -7,10 +8,12 @@ from pathlib import Path
 
 from app.config import tls
 from app.config.targets.base import TlsFiles
+from workers.targets import certificates
 from workers.targets.base import TargetUnavailable
 
 
 def context(
+    settings: object,
     ca: str = "",
     *,
     skip_verify: bool = False,
@@ -20,18 +23,28 @@ def context(
 ) -> ssl.SSLContext:
     """Return `app.config.tls.context`, but raise `TargetUnavailable` for an unusable file.
 
-    Such a file can be repaired without a restart.
+    Such a file can be repaired without a restart. Until when the certificates of its connections, of the client and of
+    the authority are valid is noted as seen with the settings.
     """
     try:
-        return tls.context(ca, skip_verify=skip_verify, client_cert=client_cert, client_key=client_key, names=names)
+        made = tls.context(ca, skip_verify=skip_verify, client_cert=client_cert, client_key=client_key, names=names)
     except tls.BadFile as bad:
         raise TargetUnavailable(str(bad)) from bad
+    seen = certificates.seen_with(settings)
+    certificates.watch(made, seen)
+    with contextlib.suppress(OSError, ValueError):  # replaced in this moment, or of a form that only OpenSSL reads
+        if client_cert:
+            seen.note(names[1], tls.ends_of_file(client_cert)[0])
+        if ca:  # of several authorities one may be a former one
+            seen.note(names[0], max(tls.ends_of_file(ca)))
+    return made
 
 
 def context_of(settings: TlsFiles) -> ssl.SSLContext:
     """Return the context that a target's settings define. Raises `TargetUnavailable` for an unusable file."""
     ca, cert, key = tls.NAMES
     return context(
+        settings,
         settings.tls_file(ca),
         skip_verify=settings.tls_skip_verify,
         client_cert=settings.tls_file(cert),

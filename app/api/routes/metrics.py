@@ -25,6 +25,7 @@ from app.outbox import log_head, refusals
 from app.outbox.admin.counters import Audit, TargetCounters, TargetStatus, audit, read_status
 from app.outbox.admin.old_snapshots import OldSnapshots, read_old_snapshots
 from app.outbox.beat_pauses import beat_at
+from app.outbox.certificates import Certificate, read_certificates
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import leased_partitions
 from app.outbox.engine.clock import database_now
@@ -47,6 +48,7 @@ from app.outbox.refusals import AnswerKind
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import StoredSource, read_sources
 from app.outbox.sources.watched import FOUND_KINDS, Watched, read_watched
+from app.outbox.tokens import StoredToken, read_tokens
 from app.outbox.upkeep import TaskState, read_tasks
 from app.resources.refusal import COUNTED_REASONS, surface_of
 from app.resources.source import SOURCE_STATES
@@ -165,6 +167,7 @@ class Scrape:
                 unknown = sum(unknown_names(connection).values())
                 tasks = read_tasks(connection, now, service_events=settings.service_events)
                 answered = refusals.read_counts(connection)
+                certificates, tokens = read_certificates(connection, processes, now), read_tokens(connection)
         except DatabaseUnavailable:
             yield _single("database_up", "Whether the outbox database can be read.", 0)
         else:
@@ -191,6 +194,7 @@ class Scrape:
             yield from source_metrics(sources, kept, now)
             yield from listing_metrics(sources, watched, now)
             yield from _requests(answered)
+            yield from expiry_metrics(certificates, [one for one in tokens if one.is_in_use(now)])
         if self._services.feeder is not None:
             spool = self._services.feeder.spool
             yield _single(
@@ -306,6 +310,18 @@ def listing_metrics(sources: Sequence[StoredSource], watched: Mapping[int, Watch
         ):
             gauges[name].add_metric(place, number)
     yield from (*counters.values(), found, *gauges.values())
+
+
+def expiry_metrics(certificates: Sequence[Certificate], tokens: Sequence[StoredToken]) -> Iterator[Metric]:
+    """Yield until when certificates are valid, and when the first of these tokens expires."""
+    text = "End of a certificate, seconds since 1970, by who meets or uses it."
+    ends = GaugeMetricFamily("bucketwire_certificate_expiry_timestamp_seconds", text, labels=["of", "certificate"])
+    for one in certificates:
+        ends.add_metric([one.of, one.name], one.ends_at / 1000)
+    yield ends
+    if expiries := [one.expires_at for one in tokens if one.expires_at]:
+        text = "When the first of the tokens in use expires, seconds since 1970."
+        yield _single("token_expiry_timestamp_seconds", text, min(expiries) / 1000)
 
 
 def _posted(count: int) -> Metric:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import ssl
 import warnings
 from collections.abc import Iterator
@@ -13,8 +14,11 @@ import httpx
 import psutil
 import pytest
 
-from app.outbox.engine.database import Database
+from app.config.tls import ends_of_file
+from app.outbox.certificates import Certificate, read_certificates
+from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.processes import read_processes
 from tests import services
 from tests.integration.api.conftest import S3, Api, SecureApi, url_of
 from tests.services import until
@@ -69,6 +73,17 @@ def test_events_and_streams_go_over_tls_and_nothing_goes_without(s3: S3) -> None
     with httpx.Client(timeout=60, trust_env=False, verify=old) as outdated, pytest.raises(httpx.ConnectError):
         outdated.get(f"{s3.api.url}/healthz")
     assert "Traceback" not in s3.api.log.read_text()
+
+
+def test_until_when_its_certificate_is_valid_is_known_of_an_api(s3: S3) -> None:
+    def found() -> list[Certificate]:
+        with s3.database.reading() as connection:
+            return read_certificates(connection, read_processes(connection), now_ms())
+
+    until(found, 30, what="its heartbeat")
+    [one] = found()
+    assert (one.of, one.name) == (f"api on {socket.gethostname()}", s3.api.url)
+    assert one.ends_at == ends_of_file(str(services.certificates().cert))[0] * 1000
 
 
 def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_not(s3: S3) -> None:

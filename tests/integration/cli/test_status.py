@@ -166,7 +166,7 @@ def test_a_beat_that_does_not_run_is_a_problem_and_what_it_missed_is_said_for_a_
     record_pause(database, Pause(began, now_ms() - 1_000))
     [ok, (grade, text)] = sorted(grades_of(cli, "beat"), reverse=True)
     assert (ok[0], grade, text.startswith("did nothing for 10.0 m until ")) == ("ok", "note", True)
-    assert "; missed: 59 samples of the curves, 1 scheduled run " in text
+    assert re.search(r"; missed: (59|60) samples of the curves, 1 scheduled run ", text)
     record_pause(database, Pause(began, now_ms() - 2 * 86_400_000))
     assert [grade for grade, _ in grades_of(cli, "beat")] == ["ok"]
     with database.writing() as connection:
@@ -512,7 +512,7 @@ def test_the_doctor_warns_before_a_token_in_use_expires(cli: Cli, database: Data
         return [(one["grade"], one["text"]) for one in findings if one["subject"] == "tokens"]
 
     tokens.create("endless", ["read"])
-    tokens.create("later", ["read"], expires_at=now + 8 * day)
+    tokens.create("later", ["read"], expires_at=now + 22 * day)
     tokens.create("expired", ["read"], expires_at=now - 1)
     assert found() == [("note", "1 token expired: revoke what is not needed any more")]
     with database.writing() as connection:

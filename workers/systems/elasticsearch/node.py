@@ -22,9 +22,9 @@ from elastic_transport import (
 )
 from urllib3.exceptions import ReadTimeoutError
 
+from app.config.tls import context as tls_context
 from workers.targets.http_pool import http_pool
 from workers.targets.socket_deadline import Deadline
-from workers.targets.tls import context as tls_context
 
 # Elasticsearch and OpenSearch repeat it in each answer, and have it in their slow logs and lists of tasks.
 _REQUEST_ID = "x-opaque-id"

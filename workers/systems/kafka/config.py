@@ -60,6 +60,7 @@ def connection_config(chosen: KafkaSettings | KafkaSourceSettings) -> dict[str, 
 def tls_context(chosen: KafkaConnection) -> ssl.SSLContext:
     """Return the TLS context. Raises `TargetUnavailable` for an unusable file."""
     return tls.context(
+        chosen,
         chosen.tls_ca,
         skip_verify=chosen.tls_skip_verify,
         client_cert=chosen.client_tls_cert,

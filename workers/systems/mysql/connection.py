@@ -160,7 +160,11 @@ def _login(settings: MysqlSettings, dsn: Dsn) -> Connection:
     if dsn.tls in ("true", "skip-verify"):
         skip = dsn.tls == "skip-verify"
         context = tls.context(
-            settings.tls_ca, skip_verify=skip, client_cert=settings.client_cert, client_key=settings.client_key
+            settings,
+            settings.tls_ca,
+            skip_verify=skip,
+            client_cert=settings.client_cert,
+            client_key=settings.client_key,
         )
     refused = {} if dsn.cleartext else dict.fromkeys(("mysql_clear_password", "dialog"), _NoPasswordAsItIs)
     connection = _LimitedConnection(

@@ -286,6 +286,7 @@ class TargetConnection(Connection):
 def tls_context(chosen: NatsSettings | JetstreamSourceSettings) -> ssl.SSLContext:
     """Return the TLS context. Raises `TargetUnavailable` for an unusable file."""
     return tls.context(
+        chosen,
         chosen.cert_authority,
         skip_verify=chosen.tls_skip_verify and chosen.uses_tls,
         client_cert=chosen.client_cert,

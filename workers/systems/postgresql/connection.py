@@ -12,6 +12,7 @@ from app.config.fields.addresses import HostPort
 from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.postgresql_dsn import explicit
 from app.config.targets.postgresql_dsn import parameters as libpq_parameters
+from workers.systems.postgresql.certificates import note_certificates
 from workers.targets import link_local, socket_deadline
 from workers.targets.answer_limit import MAX_ANSWER_BYTES, AnswerTooLong
 from workers.targets.base import TargetUnavailable
@@ -54,6 +55,7 @@ def connect(settings: PostgresSettings) -> extensions.connection:
     except UnicodeDecodeError as error:  # of libpq's words, with what the server has sent
         raise TargetUnavailable("PostgreSQL: the server is not PostgreSQL") from error
     connection.autocommit = True
+    note_certificates(settings, connection)
     return connection
 
 

@@ -1,0 +1,88 @@
+"""What is kept of the certificates that connections meet, on every database, and what the doctor says of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from app.config.arn import TargetId
+from app.doctor.certificates import check_certificates
+from app.outbox.certificates import read_certificates, record_of_source, record_of_target
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.policies import CERTIFICATES
+from app.outbox.processes import API, Process, end_process, read_processes, record_process
+from tests.support import databases
+from tests.support.builders import add_target, registry
+from tests.support.pulled_events import Sources
+
+X, DAY = TargetId("webhook", "x"), 86_400_000
+SOON = CERTIFICATES.notice_ms
+
+
+def ends(database: Database) -> dict[str, int]:
+    with database.reading() as connection:
+        found = read_certificates(connection, read_processes(connection), now_ms())
+    return {f"{one.of} {one.name}": one.ends_at for one in found}
+
+
+def findings(database: Database) -> list[tuple[str, str, str]]:
+    service: Any = SimpleNamespace(database=database)
+    return [(one.subject, one.grade, one.text) for one in check_certificates(service)]
+
+
+def seen(database: Database, now: int, **of_names: int) -> None:
+    stored = registry(database).target(X)
+    record_of_target(database, stored.row_id, stored.revision, of_names, now)
+
+
+@databases.ALL
+def test_what_was_seen_is_known_by_its_name_until_the_target_is_resumed(database: Database) -> None:
+    now = now_ms()
+    add_target(database)
+    seen(database, now, one=now + DAY, two=now + 2 * DAY)
+    seen(database, now, two=now + 90 * DAY)
+    assert ends(database) == {"target webhook:x one": now + DAY, "target webhook:x two": now + 90 * DAY}
+    stored = registry(database).target(X)
+    registry(database).resume(stored.target)
+    assert ends(database) == {}
+    record_of_target(database, stored.row_id, stored.revision, {"late": now}, now)
+    assert ends(database) == {}, "seen with the settings of before"
+    seen(database, now, three=now + DAY)
+    assert ends(database) == {"target webhook:x three": now + DAY}
+
+
+@databases.ONE
+def test_of_many_names_those_that_end_first_are_kept(database: Database) -> None:
+    now, most = now_ms(), CERTIFICATES.max_names
+    add_target(database)
+    seen(database, now, **{f"n{number:04}": now + number for number in range(most + 5)})
+    assert list(ends(database)) == [f"target webhook:x n{number:04}" for number in range(most)]
+
+
+@databases.ONE
+def test_the_doctor_names_what_ends_within_three_weeks_and_what_has_ended(database: Database) -> None:
+    now = now_ms()
+    add_target(database)
+    seen(database, now, late=now + SOON + DAY)
+    assert findings(database) == []
+    seen(database, now, soon=now + SOON - DAY, ended=now - DAY)
+    (first, second) = sorted(findings(database), key=lambda one: one[1])
+    assert (first[:2], second[:2]) == (("webhook:x", "problem"), ("webhook:x", "warning"))
+    assert first[2].startswith("its certificate ended ended 1.0 d ago (")
+    assert second[2].startswith("its certificate soon ends in 20.0 d (")
+    add_target(database, enable="off")
+    assert findings(database) == []
+
+
+@databases.ONE
+def test_those_of_sources_and_of_apis_that_run_are_named_too(database: Database) -> None:
+    now, sources = now_ms(), Sources(database)
+    stored = sources.stored(sources.put("kafka", {"brokers": "127.0.0.1:9", "topic": "t"}))
+    record_of_source(database, stored.row_id, stored.revision, {"broker": now + DAY}, now)
+    api = Process("here:7:x", "api@here", "1", "gunicorn", (API,), address="https://here", certificate_ends_at=now)
+    record_process(database, api)
+    assert [(subject, grade) for subject, grade, _ in findings(database)] == [
+        (f"source {stored.source}", "warning"), ("certificates", "problem"),
+    ]  # fmt: skip
+    end_process(database, api.id)
+    assert [subject for subject, _, _ in findings(database)] == [f"source {stored.source}"]

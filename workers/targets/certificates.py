@@ -1,0 +1,91 @@
+"""Note until when the certificates are valid that the connections of a target or source meet and use.
+
+A TLS context notes them with each handshake: those of the servers that are really connected to, whatever the protocol
+and the driver.
+"""
+
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+_AHEAD_SECONDS = 30 * 86_400  # before the end of a certificate, after which it is looked at again
+_AGAIN_SECONDS = 86_400.0  # between two such looks
+
+
+class SeenCertificates:
+    """The ends of certificates that were seen (ms since 1970), by names of servers or settings. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, int] = {}
+        self._recorded: dict[str, int] = {}
+        self._looked_at = 0.0  # of the last handshake, by time.monotonic()
+        self._lock = threading.Lock()
+
+    def note(self, name: str, ends_at: float) -> None:
+        """Note a certificate that ends at a time in seconds since 1970."""
+        with self._lock:
+            self._ends[name] = int(ends_at * 1000)
+            self._looked_at = time.monotonic()
+
+    def unrecorded(self) -> Mapping[str, int]:
+        """Return what was noted since `recorded` was last called with it, or nothing."""
+        if self._ends == self._recorded:  # without the lock: this is asked for each batch
+            return {}
+        with self._lock:
+            return dict(self._ends)
+
+    def recorded(self, ends: Mapping[str, int]) -> None:
+        """Note that this is recorded."""
+        self._recorded = dict(ends)
+
+    def forget(self) -> None:
+        """Forget what was seen."""
+        with self._lock:
+            self._ends, self._recorded = {}, {}
+
+    def is_stale(self) -> bool:
+        """Return whether one ends soon and may have been renewed since: only a new connection would show that."""
+        if not self._ends or time.monotonic() - self._looked_at < _AGAIN_SECONDS:
+            return False
+        return min(self._ends.values()) / 1000 < time.time() + _AHEAD_SECONDS
+
+
+# By the id of the settings, which need not be hashable; an entry goes with them.
+_of_settings: dict[int, SeenCertificates] = {}
+_of_contexts: weakref.WeakKeyDictionary[ssl.SSLContext, SeenCertificates] = weakref.WeakKeyDictionary()
+
+
+def seen_with(settings: object) -> SeenCertificates:
+    """Return what connections with these settings have seen: the very same object, not one that is equal to it."""
+    found = _of_settings.get(id(settings))
+    if found is None:
+        found = _of_settings[id(settings)] = SeenCertificates()
+        weakref.finalize(settings, _of_settings.pop, id(settings), None)
+    return found
+
+
+def watch(context: ssl.SSLContext, seen: SeenCertificates) -> None:
+    """Have each handshake with the context note the server's certificate, if that is verified."""
+    context.sslsocket_class, context.sslobject_class = _WatchedSocket, _WatchedObject
+    _of_contexts[context] = seen
+
+
+class _WatchedSocket(ssl.SSLSocket):
+    def do_handshake(self, block: bool = False) -> None:
+        super().do_handshake(block)
+        _note(self)
+
+
+class _WatchedObject(ssl.SSLObject):
+    def do_handshake(self) -> None:
+        super().do_handshake()
+        _note(self)
+
+
+def _note(connection: Any) -> None:
+    seen, certificate = _of_contexts.get(connection.context), connection.getpeercert()
+    if seen is not None and certificate and "notAfter" in certificate:
+        seen.note(connection.server_hostname or "server", ssl.cert_time_to_seconds(certificate["notAfter"]))
