@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import sqlalchemy as sa
 
@@ -24,6 +25,7 @@ from workers.served_targets import ALL, ServedTargets
 
 log = logging.getLogger("bucketwire.beat")
 
+_STOPPED = "Tt"  # states of a process in Linux's /proc
 _END_SECONDS = 1.0  # that beat waits at most to record its end
 _MAX_NAME_CHARACTERS = 255  # of the column; the name of a worker for many targets has all of them
 
@@ -54,6 +56,7 @@ class WorkerHeartbeat:
         it from serving anything.
         """
         now, known = time.monotonic(), self._worker
+        problem = problem or _stopped(processes)
         is_new = (bool(problem), refused.keys()) != (bool(known.problem), known.refused.keys())
         if self._has_ended or now < self._retry or not (is_new or now >= self._next):
             return
@@ -72,6 +75,20 @@ class WorkerHeartbeat:
             with suppress(sa.exc.SQLAlchemyError):  # then it falls silent
                 end_process(self._database, self._worker.id)
             self._database.close()
+
+
+def _stopped(processes: Sequence[int]) -> str:
+    """Return that all of these processes are stopped, as by SIGSTOP or a debugger, "" otherwise."""
+    stopped = [pid for pid in processes if _state(pid) in _STOPPED]
+    return "all processes of its pool are stopped (SIGSTOP, or a debugger)" if stopped == [*processes] != [] else ""
+
+
+def _state(pid: int) -> str:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it has ended
+        return ""
+    return status.rpartition(")")[2].split()[0]
 
 
 class BeatHeartbeat:

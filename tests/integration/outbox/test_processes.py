@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.policies import HEARTBEATS
 from app.outbox.processes import ENDED, HINDERED, RUNNING, SILENT, Process, Queue, Refusal
 from app.release import VERSION
+from tests import services
 from tests.support import databases
 from tests.support.builders import add_target, migrated, registry
 from workers.heartbeat import WorkerHeartbeat
@@ -248,6 +251,31 @@ def test_the_heartbeats_that_0_2_records_of_queues_are_deleted(database: Databas
     with database.reading() as connection:
         assert connection.execute(sa.select(tables.heartbeats.c.name)).scalars().all() == ["drain"]
         assert heartbeats.last_drain(connection) == 5
+
+
+def test_a_worker_whose_whole_pool_is_stopped_is_hindered_until_one_goes_on(log: Database, tmp_path: Path) -> None:
+    values = {"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": str(log.url)}
+    pool = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    heartbeat = WorkerHeartbeat(Settings.from_environ(values), "w@here", "prefork", [])
+
+    def problem() -> str:
+        heartbeat.record([one.pid for one in pool], [], {})
+        [worker] = listed(log).values()
+        return worker.problem
+
+    try:
+        assert problem() == ""
+        pool[0].send_signal(signal.SIGSTOP)
+        assert problem() == ""
+        pool[1].send_signal(signal.SIGSTOP)
+        services.until(lambda: "stopped (SIGSTOP" in problem())
+        pool[0].send_signal(signal.SIGCONT)
+        services.until(lambda: problem() == "")
+    finally:
+        for one in pool:
+            one.kill()
+            one.wait()
+        heartbeat.end()
 
 
 def test_a_worker_says_what_it_serves_and_a_database_that_is_away_stops_nothing(
