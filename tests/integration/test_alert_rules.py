@@ -28,4 +28,4 @@ def test_alerts_fire_and_end_as_their_tests_say() -> None:
     promtool("test", "rules", "alerts_test.yml")
     tested = yaml.safe_load((RULES / "alerts_test.yml").read_text())["tests"]
     fired = {one["alertname"] for test in tested for one in test["alert_rule_test"] if one.get("exp_alerts")}
-    assert {rule["alert"] for rule in ALERTS if "bucketwire_refused_requests_total" in rule["expr"]} <= fired
+    assert {rule["alert"] for rule in ALERTS} - fired == set()
