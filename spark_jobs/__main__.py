@@ -9,6 +9,7 @@ from spark_jobs.commands.backfill import backfill
 from spark_jobs.commands.reconcile import run
 from spark_jobs.commands.scan import scan
 from spark_jobs.commands.tables import tables
+from spark_jobs.commands.watched_bucket import watched_bucket
 from spark_jobs.errors import describe_error
 
 
@@ -23,7 +24,7 @@ def reconcile() -> None:
 
 
 reconcile.add_command(run)
-for command in (backfill, scan, tables):
+for command in (backfill, scan, tables, watched_bucket):
     jobs.add_command(command)
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from app import telemetry
@@ -29,7 +29,7 @@ CHECK_INTERVAL_SECONDS = 5  # between two checks of the schedule
 REPEAT_INTERVAL_SECONDS = 300  # after which the wake-up of a run that still waits is repeated
 _STOP_SECONDS = 20  # between SIGTERM and SIGKILL
 # The job itself: `bucketwire reconcile run` would start Python for the command, and again for the job.
-_JOB = (sys.executable, "-P", "-m", "bucketwire.start", "spark_jobs")
+JOB = (sys.executable, "-P", "-m", "bucketwire.start", "spark_jobs")
 _ERROR_PREFIX = "bucketwire: "  # of an error that the command line prints
 _ALREADY_RUNNING = os.EX_TEMPFAIL  # the job's exit code if another run of the same pair is active
 
@@ -42,24 +42,40 @@ class JobResult:
     message: str
 
 
-class RunWakeUps:
-    """Publish a wake-up for each waiting run, and repeat it at intervals."""
+class Repeats:
+    """Say for what that waits a wake-up is due: at once, and at intervals as long as it waits."""
 
     def __init__(self) -> None:
         self._published: dict[str, float] = {}
 
+    def due(self, waiting: Iterable[str]) -> list[str]:
+        """Return the names of those that wait for which a wake-up is due; each that is published has to be `noted`."""
+        now = time.monotonic()
+        self._published = {name: self._published.get(name, now - REPEAT_INTERVAL_SECONDS) for name in waiting}
+        return [name for name, last in self._published.items() if now - last >= REPEAT_INTERVAL_SECONDS]
+
+    def noted(self, name: str) -> None:
+        """Note that the wake-up of one that waits was published."""
+        self._published[name] = time.monotonic()
+
+
+class RunWakeUps:
+    """Publish a wake-up for each waiting run, and repeat it at intervals."""
+
+    def __init__(self) -> None:
+        self._repeats = Repeats()
+
     def publish_due(self, database: Database, publish: Callable[[WaitingRun], None]) -> int:
         """Register due runs and publish wake-ups; return their number. Raises `DatabaseUnavailable`."""
-        schedule, now = Schedule(database), time.monotonic()
+        schedule = Schedule(database)
         if schedule.register(_time_of(database)):
             for target, number in schedule.unscheduled_buckets().items():
                 log.warning("%s: %s", target, describe_unscheduled(number), extra={"target": str(target)})
-        waiting = schedule.waiting()
-        self._published = {run.run: self._published.get(run.run, now - REPEAT_INTERVAL_SECONDS) for run in waiting}
-        due = [run for run in waiting if now - self._published[run.run] >= REPEAT_INTERVAL_SECONDS]
-        for run in due:
-            publish(run)
-            self._published[run.run] = now
+        waiting = {run.run: run for run in schedule.waiting()}
+        due = self._repeats.due(waiting)
+        for name in due:
+            publish(waiting[name])
+            self._repeats.noted(name)
         return len(due)
 
 
@@ -142,7 +158,7 @@ def update_tables(database: Database | None = None) -> str:
     if database:
         with contextlib.suppress(*DatabaseUnavailable):
             since = _time_of(database)
-    result = jobs.run([*_JOB, "tables", "--scheduled"], "tables")
+    result = jobs.run([*JOB, "tables", "--scheduled"], "tables")
     if result.code == _ALREADY_RUNNING:
         log.info("tables: %s", result.message)
     elif result.code:
@@ -175,7 +191,7 @@ def reconcile(database: Database, target: TargetId, bucket: str, arn: str) -> st
         return problem
     attributes = {"bucketwire.target": arn, "aws.s3.bucket": bucket, "bucketwire.run": waiting.run}
     with telemetry.span(waiting.job, **attributes) as span:
-        result = jobs.run([*_JOB, *job_arguments(waiting)], f"{waiting.job} {target} {bucket}")
+        result = jobs.run([*JOB, *job_arguments(waiting)], f"{waiting.job} {target} {bucket}")
         span.set("bucketwire.exit_code", result.code)
         if result.code and result.code != _ALREADY_RUNNING:
             span.fail("failed", result.message)

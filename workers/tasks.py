@@ -5,8 +5,9 @@ from contextlib import contextmanager
 
 from app.broker import POLICY, SPARK_QUEUE, BrokerUnavailable, QueueRefused, queue_name
 from app.config.arn import TargetId, parse_arn
+from app.config.sources.source_id import SourceId, parse_source
 from app.outbox.reconcile.schedule import WaitingRun
-from workers import reconcile_jobs, runtime
+from workers import bucket_listings, reconcile_jobs, runtime
 from workers.celery import app, settings
 
 
@@ -27,9 +28,9 @@ def deliver(arn: str) -> str:
 
 @app.task(name="schedule_reconciliations", send_events=False)
 def schedule_reconciliations() -> int:
-    """Publish wake-ups for due reconciliations. Not shown in Flower, like drain."""
+    """Publish wake-ups for due reconciliations and listings by Spark. Not shown in Flower, like drain."""
     with _waiting_for_the_broker():
-        return runtime.current().upkeep.publish_runs(_publish_run)
+        return runtime.current().upkeep.publish_runs(_publish_run, _publish_listing)
     return 0
 
 
@@ -38,6 +39,13 @@ def reconcile(arn: str, bucket: str) -> str:
     """Run the waiting reconciliation of a target with a bucket."""
     _, target = parse_arn(arn)
     return reconcile_jobs.reconcile(runtime.current().database, target, bucket, arn)
+
+
+@app.task(name="list_bucket", acks_late=False)  # the table of sources holds the state
+def list_bucket(source: str) -> str:
+    """List the bucket of a source by Spark, if it is due."""
+    held = runtime.current()
+    return bucket_listings.list_bucket(held.database, held.clock, parse_source(source))
 
 
 @app.task(name="update_tables", acks_late=False)  # the tables themselves have their state
@@ -68,11 +76,19 @@ def _waiting_for_the_broker() -> Iterator[None]:
 
 
 def _publish_run(run: WaitingRun) -> None:
+    _publish_job("reconcile", run.target.arn(settings.region), run.bucket)
+
+
+def _publish_listing(source: SourceId) -> None:
+    _publish_job("list_bucket", str(source))
+
+
+def _publish_job(task: str, *arguments: str) -> None:
     broker = runtime.current().broker
     if reason := broker.refusal(SPARK_QUEUE):
         raise QueueRefused(SPARK_QUEUE, reason)
     if (broker.length(SPARK_QUEUE) or 0) < POLICY.max_runs:
-        broker.publish(SPARK_QUEUE, "reconcile", (run.target.arn(settings.region), run.bucket))
+        broker.publish(SPARK_QUEUE, task, arguments)
 
 
 def _queued(target: TargetId) -> int:

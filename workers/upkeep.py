@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable
 
+from app.config.sources.source_id import SourceId
 from app.outbox import audit, processes, refusals, series
 from app.outbox.admin import attempts
 from app.outbox.delivery import heartbeats, rate_limits
@@ -17,6 +18,7 @@ from app.outbox.notices import NoticeRecorder
 from app.outbox.reconcile.schedule import WaitingRun
 from app.outbox.upkeep import NOTICES
 from app.outbox.versions.retention import UnusedProgress, drop_unused
+from workers.bucket_listings import wake_ups as listings
 from workers.reconcile_jobs import wake_ups
 from workers.resources import Resources
 from workers.task_records import TaskRecords
@@ -96,11 +98,15 @@ class Upkeep:
             return False
         return is_stored
 
-    def publish_runs(self, publish: Callable[[WaitingRun], None]) -> int:
-        """Register the runs that are due and publish their wake-ups; return how many, 0 while the database is away."""
+    def publish_runs(self, publish: Callable[[WaitingRun], None], publish_listing: Callable[[SourceId], None]) -> int:
+        """Register the runs that are due and publish their wake-ups, and those of the buckets that Spark has to list.
+
+        Returns how many, 0 while the database is away.
+        """
         try:
             with self._records.running("schedule"):
-                return wake_ups.publish_due(self._held.database, publish)
+                runs = wake_ups.publish_due(self._held.database, publish)
+                return runs + listings.publish_due(self._held.database, self._held.clock, publish_listing)
         except DatabaseUnavailable as error:
             outbox_state.failed(error)
             return 0

@@ -27,7 +27,7 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.newest_events import NEWEST, guessed_keys, shared_names, unknown_names
 from app.outbox.policies import CERTIFICATES
-from app.outbox.processes import HINDERED, RUNNING, read_processes, read_queues
+from app.outbox.processes import HINDERED, RUNNING, has_spark_worker, read_processes, read_queues
 from app.outbox.registry import Registry
 from app.outbox.schema import schema_version
 from app.outbox.schema.schema_version import encoding_problem
@@ -352,11 +352,16 @@ def _check_sources(service: Service) -> Iterator[Finding]:
     with service.database.reading() as connection:
         now = database_now(connection)
         sources, kept, watched = read_sources(connection), read_kept(connection), read_watched(connection)
+        has_spark = not any(stored.by_spark for stored in sources) or has_spark_worker(connection, now)
     for stored in sources:
         keeps = "its listings go on where they were" if stored.lists else "its messages wait in the queue"
         subject, state, reason = f"source {stored.source}", stored.state(now), clause(stored.state_reason(now))
+        if stored.by_spark and stored.enabled and not has_spark:
+            text = "Spark lists it, and no `bucketwire worker --only spark` is running"
+            yield Finding(subject, "problem", text, ("worker", "--only", "spark"))
         if state in ("failing", "waiting"):
-            mend = ("source", "test", str(stored.source)) if state == "failing" else ("worker", "--only", "sources")
+            role = "spark" if stored.by_spark else "sources"
+            mend = ("source", "test", str(stored.source)) if state == "failing" else ("worker", "--only", role)
             text = f"{state}: {reason}; {keeps}"
             yield Finding(subject, "problem", text, mend)
         elif state == "paused":
@@ -366,7 +371,8 @@ def _check_sources(service: Service) -> Iterator[Finding]:
         elif state == "running":
             does, waits = ("lists", "undecided difference") if stored.lists else ("pulls from", "waiting message")
             waiting = "" if stored.lag is None else f"; {count_noun(stored.lag, waits)}"
-            yield Finding(subject, "ok", f"a worker {does} it{waiting}")
+            who = "Spark" if stored.by_spark else "a worker"
+            yield Finding(subject, "ok", f"{who} {does} it{waiting}")
             if reason:
                 yield Finding(subject, "warning", reason)
         else:

@@ -8,7 +8,7 @@ range that cannot be listed to its end fails the job (`pages`).
 
 import os
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -233,14 +233,26 @@ def is_object(entry: Any) -> bool:
 
 def _listed(bucket: Bucket, keys: KeyRange, *, versioned: bool) -> Iterator[Any]:
     """Yield S3's entries of a range, page by page."""
+    for page in pages_of(bucket, keys, versioned=versioned):
+        for kind in PAGE_KEYS:
+            for entry in page.get(kind, ()):
+                if is_within(entry["Key"], keys):
+                    yield entry
+
+
+def is_within(key: str, keys: KeyRange) -> bool:
+    """Return whether a key is in a range."""
+    after, until = keys
+    return after < key and (until is None or key <= until)
+
+
+def pages_of(bucket: Bucket, keys: KeyRange, *, versioned: bool) -> Iterator[Mapping[str, Any]]:
+    """Yield S3's pages that have a range, which may have other keys, too."""
     after, until = keys
     client = bucket.client()
     try:
         for page in pages(client, bucket.name, after, versioned=versioned, prefix=bucket.prefix):
-            for kind in PAGE_KEYS:
-                for entry in page.get(kind, ()):
-                    if after < entry["Key"] and (until is None or entry["Key"] <= until):
-                        yield entry
+            yield page
             last = [entry["Key"] for kind in PAGE_KEYS for entry in page.get(kind, ())[-1:]]
             if until is not None and last and max(last) > until:
                 return

@@ -97,7 +97,7 @@ class Watcher(SourceThread):
                 self._has_begun = True
                 listing.add(page.entries)
                 if listing.entries > policy.MAX_LISTED:
-                    raise BadListing(f"it has more than {policy.MAX_LISTED:,} entries; watch it by several prefixes")
+                    raise BadListing(f"it has more than {policy.MAX_LISTED:,} entries; have Spark list it (spark)")
                 self._tell()
                 if self._ending.is_set():
                     return

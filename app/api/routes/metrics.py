@@ -269,7 +269,7 @@ def source_metrics(sources: Sequence[StoredSource], kept: Mapping[int, int], now
             lag.add_metric(place, stored.lag)
         rejected.add_metric(place, kept.get(stored.row_id, 0))
         if stored.enabled and not stored.paused:
-            age.add_metric(place, max(0, now - max(stored.pulled_at, stored.created_at)) / 1000)
+            age.add_metric(place, stored.answer_age(now) / 1000)
         for each in SOURCE_STATES:
             states.add_metric([*place, each], int(stored.state(now) == each))
     yield from (*counters.values(), lag, rejected, age, states)

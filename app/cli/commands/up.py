@@ -23,7 +23,7 @@ from app.config.settings import Settings
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.schema.migration import migrate
-from app.outbox.sources.stored import any_source
+from app.outbox.sources.stored import any_by_spark, any_source
 from app.outbox.tokens import check_listen
 from app.private_folder import make_private
 from app.supervisor import embedded_redis, start
@@ -125,7 +125,8 @@ class _Service:
         """
         has_tables = bool(self._settings.tables_schedule)
         try:
-            return any_source(context.database), has_tables or Schedule(context.database).exists()
+            database = context.database
+            return any_source(database), has_tables or Schedule(database).exists() or any_by_spark(database)
         except (CommandError, *DatabaseUnavailable):
             return False, has_tables
 

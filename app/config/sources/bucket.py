@@ -6,8 +6,9 @@ from typing import Literal
 from app.config.bucket_settings import BucketSettings, StorageName
 from app.config.errors import Problem
 from app.config.fields.aws import Endpoint
+from app.config.fields.cron import Cron
 from app.config.fields.field_types import Choice, Duration, Number, Text
-from app.config.fields.fields import declared, setting
+from app.config.fields.fields import declared, fields_of, setting
 from app.config.sources.base import SourceSettings, Tenant
 from app.events.buckets import TENANT_OF_ARN, name_in
 
@@ -45,6 +46,11 @@ class BucketSourceSettings(
         about="whether all versions and delete markers are listed; auto: if the bucket is or was versioned",
     )
     every: float = setting(Duration(60), default="15m", about="time from one listing's beginning to the next one's")
+    spark: str = setting(
+        Cron(),
+        default="",
+        about="when Spark lists it, in place of a worker and of every: for a bucket of millions of objects",
+    )
     grace: float = setting(
         Duration(0),
         default="5m",
@@ -60,6 +66,12 @@ class BucketSourceSettings(
         default="10",
         about="per cent of the known objects; a listing that lacks more, and more than ten, pauses the source",
     )
+
+    def ineffective(self) -> Iterator[Problem]:
+        """Yield an interval beside the times of Spark."""
+        yield from super().ineffective()
+        if self.spark and self.every != fields_of(type(self))["every"].fallback():
+            yield Problem("every", f"{self.every:g}s", "has no effect with the times of spark", "leave it out")
 
     @property
     def recorded_bucket(self) -> str:

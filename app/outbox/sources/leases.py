@@ -39,14 +39,14 @@ class SourceLeases:
         self._database = database
         self._lease_ms = lease_ms
 
-    def free(self, now: int) -> list[StoredSource]:
-        """Return the sources that nobody has leased and that are due to be pulled from.
+    def free(self, now: int, *, by_spark: bool = False) -> list[StoredSource]:
+        """Return the sources that nobody has leased and that are due to be pulled from, or to be listed by Spark.
 
         One of a type that only a newer version knows is left to its workers.
         """
         with self._database.reading() as connection:
             rows = connection.execute(sa.select(tables.sources).where(*_PULLS, *_free(now), _S.type.in_(SOURCE_TYPES)))
-            return [stored_source(row) for row in rows]
+            return [stored for stored in map(stored_source, rows) if stored.by_spark is by_spark]
 
     @repeated_after_deadlock
     def claim(self, stored: StoredSource, now: int) -> SourceLease | None:
@@ -94,6 +94,10 @@ class SourceLeases:
     def pause(self, lease: SourceLease, reason: str) -> None:
         """Release a source and pause it until an operator resumes it. Raises `LeaseLost`."""
         self._set(lease, lease_token="", leased_until=0, paused=True, reason=clean_reason(reason), error="")
+
+    def rest(self, lease: SourceLease, until: int) -> None:
+        """Give a source back that is not due before a time. Raises `LeaseLost`."""
+        self._set(lease, lease_token="", leased_until=0, resume_at=until)
 
     def release(self, lease: SourceLease) -> None:
         """Give a source back; nothing if the lease is lost."""

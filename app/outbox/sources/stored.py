@@ -14,6 +14,7 @@ from app.outbox.engine.database import Database
 from app.outbox.errors import UnknownSource
 
 INVALID_SETTINGS = "its settings in the environment are invalid"  # a reason
+QUEUED_MS = 3_600_000  # for which a listing by Spark may be due: its worker does one job after the other
 _UNSERVED_MS = 30_000  # after a failed source is due again, before it counts as one that no worker tries
 
 
@@ -56,6 +57,16 @@ class StoredSource(EnvironmentRow):
         return self.source.type in SOURCE_TYPES and SOURCE_TYPES[self.source.type].lists
 
     @property
+    def by_spark(self) -> bool:
+        """Whether it is a bucket that Spark lists at its times."""
+        return self.lists and bool(self.values.get("spark"))
+
+    def answer_age(self, now: int) -> int:
+        """Return for how long (ms) its queue has not answered; a bucket that Spark lists is asked when it is due."""
+        due = self.resume_at + QUEUED_MS if self.by_spark and not self.failures else 0
+        return max(0, now - max(self.pulled_at, self.created_at, due))
+
+    @property
     def notice_key(self) -> int:
         """What its rows in the table of notices have in place of a target's row id, which may be equal to its own."""
         return -self.row_id
@@ -69,7 +80,8 @@ class StoredSource(EnvironmentRow):
         is_leased = self.leased_until > now
         if self.error and (is_leased or now < max(self.error_at, self.resume_at) + _UNSERVED_MS):
             return "failing"
-        return "running" if is_leased else "waiting"
+        rests = self.by_spark and now < self.resume_at + QUEUED_MS
+        return "running" if is_leased or rests else "waiting"
 
     def state_reason(self, now: int) -> str:
         """Return why it is in this state; for `running` by which settings of the queue messages are lost unnoticed."""
@@ -80,7 +92,9 @@ class StoredSource(EnvironmentRow):
                 return self.error
             case _:
                 before = f"; before that: {self.error}" if self.error else ""
-                return f"no worker pulls it; is a `bucketwire worker --only sources` running?{before}"
+                role = "spark" if self.by_spark else "sources"
+                does = "has begun to list it, an hour after its time" if self.by_spark else "pulls it"
+                return f"no worker {does}; is a `bucketwire worker --only {role}` running?{before}"
 
     @property
     def holder(self) -> str:
@@ -110,6 +124,12 @@ def any_source(database: Database) -> bool:
     """Return whether there is a source."""
     with database.reading() as connection:
         return connection.execute(sa.select(tables.sources.c.id).limit(1)).first() is not None
+
+
+def any_by_spark(database: Database) -> bool:
+    """Return whether Spark lists the bucket of a source."""
+    with database.reading() as connection:
+        return any(stored.by_spark and stored.enabled for stored in read_sources(connection))
 
 
 def read_positions(connection: sa.Connection, source_id: int) -> dict[str, str]:

@@ -118,7 +118,7 @@ def test_every_task_is_run_by_the_drains_process_and_recorded(tmp_path: Path, ou
                 connection.execute(tables.series.delete())  # a sample is due again
         context.upkeep.purge()
         context.upkeep.sample()
-        context.upkeep.publish_runs(lambda _: None)
+        context.upkeep.publish_runs(lambda _: None, lambda _: None)
         context.upkeep.continue_work()
     late = {name for name, one in states(database, service_events=True).items() if one.succeeded_at < began}
     assert late == set()
