@@ -31,7 +31,6 @@ from app.resources.refusal import HTTP, INTAKE, NOT_HTTP, OTHERS, SIGN_IN, descr
 log = logging.getLogger("bucketwire.api")
 
 _FAILED = 500
-_PATIENCE = 5.0  # seconds that a statement may take
 _LAST_SECONDS = 1.0  # that a process which ends waits until all is stored
 _MAX_ENTRIES = 1_000  # of the audit log that wait for the database
 _MAX_ADDRESS = 64  # characters
@@ -190,7 +189,7 @@ class RequestCounts:
             AnswerKind(_written(*route), status, reason): number for (route, status, reason), number in answers.items()
         }
         try:
-            with self._database.answering_within(_PATIENCE):
+            with self._database.answering_within(REFUSALS.statement_seconds):
                 refusals.record(self._database, numbers, refused, add_entries)
         except Exception as error:  # noqa: BLE001 - the database is away, or its tables are missing: others say so
             log.debug("requests that were counted are not stored: %s", error)

@@ -9,7 +9,12 @@ from app.resources.reconciliation import MAX_FINDINGS
 
 
 class DatabasePolicy(NamedTuple):
-    """How long the outbox waits for its database."""
+    """How long the outbox waits for its database.
+
+    One rule orders these times. A wait for a lock ends by the server's answer, before the patience of its connection is
+    over (`lock_seconds_within`). Where a statement is given up earlier, as its caller cannot wait for that, this says
+    nothing of other connections: each is asked, within `ping_seconds`, before it is used again.
+    """
 
     pool_connections: int = 5  # that a pool keeps open
     max_extra_connections: int = 20  # that it opens beyond them while they are needed
@@ -18,6 +23,7 @@ class DatabasePolicy(NamedTuple):
     # That a statement waits for a lock. PostgreSQL waits twice, for its turn and for the row: less together than
     # `idle_transaction_seconds`, so that of clients that are gone together none gets another one's lock, for as long.
     lock_seconds: int = 4
+    ping_seconds: float = 1.0  # for an answer of a connection of which it is not known whether it is lost
     # After which the server ends a connection whose client says nothing, so that its locks are free: far longer than a
     # process that works takes between two statements, and short enough to end before requests have waited in vain.
     idle_transaction_seconds: int = 9
@@ -25,6 +31,10 @@ class DatabasePolicy(NamedTuple):
     max_deadlocks: int = 3  # of a transaction, or waits for its locks, each of which is followed by another try
     repeat_seconds: float = 6.0  # after its start, in which a transaction is tried again
     clock_seconds: float = 1.0  # for which a reading of the database's clock is used
+
+    def lock_seconds_within(self, patience: float | None) -> int:
+        """Return for how long a statement may wait for a lock on a connection with this patience (s); at least 1."""
+        return self.lock_seconds if patience is None else max(1, min(self.lock_seconds, int((patience - 0.5) / 2)))
 
 
 class AppendPolicy(NamedTuple):
@@ -144,6 +154,7 @@ class TokenPolicy(NamedTuple):
 class RefusalPolicy(NamedTuple):
     """How requests are counted, and what is kept and shown of those that were refused."""
 
+    statement_seconds: float = 9.0  # that storing may take; longer than a wait for locks
     flush_seconds: float = 5.0  # after a refusal, until it is stored; also between two tries to reach the database
     count_seconds: float = 15.0  # after an answer, until it is stored: the usual interval of Prometheus
     line_seconds: float = 60.0  # between two log lines, and two entries of the audit log, about the same
@@ -276,6 +287,7 @@ class UpkeepPolicy(NamedTuple):
     """How what runs by time is watched."""
 
     grace_ms: int = 60_000  # after it was due, until it counts as overdue
+    statement_seconds: float = 9.0  # that a record may take: longer than a wait for locks
     record_seconds: float = 30.0  # between two records of a task's successes, if none failed between them
 
 

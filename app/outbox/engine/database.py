@@ -33,7 +33,7 @@ VALUE_ERRORS = db_errors.VALUE_ERRORS
 _BESIDE_EVENT = 1 << 14  # bytes of a MySQL packet besides the event: the statement and the ids of its targets
 
 _LOCK_NOT_AVAILABLE = "55P03"
-_OPENED_AT = "opened_at"  # of a connection in its pool, by time.monotonic()
+_WORKED_AT = "worked_at"  # of a connection in its pool: when it was opened, or asked, last, by time.monotonic()
 # No setting of PostgreSQL limits how long a COPY waits for its client, and none but another session can end it.
 _END_ABANDONED_COPIES = f"""
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
@@ -88,6 +88,7 @@ class Database:
             self._reader = _open(self.url, pool_size, patience, autocommit=True)
             for engine in (self.engine, self._reader):
                 sa_event.listen(engine, "connect", _note_connected)
+                sa_event.listen(engine, "checkout", self._check)
                 sa_event.listen(engine, "checkout", self._limit)
                 sa_event.listen(engine, "handle_error", self._failed)
         self._largest_event: int | None = None if self.dialect == "mysql" else UNLIMITED
@@ -147,18 +148,16 @@ class Database:
         try:
             pooled = self._reader.raw_connection()
         except driver_error as error:  # without the statement: it was not sent
-            outbox_state.lost(error)
+            outbox_state.not_opened(error)
             raise sa.exc.DBAPIError.instance(None, None, error, driver_error) from error
         driver: Any = pooled.driver_connection
-        opened_at = pooled.info.get(_OPENED_AT, math.inf)
+        worked_at = pooled.info.get(_WORKED_AT, math.inf)
         try:
             with db_errors.as_sqlalchemy(driver, statement, pooled.invalidate), driver.cursor() as cursor:
                 cursor.execute(statement, values)
                 return cursor.fetchone()[0]
         except sa.exc.DBAPIError as error:
-            if driver.closed:
-                outbox_state.lost(error, opened_at)
-            self._recover(error.orig, is_lost=driver.closed)
+            self._recover(error.orig, is_lost=driver.closed and _breaks(driver, error.orig, worked_at))
             raise
         finally:
             pooled.close()
@@ -182,12 +181,28 @@ class Database:
         seconds = min(DATABASE.statement_seconds, getattr(self._own, "seconds", None) or math.inf)
         connection.execute(f"PRAGMA busy_timeout = {seconds * 1000:.0f}")
 
+    def _check(self, connection: Any, entry: ConnectionPoolEntry, _face: Any) -> None:
+        """Ask a connection whether it works if another one has got no answer since it was known to work."""
+        if outbox_state.doubts(entry.info.get(_WORKED_AT, math.inf)):
+            dialect: Any = self.engine.dialect
+            connection.patience = DATABASE.ping_seconds
+            try:
+                dialect.do_ping(connection)
+            except dialect.loaded_dbapi.Error as error:
+                outbox_state.lost(error)
+                raise sa.exc.InvalidatePoolError from error  # the pool replaces it, and all others at once
+            entry.info[_WORKED_AT] = time.monotonic()
+            outbox_state.answered()
+
     def _failed(self, context: sa.engine.ExceptionContext) -> None:
-        if context.connection is None:  # it could not be opened
-            outbox_state.lost(context.original_exception)
-        elif context.is_disconnect:
-            outbox_state.lost(context.original_exception, context.connection.info.get(_OPENED_AT, math.inf))
-        self._recover(context.original_exception, is_lost=context.is_disconnect)
+        error, is_lost = context.original_exception, context.is_disconnect
+        if context.connection is None:
+            outbox_state.not_opened(error)
+        elif is_lost:
+            driver = context.connection.connection.driver_connection
+            is_lost = _breaks(driver, error, context.connection.info.get(_WORKED_AT, math.inf))
+            context.invalidate_pool_on_disconnect = is_lost
+        self._recover(error, is_lost=is_lost)
 
     def _recover(self, error: BaseException | None, *, is_lost: bool) -> None:
         """After a lost connection close the others, most likely lost too; SQLAlchemy does so for one engine only."""
@@ -222,9 +237,18 @@ class Database:
             engine.dispose()
 
 
-def _note_connected(_connection: Any, entry: ConnectionPoolEntry) -> None:
-    entry.info[_OPENED_AT] = time.monotonic()
-    outbox_state.connected()
+def _note_connected(connection: Any, entry: ConnectionPoolEntry) -> None:
+    entry.info[_WORKED_AT] = time.monotonic()
+    outbox_state.connected(connection)
+
+
+def _breaks(driver: Any, error: BaseException | None, worked_at: float) -> bool:
+    """Note a connection that is closed; return whether it broke, and was not given up for want of an answer in time."""
+    if db_errors.ran_out_of_time(driver, error):
+        outbox_state.doubt(driver.patience)
+        return False
+    outbox_state.lost(error, worked_at)
+    return True
 
 
 class OpenTransaction:

@@ -1,6 +1,7 @@
 """Classify errors of the outbox database: it is unavailable, it is full, or a single value may be the cause."""
 
 import errno
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,6 +54,9 @@ _POSTGRESQL = frozenset(
         "58",  # I/O error
     )
 )
+# Of a connection that is not opened psycopg2 has the text alone: the server's severity in its language, its message.
+_POSTGRESQL_ANSWER = re.compile(r"(?:^|: )\w+:  ")
+_OF_MYSQL_CLIENT = range(2000, 3000)  # codes of the driver's own
 _MYSQL_FULL = frozenset((1021, 1114, 3675))
 _MYSQL = _MYSQL_FULL | {
     1040, 1129, 1130, 1203, 1226,  # connections
@@ -90,6 +94,19 @@ def may_be_a_value(error: BaseException) -> bool:
     if isinstance(cause, sqlite3.Error):
         return not _sqlite_name(cause).startswith(_SQLITE)
     return _mysql_code(cause) not in _MYSQL
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether a server has answered that it opens no connection, or whether nobody has answered at all."""
+    if hasattr(error, "pgcode"):
+        return _POSTGRESQL_ANSWER.search(str(error)) is not None
+    code = _mysql_code(error)
+    return code > 0 and code not in _OF_MYSQL_CLIENT
+
+
+def ran_out_of_time(driver: Any, error: BaseException | None) -> bool:
+    """Return whether a connection was given up because an answer took too long, and did not break by itself."""
+    return getattr(driver, "was_cut", False) or isinstance(getattr(error, "__context__", None), TimeoutError)
 
 
 def is_full(error: BaseException) -> bool:

@@ -69,9 +69,6 @@ _SESSION = {
     # The same for a client that is gone in the middle of a statement or of an answer.
     "net_read_timeout": DATABASE.idle_transaction_seconds,
     "net_write_timeout": DATABASE.idle_transaction_seconds,
-    "innodb_lock_wait_timeout": DATABASE.lock_seconds,
-    # The same for a table, for which a migration waits while a dump reads it, and everybody else behind the migration.
-    "lock_wait_timeout": DATABASE.lock_seconds,
     "completion_type": "'NO_CHAIN'",
     "foreign_key_checks": 1,
     "unique_checks": 1,
@@ -85,7 +82,12 @@ _SESSION = {
 def open_engine(url: sa.URL, pool_size: int, patience: float | None, isolation: str) -> sa.Engine:
     """Return an engine whose statements take `patience` seconds at most."""
     # MySQL's greeting says that it commits by itself also where it does not, so the driver would not set it.
-    settings = _SESSION | {"autocommit": int(isolation == "AUTOCOMMIT")}
+    settings = _SESSION | {
+        "autocommit": int(isolation == "AUTOCOMMIT"),
+        "innodb_lock_wait_timeout": DATABASE.lock_seconds_within(patience),
+        # The same for a table, for which a migration waits while a dump reads it, and all others behind the migration.
+        "lock_wait_timeout": DATABASE.lock_seconds_within(patience),
+    }
     engine = sa.create_engine(
         url.update_query_dict({"charset": "utf8mb4"}),
         pool_size=pool_size,

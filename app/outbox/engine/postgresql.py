@@ -13,12 +13,9 @@ from typing import Any
 import sqlalchemy as sa
 from psycopg2 import extensions
 from sqlalchemy import event as sa_event
-from sqlalchemy.pool import ConnectionPoolEntry
 
 from app import socket_watchdog
 from app.outbox.policies import DATABASE
-
-_last_cut = float("-inf")  # when this process last shut a connection down whose server counts as lost
 
 
 class _Wait:
@@ -27,10 +24,10 @@ class _Wait:
     (A duplicate of the descriptor would need a free one.)
     """
 
-    __slots__ = ("_descriptor", "_seconds", "ends")
+    __slots__ = ("_connection", "_descriptor", "_seconds", "ends")
 
-    def __init__(self, descriptor: int, seconds: float) -> None:
-        self._descriptor, self._seconds = descriptor, seconds
+    def __init__(self, connection: "Connection", seconds: float) -> None:
+        self._connection, self._descriptor, self._seconds = connection, connection.fileno(), seconds
         self.ends = math.inf
 
     def __enter__(self) -> None:
@@ -41,24 +38,16 @@ class _Wait:
         socket_watchdog.remove(self)
 
     def cut(self) -> None:
-        """Shut the connection down; the server counts as lost then."""
-        global _last_cut  # noqa: PLW0603 - one for each process is the point
-        _last_cut = time.monotonic()
+        """Shut the connection down."""
+        self._connection.was_cut = True
         socket_watchdog.shut_down(self._descriptor)
-
-
-def opened_before_last_timeout(opened: float) -> bool:
-    """Return whether a connection of this process has been shut down since `opened` (`time.monotonic()`).
-
-    All connections have most likely lost the server together, and each would cost its user a whole timeout.
-    """
-    return opened <= _last_cut
 
 
 class Connection(extensions.connection):
     """A connection that raises `OperationalError` if an answer takes longer than `patience` seconds; None: no limit."""
 
     patience: float | None = None
+    was_cut = False  # whether it was shut down because an answer took too long
 
     def commit(self) -> None:
         """Commit within `patience` seconds."""
@@ -78,7 +67,7 @@ class Connection(extensions.connection):
         """Return the context manager in which every call that waits for the server must run."""
         if self.patience is None or self.closed:
             return contextlib.nullcontext()
-        return _Wait(self.fileno(), self.patience)
+        return _Wait(self, self.patience)
 
 
 class Cursor(extensions.cursor):
@@ -110,7 +99,6 @@ _SILENCE_MS = DATABASE.silence_seconds * 1000
 _SESSION = {
     "synchronous_commit": "on",  # a role or database default of "off" would break promise 1
     "statement_timeout": 0,  # a COMMIT that waits for a standby would be answered as if that had it, too
-    "lock_timeout": f"{DATABASE.lock_seconds}s",
     "idle_in_transaction_session_timeout": f"{DATABASE.idle_transaction_seconds}s",
     "default_transaction_isolation": "read committed",  # also where each statement commits by itself
     "standard_conforming_strings": "on",
@@ -132,7 +120,8 @@ _SESSION = {
 
 def open_engine(url: sa.URL, pool_size: int, patience: float | None, isolation: str) -> sa.Engine:
     """Return an engine whose statements take `patience` seconds at most."""
-    options = [f"-c {name}={str(value).replace(' ', chr(92) + ' ')}" for name, value in _SESSION.items()]
+    session = _SESSION | {"lock_timeout": f"{DATABASE.lock_seconds_within(patience)}s"}
+    options = [f"-c {name}={str(value).replace(' ', chr(92) + ' ')}" for name, value in session.items()]
     engine = sa.create_engine(
         url,
         pool_size=pool_size,
@@ -155,14 +144,8 @@ def open_engine(url: sa.URL, pool_size: int, patience: float | None, isolation: 
     )
 
     @sa_event.listens_for(engine, "connect")
-    def _set_up(connection: Connection, entry: ConnectionPoolEntry) -> None:
+    def _set_up(connection: Connection, _entry: Any) -> None:
         connection.patience = patience
-        entry.info["opened"] = time.monotonic()
-
-    @sa_event.listens_for(engine, "checkout")
-    def _check(_connection: Connection, entry: ConnectionPoolEntry, _face: Any) -> None:
-        if opened_before_last_timeout(entry.info["opened"]):
-            raise sa.exc.DisconnectionError  # the pool replaces the connection
 
     return engine
 

@@ -64,6 +64,41 @@ def test_a_task_fails_succeeds_and_becomes_overdue(database: Database, monkeypat
     assert upkeep.NOTICES not in states(database, 10 * due)
 
 
+def test_what_fails_for_want_of_the_database_is_recorded_once_it_answers_with_its_time(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = TaskRecords(database, lambda: now(database))
+    records.succeed("purge")
+    recorded: list[str] = []
+    record_failure = upkeep.record_failure
+
+    def record(to: Database, name: str, at: int, problem: str) -> None:
+        recorded.append(name)
+        if len(recorded) == 1:
+            raise sa.exc.OperationalError("UPDATE", None, Exception("it does not answer"))
+        record_failure(to, name, at, problem)
+
+    monkeypatch.setattr(task_records.upkeep, "record_failure", record)
+    lost = sa.exc.OperationalError("DELETE", None, Exception("it does not answer"))
+    for name in ("audit", "rates"):
+        with pytest.raises(sa.exc.OperationalError), records.running(name):
+            raise lost
+    assert recorded == [], "nobody waits for it a second time"
+    with records.running("rates"):
+        pass
+    assert recorded == ["audit"], "what has succeeded since is no failure any more"
+    assert not states(database)["audit"].has_failed
+    monkeypatch.setattr(task_records.time, "monotonic", lambda at=task_records.time.monotonic: at() + 40)
+    with records.running("purge"):
+        pass
+    failed = states(database)["audit"]
+    assert failed.problem.startswith("the outbox database was unavailable")
+    assert now(database) - failed.failed_at > 39_000
+    with records.running("audit"):
+        pass
+    assert not states(database)["audit"].has_failed
+
+
 def test_a_database_that_is_away_fails_no_task_for_its_record(database: Database, tmp_path: Path) -> None:
     away = Database(f"sqlite:///{tmp_path}/none/outbox.db")
     records = TaskRecords(away, lambda: 1)
