@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from app.config.errors import BadSettings
 from app.config.sources.base import SourceSettings
 from app.events.limits import Limits
+from app.outbox.column_values import clean_reason
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable
@@ -98,7 +99,9 @@ class SourceThread(threading.Thread):
         """Release a source that fails, until it is tried again: after `least` ms, or more if it has failed before."""
         stored = self.lease.stored
         wait = max(least, min(policy.FIRST_RETRY_MS * 2 ** min(stored.failures, 10), policy.MAX_RETRY_MS))
-        log.warning("source %s cannot be pulled from; tried again in %d ms: %s", stored.source, wait, reason)
+        # The 1st, 2nd, 4th, 8th … in a row, and another reason: to be away for a day fills no log.
+        if (stored.failures + 1).bit_count() == 1 or clean_reason(reason) != stored.error:
+            log.warning("source %s cannot be pulled from; tried again in %d ms: %s", stored.source, wait, reason)
 
         def failed() -> None:
             now = self._outbox.clock()
