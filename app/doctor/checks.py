@@ -233,14 +233,18 @@ def _check_versions(service: Service) -> Iterator[Finding]:
     with service.database.reading() as connection:
         now = database_now(connection)
         known = read_processes(connection)
-    workers = [one for one in known if one.is_worker and one.state(now) in (RUNNING, HINDERED)]
-    others = [worker for worker in workers if worker.version != VERSION]
+    there = [one for one in known if one.state(now) in (RUNNING, HINDERED)]
+    others = [one for one in there if one.version != VERSION]
     if others:
-        named = ", ".join(f"{worker.version} as {worker.host}:{worker.pid}" for worker in others[:_MAX_NAMED])
+        named = ", ".join(f"{one.version} as {one.host}:{one.pid}" for one in others[:_MAX_NAMED])
         more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
-        runs = f"{len(others)} of {count_noun(len(workers), 'worker')} run" + ("s" if len(others) == 1 else "")
+        runs = f"{len(others)} of {_processes(len(there))} run" + ("s" if len(others) == 1 else "")
         text = f"{runs} another version than {VERSION}: {named}{more}; restart them with it"
         yield Finding("versions", "warning", text, ("process", "ls"))
+
+
+def _processes(count: int) -> str:
+    return f"{count:,} process" + ("" if count == 1 else "es")
 
 
 def _check_targets(service: Service) -> Iterator[Finding]:

@@ -398,7 +398,7 @@ def test_an_upgrade_that_is_not_finished_is_found_and_the_workers_are_listed(
     record_process(
         database, replace(new, id="there:1:x", name="targets@there", version="0.0.2", pool="solo", processes=())
     )
-    text = f"1 of 2 workers runs another version than {VERSION}: 0.0.2 as there:1; restart them with it"
+    text = f"1 of 3 processes runs another version than {VERSION}: 0.0.2 as there:1; restart them with it"
     assert found() == [("warning", text, ["process", "ls"])]
     Leases(database, 600_000).claim(registry(database).target(target).row_id, [0], "here:9:x", now_ms())
     lines = " ".join(cli("process", "ls").out.split())
