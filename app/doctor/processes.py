@@ -19,10 +19,10 @@ from app.outbox.processes import (
     API,
     BEAT,
     ENDED,
-    HINDERED,
     RUNNING,
     SILENT,
     Process,
+    hindered_workers,
     processes_of,
     read_processes,
     serves,
@@ -154,7 +154,7 @@ def host_findings(processes: Sequence[Process], now: int) -> Iterator[Finding]:
         text = f"is silent: {_named(workers)} recorded no heartbeat for {since}"
         advice = "start what is missing, or forget the host if it was removed"
         yield _host_finding(host, text, workers, running, advice, ("process", "forget", host))
-    for host, workers in _by_host([one for one in processes if one.is_worker and one.state(now) == HINDERED]):
+    for host, workers in _by_host(hindered_workers(processes, now)):
         since = format_age(max(one.served_at for one in workers), now)
         serve = f"{_named(workers)} served nothing" + (f" for {since}" if since else " yet")
         reason = next((clause(one.problem) for one in workers if one.problem), "they do not say why")

@@ -342,6 +342,11 @@ def silent_workers(processes: Sequence[Process], now: int) -> list[Process]:
     return _silent([one for one in processes if one.is_worker], now)
 
 
+def hindered_workers(processes: Iterable[Process], now: int) -> list[Process]:
+    """Return the workers that are there, but have not served anything for some time."""
+    return [one for one in processes if one.is_worker and one.state(now) == HINDERED]
+
+
 def processes_of(service: str, processes: Sequence[Process], now: int) -> list[Process]:
     """Return the processes of `API` or `BEAT` that are there, and those that fell silent and were not replaced.
 

@@ -23,7 +23,7 @@ from tests.support.service_processes import Api, System, start_all, stop_all, sy
 
 HALF_A_MINUTE, MINUTE = 30, 60
 _EXPRESSION = re.compile(r"(min|max)(?: by \(([a-z, ]+)\))?\s*\((\w+)\) (>|==) (\d+)")
-_ALERTS = ("BucketwireApiDown", "BucketwireBeatStopped", "BucketwireHostSilent")
+_ALERTS = ("BucketwireApiDown", "BucketwireBeatStopped", "BucketwireHostSilent", "BucketwireWorkersHindered")
 Samples = Mapping[str, list[tuple[Mapping[str, str], float]]]
 
 
@@ -165,3 +165,26 @@ def test_a_dead_worker_is_a_finding_of_its_host_until_another_has_replaced_it(wa
     live = {labels["serves"]: value for labels, value in watched.samples()["bucketwire_live_workers"]}
     assert live == {"drain": 1, "targets": 1}
     assert watched.run("status")[0] == 0
+
+
+@pytest.mark.nightly("killed ones; that a frozen one is seen, test_api_answer.py and test_processes.py")
+def test_a_frozen_api_and_a_frozen_pool_are_seen(watched: Watched) -> None:
+    api, [worker] = watched.whole.api, watched.whole.workers
+    pool = worker.children()
+    api.freeze()
+    for process in pool:
+        process.suspend()
+    try:
+        assert watched.run("status")[0] == 1
+        assert "does not answer: no answer within 3 s" in watched.findings()["api"]
+        assert "does not answer: no answer within 3 s" in watched.console("")
+        until(lambda: watched.fires("BucketwireApiDown"), HALF_A_MINUTE, what="the alert")
+        until(lambda: watched.fires("BucketwireWorkersHindered"), MINUTE, what="the alert")
+        [text] = [text for subject, text in watched.findings().items() if subject.startswith("host ")]
+        assert "1 worker (targets) served nothing for " in text
+        assert "all processes of its pool are stopped" in text
+    finally:
+        api.thaw()
+        for process in pool:
+            process.resume()
+    until(watched.is_well, HALF_A_MINUTE, what="the opposite")

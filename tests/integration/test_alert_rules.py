@@ -15,7 +15,7 @@ RULES = ROOT / "deploy/prometheus"
 def promtool(*arguments: str) -> str:
     services.need("promtool")
     command = [provision.PROMTOOL / "promtool", *arguments]
-    done = subprocess.run(command, cwd=RULES, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=RULES, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -138,7 +138,7 @@ def test_many_workers_are_counted_and_the_first_are_named() -> None:
 def test_the_metrics_say_the_same() -> None:
     processes = [
         worker("a@one", KILLED), worker("b@one", KILLED, "drain"), worker("c@two"), api("three", KILLED),
-        api("four", started_at=NOW - DAY),
+        api("four", started_at=NOW - DAY), worker("d@two", NOW, served_at=KILLED, problem="the broker cannot be used"),
     ]  # fmt: skip
     found = {
         (sample.name, tuple(sample.labels.values())): sample.value
@@ -148,5 +148,5 @@ def test_the_metrics_say_the_same() -> None:
     assert found == {
         ("bucketwire_api_up", ("three", HERE)): 0, ("bucketwire_api_up", ("four", HERE)): 1,
         ("bucketwire_live_workers", ("targets",)): 1, ("bucketwire_live_workers", ("drain",)): 0,
-        ("bucketwire_silent_workers", ("one",)): 2,
+        ("bucketwire_silent_workers", ("one",)): 2, ("bucketwire_hindered_workers", ("two",)): 1,
     }  # fmt: skip

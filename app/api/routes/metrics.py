@@ -36,6 +36,7 @@ from app.outbox.processes import (
     RUNNING,
     Process,
     Queue,
+    hindered_workers,
     live_workers,
     processes_of,
     read_processes,
@@ -435,7 +436,11 @@ def process_metrics(processes: Sequence[Process], now: int) -> Iterator[Metric]:
     silent = GaugeMetricFamily("bucketwire_silent_workers", text, labels=["host"])
     for host, count in Counter(one.host for one in silent_workers(processes, now)).items():
         silent.add_metric([host], count)
-    yield from (apis, live, silent)
+    text = "Workers of a host that are there, and have served nothing for 30 seconds."
+    hindered = GaugeMetricFamily("bucketwire_hindered_workers", text, labels=["host"])
+    for host, count in Counter(one.host for one in hindered_workers(processes, now)).items():
+        hindered.add_metric([host], count)
+    yield from (apis, live, silent, hindered)
 
 
 def _drift(results: Sequence[tuple[TargetId, str, int, int]]) -> Iterator[Metric]:

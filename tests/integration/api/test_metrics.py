@@ -77,9 +77,10 @@ def expiring(database: Database) -> dict[str, str]:
 
 
 def killed(database: Database) -> None:
-    """Have a worker for all targets fall silent."""
+    """Have a worker for all targets fall silent, and another one be there and serve nothing."""
     worker = record_process(database, Process("there:7:x", "targets@there", "1", "prefork", ["targets"]), age=60_000)
     assert worker.served_at < now_ms() - 50_000
+    record_process(database, Process("there:8:x", "drain@there", "1", "prefork", ["drain"], problem="no broker"))
 
 
 def pulled(database: Database) -> None:
