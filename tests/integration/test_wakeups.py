@@ -340,6 +340,13 @@ def test_a_request_may_name_a_later_time(redis_url: str) -> None:
         assert count(redis_url) == 1
 
 
+def test_a_wakeup_of_workers_leaves_a_drain_due_that_was_asked_for_later(redis_url: str) -> None:
+    with waker(redis_url, {TARGET: Ready("the:arn", 300, is_free=False)}) as made:
+        made.request(0.3)
+        made.request_delivery({TARGET: {0}})
+        until(lambda: count(redis_url) == 1, 30, what="the later drain")
+
+
 def test_requests_do_not_wait_for_a_broker_that_never_answers(silent: socket.socket) -> None:
     with waker(f"redis://{services.LOOPBACK}:{silent.getsockname()[1]}/0") as made:
         made.request()
@@ -561,6 +568,23 @@ def test_a_queue_that_the_broker_refuses_concerns_no_other_and_is_tried_again(
         bound.delete()
         until(lambda: broker.publish(refused, "deliver", ("the:arn",), declare=True), 30, what="the queue, made anew")
         for name in (refused, other):
+            queue(name)(connection.channel()).delete()
+
+
+@pytest.mark.parametrize("broker_url", ["rabbitmq"], indirect=True)
+def test_a_message_that_the_broker_does_not_take_concerns_no_other_queue(broker_url: str) -> None:
+    """A policy of the broker's operator limits a queue, and has it answer with a negative confirmation."""
+    full, other = queue_name(TargetId("webhook", "full")), queue_name(TargetId("webhook", "free"))
+    with connected(broker_url) as connection, contextlib.closing(Broker(broker_url)) as broker:
+        limited = queue(full)
+        limited.queue_arguments = {"x-queue-type": "quorum", "x-max-length": 1, "x-overflow": "reject-publish"}
+        bound = limited(connection.channel())
+        bound.declare()
+        sent = [broker.publish(full, "deliver", ("the:arn",)) for _ in range(20)]
+        assert sent[0]
+        assert not sent[-1]
+        assert broker.publish(other, "deliver", ("another:arn",), declare=True)
+        for name in (full, other):
             queue(name)(connection.channel()).delete()
 
 

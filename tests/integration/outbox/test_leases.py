@@ -241,6 +241,16 @@ def test_a_worker_that_dies_before_its_probe_keeps_others_from_probing_for_a_mom
     assert leases.claim_due(row, "later", now + 2_000) is not None
 
 
+def test_a_lease_of_which_one_partition_was_revoked_is_lost(database: Database, leases: Leases) -> None:
+    row, now = _row_id(database, add_target(database)), now_ms()
+    lease = leases.claim(row, range(4), "token", now)
+    assert lease is not None
+    assert leases.renew(lease, now + 1)
+    with database.writing() as connection:
+        cursors.revoke(connection, row, [2])
+    assert not leases.renew(lease, now + 2)
+
+
 @databases.ALL
 def test_neither_a_renewal_nor_a_settlement_moves_the_end_of_a_lease_back(database: Database, leases: Leases) -> None:
     """A worker that was stopped after it had read its clock, or that waited for a lock, comes with an old time."""
