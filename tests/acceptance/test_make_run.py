@@ -161,7 +161,7 @@ def test_flower_shows_the_delivery_and_the_api_describes_itself(whole: Whole) ->
     page = httpx.get(re.search(r"Console +(\S+)", whole.console).group(1))  # type: ignore[union-attr]  # as above
     assert (page.status_code, "<h1>Overview</h1>" in page.text) == (200, True)
     assert "redis:sample" in page.text
-    assert f'href="{flower.rstrip("/")}/"' in httpx.get(f"{page.url}workers").text
+    assert f'href="{flower.rstrip("/")}/"' in httpx.get(f"{page.url}processes").text
     assert httpx.get(whole.console.split("described at ")[1].split()[0]).json()["openapi"].startswith("3.")
 
 

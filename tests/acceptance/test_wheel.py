@@ -9,7 +9,6 @@ environment, on PYTHONPATH, and in the working directory.
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 import sysconfig
@@ -195,6 +194,7 @@ class Apart:
 
     installed: Environment
     settings: Mapping[str, str]
+    probed: str  # where the worker answers health checks
 
     def __call__(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
         """Run a command of `bucketwire` with their settings."""
@@ -214,7 +214,7 @@ def apart(installed: Environment) -> Iterator[Apart]:
             "BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{services.free_port()}",
             "BUCKETWIRE_ALLOW_PRIVATE": "on",
         }
-        apart = Apart(installed, settings)
+        apart = Apart(installed, settings, f"{services.LOOPBACK}:{services.free_port()}")
         address = f"address={services.LOOPBACK}:{redis.port}"
         for words in (
             ["migrate"],
@@ -223,10 +223,11 @@ def apart(installed: Environment) -> Iterator[Apart]:
         ):
             done = apart(*words)
             assert done.returncode == 0, done.stdout + done.stderr
+        probed = {"BUCKETWIRE_PROBE_LISTEN": apart.probed}
         roles = [
             installed.role("api", "--workers", "1", ready="Listening at", settings=settings),
             installed.role("beat", ready="is starting.", settings=settings),
-            installed.role("worker", "--concurrency", "1", ready=" ready.", settings=settings),
+            installed.role("worker", "--concurrency", "1", ready=" ready.", settings=settings | probed),
         ]
         try:
             start_all(roles)
@@ -246,10 +247,12 @@ def test_the_processes_run_apart_and_deliver_the_tours_event(apart: Apart) -> No
 
 def test_the_health_check_of_the_compose_file_reaches_a_worker(installed: Environment, apart: Apart) -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-    _, shell = compose["workers"]["healthcheck"]["test"]
-    python, *words = shlex.split(shell.partition(" --destination ")[0])
-    assert python == "python"
-    until(lambda: "pong" in apart.run(installed.python, *words).stdout, PATIENCE, what="an answer")
+    listen = compose["workers"]["environment"]["BUCKETWIRE_PROBE_LISTEN"]
+    kind, python, *words = compose["workers"]["healthcheck"]["test"]
+    assert (kind, python) == ("CMD", "python")
+    assert listen in words[-1]
+    here = [word.replace(listen, apart.probed) for word in words]
+    until(lambda: apart.run(installed.python, *here).returncode == 0, PATIENCE, what="an answer")
 
 
 def test_a_reconciliation_runs_on_spark(apart: Apart, tmp_path: Path) -> None:
