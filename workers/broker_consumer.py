@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from amqp.exceptions import AMQPError
 from celery.worker import consumer, state
 from kombu.exceptions import OperationalError
 from kombu.transport import redis as over_redis
@@ -119,3 +120,12 @@ over_redis.Channel.QoS = Acknowledging
 over_redis.Transport.connection_errors = (*over_redis.Transport.connection_errors, RedisError)
 for _name in ("connection", "consumer"):  # each attempt would be logged; what is wrong has been said
     logging.getLogger(f"celery.worker.consumer.{_name}").addFilter(lambda _: not broker_state.is_failing)
+
+
+def _is_of_lost_connection(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return isinstance(error, (OSError, AMQPError, RedisError, OperationalError))
+
+
+# After a lost connection Celery runs what its loop had not come to, such as another read, and would log the traceback.
+logging.getLogger("celery.worker.loops").addFilter(lambda record: not _is_of_lost_connection(record))

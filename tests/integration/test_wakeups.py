@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from amqp.exceptions import AccessRefused, PreconditionFailed
+from amqp.exceptions import AccessRefused, PreconditionFailed, RecoverableConnectionError
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from kombu import Connection, Consumer, Producer
+from redis import RedisError
 
 import workers.broker_consumer  # noqa: F401 - as a worker loads it
 from app import broker as broker_module
@@ -646,3 +647,11 @@ def test_a_worker_closes_a_channel_of_a_broker_that_was_away_and_is_back() -> No
         it.close()
         assert channel.closed
     assert len(taken) == 1
+
+
+def test_what_a_worker_had_left_to_do_with_a_lost_connection_is_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """The loop of Celery carries out a read of the connection that it has just lost, and logs what that raises."""
+    loops = logging.getLogger("celery.worker.loops")
+    for error in (RecoverableConnectionError("Socket was disconnected"), RedisError(), OSError(), ValueError("ours")):
+        loops.error("Error cleaning up after event loop: %r", error, exc_info=error)
+    assert [record.exc_info and record.exc_info[0] for record in caplog.records] == [ValueError]
