@@ -36,11 +36,11 @@ nightly: ## every test with every parameter, but those that take hours
 	@$(MAKE) --no-print-directory --jobs 2 servers lint types compiled
 	$(BIN)/pytest $(PARALLEL) --tier 3 --hypothesis-profile all
 
-# And then the frontends that take long to build (SeaweedFS, Versity, Ceph RGW: Debian, as root), and what takes hours.
+# And then the stores that take long to build (Garage, SeaweedFS, Versity, Ceph RGW: Debian, as root), and what takes hours.
 test-all: ## nightly, real frontends, the newest servers, heavy tests: before a release
 	@$(MAKE) --no-print-directory nightly
-	$(BIN)/python -m tests.provision ceph seaweedfs versity
-	$(BIN)/pytest -m sender tests/acceptance/test_senders.py
+	$(BIN)/python -m tests.provision ceph garage seaweedfs versity
+	$(BIN)/pytest -m sender tests/acceptance
 	@$(MAKE) --no-print-directory matrix
 	$(BIN)/pytest -m heavy
 

@@ -49,7 +49,6 @@ pytestmark = [pytest.mark.sender, pytest.mark.timeout(1800)]
 BULK = int(os.environ.get("BULK", "500"))
 MANY = 50
 SENDER_TOKEN, ADMIN_TOKEN = "sender-0123456789abcdef", "admin-0123456789abcdef"
-QUIET = 40  # looks at the counters, 0.2 s apart at most, without a new event: then no more is expected
 # Seconds until what was done has arrived. SeaweedFS waits up to 300 s between two attempts; Ceph looks for new queues
 # every 30 s, and takes over those of a gateway that has ended after 90 s.
 LATEST = {"seaweedfs": 330.0, "versity": 20.0, "ceph": 180.0}
@@ -119,20 +118,6 @@ class Stage(Buckets):
             assert done.returncode == status, f"{target}: {done.stdout}{done.stderr}"
 
 
-def settle(whole: System) -> None:
-    """Return when no event has come for a while and all are delivered."""
-    last, unchanged = -1, 0
-
-    def quiet() -> bool:
-        nonlocal last, unchanged
-        recorded = whole.counters()["redis:rows"].recorded
-        last, unchanged = recorded, unchanged + 1 if recorded == last else 0
-        return unchanged >= QUIET
-
-    until(quiet, 300, what="no more events")
-    until(whole.settled, 120, what="everything delivered")
-
-
 def contents(held: Mapping[str, Record], bucket: str) -> dict[str, tuple[str, int]]:
     """The ETags and sizes of a bucket's rows, by key."""
     start = f"{bucket}/"
@@ -158,7 +143,7 @@ def stage(request: pytest.FixtureRequest, postgres_server: services.Postgres) ->
         s3 = sender.boto3()
         stack.callback(s3.close)
         parts = (whole, redis, postgres_server, database)
-        yield Stage(sender, s3, MANY, lambda: settle(whole), *parts)
+        yield Stage(sender, s3, MANY, whole.settle, *parts)
 
 
 ONLY_CEPH, ONLY_SEAWEEDFS = (pytest.mark.parametrize("stage", [name], indirect=True) for name in ("ceph", "seaweedfs"))

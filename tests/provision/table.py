@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_jobs import connectors
-from tests.provision import debian, go, maven, places, ready_made
+from tests.provision import cargo, debian, go, maven, places, ready_made
 from tests.support import assemble_elasticsearch
 
 
@@ -164,7 +164,8 @@ RECIPES = {
             "go",
             usual=False,
         ),
-        # What `make test-all` runs besides: frontends that send events.
+        # What `make test-all` runs besides: a store that sends nothing, and frontends that send events.
+        Recipe("garage", (f"{places.GARAGE}/garage",), (), cargo.build_garage, "cargo", usual=False),
         Recipe(
             "seaweedfs",
             (f"{places.SEAWEEDFS_FOLDER}/weed",),

@@ -15,6 +15,7 @@ from tests.services.balancer import Balancer, balancer
 from tests.services.brokers import RabbitMQ, Redis, rabbitmq, redis
 from tests.services.certificates import Certificates, certificates
 from tests.services.collector import Collector, collector
+from tests.services.garage import Garage
 from tests.services.iceberg_rest import IcebergRest, iceberg_rest
 from tests.services.jvm import Elasticsearch, FirstKafka, Kafka, ZooKeeper, elasticsearch, kafka
 from tests.services.messaging import (
@@ -28,7 +29,7 @@ from tests.services.messaging import (
     nsqd,
 )
 from tests.services.proxy import Proxy, proxy
-from tests.services.senders import Ceph, SeaweedFS, Sender, Versity
+from tests.services.senders import Ceph, S3Server, SeaweedFS, Sender, Versity
 from tests.services.server_process import (
     LOOPBACK,
     PASSWORD,
@@ -58,6 +59,7 @@ __all__ = [
     "Collector",
     "Elasticsearch",
     "FirstKafka",
+    "Garage",
     "IcebergRest",
     "Kafka",
     "MariaDB",
@@ -74,6 +76,7 @@ __all__ = [
     "Receiver",
     "Redis",
     "Request",
+    "S3Server",
     "SeaweedFS",
     "Sender",
     "Server",

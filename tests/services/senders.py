@@ -34,21 +34,12 @@ LOGIN = Login(ACCESS_KEY, SECRET_KEY)
 
 
 @dataclass(eq=False)
-class Sender(Server):
-    """A frontend with an S3 API at `port`, which posts its events to `endpoint` with `token`."""
+class S3Server(Server):
+    """A store with an S3 API at `port`."""
 
     patience: ClassVar[float] = 120
-    endpoint: str
-    token: str
-
-    @property
-    def endpoint_with_token(self) -> str:
-        """The endpoint for frontends that have no other place for a token."""
-        return self.endpoint_with(self.token)
-
-    def endpoint_with(self, token: str) -> str:
-        """The same with another token."""
-        return self.endpoint.replace("://", f"://bw:{token}@", 1)
+    access_key: ClassVar[str] = ACCESS_KEY
+    secret_key: ClassVar[str] = SECRET_KEY
 
     @property
     def url(self) -> str:
@@ -70,7 +61,7 @@ class Sender(Server):
             ),
         )
 
-    def watch(self, bucket: str) -> None:
+    def notify_of(self, bucket: str) -> None:
         """Have the events of an existing bucket sent, where that is not done for all of them."""
 
     def restart(self) -> None:
@@ -85,6 +76,23 @@ class Sender(Server):
             client.list_buckets()
         finally:
             client.close()
+
+
+@dataclass(eq=False)
+class Sender(S3Server):
+    """A frontend that posts its events to `endpoint` with `token`."""
+
+    endpoint: str
+    token: str
+
+    @property
+    def endpoint_with_token(self) -> str:
+        """The endpoint for frontends that have no other place for a token."""
+        return self.endpoint_with(self.token)
+
+    def endpoint_with(self, token: str) -> str:
+        """The same with another token."""
+        return self.endpoint.replace("://", f"://bw:{token}@", 1)
 
 
 @dataclass(eq=False)
@@ -273,7 +281,7 @@ class Ceph(Sender):
         )
         client.close()
 
-    def watch(self, bucket: str) -> None:
+    def notify_of(self, bucket: str) -> None:
         self._topic = self._topic or self.topic("bucketwire", self.endpoint_with_token)
         self.notify(bucket, self._topic)
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -85,6 +86,20 @@ class MinIO(Server):
     def arn(self, name: str) -> str:
         """The ARN of the webhook called `name`."""
         return f"arn:minio:sqs:{self.region}:{name}:webhook"
+
+    def notify_of(self, bucket: str) -> None:
+        """Have each webhook get what is created in a bucket, and what is removed from it."""
+        events = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]
+        targets = [{"QueueArn": self.arn(name), "Events": events} for name in self.webhooks]
+        with closing(self.boto3()) as client:
+            client.put_bucket_notification_configuration(
+                Bucket=bucket, NotificationConfiguration={"QueueConfigurations": targets}
+            )
+
+    def restart(self) -> None:
+        """Stop it and start it again, with the same objects."""
+        self.stop()
+        self.start()
 
     def client(self) -> minio_py.Minio:
         """A minio-py client as the root user."""

@@ -29,6 +29,7 @@ from tests.support.builders import migrated
 BUCKETWIRE = Path(sys.executable).with_name("bucketwire")
 OTHER_CODE = [sys.executable, "-m", "app.cli"]  # the command of the code that PYTHONPATH names
 _WORKER_READY = " ready."
+_QUIET = 40  # looks at the counters, 0.2 s apart at most, without a new event: then no more is expected
 FORKED = {"api", "beat", "flower", "up", "worker"}  # the commands that may be
 AFRESH = {"PYTHONPATH"}  # settings that only a new process reads
 
@@ -186,6 +187,19 @@ class System:
         """Nothing pending and nothing parked, at these targets or at all."""
         counters = self.counters()
         return all(counters[name].pending == counters[name].parked == 0 for name in names or counters)
+
+    def settle(self) -> None:
+        """Return when no event has come for a while and all are delivered."""
+        last, unchanged = -1, 0
+
+        def quiet() -> bool:
+            nonlocal last, unchanged
+            recorded = sum(entry.recorded for entry in self.counters().values())
+            last, unchanged = recorded, unchanged + 1 if recorded == last else 0
+            return unchanged >= _QUIET
+
+        services.until(quiet, 300, what="no more events")
+        services.until(self.settled, 120, what="everything delivered")
 
     def logs(self) -> str:
         """Everything that its processes have written so far."""
