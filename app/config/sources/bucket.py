@@ -5,7 +5,7 @@ from typing import Literal
 
 from app.config.bucket_settings import BucketSettings, StorageName
 from app.config.errors import Problem
-from app.config.fields.aws import Endpoint
+from app.config.fields.aws import Endpoint, Region
 from app.config.fields.cron import Cron
 from app.config.fields.field_types import Choice, Duration, Number, Text
 from app.config.fields.fields import declared, fields_of, setting
@@ -33,6 +33,7 @@ class BucketSourceSettings(
 
     endpoint: str = setting(Endpoint(), default="", about="its S3 endpoint; empty: that of AWS in the region")
     bucket: str = setting(StorageName(), about="the bucket's name there, which its events have too")
+    region: str = setting(Region(), default="", about="the region to sign for; empty: us-east-1")
     access_key: str = setting(
         Text(ascii_only=True), default="", about="access key; needs secret_key; empty: requests are not signed"
     )
