@@ -6,6 +6,7 @@ the source, and the process goes on by that lease: two never list a bucket at on
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,6 +57,9 @@ def list_bucket(database: Database, clock: DatabaseClock, source: SourceId) -> s
     started = time.monotonic()
     result = jobs.run([*JOB, *job_arguments(lease.stored, lease.token)], f"listing {source}")
     if result.code:
+        if result.code < 0:  # its last words say nothing of it
+            memory = "; was there too little memory?" if -result.code == signal.SIGKILL else ""
+            result = JobResult(result.code, f"its process was ended by signal {-result.code}{memory}")
         _end(leases, lease, clock, result)
         log.error("source %s was not listed: %s", source, result.message)
     else:

@@ -72,6 +72,7 @@ def test_a_worker_starts_a_process_by_the_lease_and_shows_why_it_failed(
     database, clock, started = known.database, known.clock, list[list[str]]()
     results = [
         JobResult(1, "no Java"),
+        JobResult(-9, "what it logged last"),
         JobResult(130, "the run was stopped before it finished"),
         JobResult(os.EX_TEMPFAIL, "the source was changed"),
         JobResult(0, "60 objects"),
@@ -91,12 +92,15 @@ def test_a_worker_starts_a_process_by_the_lease_and_shows_why_it_failed(
     assert now + RETRY_MS - 60_000 < stored.resume_at <= now + RETRY_MS
     assert list_bucket(database, clock, SOURCE) == "not due"
     known.sources.registry.resume(SOURCE)
+    reason = "its process was ended by signal 9; was there too little memory?"
+    assert list_bucket(database, clock, SOURCE) == known.sources.stored(SOURCE).error == reason
+    known.sources.registry.resume(SOURCE)
     for _ in range(2):  # a worker that ends, or a source that was changed: it is due at once
         list_bucket(database, clock, SOURCE)
         assert known.sources.stored(SOURCE).lease_token == ""
     list_bucket(database, clock, SOURCE)
     assert known.sources.stored(SOURCE).lease_token == started[-1][started[-1].index("--lease") + 1]
-    assert len(started) == 4
+    assert len(started) == 5
     for command in started:
         [name, *words] = command[len(JOB) :]
         parsed = jobs.commands[name].make_context(name, [*words]).params
