@@ -16,7 +16,7 @@ from app.doctor import Finding
 from app.doctor.certificates import check_certificates
 from app.doctor.old_snapshots import check_old_snapshots
 from app.doctor.openid import check_openid
-from app.doctor.processes import check_api, check_beat, check_hosts
+from app.doctor.processes import check_api, check_beat, check_hosts, check_spools
 from app.doctor.refused_requests import check_refused
 from app.doctor.runs import check_runs, check_schedule, check_unscheduled
 from app.doctor.upkeep import check_upkeep
@@ -76,6 +76,7 @@ _OF_DATABASE = (
     "encoding",
     "snapshots",
     "api",
+    "spools",
     "beat",
     "drain",
     "hosts",
@@ -482,6 +483,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "encoding": _check_encoding,
         "snapshots": lambda service: check_old_snapshots(service.database),
         "api": check_api,
+        "spools": check_spools,
         "broker": _check_broker,
         "eviction": _check_eviction,
         "beat": check_beat,

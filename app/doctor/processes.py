@@ -53,6 +53,23 @@ def check_api(service: "Service") -> Iterator[Finding]:
     yield from api_findings(apis, problems, now, own_host)
 
 
+def check_spools(service: "Service") -> Iterator[Finding]:
+    """Find the APIs whose spool folders have files that are not recorded, as their heartbeats say."""
+    with service.database.reading() as connection:
+        now = database_now(connection)
+        apis = processes_of(API, read_processes(connection), now)
+    own = (socket.gethostname(), os.getppid())  # an API looks into its own folder
+    yield from spool_findings([api for api in apis if (api.host, api.pid) != own], now)
+
+
+def spool_findings(apis: Sequence[Process], now: int) -> Iterator[Finding]:
+    """Yield what waits in the spool folders of these APIs."""
+    for api in apis:
+        if api.state(now) == RUNNING:
+            for job in api.jobs:
+                yield Finding("spool", "warning", f"{api.address or 'an API'} on {api.host}: {job}", ("process", "ls"))
+
+
 def is_reachable(api: Process, own_host: str) -> bool:
     """Return whether this host can ask an API: not on another host's loopback address."""
     return api.host == own_host or not is_loopback(urlsplit(api.address).hostname or "")

@@ -78,6 +78,8 @@ class SpoolPolicy(NamedTuple):
     batch_files: int = 500  # of one commit; only a refused file is split
     batch_events: int = 5000
     pause_seconds: float = 0.5  # between checks of the folder, and between tries to reach the database
+    waiting_ms: int = 10_000  # after which a file that is not recorded is a finding
+    old_ms: int = 300_000  # after which it is a problem
 
 
 class RetentionPolicy(NamedTuple):

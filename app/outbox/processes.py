@@ -55,7 +55,8 @@ class Process:
     pool: str
     serves: Sequence[str]
     processes: Sequence[int] = ()  # ids of its pool's processes
-    jobs: Sequence[str] = ()  # what it runs at the moment beside deliveries, such as a reconciliation
+    # What it runs at the moment beside deliveries, such as a reconciliation; of an API what waits in its spool folder.
+    jobs: Sequence[str] = ()
     address: str = ""  # URL at which it answers
     problem: str = ""  # why it does not serve at the moment
     refused: Mapping[str, Refusal] = field(default_factory=dict)  # by `type:name` of targets that it would serve

@@ -21,7 +21,10 @@ class Check(Resource):
     reason: Annotated[str | UnsetType, about("why it is not ok")] = UNSET
     revision: Annotated[str | UnsetType | None, about("of the database's schema")] = UNSET
     needed: Annotated[str | UnsetType, about("the revision that this version needs")] = UNSET
-    age: Annotated[Seconds | UnsetType, about("seconds since the drain or beat ran; null: it never ran")] = UNSET
+    age: Annotated[
+        Seconds | UnsetType,
+        about("seconds since the drain or beat ran (null: it never ran), or of the oldest file in the spool folder"),
+    ] = UNSET
     files: Annotated[int | UnsetType, about("that wait in the spool folder")] = UNSET
     quarantined: Annotated[int | UnsetType, about("damaged files of the spool folder")] = UNSET
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,8 +21,9 @@ from app.config import tls
 from app.config.fields.addresses import HostPort
 from app.config.settings import Settings
 from app.outbox.delivery.leases import new_token
-from app.outbox.engine.database import Database
-from app.outbox.policies import HEARTBEATS
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.spool import describe_waiting, waiting_files
+from app.outbox.policies import HEARTBEATS, SPOOL
 from app.outbox.processes import API, Process, end_process, read_process, record_process
 from app.release import VERSION
 
@@ -80,10 +82,19 @@ class ApiHeartbeat:
                         replace(
                             self._process,
                             problem=problem,
+                            jobs=self._spooled(),
                             certificate_ends_at=ends[0] if ends else self._process.certificate_ends_at,
                         ),
                     )
                 time.sleep(HEARTBEATS.interval_ms / 1000)
+
+    def _spooled(self) -> tuple[str, ...]:
+        """Return what waits in the spool folder for longer than recording takes."""
+        with suppress(OSError):  # the API itself says that the folder cannot be used
+            if self._settings.spool_dir:
+                waiting, now = waiting_files(Path(self._settings.spool_dir)), now_ms()
+                return (describe_waiting(waiting, now),) if waiting.age(now) > SPOOL.waiting_ms else ()
+        return ()
 
     def _is_first(self) -> bool:
         try:

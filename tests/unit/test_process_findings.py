@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.api.routes.metrics import process_metrics
-from app.doctor.processes import api_findings, host_findings, is_reachable
+from app.doctor.processes import api_findings, host_findings, is_reachable, spool_findings
 from app.outbox.processes import API, Process, processes_of
 
 NOW = 1_800_000_000_000
@@ -91,6 +91,12 @@ def test_none_that_runs_any_more_is_a_problem_and_none_that_has_ever_run_is_none
 
 
 KILLED = NOW - 60 * SECOND
+
+
+def test_the_spooled_files_of_another_api_are_a_warning_that_names_it() -> None:
+    waits = "2 spooled files of events not recorded yet, the oldest for 3.0 m"
+    apis = [api(jobs=(waits,)), api("there"), api("gone", at=NOW - 60 * SECOND, jobs=(waits,))]
+    assert [(one.grade, one.text) for one in spool_findings(apis, NOW)] == [("warning", f"{HERE} on here: {waits}")]
 
 
 def worker(name: str, at: int = NOW - SECOND, *serves: str, **values: Any) -> Process:

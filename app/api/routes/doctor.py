@@ -1,5 +1,6 @@
 """Run the doctor's checks of the service."""
 
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -15,6 +16,9 @@ from app.config.errors import BadSettings, BadValue
 from app.doctor import Finding
 from app.doctor.checks import SHORT_CHECKS, Check, check_carried, run_checks
 from app.outbox.engine.database import now_ms
+from app.outbox.log.spool import describe_waiting, waiting_files
+from app.outbox.policies import SPOOL
+from app.quantities import count_noun
 from app.resources.declaration import format_time, refuse_unknown
 from app.resources.service import Diagnosis, DoctorFinding
 
@@ -33,8 +37,16 @@ def install(app: Flask, opened: Services, instead: Mapping[str, Check] = Mapping
     asking = Finding("openid", "note", f"the provider {opened.settings.oidc_issuer} is being asked")
 
     def spool(_: object) -> Iterator[Finding]:
-        if opened.feeder is not None and (damaged := opened.feeder.spool.damaged()):
-            yield Finding("spool", "problem", f"{damaged} files in quarantine: their events could not be recorded")
+        if opened.feeder is None:
+            return
+        if damaged := opened.feeder.spool.damaged():
+            text = f"{count_noun(damaged, 'file')} in quarantine: their events could not be recorded"
+            yield Finding("spool", "problem", text)
+        waiting, now = waiting_files(opened.feeder.spool.folder), now_ms()
+        if waiting.age(now) > SPOOL.waiting_ms:
+            grade = "problem" if waiting.age(now) > SPOOL.old_ms else "warning"
+            text = f"this API on {socket.gethostname()}: {describe_waiting(waiting, now)}"
+            yield Finding("spool", grade, f"{text}; they are recorded once the database takes them")
 
     checks = {
         **SHORT_CHECKS,

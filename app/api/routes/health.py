@@ -15,6 +15,7 @@ from app.outbox.beat_pauses import read_beat_at
 from app.outbox.delivery import heartbeats
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.spool import waiting_files
 from app.outbox.policies import HEARTBEATS
 from app.outbox.schema import schema_version
 from app.outbox.schema.schema_version import SchemaState
@@ -70,8 +71,9 @@ def readiness() -> tuple[bool, dict[str, Check]]:
     checks = make_checks(result.value, result.error, schema_version.head(), now_ms())
     feeder = services().feeder
     if feeder is not None:
-        waiting, damaged = len(feeder.spool.files()), feeder.spool.damaged()
-        checks["spool"] = Check(ok=not damaged, files=waiting, quarantined=damaged)
+        waiting, damaged = waiting_files(feeder.spool.folder), feeder.spool.damaged()
+        age = waiting.age(now_ms()) / 1000 if waiting.number else UNSET
+        checks["spool"] = Check(ok=not damaged, age=age, files=waiting.number, quarantined=damaged)
     return all(check.ok for check in checks.values()), checks
 
 

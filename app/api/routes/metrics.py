@@ -29,7 +29,8 @@ from app.outbox.certificates import Certificate, read_certificates
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import leased_partitions
 from app.outbox.engine.clock import database_now
-from app.outbox.engine.database import Database, DatabaseUnavailable
+from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
+from app.outbox.log.spool import Spool, waiting_files
 from app.outbox.newest_events import NEWEST, unknown_names
 from app.outbox.processes import (
     API,
@@ -197,17 +198,19 @@ class Scrape:
             yield from _requests(answered)
             yield from expiry_metrics(certificates, [one for one in tokens if one.is_in_use(now)])
         if self._services.feeder is not None:
-            spool = self._services.feeder.spool
-            yield _single(
-                "spool_files",
-                "Files in the spool folder that are not recorded yet; each has the events of one or more requests.",
-                len(spool.files()),
-            )
-            yield _single(
-                "spool_quarantined_files",
-                "Spool files quarantined because they could not be recorded.",
-                spool.damaged(),
-            )
+            yield from _spooled(self._services.feeder.spool)
+
+
+def _spooled(spool: Spool) -> Iterator[Metric]:
+    """Yield the metrics of the spool folder."""
+    waiting = waiting_files(spool.folder)
+    text = "Files in the spool folder that are not recorded yet; each has the events of one or more requests."
+    yield _single("spool_files", text, waiting.number)
+    text = "Age of the oldest file in the spool folder that is not recorded yet; 0 if none waits."
+    yield _single("spool_age_seconds", text, waiting.age(now_ms()) / 1000)
+    yield _single(
+        "spool_quarantined_files", "Spool files quarantined because they could not be recorded.", spool.damaged()
+    )
 
 
 def target_metrics(statuses: Sequence[TargetStatus], now: int) -> Iterator[Metric]:

@@ -16,16 +16,46 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from app.events.model import Event
 from app.outbox.policies import SPOOL
+from app.quantities import count_noun, format_seconds
 
 _FORMAT = "bucketwire-spooled-1"
 _FIELDS = ("id", "name", "bucket", "key", "version", "sequencer", "time", "record")
 _TEXTS = tuple(name for name in _FIELDS if name != "time")
+
+
+class WaitingFiles(NamedTuple):
+    """How many files wait to be recorded, and when the oldest was written (ms by the host's clock), 0 for none."""
+
+    number: int
+    oldest_at: int
+
+    def age(self, now: int) -> int:
+        """Return the age of the oldest one (ms)."""
+        return max(0, now - self.oldest_at) if self.number else 0
+
+
+def waiting_files(folder: Path) -> WaitingFiles:
+    """Look into a spool folder. Raises `OSError` if that is not possible."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if _NAME.fullmatch(entry.name)]
+    while names:
+        try:
+            return WaitingFiles(len(names), int((folder / min(names)).stat().st_mtime * 1000))
+        except FileNotFoundError:  # it has just been recorded
+            names.remove(min(names))
+    return WaitingFiles(0, 0)
+
+
+def describe_waiting(waiting: WaitingFiles, now: int) -> str:
+    """Say how many files wait to be recorded, and for how long."""
+    oldest = format_seconds(waiting.age(now) / 1000)
+    return f"{count_noun(waiting.number, 'spooled file')} of events not recorded yet, the oldest for {oldest}"
 
 
 class DamagedFile(ValueError):

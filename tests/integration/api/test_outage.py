@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -123,6 +127,10 @@ def test_a_database_that_hangs_is_503_in_time_for_the_sender(
     assert recorded.count("slow") <= 1
 
 
+def findings(api: Api) -> list[dict[str, Any]]:
+    return list(api.client.get("/v1/doctor").json()["findings"])
+
+
 def test_what_comes_while_the_database_is_away_is_spooled_and_fed_in_order(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
@@ -136,6 +144,17 @@ def test_what_comes_while_the_database_is_away_is_spooled_and_fed_in_order(
         assert answer.status_code == 202, answer.text
         assert answer.json()["spooled"] == 2
     assert "bucketwire_spool_files 50.0" in api.client.get("/metrics").text
+    oldest = min(folder.glob("*.events"))
+    os.utime(oldest, (0, time.time() - 90))
+    [age] = re.findall(r"bucketwire_spool_age_seconds (\d+)", api.client.get("/metrics").text)
+    assert 90 <= int(age) < 900
+    assert api.client.get("/readyz").json()["checks"]["spool"]["age"] >= 90
+    services.until(lambda: "spool" in {one["subject"] for one in findings(api)}, 30)
+    [finding] = [one for one in findings(api) if one["subject"] == "spool"]
+    assert finding["grade"] == "warning"
+    assert f"this API on {socket.gethostname()}: 50 spooled files of events not recorded yet" in finding["text"]
+    os.utime(oldest, (0, time.time() - 400))
+    services.until(lambda: [one["grade"] for one in findings(api) if one["subject"] == "spool"] == ["problem"], 30)
     server.start()
     while (answer := api.post(body(f"during-{len(sent)}"))).json().get("spooled"):
         sent.append(f"during-{len(sent)}")
