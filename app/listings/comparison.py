@@ -3,9 +3,11 @@
 A worker does it with the whole bucket, Spark with many shares of it at once; both come to the same events.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 
 from app.events.model import Event
 from app.listings import snapshot
@@ -88,7 +90,7 @@ def compared(
     chunks: Sequence[Chunk],
     *,
     read: Callable[[int], bytes],
-    logged: Callable[[Sequence[str]], Mapping[str, Sequence[LoggedEvent]]],
+    logged: Callable[[Sequence[str]], Iterator[Mapping[str, Sequence[LoggedEvent]]]],
     listed: Iterable[Listed],
     recent: Iterable[str],
     run: Run,
@@ -98,10 +100,10 @@ def compared(
 ) -> Iterator[Part]:
     """Yield the parts of chunks, or of all keys if there is none, each full part before what follows it.
 
-    `read` returns the body of a chunk, `logged` the log's events of each of some keys; `listed` and `recent`, keys of
-    which the log has new events, are in order, and of no key before the first chunk but for the very first one. New
-    chunks get the next of the `numbers`. A part has at most so many events, but for those of one key. `tell` is called
-    every so often, and may raise.
+    `read` returns the body of a chunk, `logged` yields the log's events of each of some keys, for some of these at a
+    time, in order; `listed` and `recent`, keys of which the log has new events, are in order, and of no key before the
+    first chunk but for the very first one. New chunks get the next of the `numbers`. A part has at most so many events,
+    but for those of one key. `tell` is called every so often, and may raise.
     """
     places: Sequence[Chunk | None] = chunks or [None]
     ends = [chunk.first for chunk in chunks[1:]]
@@ -111,7 +113,7 @@ def compared(
         part = Part(place.number if place else None, known, numbers)
         for groups in _batches(by_key(known, all_listed, all_recent, until)):
             tell()
-            for group, decided in _decided(groups, logged, run):
+            for group, decided in _decided(groups, logged, run, tell):
                 part.add(group, decided)
                 if part.is_full(most):
                     yield part
@@ -120,15 +122,45 @@ def compared(
 
 
 def _decided(
-    groups: Sequence[Group], logged: Callable[[Sequence[str]], Mapping[str, Sequence[LoggedEvent]]], run: Run
+    groups: Sequence[Group],
+    logged: Callable[[Sequence[str]], Iterator[Mapping[str, Sequence[LoggedEvent]]]],
+    run: Run,
+    tell: Callable[[], None],
 ) -> Iterator[tuple[Group, Decided]]:
     asked = [group.key for group in groups if group.is_recent or differs(group.known, group.listed)]
-    found = logged(asked) if asked and not run.remembers else dict.fromkeys(asked, ())
+    answers = iter([dict.fromkeys(asked, ())]) if run.remembers else logged(asked)
+    differing, found = set(asked), dict[str, Sequence[LoggedEvent]]()
     for group in groups:
-        if group.key in found:
-            yield group, decide(group.key, group.known, group.listed, found[group.key], run)
-        else:
+        if group.key not in differing:
             yield group, unchanged(group.known, group.listed)
+            continue
+        if group.key not in found:
+            found = dict(next(answers))
+            tell()
+        yield group, decide(group.key, group.known, group.listed, found[group.key], run)
+
+
+def put_off(replacement: Replacement, keys: Collection[str], known: Iterable[Entry]) -> Replacement:
+    """Return what replaces the same chunks and leaves some keys as they were `known`, without their events."""
+    bodies = {number: snapshot.decode(body) for number, _, body in replacement.added}
+    # A key before the first new chunk gets one of its own, by the number of the old chunk: what follows may have been
+    # compared apart.
+    firsts = [("", number) for number in replacement.removed[:1]]
+    firsts += [(first, number) for number, first, _ in replacement.added]
+    restored = [entry for entry in known if entry.key in keys]
+    for number, entries in bodies.items():
+        bodies[number] = [entry for entry in entries if entry.key not in keys]
+    for entry in restored:
+        at = bisect_right(firsts, entry.key, key=itemgetter(0))
+        bodies.setdefault(firsts[at - 1][1], []).append(entry)
+    added = []
+    for number, entries in bodies.items():
+        if entries:
+            entries.sort(key=lambda entry: entry.key)
+            added.append((number, entries[0].key, snapshot.encode(entries)))
+    added.sort(key=itemgetter(1))
+    events = [event for event in replacement.events if event.key not in keys]
+    return Replacement(replacement.removed, added, events)
 
 
 def _batches(groups: Iterator[Group]) -> Iterator[list[Group]]:

@@ -87,7 +87,10 @@ class Entry(NamedTuple):
 
 
 class LoggedEvent(NamedTuple):
-    """An event of the log that changes its key's content. `etag` and `size` are None if its record has none."""
+    """An event of the log that changes its key's content.
+
+    `etag` and `size` are None if its record has none; an event that no object is `compared_with` needs none.
+    """
 
     entry: LogEntry
     time: int
@@ -100,7 +103,8 @@ class Run:
     """One comparison. The listing `began` and `ended` then (ms), when the log had events up to `seq`.
 
     With `remembers` everything is taken as it is. With `is_first` an object that is older than `grace` (ms) is not
-    listed once more before it becomes an event. `name` is that of what has listed, as TYPE:NAME.
+    listed once more before it becomes an event. `name` is that of what has listed, as TYPE:NAME. The store's clock is
+    `behind` (ms): its later events have times from then on.
     """
 
     bucket: str
@@ -112,6 +116,11 @@ class Run:
     versioned: bool = False
     remembers: bool = False
     is_first: bool = False
+    behind: int = 0
+
+    def at_store(self, moment: int) -> int:
+        """Return what the store's clock showed at a time (ms)."""
+        return moment - self.behind
 
 
 @dataclass(slots=True)
@@ -136,6 +145,10 @@ class Counts:
         """Add the counts of others."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def less(self, other: "Counts") -> "Counts":
+        """Return these counts less others."""
+        return Counts(*(getattr(self, name) - getattr(other, name) for name in self.__slots__))
 
 
 @dataclass(slots=True)
@@ -185,6 +198,11 @@ class _History:
         layer = self._layer(_identity(version))
         return layer.place[0] if layer else ""
 
+    def made_null(self) -> int | None:
+        """Return the seq of the event that made the object without a version, None if there is none."""
+        layer = self._layer(NULL)
+        return layer.place[2] if layer is not None and layer.is_object else None
+
     def leads_to(self, version: str, before: Content | None, now: Content | None) -> bool:
         """Return whether the log's events lead to what is `now` under a version, after what was there `before`."""
         version, cover = _identity(version), self._fold.key.cover
@@ -209,6 +227,15 @@ def _makes(made: LoggedEvent, now: Content) -> bool:
     return is_same and made.time >= now.modified - CLOCK_SKEW
 
 
+def compared_with(logged: Sequence[LoggedEvent]) -> int | None:
+    """Return the index of the event whose ETag and size a listed object without a version has to have, None for none.
+
+    The events are a key's, in the order of the log.
+    """
+    made = _History(logged).made_null()
+    return None if made is None else next(at for at, one in enumerate(logged) if one.entry.seq == made)
+
+
 def differs(known: Sequence[Entry], listed: Sequence[Listed]) -> bool:
     """Return whether a listing shows another state of a key than is known, or there is one that is not decided yet.
 
@@ -224,6 +251,14 @@ def unchanged(known: Sequence[Entry], listed: Sequence[Listed]) -> Decided:
     """Return what there is of a key of which nothing has to be decided."""
     objects = sum(not one.content.is_marker for one in listed)
     return Decided(list(known), counts=Counts(objects=objects, known=len(known)))
+
+
+def outdates(newer: LogEntry, found: Event) -> bool:
+    """Return whether what was found may be known otherwise now: its key has this event since it was decided about.
+
+    Another version's event changes nothing about a version.
+    """
+    return not (is_concrete(found.version) and is_concrete(newer.version)) or found.version == newer.version
 
 
 def decide(
@@ -301,7 +336,7 @@ class _Versions:
         if pending is not None and self._history.leads_to(entry.version, entry.known, pending.content):
             entry, pending = entry._replace(known=pending.content), None  # reported meanwhile, and changed again
         if pending is None or self._history.last_seq(entry.version) > pending.seq:
-            is_old = run.is_first and now is not None and now.modified + run.grace <= run.began
+            is_old = run.is_first and now is not None and now.modified + run.grace <= run.at_store(run.began)
             if run.grace and not is_old:
                 return entry._replace(pending=found), None
             pending = found
@@ -317,7 +352,7 @@ class _Versions:
             name, moment = DELETE, found.began
             # Above the event of what is gone, should it come late: its time may have fractions that a listing has not.
             row = from_time((before.modified // _SECOND + 1) * _SECOND * _NANOSECONDS) if before else ""
-            place = sequencer(self._history.latest, row, time_of_removal(found.began))
+            place = sequencer(self._history.latest, row, time_of_removal(run.at_store(found.began)))
         else:
             name, moment = MARKED if content.is_marker else creation_name(content.etag), content.modified
             latest = "" if is_concrete(entry.version) else self._history.latest

@@ -218,6 +218,7 @@ class _Listing:
             versioned=versioned,
             remembers=not state.complete and settings.initial == "remember",
             is_first=not state.complete,
+            behind=max(0, began - listing.store_time) if listing.store_time else 0,
         )
         if not run.remembers:
             named = watched.keys_since(run.bucket, settings.prefix, state.seq)
@@ -258,7 +259,7 @@ class _Listing:
             return refused.reason
         try:
             for replacement in replacements(decisions, parts=decided.size() // _PART_BYTES + 1):
-                self._replace(replacement)
+                self._replace(replacement, run.seq)
         except TargetFull as error:
             if not error.never or most == 1:
                 raise
@@ -270,12 +271,15 @@ class _Listing:
         self._stop_renewing()
         self._leases.rest(self._lease, due_at)
 
-    def _replace(self, replacement: Replacement) -> None:
-        """Replace chunks with the events of their keys, and wait as long as a target has no room for these."""
+    def _replace(self, replacement: Replacement, seq: int) -> None:
+        """Replace chunks with the events of their keys, and wait as long as a target has no room for these.
+
+        The log had events up to a seq when the listing began.
+        """
         pause = _FIRST_FULL_SECONDS
         while True:
             try:
-                receipt = self._watched.replace(self._lease, replacement)
+                receipt = self._watched.replace(self._lease, replacement, seq)
             except TargetFull as error:
                 if error.never:
                     raise

@@ -139,7 +139,7 @@ class Outbox:
         ):  # fmt: skip
             counts.add(part.counts)
             if part.is_changed:
-                watched.replace(lease, part.replacement())
+                watched.replace(lease, part.replacement(), run.seq)
         return counts
 
     def by_spark(
@@ -155,7 +155,7 @@ class Outbox:
         for number, replacement in enumerate(replacements(decisions, parts=3)):
             if number == until:
                 break
-            known.watched.replace(known.lease, replacement)
+            known.watched.replace(known.lease, replacement, run.seq)
         decisions.unpersist()
         return counts
 

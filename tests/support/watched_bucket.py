@@ -46,7 +46,7 @@ class Known:
         return lease
 
     def add(self, number: int, first: str, *events: Event, removed: tuple[int, ...] = ()) -> None:
-        self.watched.replace(self.lease, Replacement(removed, [(number, first, first.encode() * 3)], events))
+        self.watched.replace(self.lease, Replacement(removed, [(number, first, first.encode() * 3)], events), 0)
 
     def finish(self, began: int, **counts: int) -> None:
         run = Run("images", "bucket:x", began, began + 5, 7)
@@ -54,48 +54,16 @@ class Known:
         self.watched.finish(self.lease, run, counted, store_time=9, requests=2, due_at=began + 60_000)
 
 
-class WatchedBucket:
-    """A new bucket, and the source that lists it."""
+class Watch:
+    """A source that lists a bucket of this name, and what the log has of it."""
 
-    def __init__(self, minio: services.MinIO, database: Database, *, versioned: bool = False, **settings: str) -> None:
-        self.minio, self.database, self.sources = minio, database, Sources(database)
-        self.name = f"photos-{uuid4().hex[:8]}"
-        self.s3 = minio.boto3()
-        self.s3.create_bucket(Bucket=self.name)
-        if versioned:
-            status = {"Status": "Enabled"}
-            self.s3.put_bucket_versioning(Bucket=self.name, VersioningConfiguration=status)
-        self.settings = values(minio, self.name) | {"grace": "0"} | settings
+    def __init__(self, database: Database, name: str, settings: dict[str, str]) -> None:
+        self.database, self.sources, self.name, self.settings = database, Sources(database), name, settings
         self.source = SOURCE
 
     def watch(self, **settings: str) -> SourceId:
         """Set the source."""
         return self.sources.put("bucket", self.settings | settings)
-
-    def put(self, *keys: str, body: bytes = b"x") -> None:
-        """Put objects."""
-        with ThreadPoolExecutor(8) as threads:
-            list(threads.map(lambda key: self.s3.put_object(Bucket=self.name, Key=key, Body=body), keys))
-
-    def remove(self, *keys: str) -> None:
-        """Remove objects, or put delete markers."""
-        for key in keys:
-            self.s3.delete_object(Bucket=self.name, Key=key)
-
-    def keys(self) -> dict[str, str]:
-        """The bucket's objects: key to ETag."""
-        found: dict[str, str] = {}
-        for page in self.s3.get_paginator("list_objects_v2").paginate(Bucket=self.name):
-            found |= {entry["Key"]: entry["ETag"].strip('"') for entry in page.get("Contents", ())}
-        return found
-
-    def report(self, key: str) -> Event:
-        """The event that MinIO would send of an object."""
-        head = self.s3.head_object(Bucket=self.name, Key=key)
-        moment = round(head["LastModified"].timestamp() * 1000)
-        content = {"eTag": head["ETag"].strip('"'), "size": head["ContentLength"]}
-        members = object_members(key, "") | content | {"sequencer": from_time((moment + 999) * 1_000_000)}
-        return event_of(own_record("minio:s3", PUT, self.name, members, moment, {}), 0, 100)
 
     @property
     def state(self) -> Watched:
@@ -131,6 +99,45 @@ class WatchedBucket:
                 folds.setdefault(row.key, Fold()).add([Entry(row.seq, row.name, row.version, row.sequencer)])
         tops = {key: fold.top() for key, fold in folds.items()}
         return {key for key, top in tops.items() if top is not None and top.is_object}
+
+
+class WatchedBucket(Watch):
+    """A new bucket of a real MinIO."""
+
+    def __init__(self, minio: services.MinIO, database: Database, *, versioned: bool = False, **settings: str) -> None:
+        name = f"photos-{uuid4().hex[:8]}"
+        super().__init__(database, name, values(minio, name) | {"grace": "0"} | settings)
+        self.minio = minio
+        self.s3 = minio.boto3()
+        self.s3.create_bucket(Bucket=self.name)
+        if versioned:
+            status = {"Status": "Enabled"}
+            self.s3.put_bucket_versioning(Bucket=self.name, VersioningConfiguration=status)
+
+    def put(self, *keys: str, body: bytes = b"x") -> None:
+        """Put objects."""
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda key: self.s3.put_object(Bucket=self.name, Key=key, Body=body), keys))
+
+    def remove(self, *keys: str) -> None:
+        """Remove objects, or put delete markers."""
+        for key in keys:
+            self.s3.delete_object(Bucket=self.name, Key=key)
+
+    def keys(self) -> dict[str, str]:
+        """The bucket's objects: key to ETag."""
+        found: dict[str, str] = {}
+        for page in self.s3.get_paginator("list_objects_v2").paginate(Bucket=self.name):
+            found |= {entry["Key"]: entry["ETag"].strip('"') for entry in page.get("Contents", ())}
+        return found
+
+    def report(self, key: str) -> Event:
+        """The event that MinIO would send of an object."""
+        head = self.s3.head_object(Bucket=self.name, Key=key)
+        moment = round(head["LastModified"].timestamp() * 1000)
+        content = {"eTag": head["ETag"].strip('"'), "size": head["ContentLength"]}
+        members = object_members(key, "") | content | {"sequencer": from_time((moment + 999) * 1_000_000)}
+        return event_of(own_record("minio:s3", PUT, self.name, members, moment, {}), 0, 100)
 
 
 def values(minio: services.MinIO, bucket: str) -> dict[str, Any]:

@@ -88,11 +88,13 @@ class Watcher(SourceThread):
 
     def _list(self, source: Any, settings: BucketSourceSettings, state: Watched) -> None:
         """List the bucket, compare the listing with what is known, and record the differences."""
-        began, seq, store_time, requests = self._outbox.clock(), self._watched.last_seq(), 0, 0
+        began, seq = self._outbox.clock(), self._watched.last_seq()
+        store_time = behind = requests = 0
         with closing(ListingSpool()) as listing, closing(KeySpool()) as recent:
             for page in source.pages():
                 check_age(page.store_time, state.store_time, self._outbox.clock() - state.began_at)
                 store_time = store_time or page.store_time
+                behind = max(0, self._outbox.clock() - page.store_time) if page.store_time else 0
                 requests += 1
                 self._has_begun = True
                 listing.add(page.entries)
@@ -112,6 +114,7 @@ class Watcher(SourceThread):
                 versioned=source.versioned,
                 remembers=not state.complete and settings.initial == "remember",
                 is_first=not state.complete,
+                behind=behind,
             )
             if not run.remembers:
                 for keys in self._watched.keys_since(run.bucket, settings.prefix, state.seq):
@@ -152,13 +155,16 @@ class Watcher(SourceThread):
         if self._ending.is_set():
             raise Stopped
 
-    def replace(self, replacement: Replacement) -> None:
-        """Replace chunks with the events of their keys, and wait as long as a target has no room for these."""
+    def replace(self, replacement: Replacement, seq: int) -> None:
+        """Replace chunks with the events of their keys, and wait as long as a target has no room for these.
+
+        The log had events up to a seq when the listing began.
+        """
         pause = policy.FIRST_FULL_SECONDS
         while True:
             self._step()
             try:
-                receipt = self._watched.replace(self.lease, replacement)
+                receipt = self._watched.replace(self.lease, replacement, seq)
             except TargetFull as error:
                 if error.never:
                     raise
@@ -193,7 +199,7 @@ class _Comparison:
         """Record it, at most so many events in one commit but for those of one key."""
         for part in self._parts(most):
             if part.is_changed:
-                self._watcher.replace(part.replacement())
+                self._watcher.replace(part.replacement(), self._run.seq)
 
     def _parts(self, most: int) -> Iterator[Part]:
         watched, lease, run = self._watched, self._watcher.lease, self._run

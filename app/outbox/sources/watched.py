@@ -5,7 +5,8 @@ chunk are recorded in the transaction that replaces it, so a run that is killed 
 again, and no file has to agree with the outbox, also not after it was restored to an older state.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,12 @@ import sqlalchemy as sa
 
 from app.events.effects import ContentChange, selectors
 from app.events.frontends.json_path import find
+from app.events.model import Event
+from app.events.own_records import DELETE
 from app.events.version_history import Entry as LogEntry
-from app.listings.comparison import Chunk, Replacement
-from app.listings.differences import Counts, LoggedEvent, Run
+from app.listings import snapshot
+from app.listings.comparison import Chunk, Replacement, put_off
+from app.listings.differences import Counts, LoggedEvent, Run, compared_with, outdates
 from app.outbox import log_head, tables
 from app.outbox.column_values import clean_reason
 from app.outbox.delivery.leases import LeaseLost, at_least
@@ -24,9 +28,9 @@ from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock, write_alone
 from app.outbox.engine.many_rows import chunks
-from app.outbox.log.append import Log
+from app.outbox.log.append import Guard, Log
 from app.outbox.log.batch import QueueFull, Receipt, key_hash
-from app.outbox.log.records import is_named, readable
+from app.outbox.log.records import TOO_LONG, is_named, within_budget
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.leases import SourceLease, fence
 
@@ -34,9 +38,9 @@ _S, _W, _C, _E = tables.sources.c, tables.watched_buckets.c, tables.watched_chun
 _CONTENT = selectors(*set(ContentChange) - {ContentChange.NOTHING})
 _FOR_ONE_TARGET = '%"x-bucketwire-target":%'  # in the record of a repair or a backfill, which other targets do not get
 _DAY = 86_400_000  # ms
+_OF_ALL_TARGETS = (is_named(_E.name, _CONTENT), _E.record.not_like(_FOR_ONE_TARGET))
 _SCANNED = 10_000  # seqs of one query
-_READ = 1_000  # events whose records are read at once
-_MAX_LOGGED = 5_000  # events of a key that are looked at, the last ones
+_MAX_LOGGED = 5_000  # events that are in memory at a time, and of a key those that are looked at: its newest
 FOUND_KINDS = ("created", "changed", "removed")  # of differences that no event explains
 _TOTALS = ("explained", *FOUND_KINDS)
 
@@ -79,6 +83,7 @@ class WatchedBuckets:
         self._clock = clock
         self._lease_ms = lease_ms
         self._log = Log(database)
+        self._overtaken = Counts()  # what the present listing has found, and did not record
 
     def state(self, lease: SourceLease) -> Watched:
         """Return how far the listings of a bucket came."""
@@ -119,31 +124,61 @@ class WatchedBuckets:
             with self._database.reading() as connection:
                 yield {key for key in connection.execute(query).scalars() if key.startswith(prefix)}
 
-    def logged(self, bucket: str, keys: Sequence[str]) -> Mapping[str, Sequence[LoggedEvent]]:
-        """Return the log's events that change the content of each of these keys, in order; none of a repair."""
-        found: dict[str, list[LoggedEvent]] = {key: [] for key in keys}
-        for some in chunks(keys):
-            query = sa.select(
-                _E.seq, _E.name, _E.bucket, _E.key, _E.version, _E.sequencer, _E.time, readable(_E.record)
-            ).where(
-                _E.key_hash.in_({key_hash(bucket, key) for key in some}),
-                is_named(_E.name, _CONTENT),
-                _E.record.not_like(_FOR_ONE_TARGET),
-                _E.seq > sa.bindparam("after", type_=sa.BigInteger),
-            )
-            query, after, is_last = query.order_by(_E.seq).limit(_READ), 0, False
-            while not is_last:
-                with self._database.reading() as connection:
-                    rows = connection.execute(query, {"after": after}).all()
-                for row in rows:
-                    if row.bucket == bucket and row.key in found:
-                        found[row.key].append(_logged(row))
-                        del found[row.key][:-_MAX_LOGGED]
-                is_last, after = len(rows) < _READ, rows[-1].seq if rows else 0
-        return found
+    def logged(self, bucket: str, keys: Sequence[str]) -> Iterator[Mapping[str, Sequence[LoggedEvent]]]:
+        """Yield the log's events that change the content of each of these keys, for some keys at a time, in order.
 
-    def replace(self, lease: SourceLease, replacement: Replacement) -> Receipt:
-        """Replace chunks and record events in one commit. Raises `LeaseLost`, `TargetFull`; then nothing is written."""
+        A key's events are in the order of the log, and of one that has very many they are the newest; none is of a
+        repair. Only the one that an object without a version has to be compared with says its ETag and size.
+        """
+        waiting = [*chunks(keys)][::-1]
+        while waiting:
+            some = waiting.pop()
+            with self._database.reading() as connection:
+                rows = connection.execute(_logged_events(bucket, some)).all()
+                if len(rows) > _MAX_LOGGED and len(some) > 1:
+                    middle = len(some) // 2
+                    waiting += [some[middle:], some[:middle]]
+                    continue
+                found: dict[str, list[LoggedEvent]] = {key: [] for key in some}
+                for row in sorted(rows[:_MAX_LOGGED], key=lambda row: row.seq):
+                    if row.bucket == bucket and row.key in found:
+                        entry = LogEntry(row.seq, row.name, row.version, row.sequencer)
+                        found[row.key].append(LoggedEvent(entry, row.time))
+                _add_contents(connection, found, {row.seq: row.partition for row in rows})
+            yield found
+
+    def replace(self, lease: SourceLease, replacement: Replacement, seq: int) -> Receipt:
+        """Replace chunks and record events in one commit, of a listing that began when the log had events up to a seq.
+
+        About a key that has had an event since then the listing decides nothing, also if the event came after it was
+        compared: such a key stays as it was known, and what was found of it is not counted. Raises `LeaseLost`,
+        `TargetFull`; then nothing is written.
+        """
+        while True:
+            compared = self.last_seq()
+            if keys := self._outdated(replacement.events, seq):
+                replacement = self._put_off(lease, replacement, keys)
+            try:
+                return self._commit(lease, replacement, compared)
+            except _Overtaken:
+                continue
+
+    def _outdated(self, events: Sequence[Event], seq: int) -> set[str]:
+        with self._database.reading() as connection:
+            return set(_outdated(connection, events, seq))
+
+    def _put_off(self, lease: SourceLease, replacement: Replacement, keys: Collection[str]) -> Replacement:
+        known = [entry for number in replacement.removed for entry in snapshot.decode(self.body(lease, number))]
+        there = {(entry.key, entry.version) for entry in known if entry.known is not None}
+        for event in replacement.events:
+            if event.key in keys:
+                is_there = (event.key, event.version) in there
+                self._overtaken.add(
+                    Counts(removed=1) if event.name == DELETE else Counts(changed=is_there, created=not is_there)
+                )
+        return put_off(replacement, keys, known)
+
+    def _commit(self, lease: SourceLease, replacement: Replacement, compared: int) -> Receipt:
         now = self._clock()
 
         def beside(connection: sa.Connection, receipt: Receipt) -> None:
@@ -170,7 +205,8 @@ class WatchedBuckets:
             receipt = Receipt()
             write_alone(self._database, lambda connection: beside(connection, receipt))
             return receipt
-        [answer] = self._log.append([replacement.events], beside=beside)
+        guard = _not_outdated_since(compared)
+        [answer] = self._log.append([replacement.events], guard=guard, beside=beside)
         if isinstance(answer, QueueFull):
             raise TargetFull(answer)
         return answer
@@ -180,7 +216,7 @@ class WatchedBuckets:
         self, lease: SourceLease, run: Run, counts: Counts, *, store_time: int, requests: int, due_at: int
     ) -> None:
         """Note that a listing was compared to its end. Raises `LeaseLost`."""
-        now = self._clock()
+        now, counts = self._clock(), counts.less(self._overtaken)
         with self._database.committing() as connection:
             fence(connection, lease, lag=counts.pending, pulled_at=now, failures=0, error="", error_at=0)
             last = {
@@ -196,6 +232,7 @@ class WatchedBuckets:
             # An approval holds for what is gone and has to wait for the end of the grace, and for nothing else.
             last["asked"] = min(known.asked, counts.going)
             _write(connection, lease, last | _by_day(known, now, counts), sums)
+        self._overtaken = Counts()
 
     @repeated_after_deadlock
     def ask(self, lease: SourceLease, removals: int, reason: str) -> None:
@@ -240,13 +277,67 @@ def _by_day(known: Watched, now: int, counts: Counts) -> dict[str, int]:
     return {"day": today, "found_on_day": found, "found_before": before}
 
 
-def _logged(row: Any) -> LoggedEvent:
-    thing = find(orjson.loads(row.record), "s3", "object")
+def _logged_events(bucket: str, keys: Sequence[str]) -> sa.Select[Any]:
+    """Build the query for the events of some keys: one more than may be in memory, and of a single key the newest.
+
+    Those have the greatest sequencers, so that the index has them in order, however many a key has.
+    """
+    query = sa.select(_E.partition, _E.seq, _E.name, _E.bucket, _E.key, _E.version, _E.sequencer, _E.time).where(
+        _E.key_hash.in_({key_hash(bucket, key) for key in keys}), *_OF_ALL_TARGETS
+    )
+    return (query.order_by(_E.sequencer.desc(), _E.seq.desc()) if len(keys) == 1 else query).limit(_MAX_LOGGED + 1)
+
+
+def _add_contents(
+    connection: sa.Connection, found: Mapping[str, list[LoggedEvent]], partitions: Mapping[int, int]
+) -> None:
+    """Read the records of the events that objects have to be compared with, for their ETags and sizes."""
+    places = {}
+    for events in found.values():
+        if (at := compared_with(events)) is not None:
+            places[events[at].entry.seq] = (events, at)
+    left = [(partitions[seq], seq, "") for seq in places]
+    while left:
+        records = within_budget(connection, left)
+        for (_, seq, _), record in zip(left, records, strict=False):
+            events, at = places[seq]
+            events[at] = _with_content(events[at], record or TOO_LONG)
+        left = left[len(records) :]
+
+
+def _with_content(event: LoggedEvent, record: str) -> LoggedEvent:
+    thing = find(orjson.loads(record), "s3", "object")
     members = thing if isinstance(thing, dict) else {}
     etag, size = members.get("eTag"), members.get("size")
-    return LoggedEvent(
-        LogEntry(row.seq, row.name, row.version, row.sequencer),
-        row.time,
-        etag if isinstance(etag, str) and etag else None,
-        size if type(size) is int else None,
+    return event._replace(
+        etag=etag if isinstance(etag, str) and etag else None, size=size if type(size) is int else None
     )
+
+
+class _Overtaken(Exception):
+    """Nothing was recorded: the log has newer events of a key."""
+
+
+def _not_outdated_since(seq: int) -> Guard:
+    """Return a guard that raises `_Overtaken` if an event after a seq may outdate one that is to be recorded."""
+
+    def check(connection: sa.Connection, events: Sequence[Event]) -> Collection[str]:
+        for _ in _outdated(connection, events, seq):
+            raise _Overtaken
+        return ()
+
+    return check
+
+
+def _outdated(connection: sa.Connection, events: Sequence[Event], seq: int) -> Iterator[str]:
+    """Yield the keys of events that one of the log's after a seq may outdate, perhaps several times each."""
+    by_hash = defaultdict[int, list[Event]](list)
+    for event in events:
+        by_hash[key_hash(event.bucket, event.key)].append(event)
+    # By partition, because the primary key begins with it: this can read only the new part of the log.
+    newer_events = (_E.partition.in_(range(log_head.read(connection).partitions)), _E.seq > seq, *_OF_ALL_TARGETS)
+    query = sa.select(_E.seq, _E.key_hash, _E.name, _E.version, _E.sequencer).where(*newer_events)
+    for hashes in chunks(list(by_hash)):
+        for row in connection.execute(query.where(_E.key_hash.in_(hashes))):
+            newer = LogEntry(row.seq, row.name, row.version, row.sequencer)
+            yield from (event.key for event in by_hash[row.key_hash] if outdates(newer, event))

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import sqlalchemy as sa
 
 from app.config.sources.source_id import SourceId
+from app.events.model import Event
+from app.events.order import comparable
+from app.events.own_records import DELETE
+from app.listings import snapshot
 from app.listings.comparison import Replacement
+from app.listings.differences import Content, Entry
 from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
+from app.outbox.sources import watched
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.watched import read_watched
 from tests.support import databases
@@ -46,7 +54,7 @@ def test_who_has_lost_the_lease_writes_neither_chunks_nor_events(known: Known) -
     other = known.claim()
     for events in ([], [event("a")]):
         with pytest.raises(LeaseLost):
-            known.watched.replace(known.lease, Replacement([1], [(2, "b", b"b")], events))
+            known.watched.replace(known.lease, Replacement([1], [(2, "b", b"b")], events), 0)
     with pytest.raises(LeaseLost):
         known.finish(1)
     with pytest.raises(LeaseLost):
@@ -72,7 +80,7 @@ def test_the_events_of_a_key_are_those_that_every_target_gets_and_that_change_it
     repair = repair._replace(record=repair.record.replace('"x-amz-request-id"', '"x-bucketwire-target"'))
     other = event("k", bucket="other")
     log.append([[first, tagged, second, repair, other, event("l")]])
-    logged = known.watched.logged("images", ["k", "m"])
+    [logged] = known.watched.logged("images", ["k", "m"])
     assert [(one.entry.name, one.entry.version) for one in logged["k"]] == [(PUT, ""), (PUT, "v2")]
     assert logged["m"] == []
     keys = [key for some in known.watched.keys_since("images", "", 0) for key in some]
@@ -80,6 +88,60 @@ def test_the_events_of_a_key_are_those_that_every_target_gets_and_that_change_it
     seq = known.watched.last_seq()
     log.append([[event("later"), event("no/later")]])
     assert [*known.watched.keys_since("images", "la", seq)] == [{"later"}]
+
+
+def test_a_key_with_an_event_that_the_listing_may_not_have_stays_as_it_was_known(known: Known) -> None:
+    content = Content("a", 1, 1_000)
+    entries = {key: Entry(key, "", content) for key in ("a", "b", "c")}
+    old, new = snapshot.encode(entries.values()), snapshot.encode([entries["b"]])
+    known.watched.replace(known.lease, Replacement([], [(1, "a", old)]), 0)
+    seq = known.watched.last_seq()
+    log, found = Log(known.database), [event("a"), event("c", version="v1")]
+    early, other = event("a"), event("c", version="v2")
+    log.append([[early, other]])
+    look = known.watched._outdated
+
+    def looked(events: Sequence[Event], after: int) -> set[str]:  # and then an event comes, before the commit
+        keys = look(events, after)
+        log.append([[late]])
+        return keys
+
+    late = event("c", version="v1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(known.watched, "_outdated", looked)
+        receipt = known.watched.replace(known.lease, Replacement([1], [(2, "b", new)], found), seq)
+    assert receipt.recorded == 0
+    known.finish(1_000, created=3, changed=2)
+    state = known.watched.state(known.lease)
+    assert (state.created, state.changed) == (2, 1)
+    assert recorded(known.database) == [early.id, other.id, late.id]
+    bodies = [known.watched.body(known.lease, chunk.number) for chunk in known.watched.chunks(known.lease)]
+    assert [entry for body in bodies for entry in snapshot.decode(body)] == [*entries.values()]
+    receipt = known.watched.replace(known.lease, Replacement([], [], found), known.watched.last_seq())
+    assert receipt.recorded == 2
+
+
+def test_no_more_events_are_read_at_once_than_memory_may_hold(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "_MAX_LOGGED", 6)
+    log, keys = Log(known.database), [f"k{number}" for number in range(8)]
+    hot = [event("hot") for _ in range(20)]
+    log.append([[event(key) for key in [*keys, *keys]], hot[::-1]])
+    parts = [*known.watched.logged("images", [*keys[:4], "hot", *keys[4:], "none"])]
+    assert [key for part in parts for key in part] == [*keys[:4], "hot", *keys[4:], "none"]
+    assert all(sum(map(len, part.values())) <= 6 for part in parts)
+    found = {key: events for part in parts for key, events in part.items()}
+    assert {key: len(events) for key, events in found.items()} == dict.fromkeys(keys, 2) | {"hot": 6, "none": 0}
+    assert {one.entry.sequencer for one in found["hot"]} == {comparable(one.sequencer) for one in hot[-6:]}
+    assert [one.entry.seq for one in found["hot"]] == sorted(one.entry.seq for one in found["hot"])
+
+
+def test_the_event_that_an_object_is_compared_with_says_what_it_has(known: Known) -> None:
+    older, newer = (event("k", sequencer=place) for place in ("18E9E833E5D3", "18E9E833E5D4"))
+    newer = newer._replace(record=newer.record.replace('"key"', '"eTag":"e","size":3,"key"'))
+    Log(known.database).append([[newer, older, event("gone"), event("gone", name=DELETE)]])
+    [logged] = known.watched.logged("images", ["k", "gone"])
+    assert [(one.etag, one.size) for one in logged["k"]] == [("e", 3), (None, None)]
+    assert [(one.etag, one.size) for one in logged["gone"]] == [(None, None), (None, None)]
 
 
 def test_listings_are_counted_and_an_approval_is_asked_for_once(known: Known) -> None:
