@@ -86,8 +86,8 @@ HELD = [
         "test_the_doctor_and_the_metrics_report_a_source_that_nobody_pulls_and_its_rejected_messages",
     ),
     (
-        "the spool folder", "a file is quarantined", "integration/api/test_spool.py",
-        "test_a_damaged_file_is_set_aside_and_holds_nobody_up",
+        "the spool folder", "files wait, or one is quarantined", "unit/test_process_findings.py",
+        "test_the_spooled_files_of_another_api_are_a_warning_that_names_it",
     ),
     (
         "the queue of a MinIO that sends", "stuck, full", "integration/test_alert_rules.py",
@@ -124,6 +124,10 @@ HELD = [
     (
         "a source", "paused by itself or by hand", SOURCES,
         "test_a_source_is_paused_resumed_and_removed",
+    ),
+    (
+        "a target", "paused by hand, or by its answer (410)", STATUS,
+        "test_the_doctor_tells_a_target_that_waits_from_one_that_is_broken",
     ),
     (
         "the token of a sender", "revoked, expired, unknown, or lacks a right", REFUSALS,

@@ -19,6 +19,7 @@ from app.outbox.log.spool import waiting_files
 from app.outbox.policies import HEARTBEATS
 from app.outbox.schema import schema_version
 from app.outbox.schema.schema_version import SchemaState
+from app.quantities import count_noun
 from app.resources.service import Alive, Check, Readiness
 
 routes = Blueprint("health", __name__)
@@ -73,7 +74,8 @@ def readiness() -> tuple[bool, dict[str, Check]]:
     if feeder is not None:
         waiting, damaged = waiting_files(feeder.spool.folder), feeder.spool.damaged()
         age = waiting.age(now_ms()) / 1000 if waiting.number else UNSET
-        checks["spool"] = Check(ok=not damaged, age=age, files=waiting.number, quarantined=damaged)
+        reason = f"{count_noun(damaged, 'file')} in quarantine" if damaged else UNSET
+        checks["spool"] = Check(ok=not damaged, reason=reason, age=age, files=waiting.number, quarantined=damaged)
     return all(check.ok for check in checks.values()), checks
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.api_answer import READY, problem_of
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery.availability import open_breaker
@@ -125,6 +126,7 @@ def test_a_file_that_was_set_aside_is_no_longer_ready(log: Database, start: Star
     Path(f"{tmp_path}/spool/{7:020d}.events").write_bytes(b"broken")
     services.until(lambda: api.client.get("/readyz").json()["checks"]["spool"]["quarantined"] == 1)
     assert api.client.get("/readyz").status_code == 503
+    assert problem_of(api.url, READY) == "answers 503 Service Unavailable: spool: 1 file in quarantine"
     assert "bucketwire_spool_quarantined_files 1.0" in api.client.get("/metrics").text
     assert f"{7:020d}" in api.log.read_text()
     assert api.post(body("a")).json()["recorded"] == 1
