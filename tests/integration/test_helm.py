@@ -190,15 +190,15 @@ def test_every_selector_finds_the_pods_that_it_is_for(values: Object) -> None:
 
 
 def test_monitors_find_the_services_and_their_ports() -> None:
-    every = objects(EVERY)
-    found = 0
+    every, jobs = objects(EVERY), []
     for monitor in (each for each in every if each["kind"] == "ServiceMonitor"):
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
         [service] = [e for e in every if e["kind"] == "Service" and wanted <= e["metadata"]["labels"].items()]
         [endpoint] = monitor["spec"]["endpoints"]
         assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
-        found += 1
-    assert found == 2
+        jobs += [each["replacement"] for each in endpoint["relabelings"] if each.get("targetLabel") == "job"]
+        assert len(endpoint["relabelings"]) > 1, "the values' own follow"
+    assert jobs == ["bucketwire-api", "bucketwire-workers"], "by which an alert knows the processes"
 
 
 def test_the_migration_comes_first_and_needs_nothing_that_comes_later() -> None:
