@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from amqp.exceptions import AMQPError
+from celery.app.events import Events as CeleryEvents
+from celery.events.dispatcher import EventDispatcher
 from celery.worker import consumer, state
 from kombu.exceptions import OperationalError
 from kombu.transport import redis as over_redis
@@ -61,6 +63,20 @@ class Acknowledging(over_redis.QoS):
         except RedisError as error:
             QoS.ack(self, delivery_tag)
             broker_state.fails(error)  # Celery would log each with a traceback
+
+
+class Dispatcher(EventDispatcher):
+    """Tries to send what Flower shows once. Celery's heartbeat would wait for the broker without end, in the loop."""
+
+    def send(self, type: str, *arguments: Any, **fields: Any) -> Any:  # noqa: A002 - Celery's
+        """Send an event, or leave it for later if the broker does not take it."""
+        return super().send(type, *arguments, **(fields | {"retry": False}))
+
+
+class Events(CeleryEvents):
+    """Celery's events with this dispatcher."""
+
+    dispatcher_cls = f"{__name__}:Dispatcher"
 
 
 class Consumer(consumer.Consumer):

@@ -60,6 +60,7 @@ from app.outbox import log_head, series
 from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.reachability import outbox_state
+from app.outbox.policies import HEARTBEATS
 from app.outbox.processes import DRAIN, SOURCES, SPARK
 from app.outbox.targets import enabled_targets
 from workers import reconcile_jobs, runtime
@@ -72,6 +73,7 @@ from workers.sources import role as source_runs
 from workers.telemetry import metrics
 from workers.telemetry.http_server import BackgroundServer
 
+_LEFT_TO_LOOP = 3  # times as long as the worker's loop has waited for the database in vain
 PURGE_INTERVAL_SECONDS = 10  # each purge is short, and the drains continue it if it has not removed everything
 
 
@@ -102,6 +104,8 @@ for _name in ("celery.worker.strategy", "celery.app.trace"):
 logging.getLogger("kombu.transport.native_delayed_delivery").setLevel(logging.ERROR)
 # Of a queue's kind, at each connection to a RabbitMQ.
 logging.getLogger("celery.worker.consumer.tasks").setLevel(logging.WARNING)
+# Of a Redis that does not answer, which is said once as the loss of the broker.
+logging.getLogger("kombu.transport.redis").setLevel(logging.ERROR)
 # To a service that runs as root, of an option that `bucketwire worker` does not have.
 warnings.filterwarnings("ignore", category=SecurityWarning)
 logging.getLogger("celery.beat").addFilter(lambda record: "Sending due task" not in record.msg)
@@ -192,7 +196,12 @@ class Scheduler(beat.Scheduler):
 _beat_heartbeat: BeatHeartbeat | None = None
 
 
-app = Celery("bucketwire", broker=settings.broker_url, include=["workers.tasks"])
+app = Celery(
+    "bucketwire",
+    broker=settings.broker_url,
+    include=["workers.tasks"],
+    events="workers.broker_consumer:Events",
+)
 app.conf.update(
     accept_content=["json"],
     beat_max_loop_interval=1,
@@ -259,7 +268,10 @@ class TargetQueues(bootsteps.StartStopStep):
         parent.refused_targets = self._refused
         self._served_targets = ServedTargets()
         self.enabled = bool(self._served_targets)
-        self._database = Database(settings.database_url, pool_size=1, patience=settings.database_timeout)
+        # As the heartbeat's: the worker's loop stands still for as long as it waits.
+        patience = min(HEARTBEATS.patience_seconds, settings.database_timeout)
+        self._database = Database(settings.database_url, pool_size=1, patience=patience)
+        self._retry_at = 0.0  # by time.monotonic(), after a database that did not answer
         self._declarations = QueueDeclarations()
         self._targets: tuple[int, dict[str, TargetId]] = (-1, {})  # version of targets and rules, what is served then
         self._timer: Any = None
@@ -298,6 +310,9 @@ class TargetQueues(bootsteps.StartStopStep):
 
     def _served(self) -> dict[str, TargetId] | None:
         """Return the enabled targets by queue; None while the database is unavailable: nothing changes then."""
+        began = time.monotonic()
+        if began < self._retry_at:
+            return None
         try:
             with self._database.reading() as connection:
                 version = log_head.read(connection).version  # another one after each change of a target
@@ -305,6 +320,8 @@ class TargetQueues(bootsteps.StartStopStep):
                 served = filter(self._served_targets.__contains__, enabled_targets(self._database))
                 self._targets = version, {queue_name(target): target for target in served}
         except DatabaseUnavailable:
+            ended = time.monotonic()
+            self._retry_at = ended + _LEFT_TO_LOOP * (ended - began)
             return None
         return self._targets[1]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import httpx
+import orjson
 import pytest
 
 from tests import services
@@ -21,15 +22,19 @@ PROCESSES = {"api": 3, "worker --only targets --concurrency 1": 2}  # of which e
 
 
 @pytest.mark.nightly("every process; of one, test_outage.py and test_refusing_broker.py")
-def test_each_process_logs_the_loss_and_the_return_of_database_and_broker_once(receiver: services.Receiver) -> None:
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_each_process_logs_the_loss_and_the_return_of_database_and_broker_once(
+    form: str, receiver: services.Receiver
+) -> None:
     with ExitStack() as stack:
         database, broker = stack.enter_context(services.postgres()), stack.enter_context(services.redis())
         url = database.create_database("outbox")
-        whole = stack.enter_context(system(url, broker.url, concurrency=1, start=False))
+        whole = stack.enter_context(system(url, broker.url, concurrency=1, start=False, log_format=form))
         spark = Role(["worker", "--only", "spark"], whole.settings, " ready.")
         workers = [whole.drain, *whole.workers, source_worker(whole.settings), spark]
         roles = [whole.api, whole.beat, *workers]
         stack.callback(stop_all, roles)
+        whole.beat.ready = "beat: Starting"
         start_all(roles)
         whole.add_target("webhook:a", endpoint=receiver.url)
         posted = 0
@@ -68,4 +73,9 @@ def test_each_process_logs_the_loss_and_the_return_of_database_and_broker_once(r
             assert lines(end) == lost
             assert all(count <= PROCESSES.get(name, 1) for name, count in lost.items()), lost
         for role in roles:
-            assert not re.search(r"Warning|Traceback", role.said()), " ".join(role.arguments)
+            said = role.said()
+            assert not re.search(r"Warning|Traceback", said), " ".join(role.arguments)
+            if form == "json":
+                parsed = [orjson.loads(line) for line in said[: said.rfind("\n") + 1].splitlines()]
+                assert not [line for line in parsed if "trace" in line]
+                assert all({"time", "level", "logger", "pid", "message"} <= line.keys() for line in parsed)

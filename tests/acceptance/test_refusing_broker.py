@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import redis
 
+from app.outbox.engine.clock import database_now
+from app.outbox.processes import HINDERED, RUNNING, read_processes
 from tests import services
 from tests.services import until
 from tests.support.builders import body, some
@@ -268,6 +271,30 @@ def test_processes_that_start_while_the_broker_refuses_wait_for_it(kind: str, re
         assert all(role.running for role in stage.roles)
         assert sum(stage.lines("Traceback").values()) == 0
         assert max(stage.lines(FAILS).values()) == 1
+
+
+@pytest.mark.nightly("what Celery sends from the loop is tried once: tests/unit/workers")
+def test_a_redis_that_stands_still_is_said_by_workers_that_go_on_recording_that_they_are_there(tmp_path: Path) -> None:
+    with (
+        services.redis() as server,
+        system(f"sqlite:///{tmp_path}/outbox.db", server.url, concurrency=1, start=False) as whole,
+    ):
+        workers = [whole.drain, *whole.workers]
+        start_all(workers)
+        server.freeze()
+        until(lambda: all(FAILS in role.said() for role in workers), PATIENCE, what="what is wrong")
+
+        def problems() -> list[tuple[str, str]]:
+            with whole.database.reading() as connection:
+                known, now = read_processes(connection), database_now(connection)
+            return [(one.state(now), one.problem) for one in known]
+
+        until(lambda: {state for state, _ in problems()} == {HINDERED}, PATIENCE, what="heartbeats with a reason")
+        assert all("cannot be used" in problem for _, problem in problems())
+        server.thaw()
+        until(lambda: all(WORKS in role.said() for role in workers), PATIENCE, what="that it works again")
+        until(lambda: {state for state, _ in problems()} == {RUNNING}, PATIENCE, what="that they serve again")
+        assert [role.said().count(FAILS) for role in workers] == [1] * len(workers)
 
 
 @NIGHTLY
