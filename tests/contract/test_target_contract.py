@@ -527,6 +527,8 @@ def test_no_thread_socket_or_file_is_left_after_close(probe: Probe) -> None:
     def taken() -> tuple[int, int, int]:
         return this.num_fds(), this.num_threads(), len(this.net_connections())
 
+    left: list[object] = []  # of each use, with what there is then, so that a failure says what it was
+
     def leaves_nothing() -> bool:
         """Whether there is no more than before; the kernel ends a thread a moment after Python has joined it."""
         before = taken()
@@ -534,6 +536,8 @@ def test_no_thread_socket_or_file_is_left_after_close(probe: Probe) -> None:
         deadline = time.monotonic() + 10
         while any(now > then for now, then in zip(taken(), before, strict=True)):
             if time.monotonic() > deadline:
+                files = sorted(str(place.readlink()) for place in Path("/proc/self/fd").iterdir() if place.is_symlink())
+                left.append((before, taken(), threading.enumerate(), files))
                 return False
             time.sleep(0.05)
         return True
@@ -544,7 +548,7 @@ def test_no_thread_socket_or_file_is_left_after_close(probe: Probe) -> None:
     gc.disable()
     try:
         # Others of this process may open something meanwhile; a target that leaves something leaves it each time.
-        assert any(leaves_nothing() for _ in range(4))
+        assert any(leaves_nothing() for _ in range(4)), left
     finally:
         gc.enable()
 

@@ -127,6 +127,8 @@ class Stage:
         until(self.whole.settled, 60, what="everything delivered")
         objects = self.objects(bucket)  # nobody writes any more
         until(lambda: described(contents.all()) == objects, 60, what="the rows to be those of the bucket")
+        # What has come after the first look is delivered, but if its settlement is late, it is delivered once more.
+        until(self.whole.settled, 60, what="everything settled")
 
 
 def described(rows: dict[str, Any]) -> dict[str, tuple[str, int, str]]:
