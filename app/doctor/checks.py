@@ -26,14 +26,14 @@ from app.outbox.delivery import heartbeats
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.newest_events import NEWEST, guessed_keys, shared_names, unknown_names
-from app.outbox.policies import CERTIFICATES
+from app.outbox.policies import CERTIFICATES, RETENTION
 from app.outbox.processes import HINDERED, RUNNING, has_spark_worker, read_processes, read_queues
 from app.outbox.registry import Registry
 from app.outbox.schema import schema_version
 from app.outbox.schema.schema_version import encoding_problem
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import INVALID_SETTINGS, read_sources
-from app.outbox.sources.watched import read_watched
+from app.outbox.sources.watched import Watched, read_watched
 from app.outbox.targets import OPENING_FAILED
 from app.outbox.tokens import Tokens, check_listen
 from app.quantities import count_noun, format_age, format_seconds
@@ -389,6 +389,12 @@ def _check_sources(service: Service) -> Iterator[Finding]:
                 subject, "problem", f"{format_age(stored.notice_at, now)} ago: {clause(stored.notice)}", forget
             )
         listings = watched.get(stored.row_id)
+        if listings and listings.complete and stored.enabled and _may_have_left(listings, now, service):
+            text = (
+                f"its last listing began {format_age(listings.began_at, now)} ago, and events have left the log since:"
+                " the next one finds what they reported once more"
+            )
+            yield Finding(subject, "warning", text, ("source", "show", str(stored.source)))
         if listings and listings.explained and (found := listings.found_since_yesterday(now)):
             text = (
                 f"its listings found {count_noun(found, 'change')} since yesterday that no event explains, and events"
@@ -398,6 +404,12 @@ def _check_sources(service: Service) -> Iterator[Finding]:
         if count := kept.get(stored.row_id):
             listing = ("source", "rejected", "ls", str(stored.source))
             yield Finding(subject, "warning", f"{count_noun(count, 'rejected message')} kept", listing)
+
+
+def _may_have_left(listings: Watched, now: int, service: Service) -> bool:
+    """Return whether the log may lack events that came since a bucket was listed."""
+    is_overdue = listings.due_at < now - RETENTION.overdue_listing_ms
+    return is_overdue and listings.began_at < now - int(service.settings.retention * 1000)
 
 
 def _check_counters(service: Service, most: int | None = None) -> Iterator[Finding]:

@@ -75,6 +75,12 @@ def event_of(
     )
 
 
+def is_recordable(key: str, version: str) -> bool:
+    """Return whether an event can have this key and version."""
+    is_short = len(key) <= MAX_KEY_BYTES // 4 or len(key.encode()) <= MAX_KEY_BYTES
+    return bool(key) and is_short and len(version) <= _MAX_VERSION and "\0" not in key and "\0" not in version
+
+
 def _bucket_and_object(record: dict[str, Any], tenant: str) -> tuple[str, dict[str, Any]]:
     s3 = record.get("s3")
     if type(s3) is not dict:

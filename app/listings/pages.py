@@ -19,6 +19,7 @@ from botocore.utils import parse_timestamp
 
 from app.events.buckets import name_at_store
 from app.events.effects import NULL
+from app.events.normalize import is_recordable
 from app.listings.differences import Content, Listed
 from app.listings.errors import BadListing
 
@@ -96,6 +97,8 @@ def _local(tag: str) -> str:
 PAGE_KEYS = ("Contents", "Versions", "DeleteMarkers")  # the first in a listing of objects, the others of versions
 _MAX_EMPTY_PAGES = 1000  # in a row; S3 passes over what is being deleted in pages without entries
 MAX_KEY_BYTES = 1024  # S3's limit
+_MAX_ETAG = 1024  # characters; real ones have 40
+_SIZES = 1 << 63  # bytes, that a number in JSON may have
 _SHOWN = 100  # characters of a key in an error
 _SURROGATES = "\ud800"  # the first character that UTF-16 orders otherwise than UTF-8
 
@@ -125,8 +128,26 @@ def pages(
 
 
 def entries_of(page: Mapping[str, Any], *, versioned: bool) -> list[Listed]:
-    """Return the entries of a page, of each kind in order. Raises `BadListing` for one without a time."""
-    return [_listed(entry, versioned=versioned) for kind in PAGE_KEYS for entry in page.get(kind, ())]
+    """Return the entries of a page that an event can have, of each kind in order.
+
+    Raises `BadListing` for one without a time.
+    """
+    entries = (_listed(entry, versioned=versioned) for kind in PAGE_KEYS for entry in page.get(kind, ()))
+    return [entry for entry in entries if _is_recordable(entry)]
+
+
+def skipped_of(page: Mapping[str, Any], *, versioned: bool) -> list[str]:
+    """Return the keys of the page's other entries: no S3 bucket has such, and nothing can be recorded of them."""
+    entries = (_listed(entry, versioned=versioned) for kind in PAGE_KEYS for entry in page.get(kind, ()))
+    return [entry.key for entry in entries if not _is_recordable(entry)]
+
+
+def _is_recordable(entry: Listed) -> bool:
+    return (
+        is_recordable(entry.key, entry.version)
+        and len(entry.content.etag) <= _MAX_ETAG
+        and 0 <= entry.content.size < _SIZES
+    )
 
 
 def _listed(entry: Mapping[str, Any], *, versioned: bool) -> Listed:

@@ -88,6 +88,9 @@ class RetentionPolicy(NamedTuple):
     batch_events: int = 1000  # that a transaction checks
     max_events: int = 100_000  # that a purge removes
     revisit_seconds: float = 600.0  # after which kept events are checked again
+    # After which a listing that is due no longer keeps its bucket's events: a night in which nobody lists it, and no
+    # pause by which the log grows without an end.
+    overdue_listing_ms: int = 86_400_000
     max_layers: int = 16  # the newest ones of a key that are kept after their events have left the log
     batch_layers: int = 2000  # of a key that one batch checks
     batch_version_rows: int = 1000  # that are dropped at a time

@@ -602,6 +602,8 @@ watched_buckets = sa.Table(
     sa.Column("found_on_day", sa.BigInteger, nullable=False),
     sa.Column("found_before", sa.BigInteger, nullable=False),
     sa.Column("asked", sa.BigInteger, nullable=False),  # removals that an operator is asked to approve; 0: none
+    sa.Column("bucket", sa.String(255), nullable=False, server_default=""),  # as in events; "": no complete listing
+    sa.Column("skipped", sa.BigInteger, nullable=False, server_default="0"),  # entries that no event can have
 )
 
 # What is known of a watched bucket, in the order of keys: a chunk has the keys from `first` on.

@@ -39,6 +39,7 @@ class BucketListing(Resource):
     listed_at: Annotated[Time, about("when the last listing that was compared to its end began")]
     due_at: Annotated[Time, about("when it is listed next; null: at once")]
     objects: Annotated[int, about("of that listing")]
+    skipped: Annotated[int, about("entries of it that no event can have: a key with U+0000, or too long")]
     pending: Annotated[int, about("differences that wait for the end of the grace")]
     listings: Annotated[int, about("in total, as are the following")]
     requests: int

@@ -20,7 +20,7 @@ from app.listings.limits import check_age, refused_removals
 from app.listings.spool import KeySpool, ListingSpool
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.leases import SourceLease
-from app.outbox.sources.watched import Watched, WatchedBuckets
+from app.outbox.sources.watched import Skipped, Watched, WatchedBuckets
 from workers.sources import create, policy
 from workers.sources.base import SourceUnavailable
 from workers.sources.source_thread import Outbox, SourceThread, Stopped
@@ -90,12 +90,14 @@ class Watcher(SourceThread):
         """List the bucket, compare the listing with what is known, and record the differences."""
         began, seq = self._outbox.clock(), self._watched.last_seq()
         store_time = behind = requests = 0
+        skipped = Skipped()
         with closing(ListingSpool()) as listing, closing(KeySpool()) as recent:
             for page in source.pages():
                 check_age(page.store_time, state.store_time, self._outbox.clock() - state.began_at)
                 store_time = store_time or page.store_time
                 behind = max(0, self._outbox.clock() - page.store_time) if page.store_time else 0
                 requests += 1
+                skipped.add(page.skipped)
                 self._has_begun = True
                 listing.add(page.entries)
                 if listing.entries > policy.MAX_LISTED:
@@ -127,7 +129,9 @@ class Watcher(SourceThread):
                 self._most_events = max(1, self._most_events // 2)
             due_at = began + int(settings.every * 1000)
             store_time = min(store_time, run.ended)  # a clock that was ahead must not refuse what follows
-            self._watched.finish(self.lease, run, counts, store_time=store_time, requests=requests, due_at=due_at)
+            self._watched.finish(
+                self.lease, run, counts, store_time=store_time, requests=requests, due_at=due_at, skipped=skipped
+            )
             self._has_begun = False
             self._failed = False
 

@@ -84,6 +84,7 @@ _LISTING_COUNTERS = {
 }
 _LISTING_GAUGES = {
     "objects": "Objects of the last listing.",
+    "skipped_entries": "Entries of the last listing that no event can have.",
     "pending_differences": "Differences that wait for the end of the grace.",
     "listing_duration_seconds": "Seconds that the last listing took to read.",
     "listing_age_seconds": "Seconds since the last listing that was compared to its end began.",
@@ -308,6 +309,7 @@ def listing_metrics(sources: Sequence[StoredSource], watched: Mapping[int, Watch
             found.add_metric([*place, kind], getattr(listing, kind))
         for name, number in (
             ("objects", listing.objects),
+            ("skipped_entries", listing.skipped),
             ("pending_differences", listing.pending),
             ("listing_duration_seconds", (listing.ended_at - listing.began_at) / 1000),
             ("listing_age_seconds", max(0, now - listing.began_at) / 1000),

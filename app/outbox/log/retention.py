@@ -4,6 +4,8 @@ An event that every cursor has passed stays in the log as long as
 
 * it is parked or a dead letter of any target, because later deliveries read it from the log;
 * the redelivery of its object is requested, and the event is not older than the request's `since`;
+* it is of a watched bucket and came since its last listing began, whose next one needs it to know what was reported;
+  but a day after that was due, it is no longer kept;
 * it is the newest of its object (by sequencer, among the events of the same targets) and an older one stays in the log.
   The newest event lets a mirror detect that the older one, delivered once more, is superseded. This works for any
   order in which the events were recorded or leave the log, and it keeps one event per object, however many there were.
@@ -14,7 +16,7 @@ The mirror policy's knowledge of versioned keys outlives the events (`app.outbox
 import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -84,13 +86,13 @@ def purge(
     """
     progress = progress or PurgeProgress()
     with database.reading() as connection:
-        partitions = log_head.read(connection).partitions
+        partitions, listed = log_head.read(connection).partitions, _listed(connection)
     removed, ends = 0, time.monotonic() + seconds
     for partition in Random().sample(range(partitions), partitions):  # noqa: S311 - so that none is always the last
         current = progress.of(partition)
         current.ended = False
         while not current.ended and removed < max_events and time.monotonic() < ends:
-            count = _purge_batch(database, partition, current, older_than, batch_events)
+            count = _purge_batch(database, partition, current, older_than, batch_events, listed)
             if count is None:
                 return removed
             removed += count
@@ -106,10 +108,12 @@ class _Window:
     is_last: bool  # no event after it is known to be old enough
 
 
-def _purge_batch(database: Database, partition: int, current: _Pass, older_than: int, batch_events: int) -> int | None:
+def _purge_batch(
+    database: Database, partition: int, current: _Pass, older_than: int, batch_events: int, listed: Mapping[str, int]
+) -> int | None:
     """Return how many events were deleted; None if nothing was done because the log's tail is locked."""
     with database.reading() as connection:
-        window = _read_window(connection, partition, current.after, older_than, batch_events)
+        window = _read_window(connection, partition, current.after, older_than, batch_events, listed)
     if window.removable:
         e = tables.events.c
         with database.writing() as connection:
@@ -118,7 +122,7 @@ def _purge_batch(database: Database, partition: int, current: _Pass, older_than:
             # Do not wait for it: the drain runs in the same process, and the holder may be stopped.
             if not try_lock_tail(connection):
                 return None
-            window = _read_window(connection, partition, current.after, older_than, batch_events)
+            window = _read_window(connection, partition, current.after, older_than, batch_events, listed)
             keep_records(connection, partition, window.removable)
             for seqs in chunks([row.seq for row in window.removable]):
                 connection.execute(tables.events.delete().where(e.partition == partition, e.seq.in_(seqs)))
@@ -126,8 +130,18 @@ def _purge_batch(database: Database, partition: int, current: _Pass, older_than:
     return len(window.removable)
 
 
-def _read_window(connection: sa.Connection, partition: int, after: int, older_than: int, batch_events: int) -> _Window:
-    """Check a batch of events after `after`."""
+def _listed(connection: sa.Connection) -> Mapping[str, int]:
+    """Return the seqs after which the events of watched buckets stay: the log's last when their last listings began."""
+    w = tables.watched_buckets.c
+    is_needed = (w.complete.is_(sa.true()), w.due_at > database_now(connection) - RETENTION.overdue_listing_ms)
+    query = sa.select(w.bucket, sa.func.min(w.seq).label("seq")).where(*is_needed).group_by(w.bucket)
+    return {row.bucket: row.seq for row in connection.execute(query)}
+
+
+def _read_window(
+    connection: sa.Connection, partition: int, after: int, older_than: int, batch_events: int, listed: Mapping[str, int]
+) -> _Window:
+    """Check a batch of events after `after`; those of buckets that are `listed` stay after these seqs."""
     e = tables.events.c
     query = (
         sa.select(e.seq, e.received_at, e.key_hash, e.bucket, e.key, e.sequencer, e.targets)
@@ -142,7 +156,13 @@ def _read_window(connection: sa.Connection, partition: int, after: int, older_th
         return _Window((), rows[-1].seq if from_future else after, is_last=not from_future)
     referred = _referred(connection, partition, old[0].seq, old[-1].seq)
     suspect = _redelivered_since(connection, partition, {row.key_hash for row in old})
-    free = {row.seq: row for row in old if row.seq not in referred and row.seq < suspect.get(row.key_hash, NEVER)}
+    free = {
+        row.seq: row
+        for row in old
+        if row.seq not in referred
+        and row.seq < suspect.get(row.key_hash, NEVER)
+        and row.seq <= listed.get(row.bucket, NEVER)
+    }
     kept = _newest_of_kept(connection, partition, rows, free)
     # Events after the last old one will be old soon, so the next window begins with them.
     removable = [row for seq, row in free.items() if seq not in kept]

@@ -24,7 +24,7 @@ from app.listings.differences import Counts, LoggedEvent, Run, compared_with, ou
 from app.outbox import log_head, tables
 from app.outbox.column_values import clean_reason
 from app.outbox.delivery.leases import LeaseLost, at_least
-from app.outbox.engine.clock import DatabaseClock
+from app.outbox.engine.clock import DatabaseClock, database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock, write_alone
 from app.outbox.engine.many_rows import chunks
@@ -33,6 +33,7 @@ from app.outbox.log.batch import QueueFull, Receipt, key_hash
 from app.outbox.log.records import TOO_LONG, is_named, within_budget
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.leases import SourceLease, fence
+from app.quantities import count_noun
 
 _S, _W, _C, _E = tables.sources.c, tables.watched_buckets.c, tables.watched_chunks.c, tables.events.c
 _CONTENT = selectors(*set(ContentChange) - {ContentChange.NOTHING})
@@ -68,11 +69,32 @@ class Watched:
     found_on_day: int = 0
     found_before: int = 0
     asked: int = 0
+    bucket: str = ""
+    skipped: int = 0
 
     def found_since_yesterday(self, now: int) -> int:
         """Return how many differences that no event explained were found today and yesterday, in UTC."""
         today = now // _DAY
         return self.found_on_day * (self.day >= today - 1) + self.found_before * (self.day >= today)
+
+
+@dataclass(slots=True)
+class Skipped:
+    """Entries of a listing that no event can have: how many there are, and the key of the first."""
+
+    count: int = 0
+    key: str = ""
+
+    def add(self, keys: Sequence[str]) -> None:
+        """Count entries with these keys."""
+        self.key = keys[0] if keys and not self.count else self.key
+        self.count += len(keys)
+
+    def __str__(self) -> str:
+        if not self.count:
+            return ""
+        skipped = f"{count_noun(self.count, 'object')} of its listing skipped"
+        return f"{skipped}, such as the key {self.key!r:.100}: no event can have it"
 
 
 class WatchedBuckets:
@@ -213,13 +235,25 @@ class WatchedBuckets:
 
     @repeated_after_deadlock
     def finish(
-        self, lease: SourceLease, run: Run, counts: Counts, *, store_time: int, requests: int, due_at: int
+        self,
+        lease: SourceLease,
+        run: Run,
+        counts: Counts,
+        *,
+        store_time: int,
+        requests: int,
+        due_at: int,
+        skipped: Skipped | None = None,
     ) -> None:
-        """Note that a listing was compared to its end. Raises `LeaseLost`."""
+        """Note that a listing was compared to its end, and what of it was skipped. Raises `LeaseLost`."""
         now, counts = self._clock(), counts.less(self._overtaken)
         with self._database.committing() as connection:
-            fence(connection, lease, lag=counts.pending, pulled_at=now, failures=0, error="", error_at=0)
-            last = {
+            skipped = skipped or Skipped()
+            reason = clean_reason(str(skipped))
+            fence(connection, lease, lag=counts.pending, pulled_at=now, failures=0, error="", error_at=0, reason=reason)
+            last: dict[str, Any] = {
+                "bucket": run.bucket,
+                "skipped": skipped.count,
                 "began_at": run.began,
                 "ended_at": run.ended,
                 "store_time": store_time,
@@ -249,7 +283,8 @@ def read_watched(connection: sa.Connection) -> dict[int, Watched]:
 
 def make_due(connection: sa.Connection, source_id: int) -> None:
     """Have a watched bucket listed at once."""
-    connection.execute(tables.watched_buckets.update().where(_W.source_id == source_id).values(due_at=0))
+    change = tables.watched_buckets.update().where(_W.source_id == source_id)
+    connection.execute(change.values(due_at=database_now(connection)))
 
 
 def forget(connection: sa.Connection, source_id: int) -> None:
@@ -263,7 +298,7 @@ def _write(connection: sa.Connection, lease: SourceLease, values: Mapping[str, A
     changes = dict(values) | {name: _W[name] + more for name, more in sums.items()}
     update = tables.watched_buckets.update().where(_W.source_id == source_id)
     if not connection.execute(update.values(**changes)).rowcount:
-        none = {column.name: 0 for column in tables.watched_buckets.c} | {"complete": False}
+        none = {column.name: 0 for column in tables.watched_buckets.c} | {"complete": False, "bucket": ""}
         row = none | {"source_id": source_id} | dict(values) | dict(sums)
         connection.execute(tables.watched_buckets.insert().values(**row))
 

@@ -200,6 +200,18 @@ def test_a_watched_bucket_shows_its_listings_and_what_its_frontend_does_not_send
     assert ["source", "resume", "bucket:x"] in [one["command"] for one in paused]
 
 
+def test_the_doctor_says_that_a_bucket_is_listed_too_late_for_what_the_log_keeps(cli: Cli, database: Database) -> None:
+    known = Known(database)
+
+    def warns(began: int) -> bool:
+        known.finish(began)  # due a minute later
+        return "events have left the log since" in cli("doctor", "--json").out
+
+    day = 86_400_000
+    assert not warns(known.clock() - 6 * day)  # the log keeps a week
+    assert warns(known.clock() - 8 * day)
+
+
 def test_the_doctor_names_a_source_whose_variables_became_invalid(cli: Cli, database: Database) -> None:
     environ = {
         "BUCKETWIRE_SOURCE_KAFKA_ENABLE_env": "on", "BUCKETWIRE_SOURCE_KAFKA_BROKERS_env": "kafka",

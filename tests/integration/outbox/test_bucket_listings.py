@@ -75,3 +75,21 @@ def test_the_clock_of_a_store_that_is_behind_loses_nothing_that_it_sends_afterwa
         watch.list_again()
     assert watch.events() == [(DELETE, "a"), (PUT, "a")]
     assert watch.state.explained == 1
+
+
+def test_keys_that_no_event_can_have_are_skipped_counted_and_named(
+    store: ScriptedStore, watch: Watch, database: Database
+) -> None:
+    for key in ("a", "b\0c", "d" * 4097, "e" * 4096):
+        store.put(key)
+    watch.watch(initial="events")
+    with running(database):
+        watch.listed(1)
+        assert watch.events() == [(PUT, "a"), (PUT, "e" * 4096)]
+        assert (watch.state.objects, watch.state.skipped) == (2, 2)
+        stored = watch.sources.stored(watch.source)
+        assert (watch.sources.state(watch.source), stored.error) == ("running", "")
+        assert stored.reason == ("2 objects of its listing skipped, such as the key 'b\\x00c': no event can have it")
+        del store.objects["b\0c"], store.objects["d" * 4097]
+        watch.list_again()
+        assert (watch.state.skipped, watch.sources.stored(watch.source).reason) == (0, "")

@@ -463,7 +463,7 @@ def test_a_purge_asks_for_what_refers_to_a_batch_once(database: Database) -> Non
                 return 0
 
             raw.set_progress_handler(tick, 100)
-            window = retention._read_window(connection, 0, 0, DAY, 50)
+            window = retention._read_window(connection, 0, 0, DAY, 50, {})
             raw.set_progress_handler(None, 0)
         assert len(window.removable) == 50
         steps.append(ticks)

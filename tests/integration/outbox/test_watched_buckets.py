@@ -13,11 +13,12 @@ from app.events.order import comparable
 from app.events.own_records import DELETE
 from app.listings import snapshot
 from app.listings.comparison import Replacement
-from app.listings.differences import Content, Entry
+from app.listings.differences import Content, Counts, Entry, Run
 from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
+from app.outbox.log.retention import purge
 from app.outbox.sources import watched
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.watched import read_watched
@@ -26,7 +27,7 @@ from tests.support.builders import PUT, add_target, event
 from tests.support.pulled_events import recorded
 from tests.support.watched_bucket import SETTINGS, SOURCE, Known
 
-DAY = 86_400_000
+DAY, HOUR = 86_400_000, 3_600_000
 pytestmark = databases.THREE
 
 
@@ -158,11 +159,32 @@ def test_listings_are_counted_and_an_approval_is_asked_for_once(known: Known) ->
     known.sources.registry.resume(SOURCE)
     known.lease = known.claim()
     state = known.watched.state(known.lease)
-    assert (state.asked, state.due_at) == (40, 0)
+    assert state.asked == 40
+    assert 62_000 < state.due_at <= known.clock()
     known.finish(3_000, pending=41, going=40)
     assert known.watched.state(known.lease).asked == 40
     known.finish(4_000, removed=40, pending=1)
     assert known.watched.state(known.lease).asked == 0
+
+
+def test_what_a_listing_that_is_due_needs_stays_in_the_log_for_a_day_at_most(known: Known) -> None:
+    log, now = Log(known.database), known.clock()
+    log.append([[event("listed"), event("other", bucket="other")]])
+    run = Run("images", "bucket:x", now, now, known.watched.last_seq())
+    kept = [event("a"), event("b")]
+    log.append([[*kept, event("c", bucket="other")]])
+
+    def list_it(due_at: int) -> None:
+        known.watched.finish(known.lease, run, Counts(), store_time=0, requests=1, due_at=due_at)
+
+    list_it(now - DAY + HOUR)
+    assert purge(known.database, now + HOUR) == 3
+    assert recorded(known.database) == [one.id for one in kept]
+    list_it(now - DAY - HOUR)
+    assert purge(known.database, now + HOUR) == 2
+    known.sources.registry.resume(SOURCE)
+    log.append([[event("d")]])
+    assert purge(known.database, now + HOUR) == 0
 
 
 def test_invalid_settings_of_the_environment_for_a_while_forget_nothing(known: Known) -> None:
@@ -185,7 +207,8 @@ def test_another_bucket_and_a_removed_source_are_forgotten(known: Known) -> None
     known.finish(1_000)
     known.sources.put("bucket", {**SETTINGS, "every": "1m"})
     known.lease = known.claim()
-    assert (len(known.watched.chunks(known.lease)), known.watched.state(known.lease).due_at) == (1, 0)
+    assert len(known.watched.chunks(known.lease)) == 1
+    assert 61_000 < known.watched.state(known.lease).due_at <= known.clock()
     known.sources.put("bucket", {**SETTINGS, "bucket": "others"})
     known.lease = known.claim()
     assert known.watched.chunks(known.lease) == []

@@ -11,7 +11,7 @@ from typing import Any
 from app.config.sources.bucket import BucketSourceSettings
 from app.listings import s3_client
 from app.listings.differences import Listed
-from app.listings.pages import entries_of, pages, time_of
+from app.listings.pages import entries_of, pages, skipped_of, time_of
 from workers.sources.base import SourceUnavailable
 
 _ATTEMPTS = 4  # of a request: a server that is busy (503 SlowDown) is asked again for some seconds
@@ -19,10 +19,14 @@ _ATTEMPTS = 4  # of a request: a server that is busy (503 SlowDown) is asked aga
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of a listing: its entries in order, and the store's own time (ms) when it answered, 0 if unknown."""
+    """A page of a listing: its entries in order, and the store's own time (ms) when it answered, 0 if unknown.
+
+    No event can have the keys that are `skipped`.
+    """
 
     entries: list[Listed]
     store_time: int
+    skipped: list[str]
 
 
 class BucketSource:
@@ -49,7 +53,7 @@ class BucketSource:
             for page in listing:
                 entries = entries_of(page, versioned=self.versioned)
                 entries.sort(key=lambda entry: entry.key)  # a page has markers apart from objects
-                yield Page(entries, time_of(page))
+                yield Page(entries, time_of(page), skipped_of(page, versioned=self.versioned))
 
     def close(self) -> None:
         """Close the connections."""
