@@ -88,6 +88,7 @@ _LISTING_GAUGES = {
     "pending_differences": "Differences that wait for the end of the grace.",
     "listing_duration_seconds": "Seconds that the last listing took to read.",
     "listing_age_seconds": "Seconds since the last listing that was compared to its end began.",
+    "listing_overdue_seconds": "Seconds since a listing was due that is not compared to its end.",
 }
 _GAUGES = {
     "pending": "Events not yet attempted, also because the target is unavailable.",
@@ -296,9 +297,12 @@ def listing_metrics(sources: Sequence[StoredSource], watched: Mapping[int, Watch
         for name, text in _LISTING_GAUGES.items()
     }
     for stored in sources:
-        if (listing := watched.get(stored.row_id)) is None or not listing.complete:
+        listing, place = watched.get(stored.row_id), [stored.source.type, stored.source.name]
+        if stored.lists and stored.enabled and not stored.paused:
+            due_at = listing.due_at if listing and listing.complete else stored.created_at
+            gauges["listing_overdue_seconds"].add_metric(place, max(0, now - due_at) / 1000)
+        if listing is None or not listing.complete:
             continue
-        place = [stored.source.type, stored.source.name]
         for name, value in (
             ("listings", listing.listings),
             ("listing_requests", listing.requests),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from cryptography.fernet import Fernet
 
@@ -194,6 +196,12 @@ def test_a_watched_bucket_shows_its_listings_and_what_its_frontend_does_not_send
     assert (samples["objects", ""], samples["pending_differences", ""], samples["listings_total", ""]) == (9, 4, 1)
     assert samples["listing_duration_seconds", ""] == pytest.approx(0.005)
     assert 0 <= samples["listing_age_seconds", ""] < 3600
+    assert samples["listing_overdue_seconds", ""] == 0
+    late = dict(watched)
+    late[known.lease.stored.row_id] = replace(watched[known.lease.stored.row_id], due_at=now - 5_000)
+    for listings, seconds in ((late, 5), ({}, (now - sources[0].created_at) / 1000)):
+        [overdue] = [one for one in listing_metrics(sources, listings, now) if one.name.endswith("_overdue_seconds")]
+        assert [sample.value for sample in overdue.samples] == [max(0, seconds)]
     known.watched.ask(known.lease, 500, "the listing lacks 500 objects")
     assert cli("source", "show", "bucket:x", "--json").json["listing"]["to_approve"] == 500
     paused = [one for one in cli("doctor", "--json").json["findings"] if one["subject"] == "source bucket:x"]
