@@ -6,8 +6,9 @@ import ssl
 
 import pytest
 
+from app.config import tls
 from app.config.target_settings import load
-from workers.targets import create, tls
+from workers.targets import create
 from workers.targets.base import TargetUnavailable
 from workers.targets.http_pool import http_pool
 
