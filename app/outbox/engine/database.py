@@ -189,7 +189,8 @@ class Database:
             try:
                 dialect.do_ping(connection)
             except dialect.loaded_dbapi.Error as error:
-                outbox_state.lost(error)
+                is_late = db_errors.ran_out_of_time(connection, error)
+                outbox_state.lost(TimeoutError(f"no answer within {DATABASE.ping_seconds:g} s") if is_late else error)
                 raise sa.exc.InvalidatePoolError from error  # the pool replaces it, and all others at once
             entry.info[_WORKED_AT] = time.monotonic()
             outbox_state.answered()
