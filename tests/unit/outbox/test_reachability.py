@@ -13,6 +13,12 @@ from app.outbox.engine.reachability import OutboxState
 REFUSED = sa.exc.OperationalError("SELECT 1", None, OSError("connection refused"))
 
 
+class Wire:
+    """A driver's connection."""
+
+    closed = 0
+
+
 @pytest.fixture
 def state(caplog: pytest.LogCaptureFixture) -> OutboxState:
     caplog.set_level(logging.INFO, "bucketwire.outbox")
@@ -25,12 +31,12 @@ def test_a_loss_and_its_end_are_logged_once_and_no_failure_between_them(
     state: OutboxState, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened = time.monotonic()
-    state.connected()
+    state.connected(Wire())
     for _ in range(3):
         state.lost(REFUSED)
         state.failed(sa.exc.TimeoutError("no connection is free"))
     for _ in range(3):
-        state.connected()
+        state.connected(Wire())
     state.lost(REFUSED, opened)  # a connection that nobody has used since
     assert caplog.messages == [
         "the outbox database is unavailable: connection refused", "the outbox database is available again",
