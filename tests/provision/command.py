@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import IO
 
 from tests.provision.debian import install_packages
 from tests.provision.places import CACHE
@@ -35,13 +36,22 @@ def main(arguments: Sequence[str]) -> int:
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / ".lock").open("w") as lock:
         if any(recipe.absent() for recipe in wanted):
-            fcntl.flock(lock, fcntl.LOCK_EX)  # a second run waits for the first one's builds, then finds them
+            _lock(lock)
         # One queue for each builder: two runs of Maven at once would write the same files of its repository.
         queues = _queues(wanted)
         with ThreadPoolExecutor(len(queues) + 1) as pool:
             packages = pool.submit(_packages, wanted)
             complete = [done.result() for done in [pool.submit(_provide_all, queue, packages) for queue in queues]]
     return 0 if all(complete) or os.environ.get("CI") != "true" else 1
+
+
+def _lock(file: IO[str]) -> None:
+    """Wait for another run's builds, which this one then finds."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        show(f"waiting for another run of tests.provision, which has locked {file.name}")
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _queues(wanted: Sequence[Recipe]) -> list[list[Recipe]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import subprocess
 import sys
@@ -28,6 +29,18 @@ def test_a_server_that_cannot_be_had_is_named_with_its_reason(tmp_path: Path) ->
     done = provide(tmp_path / "cache", "minio")
     assert (done.returncode, done.stderr) == (0, "")
     assert "CANNOT BE HAD: needs go, which is not installed" in done.stdout
+
+
+def test_a_run_that_waits_for_another_one_says_so(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "tests.provision", "minio"]
+    env = {"BUCKETWIRE_CACHE": str(tmp_path), "PATH": "/nonexistent"}
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with subprocess.Popen(argv, cwd=TOP, env=env, stdout=subprocess.PIPE, text=True) as second:
+            assert second.stdout is not None
+            assert "waiting for another run of tests.provision" in second.stdout.readline()
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            assert "needs go" in second.stdout.readline()
 
 
 def test_under_ci_a_server_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
