@@ -7,6 +7,7 @@ terminal, and shown if Java does not start.
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -85,6 +86,7 @@ def _end_java() -> None:
 
 
 _MAX_LINES, _MAX_BYTES = 5, 1 << 16
+_PLACE = re.compile(r"at \S+\(|\.\.\. \d+ more$")
 
 
 class JavaNotStarted(Exception):
@@ -104,12 +106,14 @@ def start(conf: SparkConf) -> None:
             kept = {} if shown else {"stderr": output}
             gateway = launch_gateway(conf, popen_kwargs=kept)  # type: ignore[no-untyped-call]  # PySpark leaves it untyped
         except (PySparkRuntimeError, OSError) as error:
-            raise JavaNotStarted(f"Java did not start: {_last_lines(output) or error}") from None
+            raise JavaNotStarted(f"Java did not start: {last_lines(output) or error}") from None
         SparkContext._ensure_initialized(gateway=gateway, conf=conf)
 
 
-def _last_lines(output: IO[bytes]) -> str:
+def last_lines(output: IO[bytes]) -> str:
+    """Return the last lines of what Java wrote, without the places of a stack trace, which would leave no room."""
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - _MAX_BYTES))
-    lines = [line.strip() for line in output.read().decode(errors="replace").splitlines() if line.strip()]
-    return "; ".join(lines[-_MAX_LINES:])
+    lines = [line.strip() for line in output.read().decode(errors="replace").splitlines()]
+    said = [line for line in lines if line and not _PLACE.match(line)]
+    return "; ".join(said[-_MAX_LINES:])
