@@ -19,6 +19,8 @@ from tests.provision.places import (
     ICEBERG_REST,
     ICEBERG_REST_VERSION,
     JETTY_VERSION,
+    KEYCLOAK,
+    KEYCLOAK_VERSION,
     NEWEST_JAVA,
     S3A_JARS,
     SPARK_JARS,
@@ -88,6 +90,22 @@ def build_elasticmq() -> None:
     source = Path(__file__).parents[1] / "services" / "sources" / "ElasticMq.java"
     with building(ELASTICMQ / "launcher") as made:
         run([tool("javac"), "-nowarn", "-cp", f"{ELASTICMQ}/*", "-d", made, source])
+
+
+def build_keycloak() -> None:
+    """Keycloak's own distribution, with what it makes of its settings before its first start, which takes a while."""
+    artifact = f"org.keycloak:keycloak-quarkus-dist:{KEYCLOAK_VERSION}:zip"
+    with building(KEYCLOAK) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        copy = [tool("mvn"), "-q", "-B", f"{COPY}:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={scratch}"]
+        run(copy, cwd=Path(scratch))
+        with zipfile.ZipFile(next(Path(scratch).glob("*.zip"))) as archive:
+            archive.extractall(scratch)
+        for part in (Path(scratch) / f"keycloak-{KEYCLOAK_VERSION}").iterdir():
+            part.rename(made / part.name)
+        main = "io.quarkus.bootstrap.runner.QuarkusEntryPoint"
+        quick = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        places = [f"-Dkc.home.dir={made}", f"-Djboss.server.config.dir={made}/conf"]
+        run([tool("java"), *quick, *places, "-cp", made / "lib/quarkus-run.jar", main, "build", "--db=dev-file"])
 
 
 def build_s3a_jars() -> None:

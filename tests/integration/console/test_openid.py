@@ -27,18 +27,20 @@ from app.console.openid_clock import answered_at, describe_wrong_time
 from app.console.openid_discovery import account_prompt
 from app.console.openid_provider import Provider
 from app.console.session import FLOW_COOKIE
-from app.doctor.openid import check_openid
 from app.outbox import tables
 from app.outbox.audit import AuditFilter, entries
 from app.outbox.engine.database import Database
-from tests.integration.console.conftest import ADMIN, TOKENS, Browser, Opened, Page
+from tests.integration.console.conftest import ADMIN, TOKENS, Opened
+from tests.integration.console.openid_sign_in import CONSOLE, at_provider, back, checked, settings_of, sign_in
 from tests.services import free_port, until
-from tests.services.openid import OpenIdProvider, openid_provider
+from tests.services.openid import Keycloak, OpenIdProvider, openid_provider
+from tests.services.openid import Provider as AnyProvider
 from tests.support.builders import add_target, registry
 
 ROOT = Path(__file__).parents[3]
-OF_OTHERS = ("JSONDecodeError", "ReadTimeout", "redirect_uri")  # what libraries and providers say
-CONSOLE = "http://localhost/console/"
+OF_OTHERS = (  # what libraries and providers say
+    "JSONDecodeError", "ReadTimeout", "Invalid parameter", "Client not found.", "unauthorized_client",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -47,41 +49,29 @@ def provider() -> Iterator[OpenIdProvider]:
         yield running
 
 
-def settings_of(provider: OpenIdProvider, **more: str) -> dict[str, str]:
-    return {
-        "api_tokens": TOKENS, "oidc_issuer": provider.issuer, "oidc_client_id": provider.client_id,
-        "oidc_client_secret": provider.secret, "oidc_console_url": CONSOLE, "oidc_admin": "platform",
-        "oidc_read": "auditors",
-    } | more  # fmt: skip
+ON_KEYCLOAK = pytest.mark.nightly("the same with oidc-provider")
 
 
-def at_provider(provider: OpenIdProvider, browser: Browser, person: str, path: str = "openid") -> str:
-    """What the provider has the browser ask for, after the person has signed in there."""
-    page = browser.get(path)
-    assert page.status == 303, page.text
-    return provider.sign_in(page.location, person).removeprefix(provider.callback)
-
-
-def back(browser: Browser, query: str) -> Page:
-    return browser.get(f"openid-callback{query}")
-
-
-def sign_in(provider: OpenIdProvider, browser: Browser, person: str, path: str = "openid") -> Page:
-    return back(browser, at_provider(provider, browser, person, path))
+@pytest.fixture(scope="module", params=["oidc-provider", pytest.param("keycloak", marks=ON_KEYCLOAK)])
+def each_provider(request: pytest.FixtureRequest) -> Iterator[AnyProvider]:
+    """A provider of each kind."""
+    callback = f"{CONSOLE}openid-callback"
+    with Keycloak(callback) if request.param == "keycloak" else OpenIdProvider(callback) as running:
+        yield running.start()
 
 
 def test_an_administrator_signs_in_and_the_audit_log_names_the_person(
-    provider: OpenIdProvider, browse: Opened, database: Database
+    each_provider: AnyProvider, browse: Opened, database: Database
 ) -> None:
     add_target(database, "audit")
-    browser = browse(**settings_of(provider))
+    browser = browse(**settings_of(each_provider))
     page = browser.get("events?bucket=images")
     asked = browser.get(page.location.removeprefix("./"))
     [link] = [given["href"] for given in asked.all("a") if "openid" in given["href"]]
     page = browser.get(link.removeprefix("./"))
     query = {name: values[0] for name, values in parse_qs(urlsplit(page.location).query).items()}
     assert (query["response_type"], query["code_challenge_method"]) == ("code", "S256")
-    assert query["redirect_uri"] == provider.callback
+    assert query["redirect_uri"] == each_provider.callback
     assert set(query["scope"].split()) == {"openid", "profile", "email"}
     assert len(query["state"]) >= 43
     assert len({query["state"], query["nonce"], query["code_challenge"]}) == 3
@@ -89,7 +79,7 @@ def test_an_administrator_signs_in_and_the_audit_log_names_the_person(
     for part in ("HttpOnly", "SameSite=Lax", "Max-Age=600"):
         assert part in cookie
     assert query["state"] not in cookie
-    page = back(browser, provider.sign_in(page.location, "alice").removeprefix(provider.callback))
+    page = back(browser, each_provider.sign_in(page.location, "alice").removeprefix(each_provider.callback))
     assert page.status == 200, page.text
     [refresh] = [given["content"] for given in page.all("meta") if given.get("http-equiv") == "refresh"]
     assert refresh == "0; url=./events?bucket=images"
@@ -101,7 +91,7 @@ def test_an_administrator_signs_in_and_the_audit_log_names_the_person(
     assert "read only" not in page.text
     assert browser.post("targets/webhook/audit/pause", "targets/webhook/audit").status == 303
     assert registry(database).targets()[0].state == "paused"
-    assert f"openid:{provider.issuer}#alice (alice)" in browser.get("audit").text
+    assert f"openid:{each_provider.issuer}#alice (alice)" in browser.get("audit").text
     assert browser.get("tokens").status == 200
     thief = browser.presenting(browser.cookie)
     assert thief.get("").status == 200
@@ -209,37 +199,37 @@ def test_groups_that_give_access_are_named_and_addresses_of_people_are_not() -> 
     assert lacking(people, {"email": "x"}) == "the claim email has no value that gives access"
 
 
-def test_a_session_has_the_rights_that_the_settings_give_it_now(provider: OpenIdProvider, browse: Opened) -> None:
-    first = browse(**settings_of(provider))
-    sign_in(provider, first, "alice")
+def test_a_session_has_the_rights_that_the_settings_give_it_now(each_provider: AnyProvider, browse: Opened) -> None:
+    first = browse(**settings_of(each_provider))
+    sign_in(each_provider, first, "alice")
     for change, status in (
         ({}, 200),
         ({"oidc_admin": "others"}, 303),
         ({"oidc_issuer": "https://other.example"}, 303),
         (dict.fromkeys(("oidc_issuer", "oidc_client_id", "oidc_client_secret", "oidc_console_url"), ""), 303),
     ):
-        other = browse(**settings_of(provider, **change))
+        other = browse(**settings_of(each_provider, **change))
         other.client = first.client
         other.client.application = other.app
         assert other.get("").status == status, change
-    less = browse(**settings_of(provider, oidc_admin="others", oidc_read="platform"))
-    sign_in(provider, less, "alice")
+    less = browse(**settings_of(each_provider, oidc_admin="others", oidc_read="platform"))
+    sign_in(each_provider, less, "alice")
     assert less.get("audit").status == 403
 
 
 def test_a_sign_in_is_used_once_in_the_browser_that_has_begun_it(
-    provider: OpenIdProvider, browse: Opened, monkeypatch: pytest.MonkeyPatch
+    each_provider: AnyProvider, browse: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    browser, other = browse(**settings_of(provider)), browse(**settings_of(provider))
-    query = at_provider(provider, browser, "alice")
+    browser, other = browse(**settings_of(each_provider)), browse(**settings_of(each_provider))
+    query = at_provider(each_provider, browser, "alice")
     assert back(other, query).status == 400  # begun elsewhere: somebody would be signed in as another person
-    at_provider(provider, other, "bob")
+    at_provider(each_provider, other, "bob")
     assert back(other, query).status == 400
     assert other.get("").status == 303
     assert back(browser, query).status == 200
     assert back(browser, query).status == 400
-    late = browse(**settings_of(provider))
-    query, now = at_provider(provider, late, "alice"), time.time()
+    late = browse(**settings_of(each_provider))
+    query, now = at_provider(each_provider, late, "alice"), time.time()
     monkeypatch.setattr("app.console.session.time.time", lambda: now + 601)
     assert back(late, query).status == 400
 
@@ -253,12 +243,12 @@ def test_a_sign_in_is_used_once_in_the_browser_that_has_begun_it(
     ],
 )
 def test_nonce_and_verifier_are_those_of_this_sign_in(
-    provider: OpenIdProvider, browse: Opened, changed: dict[str, str], status: int, problem: str
+    each_provider: AnyProvider, browse: Opened, changed: dict[str, str], status: int, problem: str
 ) -> None:
     from app.console.session import Seals
 
-    browser = browse(**settings_of(provider))
-    query = at_provider(provider, browser, "alice")
+    browser = browse(**settings_of(each_provider))
+    query = at_provider(each_provider, browser, "alice")
     seals = Seals(browser.app.extensions["bucketwire"].sealer)
     [cookie] = [each.value for each in browser.client._cookies.values() if each.key == FLOW_COOKIE]
     held = seals._unseal("console flow", cookie)
@@ -397,11 +387,6 @@ def test_the_doctor_asks_the_provider_and_says_which_redirect_address_to_registe
         ("ok", f"{provider.issuer} answers and has keys; {register}")
     ]
     assert provider.secret not in answer.get_data(as_text=True)
-
-
-def checked(provider: OpenIdProvider, **changed: str) -> list[tuple[str, str]]:
-    environ = {f"BUCKETWIRE_{name.upper()}": value for name, value in settings_of(provider, **changed).items()}
-    return [(one.grade, one.text) for one in check_openid(Settings.from_environ(environ))]
 
 
 def test_the_doctor_says_what_to_change_of_the_settings(
