@@ -97,5 +97,5 @@ def test_a_slow_answer_does_not_spoil_what_a_quick_one_said(
     monkeypatch.setattr(clock_module, "_read", slow)
     clock.measure()
     assert clock._reading is good
-    monkeypatch.setattr(clock_module, "_read", lambda connection: read(connection) + HOUR * 1000)
+    monkeypatch.setattr(clock_module, "_read", lambda connection: slow(connection) + HOUR * 1000)
     assert clock.measure() > now_ms() + HOUR // 2, "a server's clock that was set is followed"

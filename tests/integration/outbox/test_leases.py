@@ -12,7 +12,7 @@ from app.outbox.column_values import NEVER
 from app.outbox.delivery import due_work
 from app.outbox.delivery.availability import close_breaker, open_breaker
 from app.outbox.delivery.due_work import DueTarget, DueWork
-from app.outbox.delivery.leases import Lease, Leases, lease_holders
+from app.outbox.delivery.leases import Lease, LeaseLost, Leases, lease_holders
 from app.outbox.delivery.transitions import cursors
 from app.outbox.delivery.transitions.settlement import Settlement, SettlementStore
 from app.outbox.engine.database import Database, now_ms
@@ -249,6 +249,22 @@ def test_a_lease_of_which_one_partition_was_revoked_is_lost(database: Database, 
     with database.writing() as connection:
         cursors.revoke(connection, row, [2])
     assert not leases.renew(lease, now + 2)
+
+
+def test_a_settlement_of_which_one_partition_was_revoked_writes_nothing(database: Database, leases: Leases) -> None:
+    row, now = _row_id(database, add_target(database)), now_ms()
+    lease = leases.claim(row, range(4), "token", now)
+    assert lease is not None
+    with database.writing() as connection:
+        cursors.revoke(connection, row, [2])
+    settlement = Settlement()
+    for partition in (1, 2):
+        settlement.partition(partition).position = lease.positions[partition]
+        settlement.deliver_many(partition, 1)
+    with pytest.raises(LeaseLost):
+        SettlementStore(database, 10_000).settle(lease, settlement, now)
+    with database.reading() as connection:
+        assert connection.execute(sa.select(sa.func.sum(tables.cursors.c.delivered))).scalar_one() == 0
 
 
 @databases.ALL
