@@ -62,6 +62,7 @@ class Balancer(Server):
 
     def ping(self) -> None:
         accepting(self.port)
+        self._ask("show stat")  # it has the socket a moment later
 
     def is_ready(self, server: int) -> bool:
         """Whether the server gets new connections."""
