@@ -70,6 +70,15 @@ def test_an_event_that_the_database_refuses_fails_its_own_request_only(database:
 
 
 @databases.ALL
+def test_events_are_not_to_blame_while_the_database_takes_no_event_at_all(database: Database) -> None:
+    refuse_poison(database, column="seq", value="NEW.seq")  # which is so of every row
+    answers = list(Recorder(database).record([[event("a")], [event("b")]]))
+    assert len(answers) == 2
+    assert all(isinstance(answer, sa.exc.DBAPIError) for answer in answers), answers
+    assert recorded(database) == []
+
+
+@databases.ALL
 def test_an_event_that_the_database_refuses_is_quarantined_and_the_rest_is_fed_in_order(
     database: Database, tmp_path: Path
 ) -> None:
