@@ -25,7 +25,7 @@ from workers.served_targets import ALL, ServedTargets
 
 log = logging.getLogger("bucketwire.beat")
 
-_STOPPED = "Tt"  # states of a process in Linux's /proc
+_STOPPED = ("T", "t")  # states of a process in Linux's /proc
 _END_SECONDS = 1.0  # that beat waits at most to record its end
 _MAX_NAME_CHARACTERS = 255  # of the column; the name of a worker for many targets has all of them
 

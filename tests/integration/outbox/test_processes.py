@@ -271,6 +271,10 @@ def test_a_worker_whose_whole_pool_is_stopped_is_hindered_until_one_goes_on(log:
         services.until(lambda: "stopped (SIGSTOP" in problem())
         pool[0].send_signal(signal.SIGCONT)
         services.until(lambda: problem() == "")
+        for one in pool:
+            one.kill()
+            one.wait()
+        assert problem() == ""  # its main process makes new ones
     finally:
         for one in pool:
             one.kill()
