@@ -17,7 +17,7 @@ from app.outbox import refusals, tables, upkeep
 from app.outbox.certificates import record_of_target
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from app.outbox.policies import HEARTBEATS
+from app.outbox.policies import DATABASE, HEARTBEATS
 from app.outbox.processes import Process, record_process
 from app.outbox.reconcile.runs import DRIFT, Reconciliations
 from app.outbox.refusals import AnswerKind
@@ -245,6 +245,15 @@ def test_an_alert_fires_for_each_process_of_the_documented_jobs() -> None:
     [pattern] = re.findall(r"^up\{job=~'([^']+)'\} == 0$", down["expr"])
     jobs = re.findall(r"job_name: (\S+)", (ROOT / "docs/how-to/monitor.md").read_text())
     assert [job for job in jobs if re.fullmatch(pattern, job)] == ["bucketwire-api", "bucketwire-workers"]
+
+
+def test_a_scrape_may_take_longer_than_a_connection_to_a_database_that_is_away() -> None:
+    """Otherwise no scrape says so, and it is the API that counts as away."""
+    page = (ROOT / "docs/how-to/monitor.md").read_text()
+    chart = (ROOT / "deploy/helm/bucketwire/values.yaml").read_text()
+    limits = re.findall(r"scrape_timeout: (\d+)s", page) + re.findall(r"scrapeTimeout: (\d+)s", chart)
+    assert len(limits) == 2
+    assert min(map(int, limits)) > DATABASE.connect_seconds + 1
 
 
 def test_the_dashboard_selects_targets_by_its_variables() -> None:
