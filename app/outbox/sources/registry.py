@@ -100,7 +100,8 @@ class SourceRegistry(SealedSettings[SourceSettings]):
             columns |= _AS_NEW | _REVOKED | {"revision": s.revision + 1}
             columns |= {"reason": ""} if not known.paused or known.reason == NOT_NAMED else {}
             connection.execute(tables.sources.update().where(s.id == known.id).values(**columns))
-            watched.make_due(connection, known.id)
+            if enabled:  # else the purge keeps its events a day after it was due, whenever it is set again
+                watched.make_due(connection, known.id)
             if _queue(declaration, before) != _queue(declaration, stored):
                 positions = tables.source_positions
                 connection.execute(positions.delete().where(positions.c.source_id == known.id))

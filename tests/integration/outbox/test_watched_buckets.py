@@ -187,6 +187,25 @@ def test_what_a_listing_that_is_due_needs_stays_in_the_log_for_a_day_at_most(kno
     assert purge(known.database, now + HOUR) == 0
 
 
+def test_a_source_that_the_environment_disables_keeps_events_for_a_day_however_often_processes_start(
+    known: Known,
+) -> None:
+    registry, source = known.sources.registry, SourceId("bucket", "env")
+    registry.sync_environment({source: {"enable": "on", **SETTINGS}}, ())
+    lease = known.leases.claim(known.sources.stored(source), known.clock())
+    assert lease is not None
+    known.lease = lease
+    known.finish(1_000)
+    off = {source: {"enable": "off", **SETTINGS}}
+    for _ in range(2):
+        registry.sync_environment(off, ())
+        with known.database.reading() as connection:
+            assert read_watched(connection)[lease.stored.row_id].due_at == 61_000
+    registry.sync_environment({source: {"enable": "on", **SETTINGS}}, ())
+    with known.database.reading() as connection:
+        assert read_watched(connection)[lease.stored.row_id].due_at > 61_000
+
+
 def test_invalid_settings_of_the_environment_for_a_while_forget_nothing(known: Known) -> None:
     registry, source = known.sources.registry, SourceId("bucket", "env")
     valid, misspelt = {"enable": "on", **SETTINGS}, {"enable": "on", "endpoint": SETTINGS["endpoint"], "bukket": "x"}
