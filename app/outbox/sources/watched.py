@@ -315,12 +315,14 @@ def _by_day(known: Watched, now: int, counts: Counts) -> dict[str, int]:
 def _logged_events(bucket: str, keys: Sequence[str]) -> sa.Select[Any]:
     """Build the query for the events of some keys: one more than may be in memory, and of a single key the newest.
 
-    Those have the greatest sequencers, so that the index has them in order, however many a key has.
+    Those have the greatest sequencers, so that the index has them in order, however many a key has; InnoDB's goes on
+    with the primary key.
     """
     query = sa.select(_E.partition, _E.seq, _E.name, _E.bucket, _E.key, _E.version, _E.sequencer, _E.time).where(
         _E.key_hash.in_({key_hash(bucket, key) for key in keys}), *_OF_ALL_TARGETS
     )
-    return (query.order_by(_E.sequencer.desc(), _E.seq.desc()) if len(keys) == 1 else query).limit(_MAX_LOGGED + 1)
+    newest_first = (_E.sequencer.desc(), _E.partition.desc(), _E.seq.desc())
+    return (query.order_by(*newest_first) if len(keys) == 1 else query).limit(_MAX_LOGGED + 1)
 
 
 def _add_contents(

@@ -5,7 +5,6 @@ from random import Random
 
 import orjson
 import pytest
-import sqlalchemy as sa
 
 from app.events.model import Effect, Event
 from app.events.parsing import Limits, parse
@@ -14,6 +13,7 @@ from app.outbox.log.append import Log
 from tests.support import databases
 from tests.support.builders import DELETE, PUT, add_target, event
 from tests.support.properties import times
+from tests.support.rows_read import rows_read
 from tests.support.scripted_target import Courier, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
 
@@ -130,11 +130,6 @@ def test_of_two_events_in_one_batch_the_older_is_superseded_also_where_others_ar
     Log(database).append([[newer, older, *(event("hot", sequencer=HEX.format(100 + n)) for n in range(50))]])
     few.run()
     assert [one.id for one in few.scripted.got] == [newer.id]
-
-
-def rows_read(connection: sa.Connection) -> int:
-    status = connection.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'")
-    return sum(int(value) for _, value in status)
 
 
 @databases.THREE

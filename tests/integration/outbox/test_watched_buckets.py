@@ -25,6 +25,7 @@ from app.outbox.sources.watched import read_watched
 from tests.support import databases
 from tests.support.builders import PUT, add_target, event
 from tests.support.pulled_events import recorded
+from tests.support.rows_read import rows_read
 from tests.support.watched_bucket import SETTINGS, SOURCE, Known
 
 DAY, HOUR = 86_400_000, 3_600_000
@@ -134,6 +135,20 @@ def test_no_more_events_are_read_at_once_than_memory_may_hold(known: Known, monk
     assert {key: len(events) for key, events in found.items()} == dict.fromkeys(keys, 2) | {"hot": 6, "none": 0}
     assert {one.entry.sequencer for one in found["hot"]} == {comparable(one.sequencer) for one in hot[-6:]}
     assert [one.entry.seq for one in found["hot"]] == sorted(one.entry.seq for one in found["hot"])
+
+
+@pytest.mark.parametrize("outbox_url", ["mysql", "mariadb"], indirect=True)
+def test_of_a_key_with_very_many_events_only_the_newest_are_read(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "_MAX_LOGGED", 6)
+    read = []
+    for _ in range(2):
+        Log(known.database).append([[event("hot") for _ in range(1_000)]])
+        with known.database.reading() as connection:
+            connection.exec_driver_sql("ANALYZE TABLE events").all()
+            before = rows_read(connection)
+            assert len(connection.execute(watched._logged_events("images", ["hot"])).all()) == 7
+            read.append(rows_read(connection) - before)
+    assert read[1] < 1.2 * read[0]
 
 
 def test_the_event_that_an_object_is_compared_with_says_what_it_has(known: Known) -> None:
