@@ -56,7 +56,7 @@ def ends_of_file(path: str) -> list[float]:
 
 
 def end_of(certificate: bytes) -> float:
-    """Return the end of a certificate in DER, in seconds since 1970. Raises `ValueError`."""
+    """Return the end of a certificate in DER, in seconds since 1970. Raises `ValueError`, or another for odd ones."""
     from cryptography import x509  # noqa: PLC0415 - slow: only with TLS
 
     return x509.load_der_x509_certificate(certificate).not_valid_after_utc.timestamp()

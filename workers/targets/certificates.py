@@ -4,12 +4,15 @@ A TLS context notes them with each handshake: those of the servers that are real
 and the driver.
 """
 
+import contextlib
 import ssl
 import threading
 import time
 import weakref
 from collections.abc import Mapping
 from typing import Any
+
+from app.config import tls
 
 _AHEAD_SECONDS = 30 * 86_400  # before the end of a certificate, after which it is looked at again
 _AGAIN_SECONDS = 86_400.0  # between two such looks
@@ -86,6 +89,10 @@ class _WatchedObject(ssl.SSLObject):
 
 
 def _note(connection: Any) -> None:
-    seen, certificate = _of_contexts.get(connection.context), connection.getpeercert()
-    if seen is not None and certificate and "notAfter" in certificate:
-        seen.note(connection.server_hostname or "server", ssl.cert_time_to_seconds(certificate["notAfter"]))
+    seen = _of_contexts.get(connection.context)
+    if seen is None or connection.context.verify_mode == ssl.CERT_NONE:
+        return
+    # Whatever cannot be read of a certificate that OpenSSL accepts stays unknown: the connection itself works. What
+    # Python decodes of it is not asked for, since that fails for text that is not UTF-8.
+    with contextlib.suppress(Exception):
+        seen.note(connection.server_hostname or "server", tls.end_of(connection.getpeercert(binary_form=True)))

@@ -32,7 +32,8 @@ def context(
         raise TargetUnavailable(str(bad)) from bad
     seen = certificates.seen_with(settings)
     certificates.watch(made, seen)
-    with contextlib.suppress(OSError, ValueError):  # replaced in this moment, or of a form that only OpenSSL reads
+    # Replaced in this moment, or of a form that only OpenSSL reads; the library's errors are of several classes.
+    with contextlib.suppress(Exception):
         if client_cert:
             seen.note(names[1], tls.ends_of_file(client_cert)[0])
         if ca:  # of several authorities one may be a former one

@@ -25,10 +25,10 @@ def note_certificates(settings: PostgresSettings, connection: extensions.connect
     if not connection.info.ssl_in_use:
         return
     # What cannot be read or asked stays unknown: the connection itself works.
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(Exception):
         if given.get("sslcert"):
             seen.note("sslcert", tls.ends_of_file(given["sslcert"])[0])
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(Exception):
         if given.get("sslmode") in _VERIFIES:
             _ask(connection, seen)
             if given.get("sslrootcert"):

@@ -1,0 +1,97 @@
+"""What is noted of the certificates of connections never breaks one, and is recorded once."""
+
+from __future__ import annotations
+
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtensionOID, NameOID
+
+from app.server.api_heartbeat import _end_of
+from workers.targets import tls
+from workers.targets.certificates import seen_with
+
+END = datetime(2100, 1, 2, 3, 4, 5, tzinfo=UTC)
+LATIN_1_URI = b"http://x/\xfc"
+
+
+class Settings:
+    """Any object that may be referred to weakly."""
+
+
+def certificate_with(access: bytes, folder: Path) -> tuple[Path, Path]:
+    """Write a certificate for `localhost` that names this address of its authority, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    general = b"\x86" + bytes([len(access)]) + access
+    method = b"\x06\x08\x2b\x06\x01\x05\x05\x07\x30\x02"  # caIssuers
+    described = b"\x30" + bytes([len(method + general)]) + method + general
+    raw = b"\x30" + bytes([len(described)]) + described
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), END - timedelta(36_500), END)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.UnrecognizedExtension(ExtensionOID.AUTHORITY_INFORMATION_ACCESS, raw), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "crt.pem").write_bytes(made.public_bytes(Encoding.PEM))
+    (folder / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return folder / "crt.pem", folder / "key.pem"
+
+
+def shake_hands(client: ssl.SSLContext, certificate: tuple[Path, Path]) -> None:
+    """Have a client connect to a server with this certificate, in memory."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(*certificate)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(back, there, server_hostname="localhost")
+    answering = server.wrap_bio(there, back, server_side=True)
+    left = [asking, answering]
+    for _ in range(10):
+        for one in list(left):
+            try:
+                one.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            left.remove(one)
+    assert not left
+
+
+@pytest.mark.parametrize("access", [b"http://x/u", LATIN_1_URI])
+def test_a_certificate_with_text_that_is_not_utf_8_is_noted_too(access: bytes, tmp_path: Path) -> None:
+    settings, certificate = Settings(), certificate_with(access, tmp_path)
+    context = tls.context(settings, str(certificate[0]))
+    seen_with(settings).forget()  # the authority's
+    shake_hands(context, certificate)
+    assert seen_with(settings).unrecorded() == {"localhost": int(END.timestamp() * 1000)}
+
+
+def test_a_certificate_that_is_not_verified_is_not_noted(tmp_path: Path) -> None:
+    settings, certificate = Settings(), certificate_with(LATIN_1_URI, tmp_path)
+    shake_hands(tls.context(settings, skip_verify=True), certificate)
+    assert seen_with(settings).unrecorded() == {}
+
+
+def test_what_cannot_be_noted_does_not_break_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: bytes) -> float:
+        raise x509.InvalidVersion("4 is not a valid X509 version", 4)
+
+    settings, certificate = Settings(), certificate_with(LATIN_1_URI, tmp_path)
+    monkeypatch.setattr("app.config.tls.end_of", refuse)
+    monkeypatch.setattr("app.config.tls.ends_of_file", refuse)
+    shake_hands(tls.context(settings, str(certificate[0])), certificate)
+    assert seen_with(settings).unrecorded() == {}
+
+
+def test_an_odd_certificate_of_an_api_does_not_end_its_heartbeats(tmp_path: Path) -> None:
+    file, _ = certificate_with(LATIN_1_URI, tmp_path)
+    der = x509.load_pem_x509_certificate(file.read_bytes()).public_bytes(Encoding.DER)
+    odd = der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x05", 1)
+    with pytest.raises(x509.InvalidVersion):
+        x509.load_der_x509_certificate(odd)
+    assert (_end_of(der), _end_of(odd), _end_of(b"")) == (int(END.timestamp() * 1000), 0, 0)
