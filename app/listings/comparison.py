@@ -19,6 +19,7 @@ from app.listings.differences import (
     LoggedEvent,
     Run,
     decide,
+    differing_versions,
     differs,
     unchanged,
 )
@@ -90,7 +91,7 @@ def compared(
     chunks: Sequence[Chunk],
     *,
     read: Callable[[int], bytes],
-    logged: Callable[[Sequence[str]], Iterator[Mapping[str, Sequence[LoggedEvent]]]],
+    logged: Callable[[Mapping[str, Collection[str]]], Iterator[Mapping[str, Sequence[LoggedEvent]]]],
     listed: Iterable[Listed],
     recent: Iterable[str],
     run: Run,
@@ -101,9 +102,10 @@ def compared(
     """Yield the parts of chunks, or of all keys if there is none, each full part before what follows it.
 
     `read` returns the body of a chunk, `logged` yields the log's events of each of some keys, for some of these at a
-    time, in order; `listed` and `recent`, keys of which the log has new events, are in order, and of no key before the
-    first chunk but for the very first one. New chunks get the next of the `numbers`. A part has at most so many events,
-    but for those of one key. `tell` is called every so often, and may raise.
+    time, in order, and is told which of their versions have to be decided about; `listed` and `recent`, keys of which
+    the log has new events, are in order, and of no key before the first chunk but for the very first one. New chunks
+    get the next of the `numbers`. A part has at most so many events, but for those of one key. `tell` is called every
+    so often, and may raise.
     """
     places: Sequence[Chunk | None] = chunks or [None]
     ends = [chunk.first for chunk in chunks[1:]]
@@ -123,15 +125,19 @@ def compared(
 
 def _decided(
     groups: Sequence[Group],
-    logged: Callable[[Sequence[str]], Iterator[Mapping[str, Sequence[LoggedEvent]]]],
+    logged: Callable[[Mapping[str, Collection[str]]], Iterator[Mapping[str, Sequence[LoggedEvent]]]],
     run: Run,
     tell: Callable[[], None],
 ) -> Iterator[tuple[Group, Decided]]:
-    asked = [group.key for group in groups if group.is_recent or differs(group.known, group.listed)]
+    asked = {
+        group.key: differing_versions(group.known, group.listed)
+        for group in groups
+        if group.is_recent or differs(group.known, group.listed)
+    }
     answers = iter([dict.fromkeys(asked, ())]) if run.remembers else logged(asked)
-    differing, found = set(asked), dict[str, Sequence[LoggedEvent]]()
+    found = dict[str, Sequence[LoggedEvent]]()
     for group in groups:
-        if group.key not in differing:
+        if group.key not in asked:
             yield group, unchanged(group.known, group.listed)
             continue
         if group.key not in found:

@@ -247,6 +247,21 @@ def differs(known: Sequence[Entry], listed: Sequence[Listed]) -> bool:
     return not all(one.known is not None and one.known.is_same(there.get(_identity(one.version))) for one in known)
 
 
+def differing_versions(known: Sequence[Entry], listed: Sequence[Listed]) -> set[str]:
+    """Return the versions with an id that a listing shows otherwise than they are known, or that are not decided yet.
+
+    Only their own events decide about them, however many newer ones their key has.
+    """
+    there = {one.version: one.content for one in listed}
+    decided = {
+        one.version
+        for one in known
+        if one.pending is None and one.known is not None and one.known.is_same(there.get(one.version))
+    }
+    named = {*there, *(one.version for one in known)} - decided
+    return {version for version in named if is_concrete(version)}
+
+
 def unchanged(known: Sequence[Entry], listed: Sequence[Listed]) -> Decided:
     """Return what there is of a key of which nothing has to be decided."""
     objects = sum(not one.content.is_marker for one in listed)

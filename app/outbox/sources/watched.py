@@ -41,7 +41,7 @@ _FOR_ONE_TARGET = '%"x-bucketwire-target":%'  # in the record of a repair or a b
 _DAY = 86_400_000  # ms
 _OF_ALL_TARGETS = (is_named(_E.name, _CONTENT), _E.record.not_like(_FOR_ONE_TARGET))
 _SCANNED = 10_000  # seqs of one query
-_MAX_LOGGED = 5_000  # events that are in memory at a time, and of a key those that are looked at: its newest
+_MAX_LOGGED = 5_000  # events that are in memory at a time, and of a key how many of its newest are looked at
 FOUND_KINDS = ("created", "changed", "removed")  # of differences that no event explains
 _TOTALS = ("explained", *FOUND_KINDS)
 
@@ -146,13 +146,16 @@ class WatchedBuckets:
             with self._database.reading() as connection:
                 yield {key for key in connection.execute(query).scalars() if key.startswith(prefix)}
 
-    def logged(self, bucket: str, keys: Sequence[str]) -> Iterator[Mapping[str, Sequence[LoggedEvent]]]:
-        """Yield the log's events that change the content of each of these keys, for some keys at a time, in order.
+    def logged(
+        self, bucket: str, versions: Mapping[str, Collection[str]]
+    ) -> Iterator[Mapping[str, Sequence[LoggedEvent]]]:
+        """Yield the log's events that change the content of each of some keys, for some keys at a time, in order.
 
-        A key's events are in the order of the log, and of one that has very many they are the newest; none is of a
-        repair. Only the one that an object without a version has to be compared with says its ETag and size.
+        A key's events are in the order of the log, and of one that has very many they are the newest and those of the
+        `versions` that are named with it; none is of a repair. Only the one that an object without a version has to be
+        compared with says its ETag and size.
         """
-        waiting = [*chunks(keys)][::-1]
+        waiting = [*chunks(versions)][::-1]
         while waiting:
             some = waiting.pop()
             with self._database.reading() as connection:
@@ -161,8 +164,11 @@ class WatchedBuckets:
                     middle = len(some) // 2
                     waiting += [some[middle:], some[:middle]]
                     continue
+                if len(rows) > _MAX_LOGGED:
+                    newest = rows[:_MAX_LOGGED]
+                    rows = [*newest, *_older_of_versions(connection, bucket, some[0], versions[some[0]], newest)]
                 found: dict[str, list[LoggedEvent]] = {key: [] for key in some}
-                for row in sorted(rows[:_MAX_LOGGED], key=lambda row: row.seq):
+                for row in sorted(rows, key=lambda row: row.seq):
                     if row.bucket == bucket and row.key in found:
                         entry = LogEntry(row.seq, row.name, row.version, row.sequencer)
                         found[row.key].append(LoggedEvent(entry, row.time))
@@ -318,11 +324,28 @@ def _logged_events(bucket: str, keys: Sequence[str]) -> sa.Select[Any]:
     Those have the greatest sequencers, so that the index has them in order, however many a key has; InnoDB's goes on
     with the primary key.
     """
-    query = sa.select(_E.partition, _E.seq, _E.name, _E.bucket, _E.key, _E.version, _E.sequencer, _E.time).where(
-        _E.key_hash.in_({key_hash(bucket, key) for key in keys}), *_OF_ALL_TARGETS
-    )
+    query = _of_keys(bucket, keys)
     newest_first = (_E.sequencer.desc(), _E.partition.desc(), _E.seq.desc())
     return (query.order_by(*newest_first) if len(keys) == 1 else query).limit(_MAX_LOGGED + 1)
+
+
+def _of_keys(bucket: str, keys: Sequence[str]) -> sa.Select[Any]:
+    return sa.select(_E.partition, _E.seq, _E.name, _E.bucket, _E.key, _E.version, _E.sequencer, _E.time).where(
+        _E.key_hash.in_({key_hash(bucket, key) for key in keys}), *_OF_ALL_TARGETS
+    )
+
+
+def _older_of_versions(
+    connection: sa.Connection, bucket: str, key: str, versions: Collection[str], newest: Collection[sa.Row[Any]]
+) -> list[sa.Row[Any]]:
+    """Return the events of some of a key's versions that are not among its newest."""
+    seqs, query = {row.seq for row in newest}, _of_keys(bucket, [key])
+    return [
+        row
+        for some in chunks(sorted(versions))
+        for row in connection.execute(query.where(_E.version.in_(some)))
+        if row.seq not in seqs
+    ]
 
 
 def _add_contents(

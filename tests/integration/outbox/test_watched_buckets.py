@@ -12,8 +12,8 @@ from app.events.model import Event
 from app.events.order import comparable
 from app.events.own_records import DELETE
 from app.listings import snapshot
-from app.listings.comparison import Replacement
-from app.listings.differences import Content, Counts, Entry, Run
+from app.listings.comparison import Chunk, Replacement, compared
+from app.listings.differences import Content, Counts, Entry, Listed, Run
 from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.database import Database
@@ -82,7 +82,7 @@ def test_the_events_of_a_key_are_those_that_every_target_gets_and_that_change_it
     repair = repair._replace(record=repair.record.replace('"x-amz-request-id"', '"x-bucketwire-target"'))
     other = event("k", bucket="other")
     log.append([[first, tagged, second, repair, other, event("l")]])
-    [logged] = known.watched.logged("images", ["k", "m"])
+    [logged] = known.watched.logged("images", {"k": (), "m": ()})
     assert [(one.entry.name, one.entry.version) for one in logged["k"]] == [(PUT, ""), (PUT, "v2")]
     assert logged["m"] == []
     keys = [key for some in known.watched.keys_since("images", "", 0) for key in some]
@@ -128,7 +128,7 @@ def test_no_more_events_are_read_at_once_than_memory_may_hold(known: Known, monk
     log, keys = Log(known.database), [f"k{number}" for number in range(8)]
     hot = [event("hot") for _ in range(20)]
     log.append([[event(key) for key in [*keys, *keys]], hot[::-1]])
-    parts = [*known.watched.logged("images", [*keys[:4], "hot", *keys[4:], "none"])]
+    parts = [*known.watched.logged("images", dict.fromkeys([*keys[:4], "hot", *keys[4:], "none"], ()))]
     assert [key for part in parts for key in part] == [*keys[:4], "hot", *keys[4:], "none"]
     assert all(sum(map(len, part.values())) <= 6 for part in parts)
     found = {key: events for part in parts for key, events in part.items()}
@@ -151,11 +151,35 @@ def test_of_a_key_with_very_many_events_only_the_newest_are_read(known: Known, m
     assert read[1] < 1.2 * read[0]
 
 
+def test_a_version_that_was_reported_long_ago_is_explained(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "_MAX_LOGGED", 6)
+    reported = [event("hot", version=f"v{number}") for number in range(20)]
+    gone = event("hot", name=DELETE, version="v0")
+    Log(known.database).append([[*reported, gone, *(event("hot", version=f"w{number}") for number in range(9))]])
+    content, now = Content("a", 1, 1_000), known.clock()
+    before = [Entry("hot", version, content) for version in ("v0", "v1")]
+    listed = [Listed("hot", one.version, content, is_latest=one is reported[-1]) for one in reported[:0:-1]]
+    listed += [Listed("hot", "never reported", content, is_latest=False)]
+    parts = compared(
+        [Chunk(1, "hot")],
+        read=lambda _: snapshot.encode(before),
+        logged=lambda versions: known.watched.logged("images", versions),
+        listed=listed,
+        recent=["hot"],
+        run=Run("images", "bucket:x", now, now, known.watched.last_seq(), versioned=True),
+        numbers=iter(range(2, 9)),
+        most=99,
+    )
+    [part] = parts
+    found = [one.version for one in part.replacement().events if one.version[0] != "w"]
+    assert (found, part.counts.explained) == (["never reported"], 19)
+
+
 def test_the_event_that_an_object_is_compared_with_says_what_it_has(known: Known) -> None:
     older, newer = (event("k", sequencer=place) for place in ("18E9E833E5D3", "18E9E833E5D4"))
     newer = newer._replace(record=newer.record.replace('"key"', '"eTag":"e","size":3,"key"'))
     Log(known.database).append([[newer, older, event("gone"), event("gone", name=DELETE)]])
-    [logged] = known.watched.logged("images", ["k", "gone"])
+    [logged] = known.watched.logged("images", {"k": (), "gone": ()})
     assert [(one.etag, one.size) for one in logged["k"]] == [("e", 3), (None, None)]
     assert [(one.etag, one.size) for one in logged["gone"]] == [(None, None), (None, None)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ def content(etag: str) -> Content:
 def compare(known: Sequence[Entry], listed: Sequence[Listed], most: int) -> list[Replacement]:
     """What a chunk of these entries is replaced by."""
 
-    def logged(keys: Sequence[str]) -> list[dict[str, list[LoggedEvent]]]:
+    def logged(keys: Iterable[str]) -> list[dict[str, list[LoggedEvent]]]:
         return [{key: []} for key in keys]
 
     parts = compared(
