@@ -59,6 +59,7 @@ _SAMPLE_SIZE = 20_000  # keys by which the listing is divided
 _NUMBERS = 1 << 24  # of new chunks, for each share
 _MAX_EVENTS = 500  # in one commit
 _FIRST_FULL_SECONDS, _MAX_FULL_SECONDS = 0.25, 8.0  # between two tries while a target has no room
+_MAX_WAITED_SECONDS = 600.0  # for room, in a listing: the worker's other jobs wait meanwhile
 _PART_BYTES = 16 << 20  # of what was decided, that this process reads at once
 
 _COUNTS = tuple(Counts.__slots__)
@@ -169,6 +170,7 @@ class _Listing:
         self._clock = DatabaseClock(database)
         self._leases = SourceLeases(database, config.lease_ms)
         self._watched = WatchedBuckets(database, self._clock, config.lease_ms)
+        self._waited = 0.0  # seconds, for a target's room
 
     def run(self) -> str:
         state, began = self._watched.state(self._lease), self._clock()
@@ -272,7 +274,7 @@ class _Listing:
         self._leases.rest(self._lease, due_at)
 
     def _replace(self, replacement: Replacement, seq: int) -> None:
-        """Replace chunks with the events of their keys, and wait as long as a target has no room for these.
+        """Replace chunks with the events of their keys, and wait for some minutes if a target has no room for these.
 
         The log had events up to a seq when the listing began.
         """
@@ -281,10 +283,11 @@ class _Listing:
             try:
                 receipt = self._watched.replace(self._lease, replacement, seq)
             except TargetFull as error:
-                if error.never:
+                if error.never or self._waited >= _MAX_WAITED_SECONDS:
                     raise
                 self._leases.wait(self._lease, self._clock(), str(error))
                 time.sleep(pause)
+                self._waited += pause
                 pause = min(2 * pause, _MAX_FULL_SECONDS)
             else:
                 self._wake(receipt)

@@ -375,6 +375,25 @@ def test_a_job_whose_source_is_paused_ends(listed_by_spark: ListedBucket, monkey
     assert bucket.sources.state(source) == "paused"
 
 
+def test_a_target_that_stays_full_ends_the_job_and_what_was_recorded_stays(
+    listed_by_spark: ListedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spark_jobs.jobs import watched_bucket
+
+    listed, bucket = listed_by_spark, listed_by_spark.bucket
+    monkeypatch.setattr(watched_bucket, "_MAX_EVENTS", 1)
+    monkeypatch.setattr(watched_bucket, "_MAX_WAITED_SECONDS", 0.5)
+    full = add_target(bucket.database, queue_limit="1", queue_full="reject")
+    bucket.put("a", "b")
+    bucket.watch(initial="events")
+    code, words = listed.run()
+    assert (code, "is full" in words) == (1, True)
+    assert [key for _, key in bucket.events()] == ["a"]
+    registry(bucket.database).put(full, {"endpoint": "http://127.0.0.1:9/"})
+    assert listed.again()[0] == 0
+    assert [key for _, key in bucket.events()] == ["a", "b"]
+
+
 @pytest.mark.nightly(
     "the same in this process, and what a worker does with the process's end, in test_listings_by_spark.py"
 )
