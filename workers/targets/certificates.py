@@ -34,15 +34,19 @@ class SeenCertificates:
             self._looked_at = time.monotonic()
 
     def unrecorded(self) -> Mapping[str, int]:
-        """Return what was noted since `recorded` was last called with it, or nothing."""
+        """Return the ends that differ from those last passed to `recorded`.
+
+        Others are not returned, because another process may have recorded a newer end of the same name meanwhile.
+        """
         if self._ends == self._recorded:  # without the lock: this is asked for each batch
             return {}
         with self._lock:
-            return dict(self._ends)
+            return {name: end for name, end in self._ends.items() if self._recorded.get(name) != end}
 
     def recorded(self, ends: Mapping[str, int]) -> None:
-        """Note that this is recorded."""
-        self._recorded = dict(ends)
+        """Note that this is recorded, beside what was recorded before."""
+        with self._lock:
+            self._recorded.update(ends)
 
     def forget(self) -> None:
         """Forget what was seen."""

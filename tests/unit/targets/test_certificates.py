@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtensionOID, NameOID
 
 from app.server.api_heartbeat import _end_of
 from workers.targets import tls
-from workers.targets.certificates import seen_with
+from workers.targets.certificates import SeenCertificates, seen_with
 
 END = datetime(2100, 1, 2, 3, 4, 5, tzinfo=UTC)
 LATIN_1_URI = b"http://x/\xfc"
@@ -95,3 +95,25 @@ def test_an_odd_certificate_of_an_api_does_not_end_its_heartbeats(tmp_path: Path
     with pytest.raises(x509.InvalidVersion):
         x509.load_der_x509_certificate(odd)
     assert (_end_of(der), _end_of(odd), _end_of(b"")) == (int(END.timestamp() * 1000), 0, 0)
+
+
+def test_only_the_ends_that_differ_from_those_recorded_are_to_be_recorded() -> None:
+    seen = SeenCertificates()
+    seen.note("one", 1)
+    seen.note("two", 2)
+    seen.recorded(seen.unrecorded())
+    seen.note("two", 3)
+    seen.note("one", 1)
+    changed = seen.unrecorded()
+    assert changed == {"two": 3000}, "another process may know a newer end of the other"
+    seen.note("two", 4)
+    seen.recorded(changed)
+    assert seen.unrecorded() == {"two": 4000}, "noted while it was recorded"
+    seen.recorded(seen.unrecorded())
+    assert seen.unrecorded() == {}
+    seen.note("two", 5)
+    seen.note("two", 4)
+    assert seen.unrecorded() == {}, "as it is recorded"
+    seen.forget()
+    seen.note("one", 1)
+    assert seen.unrecorded() == {"one": 1000}
