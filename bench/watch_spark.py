@@ -79,6 +79,8 @@ def make(spark: "SparkSession", count: int, folder: Path) -> None:
         "marker": "false",
         "latest": "true",
         "answered": "CAST(NULL AS bigint)",
+        "skipped": "CAST(NULL AS bigint)",
+        "skipped_key": "CAST(NULL AS string)",
     }
     etags = {"before": "md5(CAST(id AS string))"}
     etags["after"] = f"if(id < {count} AND id % {INTERVAL} = 0, 'changed', {etags['before']})"

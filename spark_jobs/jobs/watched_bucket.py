@@ -233,7 +233,9 @@ class _Listing:
         if isinstance(counts, str):
             return f"paused: {counts}"
         store_time = min(listing.store_time, run.ended)  # a clock that was ahead must not refuse what follows
-        watched.finish(lease, run, counts, store_time=store_time, requests=listing.requests, due_at=due_at)
+        watched.finish(
+            lease, run, counts, store_time=store_time, requests=listing.requests, due_at=due_at, skipped=listing.skipped
+        )
         self._rest(due_at)
         found = ", ".join(
             f"{getattr(counts, name):,} {name}" for name in ("created", "changed", "removed", "explained")

@@ -13,15 +13,17 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.config.sources.bucket import BucketSourceSettings
 from app.listings import s3_client
 from app.listings.errors import BadListing
-from app.listings.pages import entries_of, time_of
+from app.listings.pages import entries_of, skipped_of, time_of
+from app.outbox.sources.watched import Skipped
 from spark_jobs.folders import Folder
 from spark_jobs.listings import s3_listing
 from spark_jobs.reports.report import write_parquet
 
-# A row of an entry has its place in the listing of its range; one of a page has only the store's time (ms; 0: unknown).
+# A row of an entry has its place in the listing of its range; one of a page has only the store's time (ms; 0: unknown),
+# how many of its entries no event can have, and the key of the first of these.
 SCHEMA = (
     "key string, place bigint, version string, etag string, size bigint, modified bigint, marker boolean, "
-    "latest boolean, answered bigint"
+    "latest boolean, answered bigint, skipped bigint, skipped_key string"
 )
 _ATTEMPTS = 12  # of a request: a server that is busy is asked again for some minutes
 _MAX_LISTED = 100_000_000  # entries of a range: a server that never ends
@@ -61,6 +63,7 @@ class SourceListing:
     entries: int
     requests: int
     store_time: int
+    skipped: Skipped
 
 
 def write(
@@ -79,20 +82,25 @@ def summed_up(rows: DataFrame) -> SourceListing:
         F.count_if(is_entry).alias("entries"),
         F.count_if(~is_entry).alias("requests"),
         F.min(F.when(F.col("answered") > 0, F.col("answered"))).alias("store_time"),
+        F.coalesce(F.sum("skipped"), F.lit(0)).alias("skipped"),
+        F.coalesce(F.min("skipped_key"), F.lit("")).alias("skipped_key"),
     ).collect()
-    return SourceListing(rows.where(is_entry), sums["entries"], sums["requests"], sums["store_time"] or 0)
+    skipped = Skipped(sums["skipped"], sums["skipped_key"])
+    return SourceListing(rows.where(is_entry), sums["entries"], sums["requests"], sums["store_time"] or 0, skipped)
 
 
 def _rows(bucket: SourceBucket, keys: s3_listing.KeyRange, *, versioned: bool) -> Iterator[tuple[Any, ...]]:
     place = 0
     for page in s3_listing.pages_of(bucket, keys, versioned=versioned):
-        yield (None, None, None, None, None, None, None, None, time_of(page))
+        skipped = [key for key in skipped_of(page, versioned=versioned) if s3_listing.is_within(key, keys)]
+        first = min(skipped, default=None)
+        yield (None, None, None, None, None, None, None, None, time_of(page), len(skipped), first)
         for one in entries_of(page, versioned=versioned):
             if s3_listing.is_within(one.key, keys):
                 content = one.content
                 yield (
                     one.key, place, one.version, content.etag, content.size, content.modified, content.is_marker,
-                    one.is_latest, None,
+                    one.is_latest, None, None, None,
                 )  # fmt: skip
                 place += 1
         if place > _MAX_LISTED:

@@ -29,7 +29,8 @@ from tests import provision, services
 from tests.services import until
 from tests.spark.conftest import QUICKLY, Job
 from tests.support.builders import SECRET_KEY, add_target, migrated, registry
-from tests.support.watched_bucket import Known, WatchedBucket, counted
+from tests.support.scripted_store import BUCKET, scripted_store
+from tests.support.watched_bucket import Known, Watch, WatchedBucket, counted
 from workers import bucket_listings
 
 if TYPE_CHECKING:
@@ -164,9 +165,9 @@ def spark_listing(spark: SparkSession, listed: list[Listed], rng: Random) -> Sou
     """The listing as tasks write it, in any order of the keys, with two pages."""
     from spark_jobs.listings.source_listing import SCHEMA, summed_up
 
-    pages = [(None,) * 8 + (answered,) for answered in (0, START)]
+    pages = [(None,) * 8 + (answered, 0, None) for answered in (0, START)]
     rows = [
-        (one.key, place, one.version, *one.content, one.is_latest, None) for place, one in enumerate(listed)
+        (one.key, place, one.version, *one.content, one.is_latest, None, None, None) for place, one in enumerate(listed)
     ]  # fmt: skip
     mixed = [*pages, *rows]
     rng.shuffle(mixed)
@@ -373,6 +374,28 @@ def test_a_job_whose_source_is_paused_ends(listed_by_spark: ListedBucket, monkey
     assert listed.run()[0] == 75
     assert bucket.events() == []
     assert bucket.sources.state(source) == "paused"
+
+
+def test_keys_that_no_event_can_have_are_skipped_counted_and_named(listed_by_spark: ListedBucket) -> None:
+    """Each by the task whose range has it, also if another reads its page, too."""
+    with scripted_store() as store:
+        listed = listed_by_spark
+        watch = Watch(listed.bucket.database, BUCKET, store.settings | NIGHTLY)
+        for number in range(1_500):
+            store.put(f"k{number:04}")
+        unheard = ["b\0c", "k0500\0", "k1400\0"]
+        for key in unheard:
+            store.put(key)
+        watch.watch(initial="remember")
+        while unheard:
+            assert listed.run()[0] == 0
+            assert (watch.state.objects, watch.state.skipped) == (1_500, len(unheard))
+            reason = watch.sources.stored(watch.source).reason
+            assert f"of its listing skipped, such as the key {unheard[0]!r}: no event can have it" in reason
+            for key in unheard[:2]:
+                del store.objects[key]
+            unheard = unheard[2:]
+            watch.sources.registry.resume(watch.source)
 
 
 def test_a_target_that_stays_full_ends_the_job_and_what_was_recorded_stays(
