@@ -304,10 +304,14 @@ def decide(
 
     `recent` has the keys of which the log has new events, perhaps several times each; None for no keys.
     """
-    chunks = watched.chunks(lease)
+    chunks, keys = watched.chunks(lease), listing.rows.select("key")
     size = max(listing.entries, len(chunks) * snapshot.CHUNK_ENTRIES)
+    if recent is not None:
+        recent = recent.select("key").distinct()
+        keys = keys.union(recent)  # also those that no listing and no chunk has
+        size += recent.count()
     count = max(1, min(size // _KEYS_PER_SHARE, _MAX_TASKS))
-    sample = _sampled(listing.rows) if count > 1 else ()
+    sample = _sampled(keys) if count > 1 else ()
     shares = divided(chunks, sample, count, lambda chunk: snapshot.decode(watched.body(lease, chunk.number))[-1].key)
     known, share = Known.of(database, lease, chunks), number_of(F.col("key"), shares).alias("share")
     listed = listing.rows.select(share, F.lit(True).alias("listed"), *_LISTED)
@@ -344,8 +348,8 @@ def replacements(decisions: DataFrame, *, parts: int = 1) -> Iterator[Replacemen
         yield Replacement(row.old_chunks, added, [Event(**one.asDict()) for one in row.events])
 
 
-def _sampled(rows: DataFrame) -> list[str]:
-    sampled = rows.select("key").orderBy(F.xxhash64("key")).limit(_SAMPLE_SIZE)
+def _sampled(keys: DataFrame) -> list[str]:
+    sampled = keys.orderBy(F.xxhash64("key")).limit(_SAMPLE_SIZE)
     return [row["key"] for row in sampled.collect()]
 
 

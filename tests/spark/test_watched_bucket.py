@@ -250,6 +250,20 @@ def test_a_job_that_is_killed_and_one_that_goes_on_record_nothing_twice(
     assert [entry.key for entry in outbox.entries()] == [one.key for one in listed]
 
 
+def test_keys_of_new_events_are_divided_too_though_neither_a_listing_nor_a_chunk_has_them(
+    spark: SparkSession, outboxes: list[Outbox]
+) -> None:
+    from spark_jobs.jobs.watched_bucket import decide
+
+    known, listed = outboxes[1].known, [Listed("m", "", Content("a", 1, START))]
+    keys = [f"k/{number:04}" for number in range(1_500)]
+    frame = spark.createDataFrame([(key,) for key in [*keys, *keys[:1] * 9]], "key string")
+    run = Run("images", "bucket:x", START + 9 * GRACE, START + 9 * GRACE, 0, GRACE)
+    listing = spark_listing(spark, listed, Random(3))
+    decisions = decide(spark, known.database, known.lease, known.watched, listing, frame, run, most=MOST)
+    assert decisions.select("share").distinct().count() == 5
+
+
 @dataclass
 class ListedBucket:
     """A bucket of a real MinIO, and the job that lists it."""
