@@ -5,11 +5,13 @@ A worker does it with the whole bucket, Spark with many shares of it at once; bo
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 
+from app.events.effects import NULL
 from app.events.model import Event
+from app.events.own_records import DELETE
 from app.listings import snapshot
 from app.listings.differences import (
     Counts,
@@ -38,11 +40,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Chunks to remove, those in their place (number, first key and body), and the events of their keys."""
+    """Chunks to remove, those in their place (number, first key and body), and the events of their keys.
+
+    `found` counts the differences of which these events were made.
+    """
 
     removed: Sequence[int]
     added: Sequence[tuple[int, str, bytes]]
     events: Sequence[Event] = ()
+    found: Counts = field(default_factory=Counts)
 
 
 class Part:
@@ -80,7 +86,9 @@ class Part:
         if left := self._known[self._end :]:
             self._number = next(self._numbers)
             added.append((self._number, left[0].key, snapshot.encode(left)))
-        return Replacement(removed, added, self._events)
+        counts = self.counts
+        found = Counts(created=counts.created, changed=counts.changed, removed=counts.removed)
+        return Replacement(removed, added, self._events, found)
 
     def rest(self) -> "Part":
         """Return the part with the keys that follow, once this one is replaced."""
@@ -146,8 +154,22 @@ def _decided(
         yield group, decide(group.key, group.known, group.listed, found[group.key], run)
 
 
-def put_off(replacement: Replacement, keys: Collection[str], known: Iterable[Entry]) -> Replacement:
+def put_off(replacement: Replacement, keys: Collection[str], known: Sequence[Entry]) -> Replacement:
     """Return what replaces the same chunks and leaves some keys as they were `known`, without their events."""
+    there = {(entry.key, entry.version or NULL) for entry in known if entry.known is not None}
+    found, left = replacement.found, Counts()
+    for event in replacement.events:
+        if event.key not in keys:
+            continue
+        if event.name == DELETE:
+            left.removed += 1
+        # An object that was reported and changed once more was not known, and yet is a changed one.
+        elif left.changed < found.changed and (
+            (event.key, event.version or NULL) in there or left.created == found.created
+        ):
+            left.changed += 1
+        else:
+            left.created += 1
     bodies = {number: snapshot.decode(body) for number, _, body in replacement.added}
     # A key before the first new chunk gets one of its own, by the number of the old chunk: what follows may have been
     # compared apart.
@@ -166,7 +188,7 @@ def put_off(replacement: Replacement, keys: Collection[str], known: Iterable[Ent
             added.append((number, entries[0].key, snapshot.encode(entries)))
     added.sort(key=itemgetter(1))
     events = [event for event in replacement.events if event.key not in keys]
-    return Replacement(replacement.removed, added, events)
+    return Replacement(replacement.removed, added, events, found.less(left))
 
 
 def _batches(groups: Iterator[Group]) -> Iterator[list[Group]]:

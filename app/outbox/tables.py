@@ -597,7 +597,7 @@ watched_buckets = sa.Table(
     sa.Column("created", sa.BigInteger, nullable=False),  # objects that no event explains, of which events were made
     sa.Column("changed", sa.BigInteger, nullable=False),
     sa.Column("removed", sa.BigInteger, nullable=False),
-    # Of the last three by the day (since 1970, in UTC) of the last complete listing, and on the day before that.
+    # Of the last three by the day (since 1970, in UTC) on which any was found last, and on the day before that.
     sa.Column("day", sa.BigInteger, nullable=False),
     sa.Column("found_on_day", sa.BigInteger, nullable=False),
     sa.Column("found_before", sa.BigInteger, nullable=False),

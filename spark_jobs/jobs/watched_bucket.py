@@ -40,7 +40,7 @@ from app.outbox.engine.database import Database
 from app.outbox.log.batch import Receipt
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.leases import SourceLease, SourceLeases
-from app.outbox.sources.watched import Watched, WatchedBuckets
+from app.outbox.sources.watched import FOUND_KINDS, Watched, WatchedBuckets
 from app.quantities import count_noun
 from spark_jobs import shutdown
 from spark_jobs.errors import root_cause
@@ -341,11 +341,12 @@ def counts_of(decisions: DataFrame) -> Counts:
 
 def replacements(decisions: DataFrame, *, parts: int = 1) -> Iterator[Replacement]:
     """Yield what has to be written, each part of a chunk before the rest of it; memory holds one of so many parts."""
-    changed = decisions.where("place >= 0").select("share", "place", "old_chunks", "new_chunks", "events")
+    changed = decisions.where("place >= 0").select("share", "place", *FOUND_KINDS, "old_chunks", "new_chunks", "events")
     ordered = changed.repartitionByRange(parts, "share", "place").sortWithinPartitions("share", "place")
     for row in ordered.toLocalIterator():
         added = [(one.number, one.first, bytes(one.body)) for one in row.new_chunks]
-        yield Replacement(row.old_chunks, added, [Event(**one.asDict()) for one in row.events])
+        found = Counts(**{kind: row[kind] for kind in FOUND_KINDS})
+        yield Replacement(row.old_chunks, added, [Event(**one.asDict()) for one in row.events], found)
 
 
 def _sampled(keys: DataFrame) -> list[str]:

@@ -241,10 +241,12 @@ def test_a_job_that_is_killed_and_one_that_goes_on_record_nothing_twice(
     shares = divided(chunks, [one.key for one in listed], 8, lambda _: outbox.entries()[-1].key)
     assert len([share for share in shares if not share.chunks]) > 2
     recorded = len(outbox.log())
+    assert known.watched.state(known.lease).created == recorded
     later = Run("images", "bucket:x", bucket.now + 9, bucket.now + 12, known.watched.last_seq(), is_first=True)
     listing = spark_listing(spark, listed, rng)
     second = outbox.by_spark(spark, listing, outbox.recent(0), later)
     assert second.created == 2_400 - recorded
+    assert known.watched.state(known.lease).created == 2_400
     assert outbox.by_spark(spark, listing, outbox.recent(0), later) == Counts(objects=2_400, known=2_400)
     assert counted((name, key) for _, _, name, key, *_ in outbox.log()) == {one.key: 1 for one in listed}
     assert [entry.key for entry in outbox.entries()] == [one.key for one in listed]

@@ -51,6 +51,7 @@ class Known:
     def finish(self, began: int, **counts: int) -> None:
         run = Run("images", "bucket:x", began, began + 5, 7)
         counted = Counts(**counts)
+        self.watched.replace(self.lease, Replacement([], [], (), counted), 0)
         self.watched.finish(self.lease, run, counted, store_time=9, requests=2, due_at=began + 60_000)
 
 

@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from app.events.effects import ContentChange, selectors
 from app.events.frontends.json_path import find
 from app.events.model import Event
-from app.events.own_records import DELETE
 from app.events.version_history import Entry as LogEntry
 from app.listings import snapshot
 from app.listings.comparison import Chunk, Replacement, put_off
@@ -43,7 +42,6 @@ _OF_ALL_TARGETS = (is_named(_E.name, _CONTENT), _E.record.not_like(_FOR_ONE_TARG
 _SCANNED = 10_000  # seqs of one query
 _MAX_LOGGED = 5_000  # events that are in memory at a time, and of a key how many of its newest are looked at
 FOUND_KINDS = ("created", "changed", "removed")  # of differences that no event explains
-_TOTALS = ("explained", *FOUND_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +103,11 @@ class WatchedBuckets:
         self._clock = clock
         self._lease_ms = lease_ms
         self._log = Log(database)
-        self._overtaken = Counts()  # what the present listing has found, and did not record
 
     def state(self, lease: SourceLease) -> Watched:
         """Return how far the listings of a bucket came."""
         with self._database.reading() as connection:
-            return read_watched(connection).get(lease.stored.row_id) or Watched(lease.stored.row_id)
+            return _read(connection, lease)
 
     def last_seq(self) -> int:
         """Return the seq of the log's last event."""
@@ -176,7 +173,9 @@ class WatchedBuckets:
             yield found
 
     def replace(self, lease: SourceLease, replacement: Replacement, seq: int) -> Receipt:
-        """Replace chunks and record events in one commit, of a listing that began when the log had events up to a seq.
+        """Replace chunks, record events and count these in one commit.
+
+        The listing began when the log had events up to a seq.
 
         About a key that has had an event since then the listing decides nothing, also if the event came after it was
         compared: such a key stays as it was known, and what was found of it is not counted. Raises `LeaseLost`,
@@ -197,13 +196,6 @@ class WatchedBuckets:
 
     def _put_off(self, lease: SourceLease, replacement: Replacement, keys: Collection[str]) -> Replacement:
         known = [entry for number in replacement.removed for entry in snapshot.decode(self.body(lease, number))]
-        there = {(entry.key, entry.version) for entry in known if entry.known is not None}
-        for event in replacement.events:
-            if event.key in keys:
-                is_there = (event.key, event.version) in there
-                self._overtaken.add(
-                    Counts(removed=1) if event.name == DELETE else Counts(changed=is_there, created=not is_there)
-                )
         return put_off(replacement, keys, known)
 
     def _commit(self, lease: SourceLease, replacement: Replacement, compared: int) -> Receipt:
@@ -228,6 +220,10 @@ class WatchedBuckets:
                     for number, first, body in replacement.added
                 ]
                 connection.execute(tables.watched_chunks.insert(), rows)
+            found = {kind: getattr(replacement.found, kind) for kind in FOUND_KINDS}
+            if any(found.values()):
+                known = _read(connection, lease)
+                _write(connection, lease, _by_day(known, now, sum(found.values())), found)
 
         if not replacement.events:
             receipt = Receipt()
@@ -251,8 +247,11 @@ class WatchedBuckets:
         due_at: int,
         skipped: Skipped | None = None,
     ) -> None:
-        """Note that a listing was compared to its end, and what of it was skipped. Raises `LeaseLost`."""
-        now, counts = self._clock(), counts.less(self._overtaken)
+        """Note that a listing was compared to its end, and what of it was skipped. Raises `LeaseLost`.
+
+        What was found is counted already, with each replacement.
+        """
+        now = self._clock()
         with self._database.committing() as connection:
             skipped = skipped or Skipped()
             reason = clean_reason(str(skipped))
@@ -267,12 +266,9 @@ class WatchedBuckets:
                 "due_at": due_at,
             }
             last |= {"objects": counts.objects, "pending": counts.pending, "complete": True}
-            sums = {name: getattr(counts, name) for name in _TOTALS} | {"listings": 1, "requests": requests}
-            known = read_watched(connection).get(lease.stored.row_id) or Watched(lease.stored.row_id)
             # An approval holds for what is gone and has to wait for the end of the grace, and for nothing else.
-            last["asked"] = min(known.asked, counts.going)
-            _write(connection, lease, last | _by_day(known, now, counts), sums)
-        self._overtaken = Counts()
+            last["asked"] = min(_read(connection, lease).asked, counts.going)
+            _write(connection, lease, last, {"explained": counts.explained, "listings": 1, "requests": requests})
 
     @repeated_after_deadlock
     def ask(self, lease: SourceLease, removals: int, reason: str) -> None:
@@ -299,6 +295,10 @@ def forget(connection: sa.Connection, source_id: int) -> None:
         connection.execute(table.delete().where(table.c.source_id == source_id))
 
 
+def _read(connection: sa.Connection, lease: SourceLease) -> Watched:
+    return read_watched(connection).get(lease.stored.row_id) or Watched(lease.stored.row_id)
+
+
 def _write(connection: sa.Connection, lease: SourceLease, values: Mapping[str, Any], sums: Mapping[str, int]) -> None:
     source_id = lease.stored.row_id
     changes = dict(values) | {name: _W[name] + more for name, more in sums.items()}
@@ -309,9 +309,9 @@ def _write(connection: sa.Connection, lease: SourceLease, values: Mapping[str, A
         connection.execute(tables.watched_buckets.insert().values(**row))
 
 
-def _by_day(known: Watched, now: int, counts: Counts) -> dict[str, int]:
+def _by_day(known: Watched, now: int, found: int) -> dict[str, int]:
     """Return the counts of today and of the day before, with what was found now."""
-    today, found = now // _DAY, sum(getattr(counts, kind) for kind in FOUND_KINDS)
+    today = now // _DAY
     if known.day >= today:
         return {"found_on_day": known.found_on_day + found}
     before = known.found_on_day if known.day == today - 1 else 0

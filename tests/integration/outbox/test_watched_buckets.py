@@ -23,7 +23,7 @@ from app.outbox.sources import watched
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.watched import read_watched
 from tests.support import databases
-from tests.support.builders import PUT, add_target, event
+from tests.support.builders import PUT, add_target, event, registry
 from tests.support.pulled_events import recorded
 from tests.support.rows_read import rows_read
 from tests.support.watched_bucket import SETTINGS, SOURCE, Known
@@ -111,11 +111,11 @@ def test_a_key_with_an_event_that_the_listing_may_not_have_stays_as_it_was_known
     late = event("c", version="v1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(known.watched, "_outdated", looked)
-        receipt = known.watched.replace(known.lease, Replacement([1], [(2, "b", new)], found), seq)
+        counts = Counts(created=1, changed=1)
+        receipt = known.watched.replace(known.lease, Replacement([1], [(2, "b", new)], found, counts), seq)
     assert receipt.recorded == 0
-    known.finish(1_000, created=3, changed=2)
     state = known.watched.state(known.lease)
-    assert (state.created, state.changed) == (2, 1)
+    assert (state.created, state.changed) == (0, 0)
     assert recorded(known.database) == [early.id, other.id, late.id]
     bodies = [known.watched.body(known.lease, chunk.number) for chunk in known.watched.chunks(known.lease)]
     assert [entry for body in bodies for entry in snapshot.decode(body)] == [*entries.values()]
@@ -277,6 +277,27 @@ def test_another_bucket_and_a_removed_source_are_forgotten(known: Known) -> None
     with known.database.reading() as connection:
         assert read_watched(connection) == {}
         assert connection.execute(sa.select(tables.watched_chunks.c.number)).all() == []
+
+
+def test_what_was_found_is_counted_with_its_events_also_if_the_listing_never_ends(known: Known) -> None:
+    target = add_target(known.database, queue_limit="1", queue_full="reject")
+    found = Replacement([], [], [event("a"), event("b"), event("c")], Counts(created=3))
+    Log(known.database).append([[event("a")]], routed=False)  # since the listing began
+    for _ in range(3):
+        with pytest.raises(TargetFull):
+            known.watched.replace(known.lease, found, 0)
+        assert known.watched.state(known.lease).created == 0
+    registry(known.database).remove(target, force=True)
+    known.watched.replace(known.lease, found, 0)
+    state = known.watched.state(known.lease)
+    assert (state.created, state.found_since_yesterday(known.clock())) == (2, 2)
+    assert (state.complete, state.listings, state.due_at) == (False, 0, 0)
+    gone = Replacement([], [], [event("d", name=DELETE)], Counts(removed=1))
+    known.watched.replace(known.lease, gone, known.watched.last_seq())
+    counts = Counts(created=2, removed=1, explained=4)
+    known.watched.finish(known.lease, Run("images", "bucket:x", 1, 2, 3), counts, store_time=0, requests=1, due_at=4)
+    state = known.watched.state(known.lease)
+    assert (state.created, state.removed, state.explained, state.listings) == (2, 1, 4, 1)
 
 
 def test_the_days_findings_are_those_of_today_and_yesterday(known: Known) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.events.own_records import DELETE
 from app.listings import snapshot
 from app.listings.comparison import Chunk, Replacement, compared, put_off
-from app.listings.differences import Content, Entry, Listed, LoggedEvent, Run
+from app.listings.differences import Content, Counts, Entry, Listed, LoggedEvent, Run
 
 NOW = 1_790_000_000_000
 RUN = Run("images", "bucket:x", NOW, NOW, 0)
@@ -47,6 +48,9 @@ def test_keys_that_are_put_off_stay_as_they_were_known_and_others_do_not(
         kept = replacement
         for key in sorted(late & {event.key for event in replacement.events}, reverse=bool(most % 2)):
             kept = put_off(kept, {key}, old)  # one after the other
+        created = sum(event.key not in known for event in kept.events)
+        removed = sum(event.name == DELETE for event in kept.events)
+        assert kept.found == Counts(created=created, changed=len(kept.events) - created - removed, removed=removed)
         for number in kept.removed:
             del chunks[number]
         for number, first, body in kept.added:
