@@ -24,7 +24,7 @@ class SeenCertificates:
     def __init__(self) -> None:
         self._ends: dict[str, int] = {}
         self._recorded: dict[str, int] = {}
-        self._looked_at = 0.0  # of the last handshake, by time.monotonic()
+        self._looked_at = 0.0  # of the last handshake or such look, by time.monotonic()
         self._lock = threading.Lock()
 
     def note(self, name: str, ends_at: float) -> None:
@@ -54,10 +54,16 @@ class SeenCertificates:
             self._ends, self._recorded = {}, {}
 
     def is_stale(self) -> bool:
-        """Return whether one ends soon and may have been renewed since: only a new connection would show that."""
+        """Return whether one ends soon and may have been renewed since: only a new connection would show that.
+
+        It is so once a day, also if that connection shows nothing.
+        """
         if not self._ends or time.monotonic() - self._looked_at < _AGAIN_SECONDS:
             return False
-        return min(self._ends.values()) / 1000 < time.time() + _AHEAD_SECONDS
+        if min(self._ends.values()) / 1000 >= time.time() + _AHEAD_SECONDS:
+            return False
+        self._looked_at = time.monotonic()
+        return True
 
 
 # By the id of the settings, which need not be hashable; an entry goes with them.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -14,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtensionOID, NameOID
 
 from app.server.api_heartbeat import _end_of
+from workers.systems.postgresql.certificates import note_certificates
 from workers.targets import tls
 from workers.targets.certificates import SeenCertificates, seen_with
 
@@ -117,3 +122,39 @@ def test_only_the_ends_that_differ_from_those_recorded_are_to_be_recorded() -> N
     seen.forget()
     seen.note("one", 1)
     assert seen.unrecorded() == {"one": 1000}
+
+
+def test_a_certificate_that_ends_soon_is_looked_at_once_a_day_also_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1_000_000.0]
+    monkeypatch.setattr(
+        "workers.targets.certificates.time", SimpleNamespace(monotonic=lambda: now[0], time=END.timestamp)
+    )
+    seen = SeenCertificates()
+    seen.note("one", END.timestamp() + 86_400)
+    assert not seen.is_stale()
+    now[0] += 86_401
+    assert seen.is_stale()
+    assert not seen.is_stale(), "the connection of then showed nothing"
+    now[0] += 86_401
+    assert seen.is_stale()
+
+
+@pytest.mark.parametrize("answer", [b"", b"N", b"S"])
+def test_of_a_server_that_does_not_tell_its_certificate_the_authority_is_noted(
+    answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.systems.postgresql.certificates._SECONDS", 0.2)
+    authority, _ = certificate_with(LATIN_1_URI, tmp_path)
+    dsn = f"host=127.0.0.1 user=me dbname=d sslmode=verify-full sslrootcert={authority}"
+    settings: Any = Settings()
+    settings.dsn = dsn
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as used:
+        first, _ = server.accept()
+        connection: Any = SimpleNamespace(fileno=used.fileno, info=SimpleNamespace(ssl_in_use=True, host="127.0.0.1"))
+        with first, ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(note_certificates, settings, connection)
+            second, _ = server.accept()
+            with second:
+                second.sendall(answer)
+                asked.result(60)
+    assert seen_with(settings).unrecorded() == {"sslrootcert": int(END.timestamp() * 1000)}

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import struct
+import time
 
 from psycopg2 import extensions
 
@@ -13,7 +14,7 @@ from workers.targets.certificates import SeenCertificates, seen_with
 
 _SSL_REQUEST = struct.pack("!ii", 8, 80_877_103)  # the first message of a client that wants TLS
 _VERIFIES = ("verify-ca", "verify-full")
-_SECONDS = 3.0  # for the question alone
+_SECONDS = 3.0  # for the whole question
 
 
 def note_certificates(settings: PostgresSettings, connection: extensions.connection) -> None:
@@ -28,18 +29,29 @@ def note_certificates(settings: PostgresSettings, connection: extensions.connect
     with contextlib.suppress(Exception):
         if given.get("sslcert"):
             seen.note("sslcert", tls.ends_of_file(given["sslcert"])[0])
-    with contextlib.suppress(Exception):
-        if given.get("sslmode") in _VERIFIES:
-            _ask(connection, seen)
+    if given.get("sslmode") in _VERIFIES:
+        with contextlib.suppress(Exception):
             if given.get("sslrootcert"):
                 seen.note("sslrootcert", max(tls.ends_of_file(given["sslrootcert"])))
+        with contextlib.suppress(Exception):
+            _ask(connection, seen)
 
 
 def _ask(connection: extensions.connection, seen: SeenCertificates) -> None:
     with socket.socket(fileno=socket.dup(connection.fileno())) as first:
         address = first.getpeername()[:2]
+    until = time.monotonic() + _SECONDS
     with socket.create_connection(address, timeout=_SECONDS) as wire:
+        wire.settimeout(_left(until))
         wire.sendall(_SSL_REQUEST)
+        wire.settimeout(_left(until))
         if wire.recv(1) == b"S":
+            wire.settimeout(_left(until))  # for the handshake as a whole
             with tls.context(skip_verify=True).wrap_socket(wire) as secure:
                 seen.note(connection.info.host, tls.end_of(secure.getpeercert(binary_form=True) or b""))
+
+
+def _left(until: float) -> float:
+    if (left := until - time.monotonic()) <= 0:
+        raise TimeoutError
+    return left
