@@ -14,6 +14,7 @@ from app.config.target_settings import BadSettings, changed_lines, load, texts
 from app.outbox import audit, log_head, tables
 from app.outbox.column_values import clean_reason
 from app.outbox.declared_rows import NOT_NAMED, SealedSettings, read_row
+from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, OpenTransaction, now_ms
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.errors import ReadOnlySource, SourceInUse
@@ -29,8 +30,9 @@ from app.outbox.sources.stored import (
 from app.quantities import count_noun
 
 _REVOKED = {"lease_token": "", "leased_until": 0}
+_CLOCKS_MS = 1_000  # by which a worker's reading of the database's clock may be behind
 _NO_NOTICE: dict[str, Any] = {"notice": "", "notice_at": 0}
-_AS_NEW: dict[str, Any] = {"failures": 0, "resume_at": 0, "error": "", "error_at": 0, "lag": None}
+_AS_NEW: dict[str, Any] = {"failures": 0, "error": "", "error_at": 0, "lag": None}
 
 
 class SourceRegistry(SealedSettings[SourceSettings]):
@@ -97,7 +99,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
                 return
             if origin != "environment" and stored_source(known).is_read_only:
                 raise ReadOnlySource(source)
-            columns |= _AS_NEW | _REVOKED | {"revision": s.revision + 1}
+            columns |= _AS_NEW | _REVOKED | {"resume_at": _due(connection), "revision": s.revision + 1}
             columns |= {"reason": ""} if not known.paused or known.reason == NOT_NAMED else {}
             connection.execute(tables.sources.update().where(s.id == known.id).values(**columns))
             if enabled:  # else the purge keeps its events a day after it was due, whenever it is set again
@@ -166,18 +168,24 @@ class SourceRegistry(SealedSettings[SourceSettings]):
 
     def resume(self, source: SourceId) -> None:
         """End a pause, forget what was lost, and try again at once. Raises `UnknownSource`."""
-        self._update(source, "resume", paused=False, reason="", **_AS_NEW, **_NO_NOTICE)
+        self._update(source, "resume", due=True, paused=False, reason="", **_AS_NEW, **_NO_NOTICE)
 
     @repeated_after_deadlock
-    def _update(self, source: SourceId, action: str, **values: Any) -> None:
+    def _update(self, source: SourceId, action: str, *, due: bool = False, **values: Any) -> None:
         s = tables.sources.c
         with self._database.writing() as connection:
             row_id = find_source(connection, source).row_id
             change = {**values, **_REVOKED, "revision": s.revision + 1}
+            change |= {"resume_at": _due(connection)} if due else {}
             connection.execute(tables.sources.update().where(s.id == row_id).values(**change))
             watched.make_due(connection, row_id)
             details = {"reason": values["reason"]} if values["reason"] else {}
             audit.record(connection, f"source.{action}", _resource(source), details)
+
+
+def _due(connection: sa.Connection) -> int:
+    """Return a time at which a source is due now, for every worker."""
+    return database_now(connection) - _CLOCKS_MS
 
 
 def _queue(declaration: type[SourceSettings], values: Mapping[str, str]) -> list[str | None]:

@@ -63,8 +63,13 @@ class StoredSource(EnvironmentRow):
 
     def answer_age(self, now: int) -> int:
         """Return for how long (ms) its queue has not answered; a bucket that Spark lists is asked when it is due."""
-        due = self.resume_at + QUEUED_MS if self.by_spark and not self.failures else 0
+        due = self._queued_until if self.by_spark and not self.failures else 0
         return max(0, now - max(self.pulled_at, self.created_at, due))
+
+    @property
+    def _queued_until(self) -> int:
+        """When Spark has to have begun to list it; one that is new was never due before."""
+        return max(self.resume_at, self.created_at) + QUEUED_MS
 
     @property
     def notice_key(self) -> int:
@@ -80,7 +85,7 @@ class StoredSource(EnvironmentRow):
         is_leased = self.leased_until > now
         if self.error and (is_leased or now < max(self.error_at, self.resume_at) + _UNSERVED_MS):
             return "failing"
-        rests = self.by_spark and now < self.resume_at + QUEUED_MS
+        rests = self.by_spark and now < self._queued_until
         return "running" if is_leased or rests else "waiting"
 
     def state_reason(self, now: int) -> str:

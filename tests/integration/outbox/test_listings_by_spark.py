@@ -6,7 +6,9 @@ import os
 
 import pytest
 
+from app.config.sources.source_id import SourceId
 from app.config.target_settings import BadSettings
+from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.database import Database
 from app.outbox.sources.stored import QUEUED_MS, any_by_spark
@@ -48,8 +50,30 @@ def test_it_is_due_for_spark_alone_and_rests_until_its_next_time(known: Known) -
     assert "worker --only spark" in stored.state_reason(due + QUEUED_MS)
     assert (stored.answer_age(due), stored.answer_age(due + QUEUED_MS + 5)) == (0, 5)
     known.sources.put("bucket", SETTINGS)
-    assert [one.source for one in leases.free(now)] == [SOURCE]
+    assert [one.source for one in leases.free(known.clock())] == [SOURCE]
     assert not any_by_spark(known.database)
+
+
+def test_one_that_is_new_set_or_resumed_may_wait_an_hour_for_spark(known: Known) -> None:
+    registry = known.sources.registry
+
+    def waits_an_hour(source: SourceId) -> bool:
+        stored, now = known.sources.stored(source), known.clock()
+        states = [stored.state(now + ms) for ms in (0, QUEUED_MS - 60_000, QUEUED_MS + 60_000)]
+        return states == ["running", "running", "waiting"] and stored.answer_age(now + QUEUED_MS - 60_000) == 0
+
+    assert waits_an_hour(SOURCE)  # set again
+    new = SourceId("bucket", "new")
+    registry.put(new, NIGHTLY)
+    assert waits_an_hour(new)
+    long_ago = tables.sources.update().values(created_at=1, pulled_at=2, resume_at=3)
+    for change in (lambda: registry.resume(SOURCE), lambda: registry.put(SOURCE, {**NIGHTLY, "grace": "1s"})):
+        with known.database.writing() as connection:
+            connection.execute(long_ago)
+        assert not waits_an_hour(SOURCE)
+        change()
+        assert waits_an_hour(SOURCE)
+    assert {stored.source for stored in known.leases.free(known.clock() + 1_000, by_spark=True)} == {new, SOURCE}
 
 
 def test_its_wake_up_is_repeated_and_follows_a_change_at_once(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
