@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import itertools
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -41,6 +42,7 @@ from tests.support.pulled_events import (
 )
 from tests.support.recording_proxy import Wiretap
 from tests.support.service_processes import Role, source_worker, start_all, stop_all
+from workers.targets.certificates import SeenCertificates
 
 NIGHTLY = pytest.mark.nightly(
     "a queue of SQS with groups: a source does not know which of the two it is", when=lambda served: served == "sqs"
@@ -137,6 +139,24 @@ def test_messages_are_recorded_in_the_order_of_each_share(probe: SourceProbe, da
     stored = sources.stored(source)
     assert (stored.messages, stored.recorded, stored.repeated, stored.rejected) == (len(events), len(events), 0, 0)
     assert (stored.lease_token, stored.error) == ("", "")
+
+
+def test_one_that_is_connected_to_again_for_a_certificate_that_ends_soon_takes_each_message_once(
+    probe: SourceProbe, database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sources, asked = Sources(database), itertools.count(1)
+    monkeypatch.setattr(SeenCertificates, "is_stale", lambda _: next(asked) in (2, 4))
+    caplog.set_level("INFO", "bucketwire.sources")
+    source = sources.put(probe.type, probe.values())
+    events = numbered(40)
+    probe.send(messages(events[:20]))
+    with running(database):
+        until(lambda: caplog.text.count("is connected to again") == 2, what="two other connections")
+        probe.send(messages(events[20:]))
+        wait_for(database, events)
+    assert_complete(probe, database, events)
+    stored = sources.stored(source)
+    assert (stored.messages, stored.repeated, stored.notice, stored.error) == (len(events), 0, "", "")
 
 
 @pytest.mark.nightly(

@@ -55,7 +55,7 @@ class Puller(SourceThread):
                 queue_thread.submit(_finish, source, self._taken())
 
     def _follow(self, source: Source, settings: QueueSettings, queue_thread: ThreadPoolExecutor) -> None:
-        """Open the source, and record what it has until it is stopped or its shares change."""
+        """Open the source, and record what it has until it is stopped, its shares change or a certificate ends soon."""
         self._step()
         opened = queue_thread.submit(
             tcp.reaching, partial(source.open, dict(self.lease.positions)), settings.timeout
@@ -72,13 +72,21 @@ class Puller(SourceThread):
         def tell() -> None:
             queue_thread.submit(source.commit, self._taken()).result()
 
+        seen = seen_with(settings)
         following: Future[list[ReadMessage]] = queue_thread.submit(reading.next, self._taken())
         while not self._ending.is_set():
             self._step()
             messages = following.result()
-            following = queue_thread.submit(reading.next, self._taken())
+            # Between two pulls, so that the queue gives nothing a second time.
+            is_last = reading.is_drained and seen.is_stale()
+            if not is_last:
+                following = queue_thread.submit(reading.next, self._taken())
             if messages:
                 self._record(messages, settings, tell)
+            if is_last:
+                tell()
+                log.info("source %s is connected to again: a certificate ends soon", self.lease.stored.source)
+                return
             if time.monotonic() >= self._reported_at + policy.REPORT_SECONDS:
                 self._reported_at = time.monotonic()
                 self._outbox.leases.report(self.lease, self._outbox.clock(), reading.lag)
@@ -136,6 +144,11 @@ class _Reading:
         self._pulled: deque[Message] = deque()  # and not read yet
         self._measured_at = 0.0
         self.lag: int | None = None
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether all that was pulled is read; to be asked between two calls of `next`."""
+        return not self._pulled
 
     def next(self, done: Sequence[Message]) -> list[ReadMessage]:
         """Commit the messages that are recorded, pull the next unless some are left, and read those of one commit.
