@@ -299,7 +299,7 @@ def listing_metrics(sources: Sequence[StoredSource], watched: Mapping[int, Watch
     for stored in sources:
         listing, place = watched.get(stored.row_id), [stored.source.type, stored.source.name]
         if stored.lists and stored.enabled and not stored.paused:
-            due_at = listing.due_at if listing and listing.complete else stored.created_at
+            due_at = listing.due_at if listing and listing.due_at else stored.created_at
             gauges["listing_overdue_seconds"].add_metric(place, max(0, now - due_at) / 1000)
         if listing is None or not listing.complete:
             continue

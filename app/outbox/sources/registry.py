@@ -58,9 +58,10 @@ class SourceRegistry(SealedSettings[SourceSettings]):
             return read_positions(connection, stored.row_id)
 
     def _is_watched(self, stored: StoredSource) -> bool:
-        """Return whether something is known of a bucket from its listings."""
+        """Return whether a bucket was listed to its end."""
         with self._database.reading() as connection:
-            return stored.row_id in watched.read_watched(connection)
+            listings = watched.read_watched(connection).get(stored.row_id)
+        return listings is not None and listings.complete
 
     @repeated_after_deadlock
     def put(
@@ -102,13 +103,14 @@ class SourceRegistry(SealedSettings[SourceSettings]):
             columns |= _AS_NEW | _REVOKED | {"resume_at": _due(connection), "revision": s.revision + 1}
             columns |= {"reason": ""} if not known.paused or known.reason == NOT_NAMED else {}
             connection.execute(tables.sources.update().where(s.id == known.id).values(**columns))
-            if enabled:  # else the purge keeps its events a day after it was due, whenever it is set again
-                watched.make_due(connection, known.id)
             if _queue(declaration, before) != _queue(declaration, stored):
                 positions = tables.source_positions
                 connection.execute(positions.delete().where(positions.c.source_id == known.id))
                 watched.forget(connection, known.id)
                 connection.execute(tables.sources.update().where(s.id == known.id).values(_NO_NOTICE))
+            # Of one that is disabled the purge keeps events until a day after it was due, whenever it is set again.
+            if enabled and declaration.lists:
+                watched.make_due(connection, known.id)
             audit.record(connection, "source.change", _resource(source), details)
 
     def sync_environment(self, found: Mapping[SourceId, Mapping[str, str]], invalid: Collection[SourceId]) -> None:
@@ -174,11 +176,12 @@ class SourceRegistry(SealedSettings[SourceSettings]):
     def _update(self, source: SourceId, action: str, *, due: bool = False, **values: Any) -> None:
         s = tables.sources.c
         with self._database.writing() as connection:
-            row_id = find_source(connection, source).row_id
+            stored = find_source(connection, source)
             change = {**values, **_REVOKED, "revision": s.revision + 1}
             change |= {"resume_at": _due(connection)} if due else {}
-            connection.execute(tables.sources.update().where(s.id == row_id).values(**change))
-            watched.make_due(connection, row_id)
+            connection.execute(tables.sources.update().where(s.id == stored.row_id).values(**change))
+            if stored.lists:
+                watched.make_due(connection, stored.row_id)
             details = {"reason": values["reason"]} if values["reason"] else {}
             audit.record(connection, f"source.{action}", _resource(source), details)
 

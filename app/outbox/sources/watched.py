@@ -223,7 +223,7 @@ class WatchedBuckets:
             found = {kind: getattr(replacement.found, kind) for kind in FOUND_KINDS}
             if any(found.values()):
                 known = _read(connection, lease)
-                _write(connection, lease, _by_day(known, now, sum(found.values())), found)
+                _write(connection, lease.stored.row_id, _by_day(known, now, sum(found.values())), found)
 
         if not replacement.events:
             receipt = Receipt()
@@ -268,14 +268,15 @@ class WatchedBuckets:
             last |= {"objects": counts.objects, "pending": counts.pending, "complete": True}
             # An approval holds for what is gone and has to wait for the end of the grace, and for nothing else.
             last["asked"] = min(_read(connection, lease).asked, counts.going)
-            _write(connection, lease, last, {"explained": counts.explained, "listings": 1, "requests": requests})
+            sums = {"explained": counts.explained, "listings": 1, "requests": requests}
+            _write(connection, lease.stored.row_id, last, sums)
 
     @repeated_after_deadlock
     def ask(self, lease: SourceLease, removals: int, reason: str) -> None:
         """Pause the source until an operator approves so many removals by resuming it. Raises `LeaseLost`."""
         with self._database.committing() as connection:
             fence(connection, lease, lease_token="", leased_until=0, paused=True, reason=clean_reason(reason), error="")
-            _write(connection, lease, {"asked": removals}, {})
+            _write(connection, lease.stored.row_id, {"asked": removals}, {})
 
 
 def read_watched(connection: sa.Connection) -> dict[int, Watched]:
@@ -284,9 +285,8 @@ def read_watched(connection: sa.Connection) -> dict[int, Watched]:
 
 
 def make_due(connection: sa.Connection, source_id: int) -> None:
-    """Have a watched bucket listed at once."""
-    change = tables.watched_buckets.update().where(_W.source_id == source_id)
-    connection.execute(change.values(due_at=database_now(connection)))
+    """Have a bucket listed at once, also one of which nothing is known."""
+    _write(connection, source_id, {"due_at": database_now(connection)}, {})
 
 
 def forget(connection: sa.Connection, source_id: int) -> None:
@@ -299,8 +299,7 @@ def _read(connection: sa.Connection, lease: SourceLease) -> Watched:
     return read_watched(connection).get(lease.stored.row_id) or Watched(lease.stored.row_id)
 
 
-def _write(connection: sa.Connection, lease: SourceLease, values: Mapping[str, Any], sums: Mapping[str, int]) -> None:
-    source_id = lease.stored.row_id
+def _write(connection: sa.Connection, source_id: int, values: Mapping[str, Any], sums: Mapping[str, int]) -> None:
     changes = dict(values) | {name: _W[name] + more for name, more in sums.items()}
     update = tables.watched_buckets.update().where(_W.source_id == source_id)
     if not connection.execute(update.values(**changes)).rowcount:

@@ -20,7 +20,7 @@ from app.supervisor.start import sync_environment
 from tests.integration.cli.conftest import Cli
 from tests.support.builders import registry
 from tests.support.pulled_events import recorded, reject
-from tests.support.watched_bucket import Known
+from tests.support.watched_bucket import SETTINGS, SOURCE, Known
 
 SECRET = "hush-hush-9f3"
 SET = ("source", "set", "kafka:minio", "brokers=kafka", "topic=events", "sasl=on", "sasl_username=u")
@@ -206,6 +206,38 @@ def test_a_watched_bucket_shows_its_listings_and_what_its_frontend_does_not_send
     assert cli("source", "show", "bucket:x", "--json").json["listing"]["to_approve"] == 500
     paused = [one for one in cli("doctor", "--json").json["findings"] if one["subject"] == "source bucket:x"]
     assert ["source", "resume", "bucket:x"] in [one["command"] for one in paused]
+
+
+def test_a_bucket_that_begins_anew_or_was_paused_is_not_overdue_at_once(database: Database) -> None:
+    known, day = Known(database), 86_400_000
+
+    def overdue_seconds() -> float:
+        with database.reading() as connection:
+            sources, listings, now = read_sources(connection), read_watched(connection), database_now(connection)
+        metrics = listing_metrics(sources, listings, now)
+        [sample] = [one for metric in metrics for one in metric.samples if one.name.endswith("_overdue_seconds")]
+        return float(sample.value)
+
+    def set_old() -> None:
+        with database.writing() as connection:
+            connection.execute(tables.sources.update().values(created_at=known.clock() - day))
+            connection.execute(tables.watched_buckets.update().values(due_at=known.clock() - day))
+
+    set_old()
+    assert overdue_seconds() > 80_000
+    known.sources.registry.pause(SOURCE, "an operator")  # before it was ever listed
+    set_old()
+    known.sources.registry.resume(SOURCE)
+    assert overdue_seconds() < 3_600
+    known.lease = known.claim()
+    known.finish(known.clock())
+    set_old()
+    known.sources.put("bucket", {**SETTINGS, "bucket": "others"})
+    assert overdue_seconds() < 3_600
+    known.lease = known.claim()
+    assert not known.watched.state(known.lease).complete
+    known.finish(known.clock())
+    assert known.watched.state(known.lease).listings == 1
 
 
 def test_the_doctor_says_that_a_bucket_is_listed_too_late_for_what_the_log_keeps(cli: Cli, database: Database) -> None:
