@@ -286,6 +286,7 @@ class CertificatePolicy(NamedTuple):
     max_names: int = 100  # of a target or source, those that end first
     max_name_characters: int = 255
     notice_ms: int = 21 * 86_400_000  # before its end that one is a finding: authorities may take weeks for another
+    gone_ms: int = 3 * 86_400_000  # not met for so long while others were: each near its end is looked at once a day
 
 
 class UpkeepPolicy(NamedTuple):

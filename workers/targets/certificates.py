@@ -16,6 +16,7 @@ from app.config import tls
 
 _AHEAD_SECONDS = 30 * 86_400  # before the end of a certificate, after which it is looked at again
 _AGAIN_SECONDS = 86_400.0  # between two such looks
+_RECORDED_SECONDS = 43_200.0  # after which one that is met again is recorded again: less than between two looks
 
 
 class SeenCertificates:
@@ -23,35 +24,45 @@ class SeenCertificates:
 
     def __init__(self) -> None:
         self._ends: dict[str, int] = {}
-        self._recorded: dict[str, int] = {}
+        self._unrecorded: dict[str, int] = {}
+        self._recorded: dict[str, tuple[int, float]] = {}  # and when, by time.monotonic()
         self._looked_at = 0.0  # of the last handshake or such look, by time.monotonic()
         self._lock = threading.Lock()
 
     def note(self, name: str, ends_at: float) -> None:
         """Note a certificate that ends at a time in seconds since 1970."""
+        end, now = int(ends_at * 1000), time.monotonic()
         with self._lock:
-            self._ends[name] = int(ends_at * 1000)
-            self._looked_at = time.monotonic()
+            self._ends[name] = end
+            self._looked_at = now
+            recorded, at = self._recorded.get(name, (None, 0.0))
+            if recorded != end or now >= at + _RECORDED_SECONDS:
+                self._unrecorded[name] = end
+            else:
+                self._unrecorded.pop(name, None)
 
     def unrecorded(self) -> Mapping[str, int]:
-        """Return the ends that differ from those last passed to `recorded`.
+        """Return the ends that differ from those last passed to `recorded`, or were noted again half a day later.
 
         Others are not returned, because another process may have recorded a newer end of the same name meanwhile.
         """
-        if self._ends == self._recorded:  # without the lock: this is asked for each batch
+        if not self._unrecorded:  # without the lock: this is asked for each batch
             return {}
         with self._lock:
-            return {name: end for name, end in self._ends.items() if self._recorded.get(name) != end}
+            return dict(self._unrecorded)
 
     def recorded(self, ends: Mapping[str, int]) -> None:
         """Note that this is recorded, beside what was recorded before."""
         with self._lock:
-            self._recorded.update(ends)
+            for name, end in ends.items():
+                self._recorded[name] = end, time.monotonic()
+                if self._unrecorded.get(name) == end:
+                    del self._unrecorded[name]
 
     def forget(self) -> None:
         """Forget what was seen."""
         with self._lock:
-            self._ends, self._recorded = {}, {}
+            self._ends, self._unrecorded, self._recorded = {}, {}, {}
 
     def is_stale(self) -> bool:
         """Return whether one ends soon and may have been renewed since: only a new connection would show that.

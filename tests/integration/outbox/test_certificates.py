@@ -86,3 +86,15 @@ def test_those_of_sources_and_of_apis_that_run_are_named_too(database: Database)
     ]  # fmt: skip
     end_process(database, api.id)
     assert [subject for subject, _, _ in findings(database)] == [f"source {stored.source}"]
+
+
+@databases.ALL
+def test_one_that_is_not_met_any_more_while_others_are_is_no_finding(database: Database) -> None:
+    now = now_ms()
+    add_target(database)
+    seen(database, now - 4 * DAY, gone=now + DAY, distant=now + 90 * DAY, refused=now - 2 * DAY)
+    assert [one[2].split()[2] for one in findings(database)] == ["gone", "refused"], "the target may be idle"
+    seen(database, now - 2 * DAY, quiet=now + DAY)
+    assert [one[2].split()[2] for one in findings(database)] == ["gone", "quiet", "refused"]
+    seen(database, now, there=now + 90 * DAY)
+    assert sorted(ends(database)) == [f"target webhook:x {name}" for name in ("distant", "quiet", "refused", "there")]

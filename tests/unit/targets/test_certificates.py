@@ -158,3 +158,21 @@ def test_of_a_server_that_does_not_tell_its_certificate_the_authority_is_noted(
                 second.sendall(answer)
                 asked.result(60)
     assert seen_with(settings).unrecorded() == {"sslrootcert": int(END.timestamp() * 1000)}
+
+
+def test_one_that_is_met_again_is_recorded_again_half_a_day_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1_000_000.0]
+    monkeypatch.setattr("workers.targets.certificates.time", SimpleNamespace(monotonic=lambda: now[0]))
+    seen = SeenCertificates()
+    seen.note("one", 1)
+    seen.note("two", 2)
+    seen.recorded(seen.unrecorded())
+    now[0] += 43_000
+    seen.note("one", 1)
+    assert seen.unrecorded() == {}
+    now[0] += 201
+    assert seen.unrecorded() == {}, "not met since"
+    seen.note("one", 1)
+    assert seen.unrecorded() == {"one": 1000}
+    seen.recorded(seen.unrecorded())
+    assert seen.unrecorded() == {}
