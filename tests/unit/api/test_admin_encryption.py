@@ -71,7 +71,7 @@ CUT = {
     "half a tag": WHOLE[:50],
     "an unknown algorithm": WHOLE[:32] + b"\x03" + WHOLE[33:],
     "another algorithm": WHOLE[:32] + b"\x01" + WHOLE[33:],
-    "another salt": b"x" + WHOLE[1:],
+    "another salt": bytes([WHOLE[0] ^ 1]) + WHOLE[1:],
     "another nonce": WHOLE[:40] + bytes([WHOLE[40] ^ 1]) + WHOLE[41:],
     "a flipped bit": WHOLE[:20_000] + bytes([WHOLE[20_000] ^ 1]) + WHOLE[20_001:],
     "cut off within a chunk": WHOLE[:30_000],
