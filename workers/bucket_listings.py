@@ -35,7 +35,7 @@ class ListingWakeUps:
     def publish_due(self, database: Database, clock: DatabaseClock, publish: Callable[[SourceId], None]) -> int:
         """Publish wake-ups and return their number. Raises `DatabaseUnavailable`."""
         free = SourceLeases(database, _START_MS).free(clock(), by_spark=True)
-        # One that was set or resumed is due anew.
+        # One that was set or resumed is due again.
         waiting = {f"{stored.source} {stored.revision} {stored.resume_at}": stored.source for stored in free}
         due = self._repeats.due(waiting)
         for name in due:

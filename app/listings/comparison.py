@@ -110,7 +110,7 @@ def compared(
     """Yield the parts of chunks, or of all keys if there is none, each full part before what follows it.
 
     `read` returns the body of a chunk, `logged` yields the log's events of each of some keys, for some of these at a
-    time, in order, and is told which of their versions have to be decided about; `listed` and `recent`, keys of which
+    time, in order, and is given which of their versions have to be decided about; `listed` and `recent`, keys of which
     the log has new events, are in order, and of no key before the first chunk but for the very first one. New chunks
     get the next of the `numbers`. A part has at most so many events, but for those of one key. `tell` is called every
     so often, and may raise.
