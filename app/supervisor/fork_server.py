@@ -89,11 +89,12 @@ def _serve(requests: socket.socket, preload: Sequence[str], main: Callable[[Sequ
     os.setsid()  # Ctrl-C at the terminal is for the supervisor alone
     _close_all_but(requests.fileno())
     _set_title("bucketwire fork server")
+    gc.disable()  # what a collection frees are holes in pages, which each child would fill, and so copy the pages
     for name in preload:
         with contextlib.suppress(Exception):  # the process that needs it reports why it cannot be imported
             importlib.import_module(name)
-    gc.collect()
     gc.freeze()  # a collection in a child would otherwise write to every shared page
+    gc.enable()
     while True:
         try:
             request, [output, answer], *_ = socket.recv_fds(requests, _LARGEST, 2)
