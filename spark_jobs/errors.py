@@ -3,9 +3,11 @@
 import re
 from typing import Any
 
+from app.cli_common.describe_errors import describe_exception
 from app.config.errors import REDACTED
 from app.listings.errors import BadListing
 from app.outbox.errors import AlreadyRunning
+from spark_jobs.redaction import hide
 
 _MAX_CAUSES = 20  # a chain may be a circle
 _LOGIN = re.compile(r"//[^/@\s]+@")
@@ -17,7 +19,7 @@ _TASK_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\
 
 def root_cause(error: BaseException) -> str:
     """Return the error in a sentence without secrets: by its first line, or by what caused it in a task or in Java."""
-    text = str(error).strip()
+    text = hide(str(error).strip())
     if in_task := _TASK_TRACEBACK.search(text):
         sentence = in_task[1]
     elif (exception := _java_exception(error)) is not None:
@@ -50,11 +52,16 @@ def _describe_java(exception: Any) -> str:
 
 
 def _first_line(exception: Any) -> str:
-    text = str(exception.getMessage() or "").strip()
+    text = hide(str(exception.getMessage() or "").strip())
     return text.splitlines()[0].strip() if text else str(exception.getClass().getName())
 
 
-def describe_error(error: Exception) -> str | None:
+def describe_error(error: Exception) -> str:
+    """Return a sentence without secrets."""
+    return hide(_describe(error) or describe_exception(error))
+
+
+def _describe(error: Exception) -> str | None:
     """Return a sentence for errors of the jobs, of S3 and of Spark; None for others."""
     package = type(error).__module__.partition(".")[0]
     if package == "spark_jobs" or isinstance(error, (AlreadyRunning, BadListing)):

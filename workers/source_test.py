@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from app.cli_common.output import step_line
+from app.config.redaction import Redaction
 from app.config.settings import Settings
 from app.config.sources.base import QueueSettings, SourceSettings
 from app.config.sources.source_id import SourceId, parse_source
@@ -31,7 +32,6 @@ from workers.sources import create
 from workers.sources.base import Source, SourceUnavailable
 from workers.target_test import Step
 from workers.targets import tcp
-from workers.telemetry.redaction import Redaction
 
 _PULL_SECONDS = 2.0
 

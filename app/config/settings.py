@@ -19,6 +19,7 @@ from app.config.fields.addresses import (
     check_is_one_value,
     check_login_end,
     redacted_url,
+    secrets_in_url,
     split_url,
 )
 from app.config.fields.cron import Cron
@@ -151,6 +152,10 @@ class S3Keys(FieldType[tuple[S3Key, ...]]):
             raise BadValue("has a name or an access key twice", "give each key a name and an access key of its own")
         return keys
 
+    def secrets_in(self, value: tuple[S3Key, ...]) -> Iterator[str]:
+        """Yield the secret keys."""
+        return (key.secret_key for key in value)
+
     def _key(self, text: str) -> S3Key:
         match = re.fullmatch(r"([A-Za-z0-9_.-]{1,64}):([a-z+]+):([A-Za-z0-9_.+=@-]{3,128}):([!-~]{8,128})", text)
         if match is None or not set(match[2].split("+")) <= set(S3_SCOPES):
@@ -202,6 +207,10 @@ class DatabaseUrl(FieldType[str]):
         check_is_one_value("database", rest.rpartition("@")[2].partition("?")[0])
         return f"{name}+{ours}://{_with_charset(rest) if name == 'mysql' else rest}"
 
+    def secrets_in(self, value: str) -> Iterator[str]:
+        """Yield the password."""
+        return secrets_in_url(value)
+
     def shown(self, text: str) -> str:
         return redacted_url(text)
 
@@ -227,6 +236,10 @@ class BrokerUrl(FieldType[str]):
         if re.search(r"(^|&)(password|userid|hostname|port|virtual_host)=", parts.query):
             raise BadValue("has a part of the address in its ?query", "write scheme://user:password@host:port/place")
         return text
+
+    def secrets_in(self, value: str) -> Iterator[str]:
+        """Yield the password."""
+        return secrets_in_url(value)
 
     def shown(self, text: str) -> str:
         return redacted_url(text)

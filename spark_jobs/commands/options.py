@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import update_wrapper
+from functools import cached_property, update_wrapper
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -15,9 +15,10 @@ from app.cli_common.param_types import TARGET, TIME, ParsedParam
 from app.config.bucket_settings import BucketSettings
 from app.config.errors import BadValue
 from app.config.fields.field_types import Duration, FieldType, Size
+from app.config.settings import Settings
 from app.extras import install_command
 from app.outbox.reconcile.runs import check_prefix
-from spark_jobs import connectors
+from spark_jobs import connectors, redaction
 from spark_jobs.repair_limits import RepairLimits
 
 if TYPE_CHECKING:
@@ -48,7 +49,23 @@ PERIOD = SettingParam("duration", Duration(), 1000)  # milliseconds
 PREFIX = ParsedParam("prefix", check_prefix)
 BYTES = SettingParam("size", Size(1, 2**62))
 
-with_context = pass_context(ServiceContext)
+
+class JobContext(ServiceContext):
+    """The service as a job knows it, whose secrets no error of the job contains."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__(as_json=as_json)
+        redaction.forget()
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The service's settings. Raises `BadSettings`."""
+        settings = super().settings
+        redaction.remember(settings)
+        return settings
+
+
+with_context = pass_context(JobContext)
 target_option = click.option("--target", type=TARGET, required=True, help="The target, as type:name or ARN.")
 url_option = click.option(
     "--url", envvar="BUCKETWIRE_URL", default="", help="The API's URL; by default that of BUCKETWIRE_LISTEN."
@@ -78,6 +95,7 @@ class ListingOptions:
 
         Raises `click.UsageError` where the options contradict each other, `BadListing`, and what S3 raises.
         """
+        redaction.remember(access)
         if self.listing_of and not self.listing:
             raise click.UsageError("--listing-of says what the file of --listing is; give both, or neither")
         if bool(self.listing) != bool(self.listed_at):

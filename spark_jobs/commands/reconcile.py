@@ -14,7 +14,7 @@ from app.outbox.reconcile.runs import Progress, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.quantities import count_noun
 from app.resources.drift import FORMATS
-from spark_jobs import java_options, shutdown
+from spark_jobs import java_options, redaction, shutdown
 from spark_jobs.commands import options
 from spark_jobs.repair_limits import RepairLimits
 
@@ -58,7 +58,8 @@ def run(
     if incremental and (listing.prefix or listing.listing or listing.inventory):
         raise click.UsageError("--incremental asks S3 for single keys; leave out --prefix, --listing and --inventory")
     source = listing.source(bucket, context.registry.buckets.access(bucket))
-    context.registry.target(target)  # fail before Spark starts if the target is unknown
+    stored = context.registry.target(target)  # fail before Spark starts if the target is unknown
+    redaction.remember(context.registry.settings(stored))
     session_name = f"bucketwire reconcile {bucket}"
     known = Reconciliations(context.database).last_size(target, bucket)
     size = java_options.estimated_size(known, listing.listing)

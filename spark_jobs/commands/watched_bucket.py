@@ -16,7 +16,7 @@ from app.outbox.registry import open_sealer
 from app.outbox.sources.leases import SourceLease
 from app.outbox.sources.registry import SourceRegistry
 from app.wakeups import WakeUps
-from spark_jobs import shutdown
+from spark_jobs import redaction, shutdown
 from spark_jobs.commands import options
 
 
@@ -30,23 +30,25 @@ def watched_bucket(context: ServiceContext, source: SourceId, token: str) -> Non
     stored = registry.source(source)
     if stored.lease_token != token:
         raise AlreadyRunning(f"the source {source} was leased by another process, or was changed")
+    settings = cast(BucketSourceSettings, registry.settings(stored))
+    redaction.remember(settings)
     session_name = f"bucketwire listing of {source}"
     end_java = options.launch_spark(context, session_name, ())
     with options.spark_imports():
         from spark_jobs.jobs import watched_bucket as job  # noqa: PLC0415 - --help needs no Spark
     shutdown.on_end_of_input()
-    settings = context.settings
+    service = context.settings
     config = job.WatchConfig(
-        reports=settings.reports or str(settings.folder / "reconciliations"),
-        lease_ms=int(settings.lease_ttl * 1000),
-        connections=settings.spark_connections,
+        reports=service.reports or str(service.folder / "reconciliations"),
+        lease_ms=int(service.lease_ttl * 1000),
+        connections=service.spark_connections,
     )
-    wakeups = WakeUps(settings.broker_url, ReadyTargets(context.database, context.registry, settings))
+    wakeups = WakeUps(service.broker_url, ReadyTargets(context.database, context.registry, service))
     try:
         result = job.run(
             partial(options.spark_session, context, session_name, ()),
             context.database,
-            cast(BucketSourceSettings, registry.settings(stored)),
+            settings,
             SourceLease(stored, token),
             config,
             lambda receipt: wakeups.request_delivery(receipt.due),

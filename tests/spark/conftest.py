@@ -17,6 +17,7 @@ from app.cli_common.run import run_command
 from app.outbox.errors import AlreadyRunning
 from tests import provision, services
 from tests.services import java, spark_classes
+from tests.support.builders import SECRET_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -112,6 +113,14 @@ def _keep_names(patch: pytest.MonkeyPatch) -> None:
 
     for kind in (JavaClass, JavaPackage, JVMView):
         patch.setattr(kind, "__getattr__", keeping(kind.__getattr__))
+
+
+def environment_of(url: str, folder: Path) -> dict[str, str]:
+    """The variables of a job."""
+    return {
+        "BUCKETWIRE_DATABASE_URL": url, "BUCKETWIRE_DATA_DIR": str(folder), "BUCKETWIRE_SECRET_KEYS": SECRET_KEY,
+        "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS), "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/",
+    }  # fmt: skip
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ from app.outbox import tables
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.log.append import Log
 from app.outbox.sources.leases import SourceLeases
-from tests import provision, services
+from tests import services
 from tests.services import until
-from tests.spark.conftest import QUICKLY, Job
-from tests.support.builders import SECRET_KEY, add_target, migrated, registry
+from tests.spark.conftest import QUICKLY, Job, environment_of
+from tests.support.builders import add_target, migrated, registry
 from tests.support.scripted_store import BUCKET, scripted_store
 from tests.support.watched_bucket import Known, Watch, WatchedBucket, counted
 from workers import bucket_listings
@@ -291,14 +291,6 @@ class ListedBucket:
         """Resume the source, which makes it due, and run the job."""
         self.bucket.sources.registry.resume(self.bucket.source)
         return self.run()
-
-
-def environment_of(url: str, folder: Path) -> dict[str, str]:
-    """The variables of a job."""
-    return {
-        "BUCKETWIRE_DATABASE_URL": url, "BUCKETWIRE_DATA_DIR": str(folder), "BUCKETWIRE_SECRET_KEYS": SECRET_KEY,
-        "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS), "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/",
-    }  # fmt: skip
 
 
 @pytest.fixture

@@ -81,12 +81,18 @@ def scripted_store() -> Iterator[ScriptedStore]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    store.port = server.server_address[1]
+    with served(Handler) as store.port:
+        yield store
+
+
+@contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+    """Answer requests by a handler; the port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield store
+        yield server.server_address[1]
     finally:
         server.shutdown()
         server.server_close()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.config.errors import BadSettings
+from app.config.redaction import Redaction
 from app.config.sources.base import SourceSettings
 from app.events.limits import Limits
 from app.outbox.column_values import clean_reason
@@ -22,7 +23,6 @@ from app.outbox.sources.registry import SourceRegistry
 from app.outbox.sources.rejected import ShelfFull
 from workers.sources import policy
 from workers.sources.base import SourceUnavailable
-from workers.telemetry.redaction import Redaction
 
 log = logging.getLogger("bucketwire.sources")
 

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from app.config.errors import REDACTED
-from app.config.fields.fields import Declared
+from app.config.redaction import Redaction
+from app.config.secret_texts import SecretTexts
 from app.config.targets.base import TargetSettings
 from app.events.model import Event
 from workers.delivery import policy
 from workers.delivery.outcomes import Delivered, Exchange, HttpMessage, NotAttempted, Outcome
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, TargetUnavailable
-from workers.telemetry.secret_texts import SecretTexts
 
 # The request's headers that no setting fills. Values of the others may be secrets.
 _KNOWN = re.compile(r"ce-.*|content-type|traceparent|tracestate|user-agent|webhook-id|webhook-timestamp", re.IGNORECASE)
@@ -86,23 +86,6 @@ def _printable(text: str) -> str:
 def _cut(text: str, most: int) -> str:
     """Return the beginning that has at most so many bytes in UTF-8."""
     return text.encode(errors="replace")[:most].decode(errors="ignore")
-
-
-_MIN_CHARACTERS = 4  # shorter secrets are not replaced, as that would also hide harmless words
-
-
-class Redaction:
-    """Hides the secrets of some settings in texts."""
-
-    def __init__(self, settings: Declared) -> None:
-        self._secrets = SecretTexts(secret for secret in settings.secrets() if len(secret) >= _MIN_CHARACTERS)
-
-    def __bool__(self) -> bool:
-        return bool(self._secrets)
-
-    def hide(self, text: str) -> str:
-        """Return the text without the secrets."""
-        return self._secrets.hide(text)
 
 
 class RedactingTarget:

@@ -87,13 +87,18 @@ class Field:
     def secrets_in(self, value: Any) -> Iterator[str]:
         """Yield the secrets within a value: the whole of a secret one and its words, and what its type knows of."""
         if self.secret:
-            yield value
-            yield from value.split()
+            for text in [value] if isinstance(value, str) else filter(_is_text, value):
+                yield text
+                yield from text.split()
         yield from self.kind.secrets_in(value)
 
     def fallback(self) -> Any:
         """Return the value to use if none is set."""
         return self.kind.parse(self.default) if self.default else self.kind.empty
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def setting(

@@ -264,3 +264,11 @@ def test_the_tables_are_where_a_catalog_can_be(warehouse: str, catalog: str, dat
         return
     with pytest.raises(BadSettings, match=problem):
         Settings.from_environ(environ)
+
+
+def test_the_secrets_of_every_kind_of_setting_are_known() -> None:
+    found = settings(
+        DATABASE_URL="postgresql://u:sekret99@h/db", BROKER_URL="redis://:brok%2Fer@h/0", SECRET_KEYS=KEY,
+        S3_KEYS="x:read:watcher:0f1e2d3c4b", B2_SIGNING_SECRETS="b" * 32, API_TOKENS=f"x:read:{TOKEN}",
+    )  # fmt: skip
+    assert {"sekret99", "brok/er", KEY, "0f1e2d3c4b", "b" * 32} <= {*found.secrets()}

@@ -7,6 +7,7 @@ from itertools import chain, product
 import pytest
 
 from app.config.errors import BadSettings
+from app.config.redaction import Redaction
 from app.config.settings import Settings
 from app.config.target_settings import changed_lines, load, redacted
 from app.config.targets.mqtt import MqttSettings, mqtt_address
@@ -15,7 +16,6 @@ from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.registry import TYPES
 from workers.systems.postgresql.connection import parameters
 from workers.targets import create
-from workers.telemetry.redaction import Redaction
 
 FIRST, SECOND = "hunter2", "sword4sh"
 PASSWORDS = [

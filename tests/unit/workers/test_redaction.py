@@ -13,13 +13,14 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from app.config import target_settings
+from app.config.redaction import Redaction
+from app.config.secret_texts import SecretTexts
 from app.events.model import Event
 from tests.support.builders import event
 from workers.delivery.outcomes import DELIVERED, Exchange, Failed, HttpMessage, Outcome, Rejected, Unavailable
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.http_pool import http_message
-from workers.telemetry.redaction import RedactingTarget, Redaction, kept
-from workers.telemetry.secret_texts import SecretTexts
+from workers.telemetry.redaction import RedactingTarget, kept
 
 SECRET = "hunter2x"
 SIGNING = "aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMg=="
