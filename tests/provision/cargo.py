@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from tests.provision.places import CACHE, GARAGE, GARAGE_VERSION
-from tests.provision.steps import building, run, tool
+from tests.provision.steps import LONG_BUILD_TIMEOUT, building, run, tool
 
 # A test's server need not be fast, and is built in less than half of the time.
 _SETTINGS = {f"CARGO_PROFILE_RELEASE_{name}": value for name, value in (("OPT_LEVEL", "1"), ("LTO", "off"))}
@@ -17,5 +17,5 @@ def build_garage() -> None:
     with building(GARAGE) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         options = ["--locked", "--no-default-features", "--features", "bundled-libs,lmdb", "--root", scratch]
         command = [tool("cargo"), "install", "garage", "--version", GARAGE_VERSION, *options]
-        run(command, cwd=Path(scratch), CARGO_TARGET_DIR=f"{scratch}/target", **_SETTINGS)
+        run(command, cwd=Path(scratch), limit=LONG_BUILD_TIMEOUT, CARGO_TARGET_DIR=f"{scratch}/target", **_SETTINGS)
         (Path(scratch) / "bin/garage").rename(made / "garage")

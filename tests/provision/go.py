@@ -21,7 +21,7 @@ from tests.provision.places import (
     OTELCOL,
     OTELCOL_VERSION,
 )
-from tests.provision.steps import building, run, tool
+from tests.provision.steps import LONG_BUILD_TIMEOUT, building, run, tool
 from tests.support import kubernetes_schemas
 
 SOURCES = Path(__file__).parents[1] / "services" / "sources"
@@ -62,7 +62,7 @@ def built(place: Path, module: str, version: str, package: str) -> Callable[[], 
         with building(place) as made:
             (made / "go.mod").write_text(f"module peers/sender\ngo 1.25.0\nrequire {module} {version}\n")
             argv = [tool("go"), "build", *_GO_FLAGS, "-o", f"{made}/", package]
-            run(argv, cwd=made, GOFLAGS="-p=1 -buildvcs=false -mod=mod", **_GO_SETTINGS)
+            run(argv, cwd=made, limit=LONG_BUILD_TIMEOUT, GOFLAGS="-p=1 -buildvcs=false -mod=mod", **_GO_SETTINGS)
 
     return build
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 BUILD_TIMEOUT = 1800  # seconds
+LONG_BUILD_TIMEOUT = 7200  # of a server of some hundred packages, while other work has the processor
 PROGRESS_SECONDS = 30.0  # between two lines about a command that still runs
 _REASON_LINES = 3
 _MAX_LINE_CHARACTERS = 100
@@ -44,11 +45,12 @@ def show(text: str) -> None:
         sys.stdout.flush()
 
 
-def run(argv: Sequence[str | Path], *, cwd: Path | None = None, **env: str) -> None:
-    """Run to the end at low priority; the last lines of its output are the error's reason.
+def run(argv: Sequence[str | Path], *, cwd: Path | None = None, limit: float | None = None, **env: str) -> None:
+    """Run to the end at low priority, for so many seconds; the last lines of its output are the error's reason.
 
     While it runs, a line every half a minute says how far its output has come.
     """
+    limit = BUILD_TIMEOUT if limit is None else limit
     try:
         child = subprocess.Popen(
             ["nice", "-n", "10", *map(str, argv)],
@@ -70,10 +72,10 @@ def run(argv: Sequence[str | Path], *, cwd: Path | None = None, **env: str) -> N
             try:
                 child.wait(PROGRESS_SECONDS)
             except subprocess.TimeoutExpired as late:
-                if time.monotonic() - began > BUILD_TIMEOUT:
+                if time.monotonic() - began > limit:
                     child.kill()
                     output.join()
-                    raise CannotProvideError(f"{argv[0]} took more than {BUILD_TIMEOUT} s") from late
+                    raise CannotProvideError(f"{argv[0]} took more than {limit} s") from late
                 show(f"{Path(argv[0]).name} runs for {time.monotonic() - began:.0f} s{output.progress()}")
         output.join()
     if child.returncode:

@@ -99,6 +99,13 @@ def test_a_build_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         provision.run(["sleep", "600"])
 
 
+def test_a_build_may_have_a_longer_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(steps, "PROGRESS_SECONDS", 0.02)
+    monkeypatch.setattr(steps, "BUILD_TIMEOUT", 0)
+    provision.run(["sh", "-c", "sleep 0.2; touch built"], cwd=tmp_path, limit=600)
+    assert (tmp_path / "built").exists()
+
+
 def test_a_build_that_succeeds_replaces_what_was_there(tmp_path: Path) -> None:
     (tmp_path / "made-1").mkdir()
     with provision.building(tmp_path / "made-1") as made:
