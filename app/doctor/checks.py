@@ -389,9 +389,10 @@ def _check_sources(service: Service) -> Iterator[Finding]:
                 subject, "problem", f"{format_age(stored.notice_at, now)} ago: {clause(stored.notice)}", forget
             )
         listings = watched.get(stored.row_id)
-        if listings and listings.complete and stored.enabled and _may_have_left(listings, now, service):
+        if listings and listings.bucket and stored.enabled and _may_have_left(listings, now, service):
+            which = "last listing" if listings.complete else "first listing, which has not ended,"
             text = (
-                f"its last listing began {format_age(listings.began_at, now)} ago, and events have left the log since:"
+                f"its {which} began {format_age(listings.began_at, now)} ago, and events have left the log since:"
                 " the next one finds what they reported once more"
             )
             yield Finding(subject, "warning", text, ("source", "show", str(stored.source)))
@@ -408,7 +409,7 @@ def _check_sources(service: Service) -> Iterator[Finding]:
 
 def _may_have_left(listings: Watched, now: int, service: Service) -> bool:
     """Return whether the log may lack events that came since a bucket was listed."""
-    is_overdue = listings.due_at < now - RETENTION.overdue_listing_ms
+    is_overdue = listings.kept_since < now - RETENTION.overdue_listing_ms
     return is_overdue and listings.began_at < now - int(service.settings.retention * 1000)
 
 

@@ -584,8 +584,8 @@ watched_buckets = sa.Table(
     metadata,
     sa.Column("source_id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("complete", sa.Boolean, nullable=False),  # whether any listing was compared to its end
-    sa.Column("began_at", sa.BigInteger, nullable=False),  # of the last complete listing, as are the next two
-    sa.Column("ended_at", sa.BigInteger, nullable=False),
+    sa.Column("began_at", sa.BigInteger, nullable=False),  # of the last complete listing, else of the first try
+    sa.Column("ended_at", sa.BigInteger, nullable=False),  # of the last complete listing, as is the next
     sa.Column("store_time", sa.BigInteger, nullable=False),  # by the store's own clock, when it began; 0: unknown
     sa.Column("due_at", sa.BigInteger, nullable=False),  # when to list it next; 0: at once
     sa.Column("seq", sa.BigInteger, nullable=False),  # the log's last one when the last complete listing began
@@ -602,7 +602,7 @@ watched_buckets = sa.Table(
     sa.Column("found_on_day", sa.BigInteger, nullable=False),
     sa.Column("found_before", sa.BigInteger, nullable=False),
     sa.Column("asked", sa.BigInteger, nullable=False),  # removals that an operator is asked to approve; 0: none
-    sa.Column("bucket", sa.String(255), nullable=False, server_default=""),  # as in events; "": no complete listing
+    sa.Column("bucket", sa.String(255), nullable=False, server_default=""),  # as in events; "": no listing has begun
     sa.Column("skipped", sa.BigInteger, nullable=False, server_default="0"),  # entries that no event can have
 )
 

@@ -200,6 +200,7 @@ class _Listing:
 
     def _list(self, state: Watched, began: int, due_at: int, scratch: Folder) -> str:
         settings, watched, lease = self._settings, self._watched, self._lease
+        watched.begin(lease, settings.recorded_bucket)
         seq, bucket = watched.last_seq(), SourceBucket.of(settings)
         sample = [chunk.first for chunk in watched.chunks(lease)]
         cores = self._spark.sparkContext.defaultParallelism

@@ -56,6 +56,7 @@ class Watcher(SourceThread):
                 state = self._watched.state(self.lease)
                 self._wait_until(min(state.due_at, self._outbox.clock() + int(bucket.every * 1000)))
                 if not self._ending.is_set():
+                    self._watched.begin(self.lease, bucket.recorded_bucket)
                     source.open()
                     self._list(source, bucket, state)
         except BadListing as error:

@@ -246,7 +246,7 @@ def _resource(
 def _listing(watched: Watched) -> BucketListing:
     return BucketListing.of(
         watched,
-        listed_at=format_time(watched.began_at),
+        listed_at=format_time(watched.began_at if watched.complete else 0),
         due_at=format_time(watched.due_at),
         to_approve=watched.asked,
     )

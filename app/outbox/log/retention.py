@@ -5,7 +5,8 @@ An event that every cursor has passed stays in the log as long as
 * it is parked or a dead letter of any target, because later deliveries read it from the log;
 * the redelivery of its object is requested, and the event is not older than the request's `since`;
 * it is of a watched bucket and came since its last listing began, whose next one needs it to know what was reported;
-  but a day after that was due, it is no longer kept;
+  but a day after that was due, it is no longer kept; for a first listing all of the bucket's events stay, but a day
+  after it was due or tried first, they are no longer kept;
 * it is the newest of its object (by sequencer, among the events of the same targets) and an older one stays in the log.
   The newest event lets a mirror detect that the older one, delivered once more, is superseded. This works for any
   order in which the events were recorded or leave the log, and it keeps one event per object, however many there were.
@@ -132,8 +133,9 @@ def _purge_batch(
 
 def _listed(connection: sa.Connection) -> Mapping[str, int]:
     """Return the seqs after which the events of watched buckets stay: the log's last when their last listings began."""
-    w = tables.watched_buckets.c
-    is_needed = (w.complete.is_(sa.true()), w.due_at > database_now(connection) - RETENTION.overdue_listing_ms)
+    w, since = tables.watched_buckets.c, database_now(connection) - RETENTION.overdue_listing_ms
+    is_first = sa.and_(w.complete.is_(sa.false()), w.began_at > since)
+    is_needed = (w.bucket != "", sa.or_(w.due_at > since, is_first))
     query = sa.select(w.bucket, sa.func.min(w.seq).label("seq")).where(*is_needed).group_by(w.bucket)
     return {row.bucket: row.seq for row in connection.execute(query)}
 

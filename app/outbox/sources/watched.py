@@ -70,6 +70,11 @@ class Watched:
     bucket: str = ""
     skipped: int = 0
 
+    @property
+    def kept_since(self) -> int:
+        """Return the time (ms) for a day after which the log keeps the bucket's events for the next listing."""
+        return self.due_at if self.complete else max(self.due_at, self.began_at)
+
     def found_since_yesterday(self, now: int) -> int:
         """Return how many differences that no event explained were found today and yesterday, in UTC."""
         today = now // _DAY
@@ -108,6 +113,19 @@ class WatchedBuckets:
         """Return how far the listings of a bucket came."""
         with self._database.reading() as connection:
             return _read(connection, lease)
+
+    @repeated_after_deadlock
+    def begin(self, lease: SourceLease, bucket: str) -> None:
+        """Note that a bucket's first listing begins: the log keeps the bucket's events for it. Raises `LeaseLost`.
+
+        Of another listing, or the next try, nothing is written.
+        """
+        now = self._clock()
+        with self._database.committing() as connection:
+            known = _read(connection, lease)
+            if not known.bucket:
+                fence(connection, lease, leased_until=at_least(_S.leased_until, now + self._lease_ms))
+                _write(connection, lease.stored.row_id, {"bucket": bucket, "began_at": now}, {})
 
     def last_seq(self) -> int:
         """Return the seq of the log's last event."""

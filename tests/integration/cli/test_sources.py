@@ -252,6 +252,23 @@ def test_the_doctor_says_that_a_bucket_is_listed_too_late_for_what_the_log_keeps
     assert warns(known.clock() - 8 * day)
 
 
+def test_the_doctor_says_that_a_first_listing_takes_too_long_for_what_the_log_keeps(
+    cli: Cli, database: Database
+) -> None:
+    known = Known(database)
+    known.watched.begin(known.lease, "images")
+
+    def warns(began: int) -> bool:
+        with database.writing() as connection:
+            connection.execute(tables.watched_buckets.update().values(due_at=0, began_at=began))
+        return "its first listing, which has not ended, began " in cli("doctor", "--json").out
+
+    day = 86_400_000
+    assert not warns(known.clock() - 6 * day)
+    assert warns(known.clock() - 8 * day)
+    assert cli("source", "show", "bucket:x", "--json").json["listing"].get("listed_at") is None
+
+
 def test_the_doctor_names_a_source_whose_variables_became_invalid(cli: Cli, database: Database) -> None:
     environ = {
         "BUCKETWIRE_SOURCE_KAFKA_ENABLE_env": "on", "BUCKETWIRE_SOURCE_KAFKA_BROKERS_env": "kafka",

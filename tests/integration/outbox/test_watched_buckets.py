@@ -226,6 +226,25 @@ def test_what_a_listing_that_is_due_needs_stays_in_the_log_for_a_day_at_most(kno
     assert purge(known.database, now + HOUR) == 0
 
 
+def test_what_a_first_listing_needs_stays_in_the_log_for_a_day_at_most(known: Known) -> None:
+    log, now, w = Log(known.database), known.clock(), tables.watched_buckets
+    kept = [event("a"), event("b")]
+    log.append([[kept[0], event("c", bucket="other")]])
+    for _ in range(2):  # the second is another try, and changes nothing
+        known.watched.begin(known.lease, "images")
+        before = known.watched.state(known.lease)
+        assert (before.bucket, before.complete, before.seq) == ("images", False, 0)
+        assert now <= before.began_at <= known.clock()
+    log.append([[kept[1]]])
+    assert purge(known.database, now + HOUR) == 1
+    assert recorded(known.database) == [one.id for one in kept]
+    for due_at, began_at, removed in ((now - DAY + HOUR, now - 2 * DAY, 0), (now - 2 * DAY, now - DAY - HOUR, 2)):
+        with known.database.writing() as connection:
+            connection.execute(w.update().values(due_at=due_at, began_at=began_at))
+        known.watched.begin(known.lease, "images")
+        assert purge(known.database, now + HOUR) == removed
+
+
 def test_a_source_that_the_environment_disables_keeps_events_for_a_day_however_often_processes_start(
     known: Known,
 ) -> None:
