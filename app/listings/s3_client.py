@@ -5,6 +5,7 @@ Of the host on which a source's bucket is listed nothing is used: no variable, n
 
 import logging
 import os
+from collections.abc import Callable
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -134,6 +135,15 @@ def of_source(access: SourceAccess, *, attempts: int) -> Any:
         ),
         requester_pays=access.requester_pays,
     )
+
+
+def count_requests(client: Any, count: Callable[[], None]) -> None:
+    """Call `count` for each request that a client sends, also if it is one more attempt, or fails."""
+
+    def sent(**_: Any) -> None:
+        count()
+
+    client.meta.events.register("before-send.s3", sent)
 
 
 def has_versions(client: Any, bucket: str) -> bool:

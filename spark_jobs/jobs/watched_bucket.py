@@ -47,7 +47,7 @@ from spark_jobs.errors import root_cause
 from spark_jobs.folders import Folder
 from spark_jobs.jobs.shares import Share, divided, number_of
 from spark_jobs.listings import s3_listing, source_listing
-from spark_jobs.listings.source_listing import SourceBucket, SourceListing
+from spark_jobs.listings.source_listing import Requests, SourceBucket, SourceListing
 from spark_jobs.reports.report import check_shared, write_parquet
 from spark_jobs.scratch import frame_of_keys, write_keys
 
@@ -201,7 +201,8 @@ class _Listing:
     def _list(self, state: Watched, began: int, due_at: int, scratch: Folder) -> str:
         settings, watched, lease = self._settings, self._watched, self._lease
         watched.begin(lease, settings.recorded_bucket)
-        seq, bucket = watched.last_seq(), SourceBucket.of(settings)
+        seq, requests = watched.last_seq(), Requests(self._database.url.render_as_string(hide_password=False), lease)
+        bucket = SourceBucket.of(settings, requests)
         sample = [chunk.first for chunk in watched.chunks(lease)]
         cores = self._spark.sparkContext.defaultParallelism
         tasks = max(_TASKS_PER_CORE * cores, min(state.objects // _KEYS_PER_TASK, _MAX_TASKS))
@@ -209,6 +210,8 @@ class _Listing:
             versioned, ranges = bucket.is_versioned(), s3_listing.divided(bucket, sample=sample, tasks=tasks)
         except s3_client.STORE_ERRORS as error:
             raise NotListed(s3_client.describe_failure(s3_client.describe_place(settings), error)) from error
+        finally:
+            requests.write()
         listing = source_listing.write(self._spark, bucket, ranges, scratch / "listing", versioned=versioned)
         check_age(listing.store_time, state.store_time, began - state.began_at)
         run = Run(
@@ -234,9 +237,7 @@ class _Listing:
         if isinstance(counts, str):
             return f"paused: {counts}"
         store_time = min(listing.store_time, run.ended)  # a clock that was ahead must not refuse what follows
-        watched.finish(
-            lease, run, counts, store_time=store_time, requests=listing.requests, due_at=due_at, skipped=listing.skipped
-        )
+        watched.finish(lease, run, counts, store_time=store_time, due_at=due_at, skipped=listing.skipped)
         self._rest(due_at)
         found = ", ".join(
             f"{getattr(counts, name):,} {name}" for name in ("created", "changed", "removed", "explained")

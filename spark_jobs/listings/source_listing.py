@@ -14,7 +14,10 @@ from app.config.sources.bucket import BucketSourceSettings
 from app.listings import s3_client
 from app.listings.errors import BadListing
 from app.listings.pages import entries_of, skipped_of, time_of
-from app.outbox.sources.watched import Skipped
+from app.outbox.engine.clock import DatabaseClock
+from app.outbox.engine.database import Database, DatabaseUnavailable
+from app.outbox.sources.leases import SourceLease
+from app.outbox.sources.watched import Skipped, WatchedBuckets
 from spark_jobs.folders import Folder
 from spark_jobs.listings import s3_listing
 from spark_jobs.reports.report import write_parquet
@@ -26,7 +29,39 @@ SCHEMA = (
     "latest boolean, answered bigint, skipped bigint, skipped_key string"
 )
 _ATTEMPTS = 12  # of a request: a server that is busy is asked again for some minutes
+_REQUESTS_AT_ONCE = 100  # that a task counts before it writes them
 _MAX_LISTED = 100_000_000  # entries of a range: a server that never ends
+
+
+@dataclass(slots=True)
+class Requests:
+    """Counts the requests of a source's listings in the outbox, also those of a task that fails."""
+
+    url: str = field(repr=False)  # of the outbox
+    lease: SourceLease
+    sent: int = 0  # since they were written
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Requests, (self.url, self.lease)  # each task counts its own
+
+    def add(self) -> None:
+        """Count one more; now and then what was counted is written."""
+        self.sent += 1
+        if self.sent >= _REQUESTS_AT_ONCE:
+            self.write()
+
+    def write(self) -> None:
+        """Write what was counted; if the outbox is away, another time."""
+        if not self.sent:
+            return
+        database = Database(self.url, pool_size=1, patience=None)
+        try:
+            WatchedBuckets(database, DatabaseClock(database), 0).count_requests(self.lease, self.sent)
+            self.sent = 0
+        except DatabaseUnavailable:
+            return
+        finally:
+            database.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +69,18 @@ class SourceBucket(s3_listing.Bucket):
     """The bucket of a source; it is sent to the executors."""
 
     access: BucketSourceSettings = field(kw_only=True, repr=False)
+    requests: Requests = field(kw_only=True, repr=False)
 
     @classmethod
-    def of(cls, settings: BucketSourceSettings) -> "SourceBucket":
+    def of(cls, settings: BucketSourceSettings, requests: Requests) -> "SourceBucket":
         """Return the bucket that a source's settings name."""
-        return cls(settings.bucket, settings.endpoint, prefix=settings.prefix, access=settings)
+        return cls(settings.bucket, settings.endpoint, prefix=settings.prefix, access=settings, requests=requests)
 
     def client(self) -> Any:
         """Return a client; the caller closes it."""
-        return s3_client.of_source(self.access, attempts=_ATTEMPTS)
+        client = s3_client.of_source(self.access, attempts=_ATTEMPTS)
+        s3_client.count_requests(client, self.requests.add)
+        return client
 
     def is_versioned(self) -> bool:
         """Return whether versions are listed: as the settings say, or if versioning is or was enabled."""
@@ -61,7 +99,6 @@ class SourceListing:
 
     rows: DataFrame
     entries: int
-    requests: int
     store_time: int
     skipped: Skipped
 
@@ -80,16 +117,22 @@ def summed_up(rows: DataFrame) -> SourceListing:
     is_entry = F.col("key").isNotNull()
     [sums] = rows.select(
         F.count_if(is_entry).alias("entries"),
-        F.count_if(~is_entry).alias("requests"),
         F.min(F.when(F.col("answered") > 0, F.col("answered"))).alias("store_time"),
         F.coalesce(F.sum("skipped"), F.lit(0)).alias("skipped"),
         F.coalesce(F.min("skipped_key"), F.lit("")).alias("skipped_key"),
     ).collect()
     skipped = Skipped(sums["skipped"], sums["skipped_key"])
-    return SourceListing(rows.where(is_entry), sums["entries"], sums["requests"], sums["store_time"] or 0, skipped)
+    return SourceListing(rows.where(is_entry), sums["entries"], sums["store_time"] or 0, skipped)
 
 
 def _rows(bucket: SourceBucket, keys: s3_listing.KeyRange, *, versioned: bool) -> Iterator[tuple[Any, ...]]:
+    try:
+        yield from _listed_rows(bucket, keys, versioned=versioned)
+    finally:
+        bucket.requests.write()
+
+
+def _listed_rows(bucket: SourceBucket, keys: s3_listing.KeyRange, *, versioned: bool) -> Iterator[tuple[Any, ...]]:
     place = 0
     for page in s3_listing.pages_of(bucket, keys, versioned=versioned):
         skipped = [key for key in skipped_of(page, versioned=versioned) if s3_listing.is_within(key, keys)]

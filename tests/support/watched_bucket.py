@@ -52,7 +52,7 @@ class Known:
         run = Run("images", "bucket:x", began, began + 5, 7)
         counted = Counts(**counts)
         self.watched.replace(self.lease, Replacement([], [], (), counted), 0)
-        self.watched.finish(self.lease, run, counted, store_time=9, requests=2, due_at=began + 60_000)
+        self.watched.finish(self.lease, run, counted, store_time=9, due_at=began + 60_000)
 
 
 class Watch:

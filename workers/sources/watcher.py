@@ -42,6 +42,8 @@ class Watcher(SourceThread):
         self._told_at = 0.0
         self._failed = lease.stored.failures > 0  # at the last listing, if that was another thread's
         self._has_begun = False  # a listing that has not ended
+        self._source: Any = None
+        self._counted_requests = 0
 
     @property
     def _retry_ms(self) -> int:
@@ -50,7 +52,7 @@ class Watcher(SourceThread):
 
     def _take(self, settings: SourceSettings) -> None:
         bucket = cast(BucketSourceSettings, settings)
-        source = cast(Any, create(settings.type_name, settings))
+        source = self._source = cast(Any, create(settings.type_name, settings))
         try:
             while not self._ending.is_set():
                 state = self._watched.state(self.lease)
@@ -68,7 +70,14 @@ class Watcher(SourceThread):
         except _Paused as error:
             log.warning("source %s is paused: %s", self.lease.stored.source, error)
         finally:
+            self._settle(self._count_requests)
             source.close()
+
+    def _count_requests(self) -> None:
+        """Count the requests since the last time, also those of a listing that fails."""
+        if more := self._source.requests - self._counted_requests:
+            self._watched.count_requests(self.lease, more)
+            self._counted_requests += more
 
     def _wait_until(self, due: int) -> None:
         while (left := due - self._outbox.clock()) > 0:
@@ -86,18 +95,18 @@ class Watcher(SourceThread):
             self._told_at = time.monotonic()
             note = self._outbox.leases.renew if self._failed else self._outbox.leases.answered
             note(self.lease, self._outbox.clock())
+            self._count_requests()
 
     def _list(self, source: Any, settings: BucketSourceSettings, state: Watched) -> None:
         """List the bucket, compare the listing with what is known, and record the differences."""
         began, seq = self._outbox.clock(), self._watched.last_seq()
-        store_time = behind = requests = 0
+        store_time = behind = 0
         skipped = Skipped()
         with closing(ListingSpool()) as listing, closing(KeySpool()) as recent:
             for page in source.pages():
                 check_age(page.store_time, state.store_time, self._outbox.clock() - state.began_at)
                 store_time = store_time or page.store_time
                 behind = max(0, self._outbox.clock() - page.store_time) if page.store_time else 0
-                requests += 1
                 skipped.add(page.skipped)
                 self._has_begun = True
                 listing.add(page.entries)
@@ -130,9 +139,8 @@ class Watcher(SourceThread):
                 self._most_events = max(1, self._most_events // 2)
             due_at = began + int(settings.every * 1000)
             store_time = min(store_time, run.ended)  # a clock that was ahead must not refuse what follows
-            self._watched.finish(
-                self.lease, run, counts, store_time=store_time, requests=requests, due_at=due_at, skipped=skipped
-            )
+            self._count_requests()
+            self._watched.finish(self.lease, run, counts, store_time=store_time, due_at=due_at, skipped=skipped)
             self._has_begun = False
             self._failed = False
 

@@ -301,7 +301,7 @@ def listing_metrics(sources: Sequence[StoredSource], watched: Mapping[int, Watch
         if stored.lists and stored.enabled and not stored.paused:
             due_at = listing.due_at if listing and listing.due_at else stored.created_at
             gauges["listing_overdue_seconds"].add_metric(place, max(0, now - due_at) / 1000)
-        if listing is None or not listing.complete:
+        if listing is None:
             continue
         for name, value in (
             ("listings", listing.listings),
@@ -311,6 +311,8 @@ def listing_metrics(sources: Sequence[StoredSource], watched: Mapping[int, Watch
             counters[name].add_metric(place, value)
         for kind in FOUND_KINDS:
             found.add_metric([*place, kind], getattr(listing, kind))
+        if not listing.complete:
+            continue
         for name, number in (
             ("objects", listing.objects),
             ("skipped_entries", listing.skipped),

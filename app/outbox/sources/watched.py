@@ -253,6 +253,12 @@ class WatchedBuckets:
             raise TargetFull(answer)
         return answer
 
+    def count_requests(self, lease: SourceLease, requests: int) -> None:
+        """Add to the requests of a bucket's listings, also if somebody else has its lease by now: they were made."""
+        mine = _W.source_id == lease.stored.row_id
+        update = tables.watched_buckets.update().where(mine).values(requests=_W.requests + requests)
+        write_alone(self._database, lambda connection: connection.execute(update))
+
     @repeated_after_deadlock
     def finish(
         self,
@@ -261,7 +267,6 @@ class WatchedBuckets:
         counts: Counts,
         *,
         store_time: int,
-        requests: int,
         due_at: int,
         skipped: Skipped | None = None,
     ) -> None:
@@ -286,7 +291,7 @@ class WatchedBuckets:
             last |= {"objects": counts.objects, "pending": counts.pending, "complete": True}
             # An approval holds for what is gone and has to wait for the end of the grace, and for nothing else.
             last["asked"] = min(_read(connection, lease).asked, counts.going)
-            sums = {"explained": counts.explained, "listings": 1, "requests": requests}
+            sums = {"explained": counts.explained, "listings": 1}
             _write(connection, lease.stored.row_id, last, sums)
 
     @repeated_after_deadlock

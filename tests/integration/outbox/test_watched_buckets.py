@@ -185,20 +185,23 @@ def test_the_event_that_an_object_is_compared_with_says_what_it_has(known: Known
 
 
 def test_listings_are_counted_and_an_approval_is_asked_for_once(known: Known) -> None:
+    known.watched.count_requests(known.lease, 9)  # nothing is noted of it yet
     known.finish(1_000, objects=5, known=5, created=2, explained=1)
+    known.watched.count_requests(known.lease, 1)
     known.finish(2_000, objects=6, known=5, removed=1, pending=3)
     state = known.watched.state(known.lease)
     assert (state.complete, state.began_at, state.ended_at, state.seq, state.due_at) == (True, 2_000, 2_005, 7, 62_000)
-    assert (state.objects, state.pending, state.listings, state.requests) == (6, 3, 2, 4)
+    assert (state.objects, state.pending, state.listings, state.requests) == (6, 3, 2, 1)
     assert (state.created, state.changed, state.removed, state.explained) == (2, 0, 1, 1)
     assert known.sources.stored(SOURCE).lag == 3
     known.watched.ask(known.lease, 40, "too many")
     stored = known.sources.stored(SOURCE)
     assert (stored.paused, stored.reason) == (True, "too many")
     known.sources.registry.resume(SOURCE)
+    known.watched.count_requests(known.lease, 3)  # of a listing that has lost its lease
     known.lease = known.claim()
     state = known.watched.state(known.lease)
-    assert state.asked == 40
+    assert (state.asked, state.requests) == (40, 4)
     assert 62_000 < state.due_at <= known.clock()
     known.finish(3_000, pending=41, going=40)
     assert known.watched.state(known.lease).asked == 40
@@ -214,7 +217,7 @@ def test_what_a_listing_that_is_due_needs_stays_in_the_log_for_a_day_at_most(kno
     log.append([[*kept, event("c", bucket="other")]])
 
     def list_it(due_at: int) -> None:
-        known.watched.finish(known.lease, run, Counts(), store_time=0, requests=1, due_at=due_at)
+        known.watched.finish(known.lease, run, Counts(), store_time=0, due_at=due_at)
 
     list_it(now - DAY + HOUR)
     assert purge(known.database, now + HOUR) == 3
@@ -314,7 +317,7 @@ def test_what_was_found_is_counted_with_its_events_also_if_the_listing_never_end
     gone = Replacement([], [], [event("d", name=DELETE)], Counts(removed=1))
     known.watched.replace(known.lease, gone, known.watched.last_seq())
     counts = Counts(created=2, removed=1, explained=4)
-    known.watched.finish(known.lease, Run("images", "bucket:x", 1, 2, 3), counts, store_time=0, requests=1, due_at=4)
+    known.watched.finish(known.lease, Run("images", "bucket:x", 1, 2, 3), counts, store_time=0, due_at=4)
     state = known.watched.state(known.lease)
     assert (state.created, state.removed, state.explained, state.listings) == (2, 1, 4, 1)
 

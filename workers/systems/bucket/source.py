@@ -30,19 +30,21 @@ class Page:
 
 
 class BucketSource:
-    """One bucket. `versioned` is known once it is open."""
+    """One bucket. `versioned` is known once it is open; `requests` is how many were sent."""
 
     def __init__(self, settings: BucketSourceSettings) -> None:
         self._settings = settings
         self._client: Any = None
         self.where = s3_client.describe_place(settings)
         self.versioned = settings.versions == "on"
+        self.requests = 0
 
     def open(self) -> None:
         """Make a client, and find out whether the bucket has versions. Raises `SourceUnavailable`."""
         self.close()
         with self._errors():
             self._client = s3_client.of_source(self._settings, attempts=_ATTEMPTS)
+            s3_client.count_requests(self._client, self._count)
             if self._settings.versions == "auto":
                 self.versioned = s3_client.has_versions(self._client, self._settings.bucket)
 
@@ -60,6 +62,9 @@ class BucketSource:
         client, self._client = self._client, None
         if client is not None:
             client.close()
+
+    def _count(self) -> None:
+        self.requests += 1
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
