@@ -64,8 +64,9 @@ WORKDIR /var/lib/bucketwire
 ENTRYPOINT ["tini", "--", "bucketwire"]
 
 FROM base AS spark
+# libnss-wrapper, because Java needs a name for its user, and a cluster may choose one that has none.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \
+    && apt-get install --yes --no-install-recommends libnss-wrapper openjdk-17-jre-headless procps \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
 COPY --from=build-spark /opt/bucketwire /opt/bucketwire
 COPY --from=jars /jars /opt/bucketwire/jars

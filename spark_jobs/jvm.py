@@ -20,6 +20,8 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 
+from spark_jobs import user_name
+
 _TIMEOUT = 300  # seconds that a JVM may need to write it
 _MODE = 0o600
 
@@ -102,11 +104,13 @@ def start(conf: SparkConf) -> None:
         if SparkContext._gateway is not None:
             return
         shown = os.environ.get("BUCKETWIRE_DEBUG", "") not in ("", "0")
+        user_name.set_variables()
         try:
             kept = {} if shown else {"stderr": output}
             gateway = launch_gateway(conf, popen_kwargs=kept)  # type: ignore[no-untyped-call]  # PySpark leaves it untyped
         except (PySparkRuntimeError, OSError) as error:
-            raise JavaNotStarted(f"Java did not start: {last_lines(output) or error}") from None
+            reasons = filter(None, (last_lines(output) or str(error), user_name.hint()))
+            raise JavaNotStarted(f"Java did not start: {'; '.join(reasons)}") from None
         SparkContext._ensure_initialized(gateway=gateway, conf=conf)
 
 

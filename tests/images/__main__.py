@@ -49,6 +49,15 @@ url, kind = "http://127.0.0.1:8730/v1/events", {"Content-Type": "application/jso
 request = urllib.request.Request(url, sys.argv[1].encode(), kind)
 print(urllib.request.urlopen(request, timeout=10).read().decode())
 """
+ANYONE = "1234567890:0"  # as OpenShift has it: a user without a name
+COUNT = """
+import os
+from bucketwire import start
+start.load()
+from spark_jobs.session import session
+with session("count", master="local[1]", jars=os.environ["BUCKETWIRE_SPARK_JARS"], memory="512m") as spark:
+    print(spark.sparkContext.sparkUser(), spark.range(9).rdd.map(lambda row: row.id).sum())
+"""
 
 
 @contextmanager
@@ -109,6 +118,11 @@ def build(having: Docker, tag: str) -> None:
     tools = "import importlib.util as u; print([name for name in ('pip', 'setuptools') if u.find_spec(name)])"
     left = having.run(*run, "--entrypoint", "python", tag, "-c", tools).stdout.strip()
     check(left == "[]", f"what only builds is not in it: {left}")
+    said = having.run(*run, "--user", ANYONE, tag, "--version").stdout.strip()
+    check(said.endswith(f"(commit {commit})"), f"as the user {ANYONE}: {said}")
+    if tag == SPARK:
+        said = having.run(*run, "--user", ANYONE, "--entrypoint", "python", tag, "-c", COUNT).stdout.strip()
+        check(said == "bucketwire 36", f"Spark counts as the user {ANYONE}: {said}")
 
 
 def ends_at_any_moment(having: Docker, tag: str) -> None:

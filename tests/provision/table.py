@@ -72,6 +72,8 @@ RECIPES = {
         # No server: it judges the units of deploy/systemd.
         Recipe("systemd", ("/usr/bin/systemd-analyze", "/usr/bin/systemd-sysusers"), ("systemd",)),
         Recipe("haproxy", ("/usr/sbin/haproxy",), ("haproxy",)),
+        # No server: as in the image with Spark, it names the user of Java.
+        Recipe("nss_wrapper", ("/usr/lib/*/libnss_wrapper.so",), ("libnss-wrapper",)),
         Recipe("mosquitto", ("/usr/sbin/mosquitto", "/usr/bin/mosquitto_passwd"), ("mosquitto",)),
         Recipe("nats", ("/usr/sbin/nats-server",), ("nats-server",)),
         Recipe("new_nats", (f"{places.NEW_NATS}/nats-server",), (), ready_made.build_new_nats, "pip"),

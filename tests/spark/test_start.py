@@ -168,6 +168,31 @@ def test_a_pod_without_a_writable_home_reads_by_the_drivers_of_the_jars_folder(t
     assert (done.returncode, done.stdout.splitlines()) == (0, ["False True"] * 2), done.stderr
 
 
+@pytest.mark.parametrize("installed", [True, pytest.param(False, marks=NIGHTLY)])
+def test_a_user_without_a_name_runs_spark(installed: bool) -> None:
+    """As OpenShift has it: Hadoop's login would find no name, and fail before any setting is read."""
+    for needed in ("spark_jars", "nss_wrapper"):
+        services.need(needed)
+    become = ["unshare", "--user", "--map-user=1234567890", "--map-group=0"]
+    if subprocess.run([*become, "true"], check=False).returncode:
+        pytest.skip("namespaces of users cannot be made here")
+    program = (
+        "import sys\n"
+        "from spark_jobs import user_name\n"
+        "from spark_jobs.session import session\n"
+        f"if not {installed}: user_name._WRAPPER = 'libnothing.so'\n"
+        "with session('user', master='local[1]', jars=sys.argv[1], memory='512m') as spark:\n"
+        "    print(spark.sparkContext.sparkUser(), spark.range(9).rdd.map(lambda row: row.id).sum())\n"
+    )
+    command = [*become, sys.executable, "-c", program, str(provision.SPARK_JARS)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if installed:
+        assert done.stdout == "bucketwire 36\n", done.stderr
+    else:
+        assert "user 1234567890 has no name, which Java needs: install libnss-wrapper" in done.stderr
+    assert "libnss-wrapper" in (ROOT / "Dockerfile").read_text()
+
+
 def test_the_image_has_the_libraries_by_their_hashes(tmp_path: Path) -> None:
     services.need("spark_jars")
     connectors.check(provision.SPARK_JARS)
