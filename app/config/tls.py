@@ -2,10 +2,21 @@
 
 import ssl
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
 
 
 class BadFile(Exception):
     """A certificate or key file is unusable; the message names the setting and the file."""
+
+
+class Validity(NamedTuple):
+    """From when to when a certificate is valid, in milliseconds since 1970."""
+
+    begins_at: int
+    ends_at: int
 
 
 NAMES = ("tls_ca", "client_cert", "client_key")  # what most types of targets call the files
@@ -47,19 +58,23 @@ def context(
     return tls_context
 
 
-def ends_of_file(path: str) -> list[float]:
-    """Return the ends of a PEM file's certificates, in seconds since 1970. Raises `OSError` or `ValueError`."""
+def validities_of_file(path: str) -> list[Validity]:
+    """Return when a PEM file's certificates are valid. Raises `OSError` or `ValueError`."""
     from cryptography import x509  # noqa: PLC0415 - slow: only with TLS
 
-    read = x509.load_pem_x509_certificates(Path(path).read_bytes())
-    return [certificate.not_valid_after_utc.timestamp() for certificate in read]
+    return [_validity(one) for one in x509.load_pem_x509_certificates(Path(path).read_bytes())]
 
 
-def end_of(certificate: bytes) -> float:
-    """Return the end of a certificate in DER, in seconds since 1970. Raises `ValueError`, or another for odd ones."""
+def validity_of(certificate: bytes) -> Validity:
+    """Return when a certificate in DER is valid. Raises `ValueError`, or another for odd ones."""
     from cryptography import x509  # noqa: PLC0415 - slow: only with TLS
 
-    return x509.load_der_x509_certificate(certificate).not_valid_after_utc.timestamp()
+    return _validity(x509.load_der_x509_certificate(certificate))
+
+
+def _validity(read: "Certificate") -> Validity:
+    begins, ends = read.not_valid_before_utc, read.not_valid_after_utc
+    return Validity(int(begins.timestamp() * 1000), int(ends.timestamp() * 1000))
 
 
 def verify_alike(tls_context: ssl.SSLContext) -> ssl.SSLContext:

@@ -22,11 +22,12 @@ from app.doctor.runs import check_runs, check_schedule, check_unscheduled
 from app.doctor.upkeep import check_upkeep
 from app.logs import clause
 from app.outbox.admin.counters import TargetCounters, TargetStatus, audit, read_status
+from app.outbox.certificates import near_end
 from app.outbox.delivery import heartbeats
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.newest_events import NEWEST, guessed_keys, shared_names, unknown_names
-from app.outbox.policies import CERTIFICATES, RETENTION
+from app.outbox.policies import RETENTION
 from app.outbox.processes import HINDERED, RUNNING, has_spark_worker, read_processes, read_queues
 from app.outbox.registry import Registry
 from app.outbox.schema import schema_version
@@ -483,8 +484,8 @@ def _check_tokens(service: Service) -> Iterator[Finding]:
     if expired := sum(token.expires_at <= now for token in expiring):
         text = f"{count_noun(expired, 'token')} expired: revoke what is not needed any more"
         yield Finding("tokens", "note", text, ls)
-    ends = (token.expires_at for token in expiring if token.is_in_use(now))
-    if soon := [at for at in ends if at <= now + CERTIFICATES.notice_ms]:
+    used = [token for token in expiring if token.is_in_use(now)]
+    if soon := [token.expires_at for token in used if now >= near_end(token.created_at, token.expires_at)]:
         first = format_seconds((min(soon) - now) / 1000)
         text = f"{count_noun(len(soon), 'token')} in use will expire, the first in {first}: give its users another one"
         yield Finding("tokens", "warning", text, ls)

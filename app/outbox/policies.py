@@ -281,11 +281,16 @@ class HeartbeatPolicy(NamedTuple):
 
 
 class CertificatePolicy(NamedTuple):
-    """What is kept of the certificates that connections meet, and when their ends are near."""
+    """What is kept of the certificates that connections meet, and when the end of one, or of a token, is near."""
 
     max_names: int = 100  # of a target or source, those that end first
     max_name_characters: int = 255
-    notice_ms: int = 21 * 86_400_000  # before its end that one is a finding: authorities may take weeks for another
+    # Before its end that one is a finding: authorities may take weeks for another. Of a short life it is the last
+    # quarter, because programs that renew by themselves do so after two thirds.
+    notice_ms: int = 21 * 86_400_000
+    notice_share: int = 4
+    alert_ms: int = 14 * 86_400_000  # before its end that there is an alert, or the same share
+    token_alert_ms: int = 7 * 86_400_000  # likewise for tokens
     gone_ms: int = 3 * 86_400_000  # not met for so long while others were: each near its end is looked at once a day
 
 

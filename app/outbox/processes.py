@@ -22,6 +22,7 @@ import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
+from app.config.tls import Validity
 from app.outbox import audit, tables
 from app.outbox.column_values import clean_reason
 from app.outbox.engine.clock import database_now
@@ -45,6 +46,15 @@ class Refusal(NamedTuple):
     reason: str
 
 
+class MetCertificate(NamedTuple):
+    """A certificate that an API has met: of what it connects to, such as `broker`; "": at its own address."""
+
+    of: str
+    name: str  # the address
+    valid: Validity
+    seen_at: int  # when it was last met (ms)
+
+
 @dataclass(frozen=True, slots=True)
 class Process:
     """A process, by its last heartbeat. Times are ms by the database's clock, 0 for never."""
@@ -64,7 +74,7 @@ class Process:
     at: int = 0
     served_at: int = 0  # of its last heartbeat without a problem
     ended_at: int = 0
-    certificate_ends_at: int = 0  # of the certificate at `address`, if that has one
+    certificates: Sequence[MetCertificate] = ()  # that an API presents, and those that its connections meet
 
     @property
     def host(self) -> str:
@@ -162,7 +172,7 @@ def _columns(process: Process) -> dict[str, Any]:
         "at": process.at,
         "served_at": process.served_at,
         "ended_at": None,
-        "certificate_ends_at": process.certificate_ends_at or None,
+        "certificates": orjson.dumps([[*one[:2], *one.valid, one.seen_at] for one in process.certificates]).decode(),
     }
 
 
@@ -237,7 +247,10 @@ def _process(row: Any) -> Process:
         # Code from before migration 0021 records workers while they serve.
         served_at=row.at if row.served_at is None else row.served_at,
         ended_at=row.ended_at or 0,
-        certificate_ends_at=row.certificate_ends_at or 0,
+        certificates=[
+            MetCertificate(of, name, Validity(begins_at, ends_at), seen_at)
+            for of, name, begins_at, ends_at, seen_at in orjson.loads(row.certificates or "[]")
+        ],
     )
 
 

@@ -380,7 +380,8 @@ workers = sa.Table(
     sa.Column("problem", sa.Text),  # why it does not do what it serves
     sa.Column("served_at", sa.BigInteger),  # of its last heartbeat without a problem
     sa.Column("ended_at", sa.BigInteger),
-    sa.Column("certificate_ends_at", sa.BigInteger),  # of the certificate at its address; NULL: it has none
+    sa.Column("certificate_ends_at", sa.BigInteger),  # of the one at its address, by code from before 0030
+    sa.Column("certificates", LongText),  # JSON array: those that it presents and meets
 )
 
 # What came of what runs by time in the drain's process: `app.outbox.upkeep`. A time is 0 for never.

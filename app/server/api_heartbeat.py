@@ -24,8 +24,9 @@ from app.outbox.delivery.leases import new_token
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.spool import describe_waiting, waiting_files
 from app.outbox.policies import HEARTBEATS, SPOOL
-from app.outbox.processes import API, Process, end_process, read_process, record_process
+from app.outbox.processes import API, MetCertificate, Process, end_process, read_process, record_process
 from app.release import VERSION
+from app.server.met_certificates import MetCertificates
 
 _END_SECONDS = 1.5  # that the main process waits at most to record its end
 
@@ -39,6 +40,9 @@ class ApiHeartbeat:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._process = Process(new_token(), f"api@{socket.gethostname()}", VERSION, "gunicorn", (API,))
+        self._met = MetCertificates(settings)
+        self._valid: tls.Validity | None = None  # the certificate at its own address; None: none was seen
+        self._seen_at = 0
         self._lock = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process runs
 
     def begin(self, listeners: Sequence[Any]) -> None:
@@ -68,10 +72,10 @@ class ApiHeartbeat:
         scheme = "https" if self._settings.tls_cert else "http"
         own = f"{scheme}://{self._settings.api_address._replace(port=port)}"
         is_known = False
+        self._met.begin()
         with closing(self._open()) as database:
             while True:
-                ends: list[int] = []
-                problem = problem_of(own, certificate=lambda der, ends=ends: ends.append(_end_of(der)))  # type: ignore[misc]  # mypy, of a default
+                problem = problem_of(own, certificate=self._note_own)
                 with suppress(sa.exc.SQLAlchemyError):  # the next one is soon; before `migrate` there is no such table
                     if not is_known:
                         address = f"{scheme}://{HostPort(reachable_host(self._settings), port)}"
@@ -83,10 +87,17 @@ class ApiHeartbeat:
                             self._process,
                             problem=problem,
                             jobs=self._spooled(),
-                            certificate_ends_at=ends[0] if ends else self._process.certificate_ends_at,
+                            certificates=[*self._own(), *self._met.all()],
                         ),
                     )
                 time.sleep(HEARTBEATS.interval_ms / 1000)
+
+    def _note_own(self, certificate: bytes) -> None:
+        with suppress(Exception):  # an odd one, by more classes than `ValueError`; the heartbeats go on
+            self._valid, self._seen_at = tls.validity_of(certificate), now_ms()
+
+    def _own(self) -> list[MetCertificate]:
+        return [] if self._valid is None else [MetCertificate("", self._process.address, self._valid, self._seen_at)]
 
     def _spooled(self) -> tuple[str, ...]:
         """Return what waits in the spool folder for longer than recording takes."""
@@ -107,13 +118,6 @@ class ApiHeartbeat:
         """Return the process with the times that a worker before this one has recorded."""
         with database.reading() as connection:
             return read_process(connection, self._process.id) or self._process
-
-
-def _end_of(certificate: bytes) -> int:
-    """Return the end of a certificate (ms since 1970), 0 if it cannot be read."""
-    with suppress(Exception):  # of more classes than `ValueError`; the heartbeats go on
-        return int(tls.end_of(certificate) * 1000)
-    return 0
 
 
 def reachable_host(settings: Settings) -> str:

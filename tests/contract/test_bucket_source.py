@@ -11,11 +11,13 @@ import sqlalchemy as sa
 
 from app.config.sources.bucket import BucketSourceSettings
 from app.config.target_settings import load
+from app.config.tls import validities_of_file
 from app.events.limits import Limits
 from app.events.origin import origin_of
 from app.outbox import tables
+from app.outbox.certificates import Certificate, read_certificates
 from app.outbox.engine.clock import DatabaseClock
-from app.outbox.engine.database import Database
+from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.retention import purge
 from app.outbox.sources.watched import read_watched
@@ -69,6 +71,21 @@ def test_a_first_listing_remembers_and_the_next_find_what_changed(minio: service
     assert (state.created, state.changed, state.removed, state.explained) == (1, 1, 2, 0)
     assert (state.objects, state.listings, state.pending) == (len(bucket.keys()), 4, 0)
     assert state.requests >= 4
+
+
+def test_the_certificate_of_its_server_is_known(database: Database, certificates: services.Certificates) -> None:
+    [valid] = validities_of_file(str(certificates.cert))
+    with services.minio(tls=True) as minio:
+        bucket = WatchedBucket(minio, database, tls_ca=str(certificates.ca))
+        bucket.watch()
+        with running(database):
+            bucket.listed(1)
+            until(lambda: [one.valid for one in met(database)] == [valid], what="its certificate")
+
+
+def met(database: Database) -> list[Certificate]:
+    with database.reading() as connection:
+        return read_certificates(connection, [], now_ms())
 
 
 def test_an_event_says_that_a_listing_found_it(minio: services.MinIO, database: Database) -> None:

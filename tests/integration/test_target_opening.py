@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.config.errors import BadSettings
-from app.config.tls import ends_of_file
+from app.config.tls import Validity, validities_of_file
 from app.outbox import tables
 from app.outbox.certificates import read_certificates
 from app.outbox.delivery.availability import begin_opening
@@ -207,12 +207,12 @@ def test_certificates_that_a_worker_meets_are_kept_and_looked_at_anew_after_a_re
     whole: Delivery, database: Database
 ) -> None:
     ca = services.certificates().ca
-    end = int(ends_of_file(str(ca))[0] * 1000)
+    [valid] = validities_of_file(str(ca))
 
-    def kept() -> dict[str, int]:
+    def kept() -> dict[str, Validity]:
         with database.reading() as connection:
             found = read_certificates(connection, [], now_ms())
-        return {one.name: one.ends_at for one in found if one.of == f"target {target}"}
+        return {one.name: one.valid for one in found if one.of == f"target {target}"}
 
     with services.redis(tls=True) as server:
         address = server.tls_url.rpartition("/")[0]
@@ -220,9 +220,9 @@ def test_certificates_that_a_worker_meets_are_kept_and_looked_at_anew_after_a_re
             database, type_name="redis", values={"address": address, "key": "k", "format": "access", "tls_ca": str(ca)}
         )
         assert open_now(whole, database, target) == "opened"
-        assert kept() == {services.LOOPBACK: end, "tls_ca": end}
+        assert kept() == {services.LOOPBACK: valid, "tls_ca": valid}
         registry(database).resume(target)
         assert kept() == {}
         Log(database).append([[event("a")]])
         whole.context.deliverer.deliver(target)
-        assert kept() == {services.LOOPBACK: end, "tls_ca": end}
+        assert kept() == {services.LOOPBACK: valid, "tls_ca": valid}

@@ -178,6 +178,18 @@ HELD = [
         "test_the_right_certificate_is_accepted",
     ),
     (
+        "those of the database, the broker, the provider, if they are verified", "ends",
+        "integration/test_met_certificates.py", "test_the_certificate_of_the_database_is_known_if_it_is_verified",
+    ),
+    (
+        "that of a watched bucket's server", "ends", "contract/test_bucket_source.py",
+        "test_the_certificate_of_its_server_is_known",
+    ),
+    (
+        "that of a store that only Spark lists", "has ended", RUNS,
+        "test_a_failed_run_is_said_with_what_the_last_good_one_found",
+    ),
+    (
         "that of a target's server, the authority", "is not trusted, has ended", CONTRACT,
         "test_a_wrong_certificate_is_refused",
     ),

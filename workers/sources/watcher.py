@@ -4,13 +4,16 @@ The listing goes into a file first, and is compared with what is known from its 
 anything written, chunk by chunk, each with its events. So a listing that cannot be believed changes nothing.
 """
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, cast
+from urllib.parse import urlsplit
 
+from app import asked_certificate
 from app.config.sources.base import SourceSettings
 from app.config.sources.bucket import BucketSourceSettings
 from app.listings.comparison import Part, Replacement, compared
@@ -18,6 +21,7 @@ from app.listings.differences import Counts, Run
 from app.listings.errors import BadListing
 from app.listings.limits import check_age, refused_removals
 from app.listings.spool import KeySpool, ListingSpool
+from app.outbox.certificates import record_of_source
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.leases import SourceLease
 from app.outbox.sources.watched import Skipped, Watched, WatchedBuckets
@@ -143,6 +147,15 @@ class Watcher(SourceThread):
             self._watched.finish(self.lease, run, counts, store_time=store_time, due_at=due_at, skipped=skipped)
             self._has_begun = False
             self._failed = False
+        self._record_certificate(settings)
+
+    def _record_certificate(self, settings: BucketSourceSettings) -> None:
+        endpoint, stored = urlsplit(settings.endpoint), self.lease.stored
+        if endpoint.scheme == "https" and endpoint.hostname:
+            with contextlib.suppress(Exception):  # the listing has succeeded, and is what matters
+                valid = asked_certificate.ask(endpoint.hostname, endpoint.port or 443)
+                seen = {endpoint.hostname: valid}
+                record_of_source(self._outbox.database, stored.row_id, stored.revision, seen, self._outbox.clock())
 
     def _check_removals(self, settings: BucketSourceSettings, state: Watched, counts: Counts, entries: int) -> None:
         """Pause the source if the listing lacks too many objects. Raises `_Paused`."""

@@ -13,68 +13,85 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.config import tls
+from app.config.tls import Validity
 
 _AHEAD_SECONDS = 30 * 86_400  # before the end of a certificate, after which it is looked at again
+_AHEAD_SHARE = 3  # or in the last third of its life: authorities renew after two thirds
 _AGAIN_SECONDS = 86_400.0  # between two such looks
-_RECORDED_SECONDS = 43_200.0  # after which one that is met again is recorded again: less than between two looks
+_AGAIN_SHARE = 24  # or this share of its life
+_LEAST_SECONDS = 60.0  # between two looks in any case
+_RECORDED_SHARE = 2  # of the time between two looks, after which one that is met again is recorded again
 
 
 class SeenCertificates:
-    """The ends of certificates that were seen (ms since 1970), by names of servers or settings. Thread-safe."""
+    """When certificates are valid that were seen, by names of servers or settings. Thread-safe."""
 
     def __init__(self) -> None:
-        self._ends: dict[str, int] = {}
-        self._unrecorded: dict[str, int] = {}
-        self._recorded: dict[str, tuple[int, float]] = {}  # and when, by time.monotonic()
+        self._valid: dict[str, Validity] = {}
+        self._unrecorded: dict[str, Validity] = {}
+        self._recorded: dict[str, tuple[Validity, float]] = {}  # and when, by time.monotonic()
         self._looked_at = 0.0  # of the last handshake or such look, by time.monotonic()
         self._lock = threading.Lock()
 
-    def note(self, name: str, ends_at: float) -> None:
-        """Note a certificate that ends at a time in seconds since 1970."""
-        end, now = int(ends_at * 1000), time.monotonic()
+    def note(self, name: str, valid: Validity) -> None:
+        """Note a certificate, and when it is valid."""
+        now = time.monotonic()
         with self._lock:
-            self._ends[name] = end
+            self._valid[name] = valid
             self._looked_at = now
             recorded, at = self._recorded.get(name, (None, 0.0))
-            if recorded != end or now >= at + _RECORDED_SECONDS:
-                self._unrecorded[name] = end
+            if recorded != valid or now >= at + _again(valid) / _RECORDED_SHARE:
+                self._unrecorded[name] = valid
             else:
                 self._unrecorded.pop(name, None)
 
-    def unrecorded(self) -> Mapping[str, int]:
-        """Return the ends that differ from those last passed to `recorded`, or were noted again half a day later.
+    def unrecorded(self) -> Mapping[str, Validity]:
+        """Return what differs from what was last passed to `recorded`, or was noted again half a day later.
 
-        Others are not returned, because another process may have recorded a newer end of the same name meanwhile.
+        The rest is not returned, because another process may have met a newer certificate of the same name meanwhile.
         """
         if not self._unrecorded:  # without the lock: this is asked for each batch
             return {}
         with self._lock:
             return dict(self._unrecorded)
 
-    def recorded(self, ends: Mapping[str, int]) -> None:
+    def recorded(self, valid: Mapping[str, Validity]) -> None:
         """Note that this is recorded, beside what was recorded before."""
         with self._lock:
-            for name, end in ends.items():
-                self._recorded[name] = end, time.monotonic()
-                if self._unrecorded.get(name) == end:
+            for name, one in valid.items():
+                self._recorded[name] = one, time.monotonic()
+                if self._unrecorded.get(name) == one:
                     del self._unrecorded[name]
 
     def forget(self) -> None:
         """Forget what was seen."""
         with self._lock:
-            self._ends, self._unrecorded, self._recorded = {}, {}, {}
+            self._valid, self._unrecorded, self._recorded = {}, {}, {}
 
     def is_stale(self) -> bool:
         """Return whether one ends soon and may have been renewed since: only a new connection would show that.
 
-        It is so once a day, also if that connection shows nothing.
+        It is so once a day, for a short life more often, also if that connection shows nothing.
         """
-        if not self._ends or time.monotonic() - self._looked_at < _AGAIN_SECONDS:
-            return False
-        if min(self._ends.values()) / 1000 >= time.time() + _AHEAD_SECONDS:
+        since, now = time.monotonic() - self._looked_at, time.time()
+        if not any(
+            since >= _again(one) and now > one.ends_at / 1000 - _ahead(one) for one in self._valid.copy().values()
+        ):
             return False
         self._looked_at = time.monotonic()
         return True
+
+
+def _again(valid: Validity) -> float:
+    return min(_AGAIN_SECONDS, max(_LEAST_SECONDS, _life(valid) / _AGAIN_SHARE))
+
+
+def _ahead(valid: Validity) -> float:
+    return min(_AHEAD_SECONDS, _life(valid) / _AHEAD_SHARE)
+
+
+def _life(valid: Validity) -> float:
+    return (valid.ends_at - valid.begins_at) / 1000
 
 
 # By the id of the settings, which need not be hashable; an entry goes with them.
@@ -116,4 +133,4 @@ def _note(connection: Any) -> None:
     # Whatever cannot be read of a certificate that OpenSSL accepts stays unknown: the connection itself works. What
     # Python decodes of it is not asked for, since that fails for text that is not UTF-8.
     with contextlib.suppress(Exception):
-        seen.note(connection.server_hostname or "server", tls.end_of(connection.getpeercert(binary_form=True)))
+        seen.note(connection.server_hostname or "server", tls.validity_of(connection.getpeercert(binary_form=True)))

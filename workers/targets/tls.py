@@ -4,6 +4,7 @@ import contextlib
 import ssl
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from app.config import tls
@@ -35,9 +36,9 @@ def context(
     # Replaced in this moment, or of a form that only OpenSSL reads; the library's errors are of several classes.
     with contextlib.suppress(Exception):
         if client_cert:
-            seen.note(names[1], tls.ends_of_file(client_cert)[0])
+            seen.note(names[1], tls.validities_of_file(client_cert)[0])
         if ca:  # of several authorities one may be a former one
-            seen.note(names[0], max(tls.ends_of_file(ca)))
+            seen.note(names[0], max(tls.validities_of_file(ca), key=attrgetter("ends_at")))
     return made
 
 

@@ -25,13 +25,14 @@ from app.outbox import log_head, refusals
 from app.outbox.admin.counters import Audit, TargetCounters, TargetStatus, audit, read_status
 from app.outbox.admin.old_snapshots import OldSnapshots, read_old_snapshots
 from app.outbox.beat_pauses import beat_at
-from app.outbox.certificates import Certificate, read_certificates
+from app.outbox.certificates import Certificate, near_end, read_certificates
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import leased_partitions
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.log.spool import Spool, waiting_files
 from app.outbox.newest_events import NEWEST, unknown_names
+from app.outbox.policies import CERTIFICATES
 from app.outbox.processes import (
     API,
     RUNNING,
@@ -325,15 +326,22 @@ def listing_metrics(sources: Sequence[StoredSource], watched: Mapping[int, Watch
 
 
 def expiry_metrics(certificates: Sequence[Certificate], tokens: Sequence[StoredToken]) -> Iterator[Metric]:
-    """Yield until when certificates are valid, and when the first of these tokens expires."""
+    """Yield until when certificates and tokens are valid, and by when each should have been replaced."""
+    labels = ["of", "certificate"]
     text = "End of a certificate, seconds since 1970, by who meets or uses it."
-    ends = GaugeMetricFamily("bucketwire_certificate_expiry_timestamp_seconds", text, labels=["of", "certificate"])
+    ends = GaugeMetricFamily("bucketwire_certificate_expiry_timestamp_seconds", text, labels=labels)
+    text = "By when a certificate should have been renewed, seconds since 1970."
+    due = GaugeMetricFamily("bucketwire_certificate_renewal_timestamp_seconds", text, labels=labels)
     for one in certificates:
-        ends.add_metric([one.of, one.name], one.ends_at / 1000)
-    yield ends
-    if expiries := [one.expires_at for one in tokens if one.expires_at]:
+        ends.add_metric([one.of, one.name], one.valid.ends_at / 1000)
+        due.add_metric([one.of, one.name], near_end(*one.valid, CERTIFICATES.alert_ms) / 1000)
+    yield from (ends, due)
+    if expiring := [one for one in tokens if one.expires_at]:
         text = "When the first of the tokens in use expires, seconds since 1970."
-        yield _single("token_expiry_timestamp_seconds", text, min(expiries) / 1000)
+        yield _single("token_expiry_timestamp_seconds", text, min(one.expires_at for one in expiring) / 1000)
+        text = "By when the first of the tokens in use should have been replaced, seconds since 1970."
+        times = (near_end(one.created_at, one.expires_at, CERTIFICATES.token_alert_ms) for one in expiring)
+        yield _single("token_renewal_timestamp_seconds", text, min(times) / 1000)
 
 
 def _posted(count: int) -> Metric:

@@ -13,6 +13,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.config.arn import TargetId
+from app.config.tls import Validity
 from app.outbox import refusals, tables, upkeep
 from app.outbox.certificates import record_of_target
 from app.outbox.engine.database import Database, now_ms
@@ -69,7 +70,7 @@ def expiring(database: Database) -> dict[str, str]:
     """Have a target with a certificate that ends, and a token in use that expires; the header of the token."""
     with database.reading() as connection:
         [row, *_] = connection.execute(sa.select(tables.targets.c.id, tables.targets.c.revision)).all()
-    record_of_target(database, row.id, row.revision, {"hook.example.com": now_ms()}, now_ms())
+    record_of_target(database, row.id, row.revision, {"hook.example.com": Validity(0, now_ms())}, now_ms())
     token = Tokens(database).create("prometheus", ["read"], expires_at=now_ms() + 600_000)
     with database.writing() as connection:
         connection.execute(tables.tokens.update().values(used_at=now_ms()))

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from app.config.tls import ends_of_file
+from app.config.tls import validities_of_file
 from app.outbox.certificates import Certificate, read_certificates
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
@@ -83,7 +83,7 @@ def test_until_when_its_certificate_is_valid_is_known_of_an_api(s3: S3) -> None:
     until(found, 30, what="its heartbeat")
     [one] = found()
     assert (one.of, one.name) == (f"api on {socket.gethostname()}", s3.api.url)
-    assert one.ends_at == ends_of_file(str(services.certificates().cert))[0] * 1000
+    assert one.valid == validities_of_file(str(services.certificates().cert))[0]
 
 
 def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_not(s3: S3) -> None:

@@ -513,11 +513,15 @@ def test_the_doctor_warns_before_a_token_in_use_expires(cli: Cli, database: Data
 
     tokens.create("endless", ["read"])
     tokens.create("later", ["read"], expires_at=now + 22 * day)
+    tokens.create("short", ["read"], expires_at=now + 3 * day)
     tokens.create("expired", ["read"], expires_at=now - 1)
     assert found() == [("note", "1 token expired: revoke what is not needed any more")]
     with database.writing() as connection:
         connection.execute(used)
     tokens.create("unused", ["read"], expires_at=now + day)
+    with database.writing() as connection:
+        old = tables.tokens.update().values(created_at=now - 30 * day)
+        connection.execute(old.where(tables.tokens.c.name == "unused"))
     assert [grade for grade, _ in found()] == ["note"]
     with database.writing() as connection:
         connection.execute(used.where(tables.tokens.c.name == "unused"))
