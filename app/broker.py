@@ -167,8 +167,17 @@ def load_transport(broker_url: str) -> None:
 
 
 def transport_options(broker_url: str) -> dict[str, Any]:
-    """Return kombu's options for connections to this broker, so that each notices a broker that does not answer."""
-    return dict(_RABBITMQ if is_rabbitmq(broker_url) else _REDIS)
+    """Return kombu's options for connections to this broker, so that each notices a broker that does not answer.
+
+    From then on the answers of a Redis have a time limit in this process.
+    """
+    if is_rabbitmq(broker_url):
+        return dict(_RABBITMQ)
+    from app.redis_answers import limit_answers  # noqa: PLC0415 - slow: not for RabbitMQ
+
+    transport: Any = Connection(broker_url).get_transport_cls()
+    limit_answers(transport.Channel)
+    return dict(_REDIS)
 
 
 def waiting(channel: Any, queue: str) -> int:
