@@ -76,7 +76,7 @@ class Database:
     ) -> None:
         self.url = sa.make_url(url)
         self._patience = patience
-        self._own = threading.local()  # `seconds` of this thread
+        self._own = threading.local()  # `seconds` of this thread, and the connection that it has `opened` and not used
         self.engine = _open(self.url, pool_size, patience)
         self._reader: sa.Engine = self.engine.execution_options(reading=True)
         if self.dialect == "sqlite":
@@ -87,7 +87,7 @@ class Database:
             # stops counting it.
             self._reader = _open(self.url, pool_size, patience, autocommit=True)
             for engine in (self.engine, self._reader):
-                sa_event.listen(engine, "connect", _note_connected)
+                sa_event.listen(engine, "connect", self._note_connected)
                 sa_event.listen(engine, "checkout", self._check)
                 sa_event.listen(engine, "checkout", self._limit)
                 sa_event.listen(engine, "handle_error", self._failed)
@@ -181,8 +181,14 @@ class Database:
         seconds = min(DATABASE.statement_seconds, getattr(self._own, "seconds", None) or math.inf)
         connection.execute(f"PRAGMA busy_timeout = {seconds * 1000:.0f}")
 
+    def _note_connected(self, connection: Any, entry: ConnectionPoolEntry) -> None:
+        self._own.opened = connection
+        entry.info[_WORKED_AT] = time.monotonic()
+        outbox_state.connected(connection)
+
     def _check(self, connection: Any, entry: ConnectionPoolEntry, _face: Any) -> None:
         """Ask a connection whether it works if another one has got no answer since it was known to work."""
+        is_new, self._own.opened = connection is getattr(self._own, "opened", None), None
         if outbox_state.doubts(entry.info.get(_WORKED_AT, math.inf)):
             dialect: Any = self.engine.dialect
             connection.patience = DATABASE.ping_seconds
@@ -191,6 +197,9 @@ class Database:
             except dialect.loaded_dbapi.Error as error:
                 is_late = db_errors.ran_out_of_time(connection, error)
                 outbox_state.lost(TimeoutError(f"no answer within {DATABASE.ping_seconds:g} s") if is_late else error)
+                if is_new:
+                    # The pool tries two connections at most, and its error after them is no error of the database.
+                    raise sa.exc.OperationalError(None, None, error) from error
                 raise sa.exc.InvalidatePoolError from error  # the pool replaces it, and all others at once
             entry.info[_WORKED_AT] = time.monotonic()
             outbox_state.answered()
@@ -236,11 +245,6 @@ class Database:
         """Close every connection that is not in use; the next use opens another one."""
         for engine in (self.engine, self._reader):
             engine.dispose()
-
-
-def _note_connected(connection: Any, entry: ConnectionPoolEntry) -> None:
-    entry.info[_WORKED_AT] = time.monotonic()
-    outbox_state.connected(connection)
 
 
 def _breaks(driver: Any, error: BaseException | None, worked_at: float) -> bool:

@@ -85,6 +85,29 @@ def test_connections_that_were_lost_together_cause_one_error(empty_url: str, fir
     other.close()
 
 
+@pytest.mark.parametrize("empty_url", ["postgresql", "mysql"], indirect=True)
+@pytest.mark.parametrize("face", _FACES)
+def test_connections_that_are_lost_as_soon_as_they_are_opened_are_an_error_of_the_database(
+    empty_url: str, face: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(connection: Any) -> None:
+        asked.append(connection)
+        raise dialect.loaded_dbapi.OperationalError("server closed the connection unexpectedly")
+
+    database, asked = Database(empty_url), list[Any]()
+    dialect: Any = database.engine.dialect
+    assert _answers(_FACES[face](database))
+    with monkeypatch.context() as patch:
+        patch.setattr("app.outbox.engine.database.outbox_state.doubts", lambda _: True)
+        for engine in (database.engine, database._reader):
+            patch.setattr(engine.dialect, "do_ping", lose)
+        with pytest.raises(DatabaseUnavailable, match="closed the connection"), _FACES[face](database):
+            pass
+    assert len(asked) == 2
+    assert all(_answers(opened(database)) for opened in _FACES.values())
+    database.close()
+
+
 @pytest.mark.parametrize("outbox_url", ["mysql", "mariadb"], indirect=True)
 def test_a_value_that_does_not_fit_is_refused_and_not_cut_whatever_the_servers_sql_mode(database: Database) -> None:
     with database.engine.connect() as connection:
