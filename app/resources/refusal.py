@@ -147,7 +147,9 @@ _OF_SIGN_INS: Mapping[str, Reason] = {
     "openid-claim": Reason(
         "{who} has no value of the claim that gives access", "compare it with BUCKETWIRE_OIDC_ADMIN and _READ"
     ),
-    "openid-refused": Reason("the provider has refused the sign-in{fact}", "look at the provider's log"),
+    "openid-refused": Reason(
+        "the browser came back without a sign-in, with these words in its request{fact}", "look at the provider's log"
+    ),
     "openid-state": Reason("the sign-in was not begun in this browser, or too long ago", "begin it again"),
     "openid-clock": Reason("a clock is wrong{fact}", "set it by NTP"),
     "openid-failed": Reason(

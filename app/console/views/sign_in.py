@@ -109,7 +109,7 @@ def next_page() -> str:
 if TYPE_CHECKING:
     from app.console.openid_provider import Provider
 
-_MAX_REASON_CHARACTERS = 300  # characters of what the provider says
+_MAX_REASON_CHARACTERS = 300  # characters of what the request says
 _EXTENSION = "bucketwire_openid"
 
 
@@ -136,9 +136,15 @@ def openid_callback() -> Response:
         problem = "this sign-in was not begun in this browser, or took longer than ten minutes"
         response = _refused(problem, 400, "openid-state")
     elif "error" in request.args:
+        # Whoever leads a browser here can write them, so they are not the provider's.
         words = (request.args.get(name, "")[:_MAX_REASON_CHARACTERS] for name in ("error", "error_description"))
         said = clause(" ".join(words)) or "it does not say why"
-        response = _refused(f"the provider refused the sign-in: {said}", 403, "openid-refused", f": {said}")
+        response = _refused(
+            f"the provider refused the sign-in, says the address of this page: {said}",
+            403,
+            "openid-refused",
+            f": {said}",
+        )
     else:
         response = _finish(found, begun)
     forget_flow(response)  # it is used once

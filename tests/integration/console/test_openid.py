@@ -264,7 +264,7 @@ def test_what_the_provider_refuses_is_said(provider: OpenIdProvider, browse: Ope
     state = parse_qs(urlsplit(browser.get("openid").location).query)["state"][0]
     page = back(browser, f"?state={state}&error=access_denied&error_description=<b>no</b>")
     assert page.status == 403
-    assert "the provider refused the sign-in: access_denied <b>no</b>" in page.text
+    assert "the provider refused the sign-in, says the address of this page: access_denied <b>no</b>" in page.text
     assert "<b>no</b>" not in page.response.get_data(as_text=True)
     state = parse_qs(urlsplit(browser.get("openid").location).query)["state"][0]
     page = back(browser, f"?state={state}&code=x&iss=https://evil.example")
@@ -305,7 +305,8 @@ def test_sign_ins_and_refusals_are_in_the_log_and_the_audit_log_with_the_person_
         f"(403, openid-claim): {carol} has no value of the claim that gives access",
         "(502, openid-failed): the sign-in at the provider could not be ended: ",
         "(400, openid-state)",
-        "(403, openid-refused): the provider has refused the sign-in: access_denied the user is \\x1b[31mnot assi",
+        "(403, openid-refused): the browser came back without a sign-in, with these words in its request: ",
+        "access_denied the user is \\x1b[31mnot assi",
     ):
         assert said in text, text
     assert "secret" not in text
