@@ -164,7 +164,8 @@ def _check_broker(service: Service) -> Iterator[Finding]:
     try:
         yield Finding("broker", "ok", check_broker(settings.broker_url))
     except BrokerUnavailable as error:
-        hint = "is `bucketwire up` running?" if settings.embedded_broker else "check BUCKETWIRE_BROKER_URL"
+        start = "start `bucketwire up`, or restart it if it runs"
+        hint = start if settings.embedded_broker else "check BUCKETWIRE_BROKER_URL"
         yield Finding("broker", "problem", f"{_NOT_DELIVERED}. {error}; {hint}")
 
 

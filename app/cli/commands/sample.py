@@ -28,7 +28,8 @@ def sample(context: ServiceContext, limit: int) -> None:
     try:
         entries = embedded_redis.sample(context.settings, limit)
     except embedded_redis.RedisNotResponding as error:
-        raise CommandError(f"the embedded Redis does not answer: {error}; is `bucketwire up` running?") from None
+        mend = "start `bucketwire up`, or restart it if it runs"
+        raise CommandError(f"the embedded Redis does not answer: {error}; {mend}") from None
     rows = []
     for entry in entries:
         parsed = orjson.loads(entry)

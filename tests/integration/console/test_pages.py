@@ -1097,6 +1097,22 @@ def test_the_drift_of_a_mirror_over_time_and_its_commands(local: Browser, databa
     assert f"bucketwire reconcile findings {run}" in shown.text
 
 
+def test_short_run_ids_stand_for_the_whole_ones_wherever_runs_are_shown(local: Browser, database: Database) -> None:
+    _with_mirror(local, database)
+    runs = Reconciliations(database)
+    run = runs.begin(TargetId("redis", "mirror"), "images", lease=60_000)
+    runs.end(run, "failed", {}, problem="MySQL is away")
+    for path in ("", "reconciliations", f"reconciliations/{run}", "targets/redis/mirror"):
+        page = local.get(path)
+        assert page.status == 200, path
+        text = re.sub(r"bucketwire reconcile \S+ \S+", "", page.text)  # what is to be pasted has all of it
+        assert run not in text, path
+    for path in ("reconciliations", f"reconciliations/{run}"):
+        page = local.get(path)
+        assert run[:8] in page.text
+        assert run in page.response.get_data(as_text=True), "on hovering, and in links"
+
+
 def test_a_running_reconciliation_shows_how_far_it_is(local: Browser, database: Database) -> None:
     _with_mirror(local, database)
     runs = Reconciliations(database)
