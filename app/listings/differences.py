@@ -103,7 +103,8 @@ class Run:
     """One comparison. The listing `began` and `ended` then (ms), when the log had events up to `seq`.
 
     With `remembers` everything is taken as it is. With `is_first` an object that is older than `grace` (ms) is not
-    listed once more before it becomes an event. `name` is that of what has listed, as TYPE:NAME. The store's clock is
+    listed once more before it becomes an event. With `by_backfill` an object that a backfill has sent to some target is
+    explained, too. `name` is that of what has listed, as TYPE:NAME. The store's clock is
     `behind` (ms): its later events have times from then on.
     """
 
@@ -116,6 +117,7 @@ class Run:
     versioned: bool = False
     remembers: bool = False
     is_first: bool = False
+    by_backfill: bool = False
     behind: int = 0
 
     def at_store(self, moment: int) -> int:

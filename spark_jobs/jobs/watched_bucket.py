@@ -200,6 +200,8 @@ class _Listing:
 
     def _list(self, state: Watched, began: int, due_at: int, scratch: Folder) -> str:
         settings, watched, lease = self._settings, self._watched, self._lease
+        if by_backfill := not state.complete and settings.initial == "backfill":
+            watched.check_backfill(settings.recorded_bucket, settings.prefix)
         watched.begin(lease, settings.recorded_bucket)
         seq, requests = watched.last_seq(), Requests(self._database.url.render_as_string(hide_password=False), lease)
         bucket = SourceBucket.of(settings, requests)
@@ -224,6 +226,7 @@ class _Listing:
             versioned=versioned,
             remembers=not state.complete and settings.initial == "remember",
             is_first=not state.complete,
+            by_backfill=by_backfill,
             behind=max(0, began - listing.store_time) if listing.store_time else 0,
         )
         if not run.remembers:
@@ -381,7 +384,7 @@ def _decided_share(
     parts = compared(
         share.chunks,
         read=lambda chunk: watched.body(known.lease, chunk),
-        logged=lambda keys: watched.logged(run.bucket, keys),
+        logged=lambda keys: watched.logged(run.bucket, keys, by_backfill=run.by_backfill),
         listed=_listed(rows),
         recent=recent,
         run=run,

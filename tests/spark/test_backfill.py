@@ -22,14 +22,17 @@ from pyspark.sql import SparkSession
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
+from app.config.sources.source_id import SourceId
 from app.events.minio_json import decode_key, milliseconds
 from app.events.order import comparable
 from app.listings.errors import BadListing
 from app.outbox import tables
+from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import now_ms
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.registry import open_registry
+from app.outbox.sources.leases import SourceLeases
 from app.rules.filters import NO_FILTERS, Filters, Pairs
 from app.rules.model import Rule
 from spark_jobs.api_client import Api, NotPosted
@@ -44,7 +47,9 @@ from tests.services import until
 from tests.spark.conftest import QUICKLY, Job, quickly
 from tests.support.frames import frame_of
 from tests.support.properties import times
+from tests.support.pulled_events import running as serving_sources
 from tests.support.service_processes import BUCKETWIRE, System, system
+from tests.support.watched_bucket import Watch, values
 
 T = 1_795_000_000_000
 PUT = "s3:ObjectCreated:Put"
@@ -121,8 +126,9 @@ class Stage:
 
     def backfill(self, name: str, on_progress: Any = None, api: Api | None = None, **more: Any) -> BackfillResult:
         registry = open_registry(self.whole.database, Settings.from_environ(self.whole.settings))
-        chosen = {"endpoint": self.minio.url, "folder": self.folder, "reports": str(self.folder), "grace": 0} | more
-        config = BackfillConfig(bucket="b-old", target=TargetId("redis", name), **chosen)
+        chosen = {"bucket": "b-old", "endpoint": self.minio.url, "grace": 0} | more
+        chosen |= {"folder": self.folder, "reports": str(self.folder)}
+        config = BackfillConfig(target=TargetId("redis", name), **chosen)
         return backfill(self.spark, self.whole.database, registry, config, api or Api(self.whole.api.url), on_progress)
 
     def listing(self) -> tuple[str, int]:
@@ -350,6 +356,64 @@ def test_two_targets_are_backfilled_at_once(stage: Stage) -> None:
     settle(stage, "one")
     settle(stage, "other")
     assert stage.keys("one") == stage.keys("other") == KEYS
+
+
+@pytest.mark.parametrize("by_spark", [False, True])
+def test_a_watched_bucket_begins_with_what_a_backfill_has_sent(
+    stage: Stage, job: Job, monkeypatch: pytest.MonkeyPatch, by_spark: bool
+) -> None:
+    """Only what differs from that becomes an event, of an object that was removed since, too."""
+    name, database = f"b-watched-{by_spark}".lower(), stage.whole.database
+    watch = Watch(database, name, {})
+    watch.source = SourceId("bucket", f"x{by_spark}".lower())
+    monkeypatch.setattr("spark_jobs.shutdown.on_end_of_input", lambda: None)
+    stage.whole.add_target(
+        f"redis:{name}", name, [CREATED], address=f"{services.LOOPBACK}:{stage.redis.port}", key=name, format="access"
+    )
+    s3 = stage.minio.boto3()
+    s3.create_bucket(Bucket=name)
+    for key in KEYS:
+        s3.put_object(Bucket=name, Key=key, Body=key.encode())
+    settings = values(stage.minio, name) | {"initial": "backfill", "grace": "0"}
+    settings |= {"spark": "0 2 * * *"} if by_spark else {}
+    stage.whole.ask("PUT", f"/v1/sources/{watch.source.type}/{watch.source.name}", json=settings)
+
+    def list_once() -> str:
+        """The reason why it was not listed, "" if it was."""
+        if by_spark:
+            watch.sources.registry.resume(watch.source)
+            leases, now = SourceLeases(database, 60_000), DatabaseClock(database)()
+            lease = leases.claim(watch.sources.stored(watch.source), now)
+            assert lease is not None
+            code, _, error = job(stage.settings, "watched-bucket", "--lease", lease.token, "--", str(watch.source))
+            if code:
+                leases.release(lease)
+            return error
+        listings = watch.state.listings
+        key = Path(stage.whole.settings["BUCKETWIRE_DATA_DIR"], "secret.key").read_text()
+        with serving_sources(database, secret_keys=key.strip()):
+            watch.sources.registry.resume(watch.source)
+            until(
+                lambda: watch.state.listings > listings or watch.sources.stored(watch.source).error,
+                PATIENCE, what="a listing",
+            )  # fmt: skip
+        return watch.sources.stored(watch.source).error
+
+    assert f"there is no backfill of {name} to begin with: none has ended" in list_once()
+    assert stage.backfill(name, bucket=name).counts["repaired"] == len(KEYS)
+    s3.put_object(Bucket=name, Key=KEYS[0], Body=b"other")
+    s3.delete_object(Bucket=name, Key=KEYS[1])
+    s3.put_object(Bucket=name, Key="new", Body=b"new")
+    s3.close()
+    for _ in range(2):
+        assert list_once() == ""
+    assert watch.events()[len(KEYS) :] == [
+        ("ObjectCreated:Put", KEYS[0]),
+        ("ObjectRemoved:Delete", KEYS[1]),
+        ("ObjectCreated:Put", "new"),
+    ]
+    state = watch.state
+    assert (state.explained, state.objects, state.pending) == (len(KEYS) - 2, len(KEYS), 0)
 
 
 def test_a_backfill_that_cannot_start_is_refused(stage: Stage) -> None:

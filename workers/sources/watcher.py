@@ -103,6 +103,8 @@ class Watcher(SourceThread):
 
     def _list(self, source: Any, settings: BucketSourceSettings, state: Watched) -> None:
         """List the bucket, compare the listing with what is known, and record the differences."""
+        if by_backfill := not state.complete and settings.initial == "backfill":
+            self._watched.check_backfill(settings.recorded_bucket, settings.prefix)
         began, seq = self._outbox.clock(), self._watched.last_seq()
         store_time = behind = 0
         skipped = Skipped()
@@ -130,6 +132,7 @@ class Watcher(SourceThread):
                 versioned=source.versioned,
                 remembers=not state.complete and settings.initial == "remember",
                 is_first=not state.complete,
+                by_backfill=by_backfill,
                 behind=behind,
             )
             if not run.remembers:
@@ -233,7 +236,7 @@ class _Comparison:
         return compared(
             chunks,
             read=lambda number: watched.body(lease, number),
-            logged=lambda keys: watched.logged(run.bucket, keys),
+            logged=lambda keys: watched.logged(run.bucket, keys, by_backfill=run.by_backfill),
             listed=self._listing.read(),
             recent=self._recent.read(),
             run=run,

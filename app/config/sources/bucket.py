@@ -57,10 +57,11 @@ class BucketSourceSettings(
         default="5m",
         about="time for which an event may still come that explains a difference; 0 for a store that sends none",
     )
-    initial: Literal["remember", "events"] = setting(
-        Choice("remember", "events"),
+    initial: Literal["remember", "events", "backfill"] = setting(
+        Choice("remember", "events", "backfill"),
         default="remember",
-        about="first listing: only remember what is there, or make events of all that no event explains",
+        about="first listing: only remember what is there, or make events of all that no event explains; backfill: of "
+        "all that no event explains and no backfill has sent",
     )
     max_removals: int = setting(
         Number(0, 100),

@@ -20,6 +20,7 @@ from app.events.version_history import Entry as LogEntry
 from app.listings import snapshot
 from app.listings.comparison import Chunk, Replacement, put_off
 from app.listings.differences import Counts, LoggedEvent, Run, compared_with, outdates
+from app.listings.errors import BadListing
 from app.outbox import log_head, tables
 from app.outbox.column_values import clean_reason
 from app.outbox.delivery.leases import LeaseLost, at_least
@@ -29,7 +30,9 @@ from app.outbox.engine.locks import repeated_after_deadlock, write_alone
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log.append import Guard, Log
 from app.outbox.log.batch import QueueFull, Receipt, key_hash
+from app.outbox.log.log_reader import first_seq
 from app.outbox.log.records import TOO_LONG, is_named, within_budget
+from app.outbox.reconcile.runs import BACKFILLED
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.leases import SourceLease, fence
 from app.quantities import count_noun
@@ -39,6 +42,11 @@ _CONTENT = selectors(*set(ContentChange) - {ContentChange.NOTHING})
 _FOR_ONE_TARGET = '%"x-bucketwire-target":%'  # in the record of a repair or a backfill, which other targets do not get
 _DAY = 86_400_000  # ms
 _OF_ALL_TARGETS = (is_named(_E.name, _CONTENT), _E.record.not_like(_FOR_ONE_TARGET))
+_OF_BACKFILLS_TOO = (
+    _OF_ALL_TARGETS[0],
+    sa.or_(_OF_ALL_TARGETS[1], _E.record.like('%"eventSource":"bucketwire:backfill"%')),
+)
+_Conditions = Sequence[sa.ColumnElement[bool]]
 _SCANNED = 10_000  # seqs of one query
 _MAX_LOGGED = 5_000  # events that are in memory at a time, and of a key how many of its newest are looked at
 FOUND_KINDS = ("created", "changed", "removed")  # of differences that no event explains
@@ -161,27 +169,43 @@ class WatchedBuckets:
             with self._database.reading() as connection:
                 yield {key for key in connection.execute(query).scalars() if key.startswith(prefix)}
 
+    def check_backfill(self, bucket: str, prefix: str) -> None:
+        """Raise `BadListing` unless the log has what a backfill of a bucket, or of some keys of it, has sent."""
+        r = tables.reconciliations.c
+        query = sa.select(r.prefix, r.finished_at).where(r.bucket == bucket, r.state == BACKFILLED)
+        with self._database.reading() as connection:
+            ended = [row.finished_at for row in connection.execute(query) if prefix.startswith(row.prefix)]
+            first = first_seq(self._database, log_head.read(connection).partitions)
+            since = connection.execute(sa.select(_E.received_at).where(_E.seq == first)).scalar()
+        lacking = "none has ended" if not ended else "its events have left the log"
+        if not ended or since is None or max(ended) < since:
+            raise BadListing(
+                f"there is no backfill of {bucket} to begin with: {lacking}; run `bucketwire backfill {bucket}` again, "
+                "or set initial to events or remember"
+            )
+
     def logged(
-        self, bucket: str, versions: Mapping[str, Collection[str]]
+        self, bucket: str, versions: Mapping[str, Collection[str]], *, by_backfill: bool = False
     ) -> Iterator[Mapping[str, Sequence[LoggedEvent]]]:
         """Yield the log's events that change the content of each of some keys, for some keys at a time, in order.
 
         A key's events are in the order of the log, and of one that has very many they are the newest and those of the
-        `versions` that are named with it; none is of a repair. Only the one that an object without a version has to be
-        compared with says its ETag and size.
+        `versions` that are named with it; none is of a repair, and one of a backfill only with `by_backfill`. Only the
+        one that an object without a version has to be compared with says its ETag and size.
         """
-        waiting = [*chunks(versions)][::-1]
+        waiting, conditions = [*chunks(versions)][::-1], _OF_BACKFILLS_TOO if by_backfill else _OF_ALL_TARGETS
         while waiting:
             some = waiting.pop()
             with self._database.reading() as connection:
-                rows = connection.execute(_logged_events(bucket, some)).all()
+                rows = connection.execute(_logged_events(bucket, some, conditions)).all()
                 if len(rows) > _MAX_LOGGED and len(some) > 1:
                     middle = len(some) // 2
                     waiting += [some[middle:], some[:middle]]
                     continue
                 if len(rows) > _MAX_LOGGED:
                     newest = rows[:_MAX_LOGGED]
-                    rows = [*newest, *_older_of_versions(connection, bucket, some[0], versions[some[0]], newest)]
+                    older = _of_keys(bucket, some, conditions)
+                    rows = [*newest, *_older_of_versions(connection, older, versions[some[0]], newest)]
                 found: dict[str, list[LoggedEvent]] = {key: [] for key in some}
                 for row in sorted(rows, key=lambda row: row.seq):
                     if row.bucket == bucket and row.key in found:
@@ -340,32 +364,32 @@ def _by_day(known: Watched, now: int, found: int) -> dict[str, int]:
     return {"day": today, "found_on_day": found, "found_before": before}
 
 
-def _logged_events(bucket: str, keys: Sequence[str]) -> sa.Select[Any]:
+def _logged_events(bucket: str, keys: Sequence[str], conditions: _Conditions = _OF_ALL_TARGETS) -> sa.Select[Any]:
     """Build the query for the events of some keys: one more than may be in memory, and of a single key the newest.
 
     Those have the greatest sequencers, so that the index has them in order, however many a key has; InnoDB's goes on
     with the primary key.
     """
-    query = _of_keys(bucket, keys)
+    query = _of_keys(bucket, keys, conditions)
     newest_first = (_E.sequencer.desc(), _E.partition.desc(), _E.seq.desc())
     return (query.order_by(*newest_first) if len(keys) == 1 else query).limit(_MAX_LOGGED + 1)
 
 
-def _of_keys(bucket: str, keys: Sequence[str]) -> sa.Select[Any]:
+def _of_keys(bucket: str, keys: Sequence[str], conditions: _Conditions) -> sa.Select[Any]:
     return sa.select(_E.partition, _E.seq, _E.name, _E.bucket, _E.key, _E.version, _E.sequencer, _E.time).where(
-        _E.key_hash.in_({key_hash(bucket, key) for key in keys}), *_OF_ALL_TARGETS
+        _E.key_hash.in_({key_hash(bucket, key) for key in keys}), *conditions
     )
 
 
 def _older_of_versions(
-    connection: sa.Connection, bucket: str, key: str, versions: Collection[str], newest: Collection[sa.Row[Any]]
+    connection: sa.Connection, of_key: sa.Select[Any], versions: Collection[str], newest: Collection[sa.Row[Any]]
 ) -> list[sa.Row[Any]]:
     """Return the events of some of a key's versions that are not among its newest."""
-    seqs, query = {row.seq for row in newest}, _of_keys(bucket, [key])
+    seqs = {row.seq for row in newest}
     return [
         row
         for some in chunks(sorted(versions))
-        for row in connection.execute(query.where(_E.version.in_(some)))
+        for row in connection.execute(of_key.where(_E.version.in_(some)))
         if row.seq not in seqs
     ]
 
