@@ -190,6 +190,36 @@ def test_an_answer_to_another_request_of_elasticsearch_settles_nothing(values: d
     assert connections[0] == connections[1] != connections[2]
 
 
+def changing_items(change: Callable[[dict[str, dict[str, object]]], object], **others: object) -> RawServer:
+    """An Elasticsearch of whose answers to deliveries each item is another one, and some members are others."""
+
+    def changed(asked: Asked, _: bytes) -> Pieces:
+        status, body = ANSWERED["elasticsearch"](asked)
+        answer = json.loads(body) | others
+        return [written(status, json.dumps(answer | {"items": list(map(change, answer["items"]))}).encode())]
+
+    return answering("elasticsearch", changed)
+
+
+@pytest.mark.parametrize("errors", [False, None, 0, ""])
+@pytest.mark.parametrize("format_name", ["access", "namespace"])
+def test_what_is_said_of_a_document_counts_more_than_what_is_said_of_all(format_name: str, errors: object) -> None:
+    server = changing_items(lambda item: item, errors=errors)
+    with server, opened("elasticsearch", server, format=format_name) as target:
+        assert_own_answers(target.deliver([sample_events.put(key) for key in KEYS], 16))
+
+
+@pytest.mark.parametrize("status", [200, 404, 500])
+@pytest.mark.parametrize("format_name", ["access", "namespace"])
+def test_an_answer_about_another_action_settles_nothing(format_name: str, status: int) -> None:
+    server = changing_items(lambda item: {"delete": dict(*item.values()) | {"status": status}})
+    with server, opened("elasticsearch", server, format=format_name) as target:
+        (outcome,) = deliver(target, ["good"])
+    assert isinstance(outcome, Unavailable)
+    assert outcome.may_arrive
+    assert "the action 'delete', which was not asked for" in outcome.reason
+
+
 def test_a_server_that_has_repeated_an_id_always_does() -> None:
     with repeating(lambda first: re.sub(rb"X-Opaque-Id: [^\r]+\r\n", b"", first), format="access") as (_, target):
         outcomes = deliver(target, ["good-1", "good-2", "good-3"])

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from app.config.targets.elasticsearch import ElasticsearchSettings
-from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import NOT_ATTEMPTED, Outcome, Rejected, Unavailable
 from workers.systems.elasticsearch.answers import error_of_answer, is_good, outcome_of_item
 from workers.systems.elasticsearch.cluster import Cluster
 from workers.targets.base import TargetUnavailable
@@ -87,12 +87,13 @@ class Bulk:
         if len(items) != len(operations):
             raise TargetUnavailable(f"{cluster.where} answered for {len(items)} of {len(operations)} documents")
         for operation, item in zip(operations, items, strict=True):
-            ((_, result),) = item.items()
+            ((action, result),) = item.items()
+            if not operation.action.startswith(b'{"%s":' % action.encode()):
+                reason = f"{cluster.where} answered for the action {action!r:.80}, which was not asked for"
+                raise TargetUnavailable(reason, may_arrive=True)
             if operation.document_id not in ("", result["_id"]):
                 reason = f"{cluster.where} answered for the document {result['_id']!r:.80}, which was not asked for"
                 raise TargetUnavailable(reason, may_arrive=True)
-        if not answer.get("errors", True):
-            return [DELIVERED] * len(operations)
         return [
             outcome_of_item(self._where, item, conditional=operation.conditional, of_template=self._of_template)
             for operation, item in zip(operations, items, strict=True)
