@@ -55,7 +55,8 @@ def _parse(response_dict: dict[str, Any], customized_response_dict: dict[str, An
     if response_dict["status_code"] != 200:
         return
     try:
-        root = ElementTree.fromstring(response_dict["body"])  # noqa: S314 - expat refuses what grows
+        # In no other encoding, as botocore: `app.boto_connections` looks for what would grow.
+        root = ElementTree.XML(response_dict["body"], ElementTree.XMLParser(encoding="utf-8"))  # noqa: S314
     except ElementTree.ParseError:
         return  # botocore says what is wrong
     members: dict[str, list[dict[str, Any]]] = {}

@@ -11,7 +11,11 @@ import pytest
 
 from app.cli.frontend_metrics import NoMetrics
 from app.cli_common.api_session import ApiUnavailable
+from app.config.sources.bucket import BucketSourceSettings
+from app.config.target_settings import load
 from app.console.openid_provider import ProviderProblem
+from app.listings import s3_client
+from app.listings.pages import pages
 from spark_jobs.listings.s3_listing import Bucket
 from spark_jobs.stores import CannotRead
 from tests.services import LOOPBACK
@@ -19,7 +23,7 @@ from tests.support.host_of_worker import HostOfWorker
 from tests.support.http_readers import CLIENTS, ENTRY, METRICS, READERS, TARGETS
 from tests.support.raw_http import Asked, Pieces, RawServer, written
 
-S3 = b"<Answer><Buckets></Buckets>%s</Answer>" % (ENTRY % b"a")
+S3 = b"<Answer><Buckets></Buckets>%s</Answer>"
 
 
 def answer(asked: Asked) -> bytes:
@@ -27,7 +31,7 @@ def answer(asked: Asked) -> bytes:
     if b"metrics" in asked.head:
         return written(200, METRICS).replace(b"application/json", b"text/plain")
     if b"AWS4-HMAC" in asked.head:
-        return written(200, S3).replace(b"application/json", b"application/xml")
+        return written(200, S3 % (ENTRY % b"a")).replace(b"application/json", b"application/xml")
     if b"openid-configuration" in asked.head:
         issuer = re.findall(rb"(?i)host: (\S+)", asked.head)[0].decode()
         names = ("issuer", "authorization_endpoint", "token_endpoint", "jwks_uri")
@@ -80,17 +84,38 @@ def claiming(_: Asked) -> Pieces:
 @pytest.mark.parametrize("client", READERS.values(), ids=READERS.keys())
 def test_an_answer_has_a_limit(client: Callable[[int], None], hostile: Callable[[Asked], Pieces]) -> None:
     errors = (ApiUnavailable, NoMetrics, ProviderProblem, CannotRead)
-    with RawServer(hostile) as server, pytest.raises(errors) as raised:
+    pieces = hostile(Asked(0, 0, b"", b""))  # before the client's time runs
+    with RawServer(lambda _: pieces) as server, pytest.raises(errors) as raised:
         client(server.port)
     assert re.search("more than [0-9,]+", str(raised.value)), raised.value
+
+
+def growing(_: Asked) -> Pieces:
+    entity = b'<!DOCTYPE a [<!ENTITY e "%s">]>' % (b"x" * 500_000)
+    return [written(200, entity + S3 % (ENTRY % (b"&e;" * 90))).replace(b"json", b"xml")]
+
+
+def refusing_at_length(asked: Asked) -> Pieces:
+    return [piece.replace(b" 200 ", b" 403 ") for piece in growing(asked)]
+
+
+@pytest.mark.parametrize("hostile", [unpacking, without_end, claiming, growing, refusing_at_length])
+def test_an_answer_of_s3_has_a_limit(hostile: Callable[[Asked], Pieces]) -> None:
+    with RawServer(hostile) as server:
+        values = {"endpoint": f"http://{LOOPBACK}:{server.port}", "bucket": "images", "every": "1h"}
+        client = s3_client.of_source(load(BucketSourceSettings, values), attempts=1)
+        with pytest.raises(s3_client.STORE_ERRORS) as raised:
+            list(pages(client, "images", versioned=False))
+        client.close()
+    assert re.search("more than 16,777,216|declares entities", str(raised.value)), str(raised.value)[:200]
 
 
 def test_a_listing_is_not_the_one_before() -> None:
     page = b"<ListBucketResult>" + ENTRY.replace(b"%s", b"%d") + b"</ListBucketResult>"
 
     def twice(asked: Asked) -> Pieces:
-        pages = [written(200, page % number).replace(b"json", b"xml") for number in (len(server.asked), 0)]
-        return [b"".join(pages)]
+        both = [written(200, page % number).replace(b"json", b"xml") for number in (len(server.asked), 0)]
+        return [b"".join(both)]
 
     with RawServer(twice) as server:
         client = Bucket("images", f"http://{LOOPBACK}:{server.port}", login=("a", "b", None)).client()
