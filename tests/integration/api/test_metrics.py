@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.api.routes.metrics import listing_metrics
 from app.config.arn import TargetId
 from app.config.tls import Validity
 from app.outbox import refusals, tables, upkeep
@@ -284,6 +285,18 @@ def test_what_is_missing_has_a_panel_for_each_alert_about_it() -> None:
     watched |= {"upkeep_overdue", "source_answer_age", "live_workers", "certificate_expiry", "token_expiry"}
     shown = " ".join(dashboard_expressions())
     assert [name for name in sorted(watched) if f"bucketwire_{name}" not in shown] == []
+
+
+def test_each_metric_of_watched_buckets_has_a_panel() -> None:
+    shown = " ".join(dashboard_expressions())
+    assert [metric.name for metric in listing_metrics((), {}, 0) if metric.name not in shown] == []
+
+
+def test_no_panel_of_the_dashboard_covers_another() -> None:
+    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
+    cells = [(x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])]
+    assert len({*cells}) == len(cells)
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(places)
 
 
 def test_the_metrics_page_lists_every_metric_and_nothing_else(log: Database, start: Start, tmp_path: Path) -> None:
