@@ -10,7 +10,7 @@ log has events of its key that were recorded after the listing began: the listin
 is never changed, so that only its own events decide about it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -270,12 +270,12 @@ def unchanged(known: Sequence[Entry], listed: Sequence[Listed]) -> Decided:
     return Decided(list(known), counts=Counts(objects=objects, known=len(known)))
 
 
-def outdates(newer: LogEntry, found: Event) -> bool:
-    """Return whether what was found may be known otherwise now: its key has this event since it was decided about.
+def outdates(newer: LogEntry, found: Set[str]) -> bool:
+    """Return whether what was found of some versions of a key may be known otherwise now.
 
-    Another version's event changes nothing about a version.
+    The key has the `newer` event since it was decided about. Another version's event changes nothing about a version.
     """
-    return not (is_concrete(found.version) and is_concrete(newer.version)) or found.version == newer.version
+    return not is_concrete(newer.version) or newer.version in found or not found.isdisjoint(("", NULL))
 
 
 def decide(

@@ -48,6 +48,7 @@ _OF_BACKFILLS_TOO = (
 )
 _Conditions = Sequence[sa.ColumnElement[bool]]
 _SCANNED = 10_000  # seqs of one query
+_MAX_NAMED_VERSIONS = 1_000  # in one query
 _MAX_LOGGED = 5_000  # events that are in memory at a time, and of a key how many of its newest are looked at
 FOUND_KINDS = ("created", "changed", "removed")  # of differences that no event explains
 
@@ -371,8 +372,17 @@ def _logged_events(bucket: str, keys: Sequence[str], conditions: _Conditions = _
     with the primary key.
     """
     query = _of_keys(bucket, keys, conditions)
-    newest_first = (_E.sequencer.desc(), _E.partition.desc(), _E.seq.desc())
-    return (query.order_by(*newest_first) if len(keys) == 1 else query).limit(_MAX_LOGGED + 1)
+    return (query.order_by(*_NEWEST_FIRST) if len(keys) == 1 else query).limit(_MAX_LOGGED + 1)
+
+
+_NEWEST_FIRST = (_E.sequencer.desc(), _E.partition.desc(), _E.seq.desc())
+
+
+def _older_than(row: sa.Row[Any]) -> sa.ColumnElement[bool]:
+    """Build the condition that an event comes after a key's other one, the newest first."""
+    beneath = sa.or_(_E.partition < row.partition, sa.and_(_E.partition == row.partition, _E.seq < row.seq))
+    # The first condition says nothing more, and is the range that databases find in the index.
+    return sa.and_(_E.sequencer <= row.sequencer, sa.or_(_E.sequencer < row.sequencer, beneath))
 
 
 def _of_keys(bucket: str, keys: Sequence[str], conditions: _Conditions) -> sa.Select[Any]:
@@ -382,16 +392,24 @@ def _of_keys(bucket: str, keys: Sequence[str], conditions: _Conditions) -> sa.Se
 
 
 def _older_of_versions(
-    connection: sa.Connection, of_key: sa.Select[Any], versions: Collection[str], newest: Collection[sa.Row[Any]]
+    connection: sa.Connection, of_key: sa.Select[Any], versions: Collection[str], newest: Sequence[sa.Row[Any]]
 ) -> list[sa.Row[Any]]:
-    """Return the events of some of a key's versions that are not among its newest."""
-    seqs = {row.seq for row in newest}
-    return [
-        row
-        for some in chunks(sorted(versions))
-        for row in connection.execute(of_key.where(_E.version.in_(some)))
-        if row.seq not in seqs
-    ]
+    """Return the events of some of a key's versions that are not among its newest, which are in that order.
+
+    No index has versions: each query reads all of the key's older events, so that those of very many versions are read
+    one after the other instead.
+    """
+    if len(versions) <= _MAX_NAMED_VERSIONS:
+        older = _older_than(newest[-1])
+        return [*connection.execute(of_key.where(older, _E.version.in_(versions)))] if versions else []
+    query = of_key.order_by(*_NEWEST_FIRST).limit(_MAX_LOGGED)
+    for dialect in ("mysql", "mariadb"):  # MariaDB would look through the key's newer events for each page
+        query = query.with_hint(tables.events, "FORCE INDEX (ix_events_key_hash_sequencer)", dialect)
+    wanted, found, rows = frozenset(versions), list[sa.Row[Any]](), newest
+    while rows:
+        rows = connection.execute(query.where(_older_than(rows[-1]))).all()
+        found += [row for row in rows if row.version in wanted]
+    return found
 
 
 def _add_contents(
@@ -437,13 +455,13 @@ def _not_outdated_since(seq: int) -> Guard:
 
 def _outdated(connection: sa.Connection, events: Sequence[Event], seq: int) -> Iterator[str]:
     """Yield the keys of events that one of the log's after a seq may outdate, perhaps several times each."""
-    by_hash = defaultdict[int, list[Event]](list)
+    by_hash = defaultdict[int, dict[str, set[str]]](lambda: defaultdict(set))  # the versions of each key
     for event in events:
-        by_hash[key_hash(event.bucket, event.key)].append(event)
+        by_hash[key_hash(event.bucket, event.key)][event.key].add(event.version)
     # By partition, because the primary key begins with it: this can read only the new part of the log.
     newer_events = (_E.partition.in_(range(log_head.read(connection).partitions)), _E.seq > seq, *_OF_ALL_TARGETS)
     query = sa.select(_E.seq, _E.key_hash, _E.name, _E.version, _E.sequencer).where(*newer_events)
     for hashes in chunks(list(by_hash)):
         for row in connection.execute(query.where(_E.key_hash.in_(hashes))):
             newer = LogEntry(row.seq, row.name, row.version, row.sequencer)
-            yield from (event.key for event in by_hash[row.key_hash] if outdates(newer, event))
+            yield from (key for key, versions in by_hash[row.key_hash].items() if outdates(newer, versions))

@@ -151,8 +151,34 @@ def test_of_a_key_with_very_many_events_only_the_newest_are_read(known: Known, m
     assert read[1] < 1.2 * read[0]
 
 
-def test_a_version_that_was_reported_long_ago_is_explained(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("outbox_url", ["mysql", "mariadb"], indirect=True)
+def test_the_events_of_very_many_versions_of_a_key_are_each_read_a_few_times(
+    known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "_MAX_LOGGED", 100)
+    read, versions = [], list[str]()
+    for _ in range(2):
+        more = [f"v{len(versions) + number:05}" for number in range(2_500)]
+        versions += more
+        Log(known.database).append([[event("hot", version=version) for version in more]])
+        with known.database.reading() as connection:
+            connection.exec_driver_sql("ANALYZE TABLE events").all()
+            newest = connection.execute(watched._logged_events("images", ["hot"])).all()[:100]
+            before = rows_read(connection)
+            of_key = watched._of_keys("images", ["hot"], watched._OF_ALL_TARGETS)
+            older = watched._older_of_versions(connection, of_key, versions, newest)
+            read.append(rows_read(connection) - before)
+        assert {row.version for row in [*newest, *older]} == {*versions}
+        assert len(older) == len(versions) - 100
+    assert read[1] < 3 * read[0]
+
+
+@pytest.mark.parametrize("named", [3, 1_000])
+def test_a_version_that_was_reported_long_ago_is_explained(
+    known: Known, monkeypatch: pytest.MonkeyPatch, named: int
+) -> None:
     monkeypatch.setattr(watched, "_MAX_LOGGED", 6)
+    monkeypatch.setattr(watched, "_MAX_NAMED_VERSIONS", named)
     reported = [event("hot", version=f"v{number}") for number in range(20)]
     gone = event("hot", name=DELETE, version="v0")
     Log(known.database).append([[*reported, gone, *(event("hot", version=f"w{number}") for number in range(9))]])

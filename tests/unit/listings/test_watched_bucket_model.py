@@ -222,7 +222,7 @@ class World:
     def _is_overtaken(self, decided: Decided, seq: int) -> bool:
         """Whether the log has events of a key that came since the listing began, as the commit finds out."""
         return any(
-            made.key == event.key and outdates(LogEntry(0, made.name, made.version, made.sequencer), event)
+            made.key == event.key and outdates(LogEntry(0, made.name, made.version, made.sequencer), {event.version})
             for made in self.service.log[seq:]
             for event in decided.events
         )
