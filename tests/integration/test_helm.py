@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from copy import deepcopy
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,11 @@ from app.outbox.log.append import Log
 from tests import provision, services
 from tests.support.builders import add_target, event, migrated
 from tests.support.chart import CHART, LEAST, ROOT, SECRETS, Object, helm, objects, pods, rendered
-from tests.support.chart_values import DIGEST, EVERY, OTHERS
+from tests.support.chart_values import DIGEST, EVERY, OFF, OTHERS
 from tests.support.procfile import parses
 
-CASES = pytest.mark.parametrize("values", [LEAST, EVERY, OTHERS], ids=["least", "every", "others"])
+CASES = pytest.mark.parametrize("values", [LEAST, EVERY, OTHERS, OFF], ids=["least", "every", "others", "off"])
+TRIED = (OFF, OTHERS, EVERY)  # what is the least to render first
 OPERATORS = "ServiceMonitor,PrometheusRule,ScaledObject,HTTPRoute"
 
 
@@ -55,16 +58,17 @@ def test_every_pod_keeps_to_the_restricted_standard_and_writes_nothing_of_its_im
     for name, _, spec in pods(objects(values)):
         names.append(name)
         context = spec["securityContext"]
-        assert (context["runAsNonRoot"], context["runAsUser"]) == (True, 20002 if values is EVERY else 10001), name
+        assert (context["runAsNonRoot"], context.get("runAsUser") == 0) == (True, False), name
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}, name
         assert spec["enableServiceLinks"] is False, f"{name}: BUCKETWIRE_… of a service would be unknown settings"
-        assert spec["automountServiceAccountToken"] is (name == "bw-bucketwire-spark" and values is EVERY), name
+        needs_token = name == "bw-bucketwire-spark" and values is EVERY
+        assert spec["automountServiceAccountToken"] is needs_token or values in (EVERY, OTHERS), name
         for container in [*spec["containers"], *spec.get("initContainers", [])]:
-            assert container["securityContext"] | {"privileged": False} == {
+            tried = {"privileged": False, "procMount": "Default", "runAsNonRoot": True}
+            assert container["securityContext"] | tried == tried | {
                 "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-                "privileged": False,
             }, name  # fmt: skip
-    assert {"bw-bucketwire-api", "bw-bucketwire-beat", "bw-bucketwire-drain", "bw-bucketwire-migrate"} <= set(names)
+    assert {"bw-bucketwire-api", "bw-bucketwire-beat", "bw-bucketwire-drain"} <= set(names)
 
 
 def ours(spec: Object) -> Object:
@@ -111,6 +115,14 @@ def test_every_process_has_a_readiness_probe_that_asks_where_it_answers(values: 
 
 
 @CASES
+def test_every_probe_asks_something(values: Object) -> None:
+    """A cluster refuses one that only says how often."""
+    for name, _, spec in pods(objects(values)):
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert {"exec", "httpGet"} & ours(spec).get(probe, {"exec": "there is none"}).keys(), f"{name}: {probe}"
+
+
+@CASES
 def test_every_container_requests_what_it_needs_and_has_a_limit_of_memory(values: Object) -> None:
     for name, _, spec in pods(objects(values)):
         resources = ours(spec)["resources"]
@@ -137,6 +149,18 @@ def test_every_pool_of_the_documented_example_is_kept_available() -> None:
     names = {each["metadata"]["name"] for each in every if each["kind"] == "Deployment" and "-pool-" in str(each)}
     assert names == {"bw-bucketwire-pool-webhooks", "bw-bucketwire-pool-rest"}
     assert names <= {each["metadata"]["name"] for each in every if each["kind"] == "PodDisruptionBudget"}
+
+
+@pytest.mark.parametrize(("budget", "least"), [({}, None), ({"minAvailable": "50%"}, "50%"), ({"minAvailable": 0}, 0)])
+def test_a_node_can_be_drained_while_no_worker_is_ready(budget: Object, least: str | int | None) -> None:
+    """As while the broker is away; a disruption budget would keep even pods that serve nothing, unless it says so."""
+    of = {part: {"podDisruptionBudget": budget} for part in ("api", "drain", "poolDefaults")}
+    budgets = [each for each in objects(LEAST | of) if each["kind"] == "PodDisruptionBudget"]
+    assert len(budgets) == 3
+    for each in budgets:
+        assert each["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+        assert each["spec"].get("minAvailable") == least
+        assert each["spec"].get("maxUnavailable") == (1 if least is None else None)
 
 
 def test_a_pool_has_the_defaults_but_for_what_it_says_itself() -> None:
@@ -277,8 +301,41 @@ def test_every_value_is_in_the_documented_file() -> None:
             assert given(documented, path), path
 
 
+def every_path() -> Iterator[str]:
+    """The path of each value; those of a pool also in one that has its own."""
+    for path in described(SCHEMA):
+        if path != ".pools":
+            yield path
+        if path.startswith(".poolDefaults."):
+            yield path.replace(".poolDefaults.", ".pools.webhooks.")
+
+
 def test_every_value_is_among_those_that_are_tried() -> None:
-    assert [path for path in described(SCHEMA) if not given(EVERY, path) and not given(OTHERS, path)] == []
+    assert [path for path in every_path() if not any(given(values, path) for values in TRIED)] == []
+
+
+def without(values: Object, path: str) -> Object:
+    left: Object = deepcopy(values)
+    *folders, name = path[1:].split(".")
+    del reduce(dict.__getitem__, folders, left)[name]
+    return left
+
+
+@pytest.mark.slow
+@pytest.mark.nightly("that each value is among those that are tried")
+def test_every_value_that_is_tried_makes_a_difference(tmp_path: Path) -> None:
+    """What is accepted and changes nothing would be a mistake of the chart, or is not tried really."""
+
+    def makes_a_difference(path: str) -> bool:
+        for values in TRIED:
+            if given(values, path):
+                done = helm(tmp_path, without(values, path), "template", "bw")
+                if done.stdout != rendered(values):  # also where helm refuses what is left
+                    return True
+        return False
+
+    no_option_of_every_command = ".podDefaults.extraArgs"
+    assert [path for path in every_path() if not makes_a_difference(path)] == [no_option_of_every_command]
 
 
 def specs(values: Object) -> dict[str, Object]:

@@ -25,7 +25,7 @@ from app.outbox.engine.database import Database
 from app.outbox.schema import schema_version
 from tests import provision, services
 from tests.services.kubernetes import KubernetesApi, kubernetes
-from tests.support.chart_values import EVERY, OTHERS
+from tests.support.chart_values import EVERY, OFF, OTHERS
 from tests.support.service_processes import BUCKETWIRE
 
 CHART = Path(__file__).parents[2] / "deploy/helm/bucketwire"
@@ -254,9 +254,10 @@ def test_every_value_is_accepted(
     namespace: KubernetesApi, values: Object, postgres_database: str, tmp_path: Path
 ) -> None:
     """Installed with every value, upgraded to those that these exclude, and each pod admitted as restricted."""
-    make(namespace, "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "high"}, "value": 1000})
-    sandboxed = {"metadata": {"name": "sandboxed"}, "handler": "sandboxed"}
-    make(namespace, "/apis/node.k8s.io/v1/runtimeclasses", sandboxed)
+    for value, name in enumerate(("low", "high")):
+        make(namespace, "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": name}, "value": value})
+    for name in ("plain", "sandboxed"):
+        make(namespace, "/apis/node.k8s.io/v1/runtimeclasses", {"metadata": {"name": name}, "handler": name})
     make_secret(namespace, "outbox-app", {"uri": postgres_database})
     make_secret(
         namespace,
@@ -275,9 +276,13 @@ def test_every_value_is_accepted(
     kept = {"secrets": values["secrets"], "nameOverride": EVERY["nameOverride"]}  # a selector cannot be changed
     succeeds(helm(namespace, tmp_path, "upgrade", "bw", values=OTHERS | kept))
     admit_all(namespace)
-    assert [each["spec"]["maxReplicas"] for each in of_the_chart(namespace, "horizontalpodautoscalers").values()] == [
-        30
-    ]
+    scaled = of_the_chart(namespace, "horizontalpodautoscalers")
+    assert {name: each["spec"]["maxReplicas"] for name, each in scaled.items()} == dict.fromkeys(
+        ("bw-events-api", "bw-events-pool-all", "bw-events-pool-rest"), 30
+    )
+    succeeds(helm(namespace, tmp_path, "upgrade", "bw", values=OFF | kept))
+    admit_all(namespace)
+    assert not of_the_chart(namespace, "horizontalpodautoscalers")
 
 
 def make_secret(cluster: KubernetesApi, name: str, data: dict[str, str]) -> None:

@@ -54,7 +54,7 @@ is mounted), account, restartPolicy, graceSeconds (in addition).
 {{- $pod := .pod -}}
 {{- $image := default $root.Values.image .image -}}
 serviceAccountName: {{ default (include "bucketwire.serviceAccount" $root) .account }}
-automountServiceAccountToken: {{ default false .token }}
+automountServiceAccountToken: {{ or (default false .token) (default false $pod.automountServiceAccountToken) }}
 # Else there were variables such as BUCKETWIRE_PORT, which are no settings.
 enableServiceLinks: false
 {{- with .restartPolicy }}
@@ -98,12 +98,10 @@ containers:
     command: {{ toJson . }}
     {{- end }}
     args: {{ toJson (concat .args (default list $pod.extraArgs)) }}
-    {{- if not .bare }}
+    {{- $envFrom := ternary list (include "bucketwire.envFrom" . | fromYamlArray) (default false .bare) }}
+    {{- with concat $envFrom (default list .envFrom) (default list $pod.extraEnvFrom) }}
     envFrom:
-      {{- include "bucketwire.envFrom" . | trim | nindent 6 }}
-      {{- with concat (default list .envFrom) (default list $pod.extraEnvFrom) }}
       {{- toYaml . | nindent 6 }}
-      {{- end }}
     {{- end }}
     {{- $secretEnv := ternary list (include "bucketwire.secretEnv" $root | fromYamlArray) (default false .bare) }}
     {{- with concat $secretEnv (default list .env) (default list $pod.extraEnv) }}
@@ -119,9 +117,10 @@ containers:
     {{- $base := default dict (get $probes $key) }}
     {{- $own := default dict (get $pod $key) }}
     {{- if or $own.exec $own.httpGet $own.tcpSocket $own.grpc }}{{- $base = omit $base "httpGet" }}{{- end }}
-    {{- with include "bucketwire.overlay" (dict "base" $base "over" $own) | fromJson }}
+    {{- $probe := include "bucketwire.overlay" (dict "base" $base "over" $own) | fromJson }}
+    {{- if or $probe.exec $probe.httpGet $probe.tcpSocket $probe.grpc }}
     {{ $key }}:
-      {{- toYaml . | nindent 6 }}
+      {{- toYaml $probe | nindent 6 }}
     {{- end }}
     {{- end }}
     {{- with include "bucketwire.overlay" (dict "base" (default dict .lifecycle) "over" (default dict $pod.lifecycle)) | fromJson }}
@@ -184,7 +183,10 @@ spec:
   {{- if not .autoscaled }}
   replicas: {{ int (hasKey .values "replicas" | ternary .values.replicas 1) }}
   {{- end }}
-  revisionHistoryLimit: 3
+  revisionHistoryLimit: {{ int $pod.revisionHistoryLimit }}
+  {{- with $pod.minReadySeconds }}
+  minReadySeconds: {{ int . }}
+  {{- end }}
   {{- if .claims }}
   serviceName: {{ $name }}
   podManagementPolicy: Parallel
