@@ -3,6 +3,7 @@
 import functools
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -122,6 +123,8 @@ def limited(connection: Any, seconds: float) -> Iterator[Deadline]:
             if limit.expired:
                 raise TimeoutError from error
             raise
+        except (struct.error, ValueError, LookupError, TypeError) as error:  # py-amqp's, of what is malformed
+            raise UnexpectedFrame(f"what the server sent cannot be read: {type(error).__name__}") from error
 
 
 def describe_error(error: Exception, timeout: float) -> str:

@@ -3,6 +3,7 @@
 It uses internals of paho 2.1 and 2.2; the contract suite verifies it with the answers of a real broker.
 """
 
+import contextlib
 import secrets
 from collections.abc import Callable
 from typing import Any, Literal
@@ -87,8 +88,9 @@ class MqttClient(Client):
             return
         if code >= 0x80 and len(packet) > 3:
             properties: Any = Properties(kind)  # type: ignore[no-untyped-call]  # paho leaves it untyped
-            properties.unpack(bytes(packet[3:]))
-            words = str(getattr(properties, "ReasonString", ""))
+            with contextlib.suppress(Exception):  # paho raises any for what is malformed; the code says enough
+                properties.unpack(bytes(packet[3:]))
+                words = str(getattr(properties, "ReasonString", ""))
         self._settled(mid, code, words)
 
 

@@ -183,6 +183,8 @@ class MqttLink:
         if ready & select.POLLOUT:
             result = result or client.loop_write()
         result = result or client.loop_misc()
+        if result is MQTTErrorCode.MQTT_ERR_PROTOCOL and self._connected:
+            raise Lost(client.problem() or "the broker sent what MQTT does not allow")
         if result or client.socket() is None:
             raise self._lost()
 

@@ -29,6 +29,8 @@ _USUAL = "SET SESSION autocommit = 1, completion_type = 'NO_CHAIN', sql_safe_upd
 # needs gap locks; the server then refuses to write without them.
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _ODD = "'\\'\\"
+_LEAST_PACKET_BYTES = 1024  # the least value of max_allowed_packet
+_UNREADABLE = "the server's answer cannot be read"
 _FACTS = "SHOW VARIABLES WHERE variable_name IN ('version', 'max_allowed_packet', 'log_bin', 'binlog_format')"
 
 # The server checks for expired lock waits once a second, and counts in whole seconds, so it may report one two
@@ -66,8 +68,10 @@ class MysqlConnection:
 
     def run(self, statement: str) -> None:
         """Execute a statement that returns no rows."""
-        with self._limited():
-            self.connection.query(statement)
+        with self._limited(), self.connection.cursor() as cursor:
+            cursor.execute(statement)
+            if cursor.description is not None:
+                raise pymysql.OperationalError(0, f"the server answered {statement[:20]!r} with rows")
 
     def ask(self, query: str, *values: str) -> list[Row]:
         """Return the rows of a query."""
@@ -93,6 +97,10 @@ class MysqlConnection:
                 if limit.expired:
                     raise pymysql.OperationalError(0, f"no answer within {self.patience:g} s") from error
                 raise
+            except UnicodeEncodeError:  # of a statement
+                raise
+            except Exception as error:  # the driver raises any for what is malformed
+                raise pymysql.OperationalError(0, _UNREADABLE) from error
 
     def close(self) -> None:
         """Close the connection; the server rolls back uncommitted changes."""
@@ -116,7 +124,7 @@ def connect(settings: MysqlSettings) -> MysqlConnection:
             connection.connect(opened)
         patience = dsn.read_timeout or settings.timeout
         server = MysqlConnection(connection, wire, patience)
-        facts: dict[str, str] = dict(server.ask(_FACTS))
+        facts = _facts(server)
         by_statement = facts.get("log_bin") == "ON" and facts.get("binlog_format") == "STATEMENT"
         is_mariadb = "mariadb" in facts["version"].lower()
         for statement in _session(settings.timeout, by_statement=by_statement, is_mariadb=is_mariadb):
@@ -129,6 +137,16 @@ def connect(settings: MysqlSettings) -> MysqlConnection:
             raise pymysql.OperationalError("a proxy reports another sql_mode than the server's: texts would be changed")
         undo.pop_all()
     return MysqlConnection(connection, wire, patience, facts["version"], int(facts["max_allowed_packet"]))
+
+
+def _facts(server: MysqlConnection) -> dict[str, str]:
+    """Return what the server says of itself."""
+    facts = {str(name): str(value) for name, value, *_ in server.ask(_FACTS)}
+    most = facts.get("max_allowed_packet", "")
+    if not facts.get("version") or not most.isdecimal() or int(most) < _LEAST_PACKET_BYTES:
+        said = " and ".join(f"{name} = {facts.get(name)!r}" for name in ("version", "max_allowed_packet"))
+        raise pymysql.OperationalError(0, f"the server says {said}, which no MySQL or MariaDB has")
+    return facts
 
 
 def reason(error: pymysql.MySQLError) -> str:
@@ -229,6 +247,10 @@ def _described_errors(dsn: Dsn) -> Iterator[None]:
     except (OSError, RuntimeError) as error:  # RuntimeError if a login method needs a package that is not installed
         words = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise TargetUnavailable(f"MySQL at {dsn.place}: {words}") from error
+    except TargetUnavailable:
+        raise
+    except Exception as error:  # as in `_limited`
+        raise TargetUnavailable(f"MySQL at {dsn.place}: {_UNREADABLE}") from error
 
 
 def _quietly(connection: Connection) -> None:

@@ -123,10 +123,15 @@ class Connection:
                 )
         except (NatsError, OSError, TimeoutError, ValueError) as error:
             raise TargetUnavailable(f"{self.where}: {self._describe_error(error)}") from error
+        except (AttributeError, TypeError, LookupError) as error:
+            raise TargetUnavailable(f"{self.where}: what the server says of itself cannot be read") from error
         self._connecting = False
         self._insist_on_tls()
         if not self.client.is_connected:  # nats-py treats a closed connection as an answer to its login
             raise TargetUnavailable(f"{self.where}: the server closed the connection during the login")
+        most: object = self.client.max_payload
+        if not isinstance(most, int | float) or most <= 0:
+            raise TargetUnavailable(f"{self.where}: the server says max_payload = {most!r:.80}, which no server has")
 
     @property
     def is_lost(self) -> bool:

@@ -6,6 +6,8 @@ any more refuses it (READONLY, MOVED), and the next connection finds its success
 """
 
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -13,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.connection import Connection, UnixDomainSocketConnection
 from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import InvalidResponse, RedisError
 from redis.retry import Retry
 
 from app.config.fields.addresses import HostPort
@@ -56,8 +58,9 @@ class RedisServers:
             client.connection_pool.disconnect()
         if not address:
             raise RedisConnectionError(f"the Sentinel at {place} knows no master {name!r}")
-        host, port = address
-        return HostPort(_text(host), int(port))
+        with _shaped("SENTINEL"):
+            host, port = address
+            return HostPort(_text(host), int(port))
 
     def _owner(self, place: HostPort) -> HostPort:
         """Ask one node of a Cluster which one has the key: a hash or a list is one key, in one slot."""
@@ -67,11 +70,12 @@ class RedisServers:
             ranges = client.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]  # redis-py leaves it
         finally:
             client.connection_pool.disconnect()
-        for first, last, owner, *_ in ranges:
-            if int(first) <= slot <= int(last):
-                # A node that does not know by which address it is reached leaves it out.
-                host = _text(owner[0] or b"")
-                return HostPort(place.host if host in ("", "?") else host, int(owner[1]))
+        with _shaped("CLUSTER SLOTS"):
+            for first, last, owner, *_ in ranges:
+                if int(first) <= slot <= int(last):
+                    # A node that does not know by which address it is reached leaves it out.
+                    host = _text(owner[0] or b"")
+                    return HostPort(place.host if host in ("", "?") else host, int(owner[1]))
         raise RedisConnectionError(f"the Cluster of {place} has no node for the key's slot {slot}")
 
     def _client(self, place: HostPort, *, of_sentinel: bool = False) -> redis.Redis:
@@ -106,6 +110,15 @@ class RedisServers:
         return redis.Redis(connection_pool=pool)
 
 
+@contextmanager
+def _shaped(command: str) -> Iterator[None]:
+    """Raise `InvalidResponse` where the block finds that an answer is none to the command."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InvalidResponse(f"the answer to {command} cannot be read") from error
+
+
 def describe_servers(settings: RedisSettings | RedisSourceSettings) -> str:
     """Return which server is connected to, for messages."""
     places = ",".join(map(str, settings.places))
@@ -115,7 +128,10 @@ def describe_servers(settings: RedisSettings | RedisSourceSettings) -> str:
 
 
 class _Limited:
-    """A connection that a `Deadline` cuts: redis-py's own time limit is that of one read."""
+    """A connection that a `Deadline` cuts: redis-py's own time limit is that of one read.
+
+    An answer of which redis-py makes neither a value nor an error is `InvalidResponse`.
+    """
 
     def _connect(self) -> Any:
         made = super()._connect()  # type: ignore[misc]  # the connection's, which it is mixed into
@@ -127,6 +143,13 @@ class _Limited:
         if self._sock is not None:  # type: ignore[attr-defined]  # as above
             socket_deadline.watch(self._sock.fileno())  # type: ignore[attr-defined]  # as above
         super().send_packed_command(*command, **options)  # type: ignore[misc]  # as above
+
+    def read_response(self, *arguments: Any, **options: Any) -> Any:
+        """Return an answer. Raises `RedisError` and `OSError`."""
+        try:
+            return super().read_response(*arguments, **options)  # type: ignore[misc]  # as above
+        except (ValueError, LookupError, TypeError, RecursionError) as error:  # the connection is closed then
+            raise InvalidResponse(f"the answer cannot be read: {error}") from error
 
 
 class _TcpConnection(Connection):
