@@ -132,8 +132,7 @@ class PooledTarget:
         try:
             with processes.calling(), link_local.refusing(when=self.is_limited):
                 if not self.is_connected:
-                    self.adapter.open()
-                    self.is_connected = True
+                    self._connect()
                 for observer in self.observers:
                     observer.call_begins(call)
                 call.outcomes = self.adapter.deliver(call.events, self.window, lease)
@@ -150,12 +149,24 @@ class PooledTarget:
             # A defect of an adapter must not stop the partition: it counts as a failed attempt at the events, which
             # makes it visible and bounds the number of attempts.
             log.exception("%s: unexpected", self.name)
+            self.disconnect()  # as above
             call.error = error
             call.outcomes = [Failed(f"unexpected {type(error).__name__}")] * len(events)
         call.seconds = time.monotonic() - began
         for observer in self.observers:
             observer.call_ended(call)
         return call
+
+    def _connect(self) -> None:
+        """Open the adapter. Raises `TargetUnavailable`, also for a defect: no event is to blame for it."""
+        try:
+            self.adapter.open()
+        except TargetUnavailable:
+            raise
+        except Exception as error:
+            log.exception("%s: unexpected, while it was opened", self.name)
+            raise TargetUnavailable(f"unexpected {type(error).__name__}") from error
+        self.is_connected = True
 
     def follow(self, revision: int) -> None:
         """Have a target whose revision is another one with the same settings, as it was resumed, connected to again."""

@@ -166,6 +166,24 @@ def test_an_unexpected_error_of_an_adapter_counts_against_its_events_and_loses_n
     assert_counters_balance(database)
 
 
+@databases.ONE
+def test_an_unexpected_error_while_a_target_is_opened_costs_no_event_an_attempt(database: Database) -> None:
+    courier = Courier(database, add_target(database), schedule=RetrySchedule(base=0, cap=0, max_attempts=1))
+
+    class Broken(ScriptedTarget):
+        def open(self) -> None:
+            raise ZeroDivisionError
+
+    scripted, courier.scripted = courier.scripted, Broken()
+    events = record(database, event("a"), event("b"))
+    for _ in range(3):
+        courier.run()
+    assert not _counts(database, tables.dead_letters)
+    courier.scripted = scripted
+    until(lambda: courier.run() and len(courier.scripted.got) == len(events))
+    assert_counters_balance(database)
+
+
 def test_a_worker_that_lost_its_lease_writes_nothing(database: Database) -> None:
     courier = Courier(database, add_target(database))
     record(database, event())
