@@ -14,7 +14,7 @@ from cryptography.fernet import Fernet
 
 from tests import services
 from tests.services import until
-from tests.services.pod import Pod, here, share
+from tests.services.pod import OPENSHIFTS, Pod, here, share
 from tests.support.builders import body, event
 from tests.support.chart import Object, objects
 from tests.support.service_processes import start_all, stop_all
@@ -74,8 +74,9 @@ class Cluster:
                 one["mountPath"] for one in container["volumeMounts"] if one["name"] == claim["metadata"]["name"]
             ]
             claims[place] = services.new_folder("claim")
-            share(claims[place], spec["securityContext"]["fsGroup"])
         self.pods[component] = Pod(spec, given, mapped, claims)
+        for folder in claims.values():
+            share(folder, self.pods[component].context["fsGroup"])
         return self.pods[component]
 
     def ask(self, method: str, path: str, **options: Any) -> Any:
@@ -100,7 +101,8 @@ def stack() -> Iterator[ExitStack]:
         yield opened
 
 
-def test_every_pod_does_what_it_is_for(stack: ExitStack) -> None:
+@pytest.mark.parametrize(("openshift", "user"), [("disabled", 10001), ("force", OPENSHIFTS)])
+def test_every_pod_does_what_it_is_for(openshift: str, user: int, stack: ExitStack) -> None:
     outbox, broker, store = (stack.enter_context(one()) for one in (services.postgres, services.redis, services.redis))
     minio = stack.enter_context(services.minio())
     spark = {
@@ -113,6 +115,7 @@ def test_every_pod_does_what_it_is_for(stack: ExitStack) -> None:
             "BUCKETWIRE_SECRET_KEYS": Fernet.generate_key().decode(),
             "BUCKETWIRE_API_TOKENS": f"pods:ingest+read+admin:{TOKEN}",
         },
+        "openshift": openshift,
         "settings": {"BUCKETWIRE_ALLOW_PRIVATE": "on"},  # the targets of the test are on this machine
         "api": {"spool": {"enabled": True}, "workers": 1},
         "spark": {
@@ -133,7 +136,7 @@ def test_every_pod_does_what_it_is_for(stack: ExitStack) -> None:
     for pod in running:
         process = Path(f"/proc/{pod.pid}")
         status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
-        assert status["Uid"].split()[0] == str(pod.spec["securityContext"]["runAsUser"]) != "0"
+        assert status["Uid"].split()[0] == str(user)
         assert (int(status["CapEff"], 16), status["NoNewPrivs"]) == (0, "1")
         flags = dict(line.split()[1:4:2] for line in (process / "mounts").read_text().splitlines())
         read_only = {place for place, options in flags.items() if "ro" in options.split(",")}
@@ -156,7 +159,7 @@ def test_every_pod_does_what_it_is_for(stack: ExitStack) -> None:
     outbox.stop()
     assert cluster.post("c")["spooled"] == 1
     [kept] = (api.volumes[SPOOL] / "events").glob("[0-9]*")
-    assert kept.stat().st_uid == api.spec["securityContext"]["runAsUser"]
+    assert kept.stat().st_uid == user
     outbox.start()
     until(lambda: mirrored() == {"a", "b", "c"}, PATIENCE, what="the spooled event delivered")
 

@@ -18,9 +18,10 @@ from tests.services.server_process import LOOPBACK, Server, free_port, need
 
 _TOP = Path(__file__).parents[2]
 _HOME = Path("/var/lib/bucketwire")  # of the image's user, which cannot write to it
+OPENSHIFTS = 1000730000  # a user that OpenShift chooses, and a group of the volumes
 _WRITABLE = ("/proc", "/sys", "/dev")  # what a container has of its own, too
-# The image's files are where the image has them, and its user has a name, without which Java cannot log in. Then
-# everything that is mounted is read-only, but for the volumes.
+# The image's files are where the image has them, and its user has a name. Then everything that is mounted is read-only,
+# but for the volumes.
 _ENTER = """
 set -e
 mount -t tmpfs tmpfs /opt
@@ -31,7 +32,7 @@ mount -t overlay -o lowerdir={packages},upperdir={folder}/packages,workdir={fold
 ln -sf /opt/python/bin/python3 /opt/bucketwire/bin/python3
 sed -i 's|^home = .*|home = /opt/python/bin|' /opt/bucketwire/pyvenv.cfg
 sed -i '1s|.*|#!/opt/bucketwire/bin/python3|' /opt/bucketwire/bin/bucketwire
-{{ cat /etc/passwd; echo bucketwire:x:{user}:{group}::{home}:/usr/sbin/nologin; }} > {folder}/passwd
+{{ cat /etc/passwd; echo bucketwire:x:10001:10001::{home}:/usr/sbin/nologin; }} > {folder}/passwd
 mount --bind {folder}/passwd /etc/passwd
 mkdir -p /opt/bucketwire/jars {jars}
 mount --bind {jars} /opt/bucketwire/jars
@@ -42,7 +43,7 @@ cut -d ' ' -f 2 /proc/mounts | while read -r place; do
     case $place in {writable}) ;; *) mount -o remount,bind,ro "$place" || true ;; esac
 done
 cd {home}
-exec setpriv --reuid {user} --regid {group} --groups {group} --no-new-privs --inh-caps=-all --bounding-set=-all \\
+exec setpriv --reuid {user} --regid {group} --groups {groups} --no-new-privs --inh-caps=-all --bounding-set=-all \\
     env -i {variables} {command}
 """
 
@@ -51,7 +52,8 @@ exec setpriv --reuid {user} --regid {group} --groups {group} --no-new-privs --in
 class Pod(Server):
     """One container of the rendered chart; with what its ports are here in `ports`.
 
-    `volumes` are the folders that persist, by mount path: a claim's. An `emptyDir` is the pod's own.
+    `volumes` are the folders that persist, by mount path: a claim's. An `emptyDir` is the pod's own. Where the chart
+    leaves the user to OpenShift, it is one without a name and a home, in the group 0.
     """
 
     name: ClassVar[str] = "pod"
@@ -62,7 +64,8 @@ class Pod(Server):
     volumes: Mapping[str, Path]
 
     def check(self) -> None:
-        need("spark_jars")
+        for needed in ("spark_jars", "nss_wrapper"):
+            need(needed)
         if os.geteuid():
             pytest.skip("only root makes namespaces")
 
@@ -83,11 +86,16 @@ class Pod(Server):
         folder = self.folder / "volumes" / place.strip("/").replace("/", "-")
         if not folder.exists():
             folder.mkdir()
-            share(folder, self.spec["securityContext"]["fsGroup"])
+            share(folder, self.context["fsGroup"])
         return folder
 
+    @property
+    def context(self) -> Mapping[str, Any]:
+        """As whom it runs."""
+        return {"runAsUser": OPENSHIFTS, "runAsGroup": 0, "fsGroup": OPENSHIFTS, **self.spec["securityContext"]}
+
     def _script(self) -> str:
-        context = self.spec["securityContext"]
+        context = self.context
         assert self.container["securityContext"]["readOnlyRootFilesystem"]
         assert self.container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         places = [mount["mountPath"] for mount in self.container["volumeMounts"]]
@@ -97,12 +105,13 @@ class Pod(Server):
         image |= {"BUCKETWIRE_DATA_DIR": f"{_HOME}/var", "BUCKETWIRE_SPARK_JARS": "/opt/bucketwire/jars"}
         # A Python that is not where it was made, and this checkout's code.
         tests = {"LD_LIBRARY_PATH": "/opt/python/lib", "PYTHONPATH": "/opt/source", "LANG": "C.UTF-8"}
-        variables = {"HOME": str(_HOME), **image, **tests, **self.variables}
+        home = "/" if context["runAsUser"] == OPENSHIFTS else str(_HOME)
+        variables = {"HOME": home, **image, **tests, **self.variables}
         return _ENTER.format(
             python=sys.base_prefix, source=_TOP, packages=sys.prefix, folder=self.folder, jars=provision.SPARK_JARS,
             places=" ".join([str(_HOME), *(place for place in places if place != "/tmp")]), volumes="\n".join(mounts),
             writable="|".join([*places, *(f"{place}|{place}/*" for place in _WRITABLE)]), home=_HOME,
-            user=context["runAsUser"], group=context["runAsGroup"],
+            user=context["runAsUser"], group=context["runAsGroup"], groups=context["fsGroup"],
             variables=" ".join(shlex.quote(f"{key}={value}") for key, value in variables.items()),
             command=shlex.join(["bucketwire", *self.container["args"]]),
         )  # fmt: skip
