@@ -43,6 +43,20 @@ def following(value: str) -> str:
     return last if value == last else f"{int(value.ljust(width, '0'), 16) + 1:0{width}X}"
 
 
+def is_time_of(value: str, other: str) -> bool:
+    """Return whether a comparable value was made of a listing's time, and the other one may be the whole of that time.
+
+    Such a time has milliseconds or seconds, and a place that is just above another one has more digits than a time.
+    """
+    if not value or not other:
+        return False
+    begin, time = (int(one[:_DIGITS].ljust(_DIGITS, "0"), 16) for one in (value, other))
+    if len(value) > _DIGITS:
+        begin -= begin % _NANOSECONDS
+    width = next((width for width in (_NANOSECONDS, 10**6) if begin % width == 0), 0)
+    return begin <= time < begin + width
+
+
 def nanoseconds(moment: object) -> int | None:
     """Parse an RFC 3339 time with up to 9 decimals to nanoseconds since 1970; None if it is none."""
     if not isinstance(moment, str):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from app.events.effects import NULL, ContentChange, content_change, is_concrete
-from app.events.order import comparable
+from app.events.order import comparable, is_time_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,14 @@ class VersionState:
             return replace(self, created=_later(self.created, place))
         if change is ContentChange.REMOVED:
             return replace(self, removed=_later(self.removed, place))
+        known = self.marked_sequencer or sequencer
+        is_repeat = is_time_of(known, sequencer) or is_time_of(sequencer, known)
         return replace(
             self,
             marked_first=place if self.marked_first is None else min(self.marked_first, place),
             marked_last=_later(self.marked_last, place),
-            marked_sequencer=self.marked_sequencer or sequencer,
-            undeleted=self.undeleted or sequencer not in {"", self.marked_sequencer or sequencer},
+            marked_sequencer=sequencer if is_time_of(known, sequencer) else known,
+            undeleted=self.undeleted or not (sequencer in {"", known} or is_repeat),
         )
 
 
@@ -133,7 +135,8 @@ class Fold:
 
     * A creation is a layer; creating a version again, or the null version, replaces its layer.
     * A marker is a layer without object. If its version is named again with a newer sequencer, the marker itself was
-      removed (as MinIO: §1.1); with the same sequencer it is a repeat (§1.7).
+      removed (as MinIO: §1.1); with the same sequencer it is a repeat (§1.7), as is one that a listing found, with the
+      listing's time of it.
     * A version that Ceph's lifecycle expires hides everything older: it was removed, or got a marker on top. So does a
       removed one in Cloud Storage, where no version ever becomes the newest again.
     * A removal without version, the removal of all versions, and a marker without its own version (Ceph names the

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.events.order import comparable, states_content
+from app.events.order import comparable, following, from_time, states_content
 from app.events.version_history import (
     Absent,
     Entry,
@@ -405,3 +405,17 @@ def test_what_ceph_expires_hides_what_is_older_and_nothing_newer(
     fold = Fold()
     fold.add([Entry(seq, *words, words[0] == EXPIRED) for seq, words in enumerate(history, 1)])
     assert fold.key.holding(fold.top()) == holding
+
+
+SECOND, CREATED, REMOVED = (from_time(1_760_002_245_000_000_000 + more) for more in (0, 244_123_456, 9_244_123_456))
+ABOVE = following(comparable(from_time(1_760_002_245_100_000_000)))  # a version beneath
+
+
+@pytest.mark.parametrize("listed", [SECOND, from_time(1_760_002_245_244_000_000), ABOVE])
+def test_a_marker_that_a_listing_found_is_there_when_its_own_event_comes_late(listed: str) -> None:
+    entries = [Entry(1, PUT, "v1", from_time(1_760_002_244_000_000_000))]
+    for number, sequencer in enumerate([listed, CREATED, listed, CREATED], 2):
+        entries.append(Entry(number, MARKER, "v2", sequencer))
+        assert current(entries) == Absent()
+    assert current([*entries, Entry(9, MARKER, "v2", REMOVED)]) == Present(1)
+    assert current([*entries[:2], Entry(9, MARKER, "v2", REMOVED)]) == Present(1)  # what made it was never reported

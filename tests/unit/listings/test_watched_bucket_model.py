@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.events import minio_json
 from app.events.effects import ContentChange, content_change
 from app.events.order import comparable, from_time
 from app.events.version_history import Entry as LogEntry
 from app.events.version_history import Fold
 from app.listings.differences import (
+    LISTED_AT,
     Content,
     Decided,
     Entry,
@@ -33,6 +35,7 @@ from app.listings.merge import Ahead, Group, by_key
 
 PUT, DELETE, MARKED = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete", "s3:ObjectRemoved:DeleteMarkerCreated"
 GRACE = 60_000
+AT_THE_END = 99  # a run is killed when it has compared everything, and has not noted it
 START = 1_760_000_000_000
 KEYS = ["a", "b", "ü", "\U0001f600"]
 
@@ -49,6 +52,7 @@ class Made:
     time: int
     etag: str | None
     operation: int | None = None
+    listed_at: str = ""  # of one that was found
 
 
 @dataclass
@@ -64,6 +68,8 @@ class Store:
     layers: dict[str, list[tuple[str, Content, int]]] = field(default_factory=dict)
     unsent: list[tuple[int, Made]] = field(default_factory=list)  # with the time at which it arrives
     unreported: set[int] = field(default_factory=set)
+    removed: dict[tuple[str, str], int] = field(default_factory=dict)  # key and version to the last operation
+    latest: int = GRACE // 2  # ms after which an event has arrived
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     @property
@@ -79,6 +85,7 @@ class Store:
             self._put(key, layers, number)
         elif not self.versioned:
             layers.clear()
+            self.removed[key, ""] = number
             self._report(number, DELETE, key, "")
         elif self.rng.random() < 0.5:
             version = f"v{number}"
@@ -86,6 +93,7 @@ class Store:
             self._report(number, MARKED, key, version)
         else:
             version, _, _ = layers.pop(self.rng.randrange(len(layers)))
+            self.removed[key, version] = number
             self._report(number, DELETE, key, version)
 
     def _put(self, key: str, layers: list[tuple[str, Content, int]], number: int) -> None:
@@ -103,7 +111,7 @@ class Store:
         sequencer = from_time(self.clock * 1_000_000 + self.rng.randrange(1_000_000))
         made = Made(f"real {number}", name, key, version, sequencer, self.clock, etag, number)
         for _ in range(self.rng.choice([1, 1, 2])):
-            self.unsent.append((self.now + self.rng.choice([0, 0, 10, 20_000, GRACE // 2]), made))
+            self.unsent.append((self.now + self.rng.choice([0, 0, 10, 20_000, self.latest]), made))
 
     def arriving(self) -> list[Made]:
         """The events that have arrived by now, in any order."""
@@ -111,6 +119,11 @@ class Store:
         self.unsent = [(at, made) for at, made in self.unsent if at > self.now]
         self.rng.shuffle(there)
         return there
+
+    def made_by(self, key: str) -> dict[str, int]:
+        """The operation that each version of a key, or its absence, is due to."""
+        gone = {version: number for (of, version), number in self.removed.items() if of == key}
+        return gone | {version: number for version, _, number in self.layers.get(key, [])}
 
     def list_key(self, key: str) -> list[Listed]:
         """What a listing says of a key, the newest first."""
@@ -164,6 +177,7 @@ class World:
     initial: str
     service: Service = field(default_factory=Service)
     found: list[Made] = field(default_factory=list)
+    seen: dict[tuple[str, str, str], set[int]] = field(default_factory=dict)  # time, key, version to operations
     overtaken: list[Made] = field(default_factory=list)  # of those, what follows what came during the listing
     runs: int = 0
 
@@ -180,6 +194,8 @@ class World:
                 store.change()
                 self.receive()
             listed += store.list_key(key)
+            for version, number in store.made_by(key).items():
+                self.seen.setdefault((minio_json.timestamp(began), key, version), set()).add(number)
         if busy:
             store.now += rng.choice([0, 3, 3_000])
             self.receive()
@@ -201,16 +217,18 @@ class World:
             if self._is_overtaken(decided, seq):
                 decided = Decided(list(group.known))
             service.known[group.key] = decided.entries
-            made = [
-                Made(
-                    one.id, one.name, one.key, one.version, one.sequencer, one.time,
-                    orjson.loads(one.record)["s3"]["object"].get("eTag"),
+            made = []
+            for one in decided.events:
+                record = orjson.loads(one.record)
+                etag, listed_at = record["s3"]["object"].get("eTag"), record["responseElements"][LISTED_AT]
+                made.append(
+                    Made(one.id, one.name, one.key, one.version, one.sequencer, one.time, etag, listed_at=listed_at)
                 )
-                for one in decided.events
-            ]  # fmt: skip
             self.found += made
             self.overtaken += [one for one in made for later in service.log[seq:] if later.key == one.key]
             service.record(made)
+        if until_killed == AT_THE_END:
+            return
         service.seq, service.complete = seq, True
         self.runs += 1
 
@@ -229,11 +247,12 @@ class World:
 
 
 def live(
-    seed: int, *, versioned: bool, share: float, initial: str = "events", fractions: bool = True, behind: int = 0
-) -> World:
+    seed: int, *, versioned: bool, share: float, initial: str = "events", fractions: bool = True, behind: int = 0,
+    latest: int = GRACE // 2,
+) -> World:  # fmt: skip
     """A bucket's life, after which everything has arrived and was listed often enough."""
     rng = Random(seed)
-    world = World(Store(rng, versioned, share, fractions, behind), initial)
+    world = World(Store(rng, versioned, share, fractions, behind, latest=latest), initial)
     for _ in range(rng.randrange(4)):
         world.store.change()
     for _ in range(rng.randrange(5, 40)):
@@ -242,9 +261,9 @@ def live(
         world.store.now += rng.choice([0, 100, 30_000, GRACE, 3 * GRACE])
         world.receive()
         if rng.random() < 0.6:
-            world.list_bucket(until_killed=rng.choice([None, None, 0, 1, 2, 3]), busy=rng.random() < 0.6)
+            world.list_bucket(until_killed=rng.choice([None, None, 0, 1, 2, 3, AT_THE_END]), busy=rng.random() < 0.6)
     for _ in range(4):
-        world.store.now += 2 * GRACE
+        world.store.now += max(latest, 2 * GRACE)
         world.receive()
         world.list_bucket(until_killed=None, busy=False)
     return world
@@ -268,11 +287,14 @@ CLOCKS = st.sampled_from([0, 0, 3_600_000, -3_600_000])
 
 
 @pytest.mark.parametrize("versioned", [False, True])
-@given(seed=SEEDS, share=SHARES, fractions=st.booleans(), behind=CLOCKS)
+@given(
+    seed=SEEDS, share=SHARES, fractions=st.booleans(), behind=CLOCKS, latest=st.sampled_from([GRACE // 2, 5 * GRACE])
+)
 def test_a_mirror_equals_the_bucket_whatever_was_reported(
-    versioned: bool, seed: int, share: float, fractions: bool, behind: int
+    versioned: bool, seed: int, share: float, fractions: bool, behind: int, latest: int
 ) -> None:
-    world = live(seed, versioned=versioned, share=share, fractions=fractions, behind=behind)
+    """Also if an event comes later than the grace, so that what it reports was found before."""
+    world = live(seed, versioned=versioned, share=share, fractions=fractions, behind=behind, latest=latest)
     for key in KEYS:
         assert holding(world, key) == truth(world, key), key
         layers = world.store.layers.get(key, [])
@@ -299,6 +321,38 @@ def test_nothing_is_recorded_twice_and_what_is_reported_is_not_found(
     assert not [made for made in created if (made.key, made.version, made.time) in reported]
     assert max(Counter((made.key, made.version, made.time, made.name) for made in created).values(), default=1) == 1
     assert not real & world.store.unreported
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+@given(seed=SEEDS, share=SHARES, fractions=st.booleans(), behind=CLOCKS)
+def test_each_event_is_made_of_a_change_that_was_not_reported(
+    versioned: bool, seed: int, share: float, fractions: bool, behind: int
+) -> None:
+    """A removal, too, and each change is found once."""
+    world = live(seed, versioned=versioned, share=share, fractions=fractions, behind=behind)
+    found = Counter[tuple[str, str, frozenset[int]]]()
+    for made in world.found:
+        operations = world.seen[made.listed_at, made.key, made.version]
+        assert operations & world.store.unreported, made
+        found[made.key, made.version, frozenset(operations)] += 1
+    assert max(found.values(), default=1) == 1
+
+
+@given(seed=SEEDS, share=SHARES, behind=CLOCKS)
+def test_a_journal_leads_to_the_versions_of_each_key(seed: int, share: float, behind: int) -> None:
+    """Whoever applies a key's events in their order has its versions, and knows the newest."""
+    world = live(seed, versioned=True, share=share, behind=behind)
+    for key in KEYS:
+        there: dict[str, bool] = {}
+        events = [made for made in world.service.log if made.key == key]
+        for made in sorted(events, key=lambda one: comparable(one.sequencer)):
+            if made.name == DELETE:
+                there.pop(made.version, None)
+            else:
+                there[made.version] = made.name == MARKED
+        layers = world.store.layers.get(key, [])
+        assert there == {version: content.is_marker for version, content, _ in layers}
+        assert [*there][-1:] == [version for version, _, _ in layers][-1:]
 
 
 @given(seed=SEEDS, share=SHARES, behind=CLOCKS)
