@@ -360,6 +360,8 @@ def test_what_expires_without_an_event_is_found_and_nothing_else(
         at.wait()
         at.list_again([bucket])
         assert at.check(bucket).found == [("ObjectRemoved:Delete", "expires/one")]
+        if store == "ceph":  # whose lifecycle would end the object again
+            at.s3.delete_bucket_lifecycle(Bucket=bucket)
         at.put(bucket, "expires/one", "reported again")
         at.wait()
         at.list_again([bucket])
