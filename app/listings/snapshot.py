@@ -1,6 +1,8 @@
 """Write and read what is known of a bucket in chunks: entries in the order of their keys, as compressed JSON."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 import orjson
 import zstandard
@@ -30,6 +32,13 @@ def pieces(entries: Sequence[Entry]) -> Iterable[Sequence[Entry]]:
         if is_last or (index - start >= CHUNK_ENTRIES and entries[index].key != entries[index - 1].key):
             yield entries[start:index]
             start = index
+
+
+def cut(entries: Sequence[Entry], bounds: Iterable[str]) -> Sequence[Sequence[Entry]]:
+    """Return entries, in the order of their keys, in pieces that each end before one of some keys; none is empty."""
+    places = [bisect_left(entries, bound, key=attrgetter("key")) for bound in sorted(bounds)]
+    ends = [*places, len(entries)]
+    return [entries[begin:end] for begin, end in zip([0, *places], ends, strict=True) if begin < end]
 
 
 def _content(plain: Sequence[object] | None) -> Content | None:

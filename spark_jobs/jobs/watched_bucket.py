@@ -9,9 +9,10 @@ second time, has recorded a difference and forgotten it, or neither.
 """
 
 import contextlib
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -45,7 +46,7 @@ from app.quantities import count_noun
 from spark_jobs import shutdown
 from spark_jobs.errors import root_cause
 from spark_jobs.folders import Folder
-from spark_jobs.jobs.shares import Share, divided, number_of
+from spark_jobs.jobs.shares import Share, divided, number_of, within
 from spark_jobs.listings import s3_listing, source_listing
 from spark_jobs.listings.source_listing import Requests, SourceBucket, SourceListing
 from spark_jobs.reports.report import check_shared, write_parquet
@@ -317,6 +318,7 @@ def decide(
         size += recent.count()
     count = max(1, min(size // _KEYS_PER_SHARE, _MAX_TASKS))
     sample = _sampled(keys) if count > 1 else ()
+    chunks = _cut(watched, lease, chunks, within(chunks, sample, count))
     shares = divided(chunks, sample, count, lambda chunk: snapshot.decode(watched.body(lease, chunk.number))[-1].key)
     known, share = Known.of(database, lease, chunks), number_of(F.col("key"), shares).alias("share")
     listed = listing.rows.select(share, F.lit(True).alias("listed"), *_LISTED)
@@ -352,6 +354,21 @@ def replacements(decisions: DataFrame, *, parts: int = 1) -> Iterator[Replacemen
         added = [(one.number, one.first, bytes(one.body)) for one in row.new_chunks]
         found = Counts(**{kind: row[kind] for kind in FOUND_KINDS})
         yield Replacement(row.old_chunks, added, [Event(**one.asDict()) for one in row.events], found)
+
+
+def _cut(
+    watched: WatchedBuckets, lease: SourceLease, chunks: list[Chunk], bounds: Mapping[Chunk, Sequence[str]]
+) -> list[Chunk]:
+    """Replace chunks by smaller ones at the bounds of shares, and return all: what is known stays the same."""
+    numbers = itertools.count(max((chunk.number for chunk in chunks), default=0) + 1)
+    is_cut = False
+    for chunk, some in bounds.items():
+        pieces = snapshot.cut(snapshot.decode(watched.body(lease, chunk.number)), some)
+        if len(pieces) > 1:
+            added = [(next(numbers), piece[0].key, snapshot.encode(piece)) for piece in pieces]
+            watched.replace(lease, Replacement([chunk.number], added), 0)
+            is_cut = True
+    return watched.chunks(lease) if is_cut else chunks
 
 
 def _sampled(keys: DataFrame) -> list[str]:

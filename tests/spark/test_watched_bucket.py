@@ -19,7 +19,7 @@ from app.events.normalize import event_of
 from app.events.order import from_time
 from app.events.own_records import DELETE, MARKED, PUT, object_members, own_record
 from app.listings import snapshot
-from app.listings.comparison import compared
+from app.listings.comparison import Replacement, compared
 from app.listings.differences import Content, Counts, Entry, Listed, Run
 from app.outbox import tables
 from app.outbox.engine.clock import DatabaseClock
@@ -264,6 +264,28 @@ def test_keys_of_new_events_are_divided_too_though_neither_a_listing_nor_a_chunk
     listing = spark_listing(spark, listed, Random(3))
     decisions = decide(spark, known.database, known.lease, known.watched, listing, frame, run, most=MOST)
     assert decisions.select("share").distinct().count() == 5
+
+
+def test_what_is_new_within_one_chunk_is_divided(spark: SparkSession, outboxes: list[Outbox]) -> None:
+    """A bucket of two objects has got thousands between them."""
+    from spark_jobs.jobs.watched_bucket import decide
+
+    worker, by_spark = outboxes
+    content, rng = Content("0", 1, START), Random(4)
+    listed = [Listed(f"k/{number:04}", "", content) for number in range(2_400)]
+    ends = [Entry(one.key, "", content) for one in (listed[0], listed[-1])]
+    for outbox in outboxes:
+        chunk = (1, ends[0].key, snapshot.encode(ends))
+        outbox.known.watched.replace(outbox.known.lease, Replacement([], [chunk]), 0)
+    run = Run("images", "bucket:x", START + 9, START + 9, 0)
+    counts = worker.by_worker(listed, (), run)
+    known, listing = by_spark.known, spark_listing(spark, listed, rng)
+    decisions = decide(spark, known.database, known.lease, known.watched, listing, None, run, most=MOST)
+    assert decisions.select("share").distinct().count() > 4
+    assert by_spark.entries() == ends
+    assert by_spark.by_spark(spark, listing, (), run) == counts
+    assert by_spark.log() == worker.log()
+    assert by_spark.entries() == worker.entries()
 
 
 @dataclass

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.listings import snapshot
 from app.listings.comparison import Chunk
-from spark_jobs.jobs.shares import divided
+from app.listings.differences import Entry
+from spark_jobs.jobs.shares import divided, within
 
 KEYS = st.text(alphabet="ab/ü\U0001f600", min_size=1, max_size=4)
 
@@ -37,6 +40,27 @@ def test_what_follows_the_only_chunk_is_divided() -> None:
     listed = [f"{number:03}" for number in range(100)]
     shares = divided([Chunk(1, "000")], listed, 5, lambda _: "030")
     assert [(share.begin, len(share.chunks)) for share in shares] == [("", 1), ("040", 0), ("060", 0), ("080", 0)]
+
+
+@given(known=st.lists(KEYS, max_size=30, unique=True), listed=st.lists(KEYS, max_size=60), count=st.integers(1, 9))
+def test_of_chunks_that_are_cut_each_share_has_at_most_two_shares_keys(
+    known: list[str], listed: list[str], count: int
+) -> None:
+    entries = [Entry(key, "", None) for key in sorted(known)]
+    chunks = [Chunk(at, entries[at].key) for at in range(0, len(entries), 3)]
+    places = {chunk: entries[chunk.number : chunk.number + 3] for chunk in chunks}
+    for chunk, bounds in within(chunks, listed, count).items():
+        pieces = snapshot.cut(places.pop(chunk), bounds)
+        assert all(pieces)
+        places |= {Chunk(len(entries) + entries.index(piece[0]), piece[0].key): piece for piece in pieces}
+    ordered = sorted(places, key=lambda chunk: chunk.first)
+    assert [entry for chunk in ordered for entry in places[chunk]] == entries
+    shares = divided(ordered, listed, count, lambda chunk: places[chunk][-1].key)
+    begins = [share.begin for share in shares]
+    bounds = divided([], listed, count, lambda _: "")
+    assert all(
+        sum(begin < bound.begin < end for bound in bounds) < 2 for begin, end in pairwise([*begins, "\U0010ffff" * 9])
+    )
 
 
 def test_a_share_begins_with_a_chunk_where_each_has_about_as_many_keys() -> None:
