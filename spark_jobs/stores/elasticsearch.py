@@ -74,16 +74,21 @@ class PointInTime:
         # A shard that does not answer must not be read as an empty one.
         params = {
             "allow_partial_search_results": "false",
-            "filter_path": "error,hits.hits._id,hits.hits._source,hits.hits.sort",
+            "filter_path": "error,timed_out,hits.hits._id,hits.hits._source,hits.hits.sort",
         }
         with Cluster(self.settings) as cluster:
             while True:
                 answer = cluster.request("POST", "/_search", params, search)
-                hits = _parse(answer, "read").get("hits", {}).get("hits", [])
+                hits = _hits(answer)
                 yield from _rows(hits, self.bucket, self.settings.id_style)
                 if len(hits) < self.page:
                     return
-                search["search_after"] = hits[-1]["sort"]
+                after = hits[-1].get("sort")
+                if not after or after == search.get("search_after"):
+                    raise CannotRead(
+                        f"Elasticsearch at {_url(answer.meta.node)} answered with the same documents again"
+                    )
+                search["search_after"] = after
 
 
 def rows(
@@ -214,6 +219,15 @@ def _documents_of(bucket: str) -> Mapping[str, Any]:
     # A name in which the analyzer finds no word matches every document: `_rows` filters by the bucket.
     phrase = {"match_phrase": {_BUCKET: {"query": bucket, "zero_terms_query": "all"}}}
     return {"bool": {"should": [phrase, names_no_bucket]}}
+
+
+def _hits(answer: TransportApiResponse) -> Sequence[Mapping[str, Any]]:
+    """Return the documents that a search has found. Raises `CannotRead` for one that is not whole, or is none."""
+    body = _parse(answer, "read")
+    if body.get("timed_out") is not False:  # without documents nothing else would tell it from any other answer
+        raise CannotRead(f"Elasticsearch at {_url(answer.meta.node)} has not searched to the end, or not at all")
+    hits: Sequence[Mapping[str, Any]] = body.get("hits", {}).get("hits", [])
+    return hits
 
 
 def _rows(hits: Sequence[Mapping[str, Any]], bucket: str, id_style: str) -> Iterator[Row]:
