@@ -18,6 +18,7 @@ from tests.services.openid import Keycloak
 
 pytestmark = pytest.mark.nightly("the sign-in with another provider, in `test_openid.py`")
 PAGE = (Path(__file__).parents[3] / "docs/how-to/console.md").read_text()
+OF_THE_ADDRESS = "the provider refused the sign-in, says the address of this page"
 NO_VALUE = "the claim groups has no value that gives access: platform or auditors"
 
 
@@ -53,7 +54,7 @@ def its_page(keycloak: Keycloak, browser: Browser) -> str:
         ("signs-by-secret", "alice", {}, 502, "the provider's answer is not valid: UnsupportedAlgorithmError"),
         ("bucketwire", "alice", {"oidc_client_secret": "x"}, 502, "refused the sign-in: unauthorized_client"),
         ("bucketwire", "alice", {"oidc_client_secret": ""}, 502, "refused the sign-in: unauthorized_client"),
-        ("bucketwire", "alice", {"oidc_scope": "openid nonsense"}, 403, "refused the sign-in: invalid_scope"),
+        ("bucketwire", "alice", {"oidc_scope": "openid nonsense"}, 403, f"{OF_THE_ADDRESS}: invalid_scope"),
     ],
 )
 def test_each_mistake_is_called_by_its_name(
@@ -72,7 +73,7 @@ def test_who_does_not_consent_is_not_signed_in(keycloak: Keycloak, browse: Opene
     browser = browse(**asks)
     query = keycloak.sign_in(browser.get("openid").location, "alice", consents=False).removeprefix(keycloak.callback)
     page = back(browser, query)
-    assert (page.status, "refused the sign-in: access_denied" in page.text) == (403, True), page.text
+    assert (page.status, f"{OF_THE_ADDRESS}: access_denied" in page.text) == (403, True), page.text
     assert sign_in(keycloak, browse(**asks), "alice").status == 200
 
 
