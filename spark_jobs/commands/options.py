@@ -17,6 +17,7 @@ from app.config.errors import BadValue
 from app.config.fields.field_types import Duration, FieldType, Size
 from app.config.settings import Settings
 from app.extras import install_command
+from app.listings.inventory import manifest
 from app.outbox.reconcile.runs import check_prefix
 from spark_jobs import connectors, redaction
 from spark_jobs.repair_limits import RepairLimits
@@ -119,8 +120,8 @@ class ListingOptions:
         if self.listing:
             raise click.UsageError("--inventory and --listing exclude each other; give one of them")
         with spark_imports():
-            from spark_jobs.listings.inventory import manifest  # noqa: PLC0415 - --help needs no Spark
-        report = manifest(self.inventory, self.endpoint, access)
+            from spark_jobs.listings.s3_listing import Bucket  # noqa: PLC0415 - --help needs no Spark
+        report = manifest(self.inventory, lambda name: Bucket.from_boto3(name, self.endpoint, access).client())
         return fields | {"inventory": report, "listed_at": report.begun}
 
     def grace(self, given: int | None) -> int:
@@ -166,7 +167,7 @@ def listing_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--inventory",
             default="",
             metavar="PATH",
-            help="Read an S3 Inventory report: its manifest.json, a path or an s3:// URL.",
+            help="Read a report of S3 Inventory: its manifest.json, or the folder of the newest; a path or s3:// URL.",
         ),
     )
 

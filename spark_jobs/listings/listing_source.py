@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -10,11 +11,11 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.config.bucket_settings import BucketSettings
 from app.events.buckets import name_at_store
 from app.listings.errors import BadListing
+from app.listings.inventory import Manifest
 from app.outbox.engine.database import now_ms
 from app.quantities import format_seconds
 from spark_jobs.jobs.repair_events import format_time
-from spark_jobs.listings import named_keys, s3_listing
-from spark_jobs.listings.inventory import Manifest
+from spark_jobs.listings import inventory, named_keys, s3_listing
 from spark_jobs.listings.json_documents import Place, form_of
 from spark_jobs.listings.listing import Listing, from_csv, from_json_documents, from_mc, from_parquet
 from spark_jobs.listings.listing_parts import ListingParts
@@ -124,9 +125,8 @@ class ListingSource:
 
     def _read(self, spark: SparkSession) -> Listing:
         if self.inventory:
-            return self.inventory.listing(
-                spark, self.name_in_storage, versions=self.versions, endpoint=self.endpoint, access=self.access
-            )
+            storage = partial(s3_listing.Bucket.from_boto3, endpoint=self.endpoint, settings=self.access)
+            return inventory.listing_of(spark, self.inventory, self.name_in_storage, storage, versions=self.versions)
         name = self.listing.rstrip("/").rpartition("/")[2]
         if name.startswith(("_", ".")):
             raise BadListing(f"{self.listing}: Spark does not read what begins with _ or a dot; give it another name")

@@ -163,6 +163,9 @@ class Bucket:
         )
         return s3_client.prepared(client, requester_pays=self.requester_pays)
 
+    def end(self) -> None:
+        """Note that a task has sent its last request."""
+
     def is_gone(self) -> bool:
         """Return whether the server says that there is no such bucket. Any other error is raised."""
         client = self.client()

@@ -2,140 +2,25 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import hashlib
-import io
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote_plus
 from uuid import uuid4
 
 import pytest
 from pyspark.sql import SparkSession
 
 from app.listings.errors import BadListing
-from spark_jobs.listings.inventory import manifest
+from app.listings.inventory import manifest
+from spark_jobs.listings.inventory import listing_of
 from spark_jobs.listings.listing import from_mc
+from spark_jobs.listings.s3_listing import Bucket
 from tests import services
-from tests.support.frames import frame_of
+from tests.support.inventories import BEGUN, Report, as_csv, by_spark, entries, nowhere, report
 from tests.support.listings import fill, objects_of
-
-# The columns as AWS's guide has them for each format; what is not asked for is left out of a report.
-CSV = (
-    "Bucket, Key, VersionId, IsLatest, IsDeleteMarker, Size, LastModifiedDate, ETag, StorageClass, IsMultipartUploaded"
-)
-ORC = (
-    "struct<bucket:string,key:string,version_id:string,is_latest:boolean,is_delete_marker:boolean,size:bigint,"
-    "last_modified_date:timestamp,e_tag:string,storage_class:string,is_multipart_uploaded:boolean>"
-)
-PARQUET = (
-    "message s3.inventory { required binary bucket (STRING); required binary key (STRING); "
-    "optional binary version_id (STRING); optional boolean is_latest; optional boolean is_delete_marker; "
-    "optional int64 size; optional int64 last_modified_date (TIMESTAMP(MILLIS,true)); optional binary e_tag (STRING); "
-    "optional binary storage_class (STRING); optional boolean is_multipart_uploaded; }"
-)
-OF_VERSIONS = (
-    "VersionId, IsLatest, IsDeleteMarker, ",
-    "version_id:string,is_latest:boolean,is_delete_marker:boolean,",
-    "optional binary version_id (STRING); optional boolean is_latest; optional boolean is_delete_marker; ",
-)
-BEGUN = 1_795_000_000_000
-
-
-def entries(minio: services.MinIO, bucket: str, *, versioned: bool) -> list[dict[str, Any]]:
-    """Return the entries of an inventory of the bucket, by the column names in ORC and Parquet."""
-    client, found = minio.boto3(), []
-    try:
-        for page in client.get_paginator("list_object_versions").paginate(Bucket=bucket):
-            for one in (*page.get("Versions", ()), *page.get("DeleteMarkers", ())):
-                is_marker = "Size" not in one
-                if versioned or not is_marker:
-                    of_version = {"is_latest": one["IsLatest"], "is_delete_marker": is_marker}
-                    version = {"version_id": None if one["VersionId"] == "null" else one["VersionId"]} | of_version
-                    found.append(
-                        {"bucket": bucket, "key": one["Key"]}
-                        | (version if versioned else {})
-                        | {"size": one.get("Size"), "last_modified_date": one["LastModified"]}
-                        | {"e_tag": None if is_marker else one["ETag"].strip('"')}
-                        | {"storage_class": "STANDARD", "is_multipart_uploaded": False}
-                    )
-    finally:
-        client.close()
-    return found
-
-
-def as_csv(found: Sequence[dict[str, Any]]) -> bytes:
-    text = io.StringIO()
-    lines = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    for one in found:
-        time = one["last_modified_date"].strftime("%Y-%m-%dT%H:%M:%S.") + f"{one['last_modified_date']:%f}"[:3] + "Z"
-        texts = one | {"key": quote_plus(one["key"], safe="/"), "last_modified_date": time}
-        lines.writerow(str(value).lower() if isinstance(value, bool) else value for value in texts.values())
-    return gzip.compress(text.getvalue().encode())
-
-
-def by_spark(spark: SparkSession, found: Sequence[dict[str, Any]], folder: Path, kind: str) -> bytes:
-    """One file of that kind."""
-    types = {"size": "bigint", "last_modified_date": "timestamp"}
-    schema = ", ".join(
-        f"{name} {'boolean' if name.startswith('is_') else types.get(name, 'string')}" for name in found[0]
-    )
-    frame = frame_of(spark, [tuple(one.values()) for one in found], schema)
-    output, times = folder / uuid4().hex, "spark.sql.parquet.outputTimestampType"
-    spark.conf.set(times, "TIMESTAMP_MILLIS")  # as S3 does
-    try:
-        getattr(frame.coalesce(1).write, kind.lower())(str(output))
-    finally:
-        spark.conf.unset(times)
-    (file,) = output.glob(f"*.{kind.lower()}")
-    return file.read_bytes()
-
-
-@dataclass
-class Report:
-    """A report as it lies in its bucket, below `folder`."""
-
-    folder: Path
-    content: dict[str, Any]
-
-    @property
-    def manifest(self) -> Path:
-        return self.folder / "reports/source/daily/2026-11-18T09-06Z/manifest.json"
-
-    @property
-    def files(self) -> list[Path]:
-        return [self.folder / each["key"] for each in self.content["files"]]
-
-    def write(self) -> str:
-        """Write the manifest and its checksum; where it is."""
-        self.manifest.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.content, indent=4).encode()
-        self.manifest.write_bytes(text)
-        self.manifest.with_name("manifest.checksum").write_text(hashlib.md5(text).hexdigest())
-        return str(self.manifest)
-
-
-def report(folder: Path, bucket: str, kind: str, contents: Sequence[bytes], *, versioned: bool) -> Report:
-    schema = {"CSV": CSV, "ORC": ORC, "Parquet": PARQUET}[kind]
-    if not versioned:
-        for columns in OF_VERSIONS:
-            schema = schema.replace(columns, "")
-    written = Report(folder, {
-        "sourceBucket": bucket, "destinationBucket": "arn:aws:s3:::reports", "version": "2016-11-30",
-        "creationTimestamp": str(BEGUN), "fileFormat": kind, "fileSchema": schema, "files": [],
-    })  # fmt: skip
-    for content in contents:
-        key = f"reports/source/daily/data/{uuid4()}.{'csv.gz' if kind == 'CSV' else kind.lower()}"
-        (folder / key).parent.mkdir(parents=True, exist_ok=True)
-        (folder / key).write_bytes(content)
-        digest = hashlib.md5(content).hexdigest()
-        written.content["files"].append({"key": key, "size": len(content), "MD5checksum": digest})
-    written.write()
-    return written
 
 
 @pytest.mark.nightly(
@@ -159,9 +44,9 @@ def test_a_report_has_the_same_entries_as_mc(
     for kind in ("CSV", "ORC", "Parquet"):
         contents = [as_csv(half) if kind == "CSV" else by_spark(spark, half, tmp_path, kind) for half in halves]
         written = report(tmp_path / kind, bucket, kind, contents, versioned=versioned)
-        read = manifest(str(written.manifest))
+        read = manifest(str(written.manifest), nowhere)
         assert (read.begun, read.versioned) == (BEGUN, versioned)
-        listing = read.listing(spark, bucket)
+        listing = listing_of(spark, read, bucket, nowhere)
         assert objects_of(listing) == expected
         assert listing.unreadable_count == 0
         assert listing.entries is not None
@@ -170,10 +55,10 @@ def test_a_report_has_the_same_entries_as_mc(
             row["key"]: row["modified"] for row in by_mc.frame.collect()
         }
     if versioned:
-        assert objects_of(read.listing(spark, bucket, versions=False)) == expected
+        assert objects_of(listing_of(spark, read, bucket, nowhere, versions=False)) == expected
     else:
         with pytest.raises(BadListing, match="lists current versions only"):
-            read.listing(spark, bucket, versions=True)
+            listing_of(spark, read, bucket, nowhere, versions=True)
 
 
 @pytest.fixture
@@ -189,17 +74,18 @@ def test_a_report_in_s3_is_fetched(spark: SparkSession, at_minio: services.MinIO
     for file in (*small.files, small.manifest, small.manifest.with_name("manifest.checksum")):
         client.fput_object("reports", str(file.relative_to(small.folder)), str(file))
     place = f"s3://reports/{small.manifest.relative_to(small.folder)}"
-    read = manifest(place, at_minio.url)
-    assert set(objects_of(read.listing(spark, "b", endpoint=at_minio.url))) == {"one", "two"}
+    storage = partial(Bucket.from_boto3, endpoint=at_minio.url)
+    read = manifest(place, lambda name: storage(name).client())
+    assert set(objects_of(listing_of(spark, read, "b", storage))) == {"one", "two"}
     client.remove_object("reports", small.content["files"][1]["key"])
     with pytest.raises(BadListing, match=r"csv.gz cannot be read: .*404.*Nothing of the report was read"):
-        read.listing(spark, "b", endpoint=at_minio.url)
+        listing_of(spark, read, "b", storage)
 
 
 def test_a_copy_is_found_by_the_ends_of_its_keys(spark: SparkSession, small: Report, tmp_path: Path) -> None:
     (tmp_path / "reports/source").rename(tmp_path / "copied")
-    read = manifest(str(tmp_path / "copied/daily/2026-11-18T09-06Z/manifest.json"))
-    assert set(objects_of(read.listing(spark, "b"))) == {"one", "two"}
+    read = manifest(str(tmp_path / "copied/daily/2026-11-18T09-06Z/manifest.json"), nowhere)
+    assert set(objects_of(listing_of(spark, read, "b", nowhere))) == {"one", "two"}
 
 
 def test_times_in_orc_do_not_depend_on_the_machines_zone(spark: SparkSession, tmp_path: Path) -> None:
@@ -215,7 +101,7 @@ def test_times_in_orc_do_not_depend_on_the_machines_zone(spark: SparkSession, tm
         written = report(tmp_path, "b", "ORC", [file.read_bytes()], versioned=False)
         for zone in ("Asia/Tokyo", "Europe/Berlin"):
             zones.setDefault(zones.getTimeZone(zone))
-            frame = manifest(str(written.manifest)).listing(spark, "b").frame
+            frame = listing_of(spark, manifest(str(written.manifest), nowhere), "b", nowhere).frame
             assert sorted(row["modified"] for row in frame.collect()) == sorted(times)
     finally:
         zones.setDefault(own)
@@ -236,7 +122,7 @@ def test_lines_that_cannot_be_read_are_counted_and_shown(spark: SparkSession, tm
     lines = [good % "a%2Fb+c", good.replace('"5"', '""').replace('"false","', '"true","') % "gone", *bad]
     content = gzip.compress("".join(f"{line}\n" for line in lines).encode())
     written = report(tmp_path, "b", "CSV", [content], versioned=True)
-    listing = manifest(str(written.manifest)).listing(spark, "b")
+    listing = listing_of(spark, manifest(str(written.manifest), nowhere), "b", nowhere)
     assert objects_of(listing) == {"a/b c": ("e", 5, "v")}
     shown = [json.loads(row["line"]) for row in listing.unreadable.collect()]
     keys = {one["encoded_key"] for one in shown if "broken_line" not in one}
@@ -262,12 +148,12 @@ def test_a_report_that_is_not_whole_is_not_read(
 ) -> None:
     damage(small)
     with pytest.raises(BadListing, match=f"{message}.*Nothing of the report was read"):
-        manifest(str(small.manifest)).listing(spark, "b")
+        listing_of(spark, manifest(str(small.manifest), nowhere), "b", nowhere)
 
 
 def test_a_report_of_another_bucket_is_refused(spark: SparkSession, small: Report) -> None:
     with pytest.raises(BadListing, match="is an inventory of b, not of other"):
-        manifest(str(small.manifest)).listing(spark, "other")
+        listing_of(spark, manifest(str(small.manifest), nowhere), "other", nowhere)
 
 
 @pytest.mark.parametrize(
@@ -285,17 +171,17 @@ def test_a_report_of_another_bucket_is_refused(spark: SparkSession, small: Repor
 def test_a_manifest_says_what_is_wrong_with_it(small: Report, change: dict[str, Any], message: str) -> None:
     small.content |= change
     with pytest.raises(BadListing, match=message):
-        manifest(small.write())
+        manifest(small.write(), nowhere)
 
 
 def test_a_file_that_is_no_manifest_is_refused(small: Report, tmp_path: Path) -> None:
     with pytest.raises(BadListing, match="No such file"):
-        manifest(str(tmp_path / "none.json"))
+        manifest(str(tmp_path / "none.json"), nowhere)
     small.manifest.write_text(small.manifest.read_text() + " ")
     with pytest.raises(BadListing, match=r"does not match the manifest\.checksum"):
-        manifest(str(small.manifest))
+        manifest(str(small.manifest), nowhere)
     small.manifest.with_name("manifest.checksum").unlink()
     for text, message in (("{", "is not JSON"), ("[]", "creationTimestamp is missing")):
         small.manifest.write_text(text)
         with pytest.raises(BadListing, match=message):
-            manifest(str(small.manifest))
+            manifest(str(small.manifest), nowhere)

@@ -27,6 +27,7 @@ from pyspark.sql import SparkSession
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.listings.errors import BadListing
+from app.listings.inventory import manifest
 from app.outbox import tables
 from app.outbox.engine.database import now_ms
 from app.outbox.policies import RECONCILIATIONS
@@ -37,13 +38,12 @@ from spark_jobs.api_client import Api
 from spark_jobs.iceberg.catalog import Warehouse
 from spark_jobs.jobs.reconcile import ReconcileConfig, ReconcileResult, reconcile
 from spark_jobs.jobs.tables import Tables, update
-from spark_jobs.listings.inventory import manifest
 from spark_jobs.repair_limits import RepairLimits
 from spark_jobs.reports.report import LINES
 from tests import provision, services
 from tests.services import until
-from tests.spark import test_inventory as inventories
 from tests.spark.conftest import Job
+from tests.support import inventories
 from tests.support.listings import unpack
 from tests.support.properties import times
 from tests.support.recording_proxy import Wiretap
@@ -442,7 +442,7 @@ def test_an_inventory_is_used_completely_or_not_at_all(stage: Stage, tmp_path: P
     with stage.whole.database.reading() as connection:
         now = connection.exec_driver_sql("SELECT max(received_at) FROM events").scalar_one() + 1
     written.content["creationTimestamp"] = str(now)
-    report = manifest(written.write())
+    report = manifest(written.write(), inventories.nowhere)
     store.set(f"{bucket}/in the inventory", None)
     more = {"inventory": report, "listed_at": report.begun, "repair": True, "limits": RepairLimits(max_removals=100)}
 
