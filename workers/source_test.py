@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -17,12 +17,15 @@ from app.cli_common.output import step_line
 from app.config.redaction import Redaction
 from app.config.settings import Settings
 from app.config.sources.base import QueueSettings, SourceSettings
+from app.config.sources.bucket import BucketSourceSettings
 from app.config.sources.source_id import SourceId, parse_source
 from app.config.target_settings import BadSettings
 from app.events.frontends import S3_FRONTENDS
 from app.events.limits import Limits
 from app.events.messages import Message, read_message
+from app.listings import s3_client
 from app.listings.errors import BadListing
+from app.listings.inventory import S3_SCHEME, manifest
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
 from app.outbox.errors import UnknownSource
 from app.outbox.registry import open_sealer
@@ -46,10 +49,10 @@ def run_source_test(settings: SourceSettings, positions: dict[str, str], limits:
     if isinstance(settings, QueueSettings):
         yield from _test_queue(settings, positions, limits, step)
     else:
-        yield from _test_bucket(settings, step)
+        yield from _test_bucket(cast(BucketSourceSettings, settings), step)
 
 
-def _test_bucket(settings: SourceSettings, step: Callable[..., Step]) -> Iterator[Step]:
+def _test_bucket(settings: BucketSourceSettings, step: Callable[..., Step]) -> Iterator[Step]:
     source: Any = create(settings.type_name, settings)
     try:
         source.open()
@@ -57,10 +60,24 @@ def _test_bucket(settings: SourceSettings, step: Callable[..., Step]) -> Iterato
         page = next(source.pages())
         first = f"; the first key is {page.entries[0].key!r:.100}" if page.entries else ""
         yield step("list", f"{count_noun(len(page.entries), 'object')} on the first page{first}")
+        if settings.inventory.startswith(S3_SCHEME):  # a path is of the host of Spark, and a catalog is asked by it
+            yield _test_inventory(settings, step)
     except (SourceUnavailable, BadListing) as error:
         yield step("open", str(error), ok=False)
     finally:
         source.close()
+
+
+def _test_inventory(settings: BucketSourceSettings, step: Callable[..., Step]) -> Step:
+    try:
+        report = manifest(settings.inventory, lambda _: s3_client.of_source(settings, attempts=1))
+    except BadListing as error:
+        return step("inventory", str(error), ok=False)
+    except s3_client.STORE_ERRORS as error:
+        return step("inventory", f"{settings.inventory} cannot be read: {error}", ok=False)
+    if report.bucket != settings.bucket:
+        return step("inventory", f"{report.location} is of the bucket {report.bucket}", ok=False)
+    return step("inventory", f"{report.location} has {count_noun(len(report.files), 'file')}")
 
 
 def _test_queue(

@@ -15,7 +15,7 @@ from app.events.order import sequencer_of
 # The limits of the outbox's columns; all are above S3's own limits.
 _MAX_NAME = 255
 _MAX_BUCKET = 255
-_MAX_VERSION = 1024
+MAX_VERSION = 1024
 MAX_KEY_BYTES = minio_json.MAX_KEY_BYTES
 _MAX_DIGITS = 18  # of a size; more may not fit into 64 bits
 
@@ -55,7 +55,7 @@ def event_of(
         raise BadRecord("s3.object.key", f"{excerpt(encoded)} contains U+0000, which no S3 key may contain")
     if len(key) > MAX_KEY_BYTES // 4 and len(key.encode()) > MAX_KEY_BYTES:
         raise BadRecord("s3.object.key", f"has {len(key.encode())} bytes; at most {MAX_KEY_BYTES} are allowed")
-    version = _optional(thing, "versionId", _MAX_VERSION) if "versionId" in thing else ""
+    version = _optional(thing, "versionId", MAX_VERSION) if "versionId" in thing else ""
     _mend(thing)
     moment = record.get("eventTime")
     time = minio_json.milliseconds(moment) if type(moment) is str else None
@@ -78,7 +78,7 @@ def event_of(
 def is_recordable(key: str, version: str) -> bool:
     """Return whether an event can have this key and version."""
     is_short = len(key) <= MAX_KEY_BYTES // 4 or len(key.encode()) <= MAX_KEY_BYTES
-    return bool(key) and is_short and len(version) <= _MAX_VERSION and "\0" not in key and "\0" not in version
+    return bool(key) and is_short and len(version) <= MAX_VERSION and "\0" not in key and "\0" not in version
 
 
 def _bucket_and_object(record: dict[str, Any], tenant: str) -> tuple[str, dict[str, Any]]:

@@ -98,7 +98,7 @@ def _local(tag: str) -> str:
 PAGE_KEYS = ("Contents", "Versions", "DeleteMarkers")  # the first in a listing of objects, the others of versions
 _MAX_EMPTY_PAGES = 1000  # in a row; S3 passes over what is being deleted in pages without entries
 MAX_KEY_BYTES = 1024  # S3's limit
-_MAX_ETAG = 1024  # characters; real ones have 40
+MAX_ETAG = 1024  # characters; real ones have 40
 _SIZES = 1 << 63  # bytes, that a number in JSON may have
 _SHOWN = 100  # characters of a key in an error
 _SURROGATES = "\ud800"  # the first character that UTF-16 orders otherwise than UTF-8
@@ -146,7 +146,7 @@ def skipped_of(page: Mapping[str, Any], *, versioned: bool) -> list[str]:
 def _is_recordable(entry: Listed) -> bool:
     return (
         is_recordable(entry.key, entry.version)
-        and len(entry.content.etag) <= _MAX_ETAG
+        and len(entry.content.etag) <= MAX_ETAG
         and 0 <= entry.content.size < _SIZES
     )
 

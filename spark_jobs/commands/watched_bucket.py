@@ -7,6 +7,7 @@ import click
 
 from app.cli_common.context import ServiceContext
 from app.cli_common.param_types import SOURCE
+from app.config.fields.inventory import catalog_of
 from app.config.sources.bucket import BucketSourceSettings
 from app.config.sources.source_id import SourceId
 from app.outbox.delivery.leases import LeaseLost
@@ -16,7 +17,7 @@ from app.outbox.registry import open_sealer
 from app.outbox.sources.leases import SourceLease
 from app.outbox.sources.registry import SourceRegistry
 from app.wakeups import WakeUps
-from spark_jobs import redaction, shutdown
+from spark_jobs import connectors, redaction, shutdown
 from spark_jobs.commands import options
 
 
@@ -33,7 +34,8 @@ def watched_bucket(context: ServiceContext, source: SourceId, token: str) -> Non
     settings = cast(BucketSourceSettings, registry.settings(stored))
     redaction.remember(settings)
     session_name = f"bucketwire listing of {source}"
-    end_java = options.launch_spark(context, session_name, ())
+    libraries = (connectors.ICEBERG, connectors.ICEBERG_S3) if catalog_of(settings.inventory) else ()
+    end_java = options.launch_spark(context, session_name, libraries)
     with options.spark_imports():
         from spark_jobs.jobs import watched_bucket as job  # noqa: PLC0415 - --help needs no Spark
     shutdown.on_end_of_input()
@@ -41,12 +43,13 @@ def watched_bucket(context: ServiceContext, source: SourceId, token: str) -> Non
     config = job.WatchConfig(
         reports=service.reports or str(service.folder / "reconciliations"),
         lease_ms=int(service.lease_ttl * 1000),
+        log_retention=int(service.retention * 1000),
         connections=service.spark_connections,
     )
     wakeups = WakeUps(service.broker_url, ReadyTargets(context.database, context.registry, service))
     try:
         result = job.run(
-            partial(options.spark_session, context, session_name, ()),
+            partial(options.spark_session, context, session_name, libraries),
             context.database,
             settings,
             SourceLease(stored, token),

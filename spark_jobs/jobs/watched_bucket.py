@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -39,6 +39,8 @@ from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database
 from app.outbox.log.batch import Receipt
+from app.outbox.policies import RETENTION
+from app.outbox.reconcile.log_queries import last_seq_before
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.leases import SourceLease, SourceLeases
 from app.outbox.sources.watched import FOUND_KINDS, Watched, WatchedBuckets
@@ -47,7 +49,8 @@ from spark_jobs import shutdown
 from spark_jobs.errors import root_cause
 from spark_jobs.folders import Folder
 from spark_jobs.jobs.shares import Share, divided, number_of, within
-from spark_jobs.listings import s3_listing, source_listing
+from spark_jobs.listings import s3_listing, source_inventory, source_listing
+from spark_jobs.listings.source_inventory import SourceInventory
 from spark_jobs.listings.source_listing import Requests, SourceBucket, SourceListing
 from spark_jobs.reports.report import check_shared, write_parquet
 from spark_jobs.scratch import frame_of_keys, write_keys
@@ -61,6 +64,7 @@ _NUMBERS = 1 << 24  # of new chunks, for each share
 _MAX_EVENTS = 500  # in one commit
 _FIRST_FULL_SECONDS, _MAX_FULL_SECONDS = 0.25, 8.0  # between two tries while a target has no room
 _MAX_WAITED_SECONDS = 600.0  # for room, in a listing: the worker's other jobs wait meanwhile
+_SHOWN = 100  # characters of a key in an error
 _PART_BYTES = 16 << 20  # of what was decided, that this process reads at once
 
 _COUNTS = tuple(Counts.__slots__)
@@ -89,6 +93,7 @@ class WatchConfig:
 
     reports: str  # a path or a URL of a folder that driver and executors share
     lease_ms: int
+    log_retention: int = 7 * 86_400_000  # ms for which the log keeps events that no listing needs
     connections: int = 8  # to the outbox, at once
 
 
@@ -204,32 +209,21 @@ class _Listing:
         if by_backfill := not state.complete and settings.initial == "backfill":
             watched.check_backfill(settings.recorded_bucket, settings.prefix)
         watched.begin(lease, settings.recorded_bucket)
-        seq, requests = watched.last_seq(), Requests(self._database.url.render_as_string(hide_password=False), lease)
+        requests = Requests(self._database.url.render_as_string(hide_password=False), lease)
         bucket = SourceBucket.of(settings, requests)
-        sample = [chunk.first for chunk in watched.chunks(lease)]
-        cores = self._spark.sparkContext.defaultParallelism
-        tasks = max(_TASKS_PER_CORE * cores, min(state.objects // _KEYS_PER_TASK, _MAX_TASKS))
         try:
-            versioned, ranges = bucket.is_versioned(), s3_listing.divided(bucket, sample=sample, tasks=tasks)
-        except s3_client.STORE_ERRORS as error:
-            raise NotListed(s3_client.describe_failure(s3_client.describe_place(settings), error)) from error
+            if settings.inventory:
+                taken = self._opened(bucket)
+                # Events of what it shows may come until then. A clock that is ahead must not have it wait longer.
+                if (readable_at := min(taken.written, began) + int(settings.grace * 1000)) > began:
+                    self._rest(min(readable_at, due_at))
+                    return f"{taken.where} is read when its grace is over"
+                listing, run = self._read(taken, bucket, state, began, scratch / "listing")
+            else:
+                listing, run = self._list_bucket(bucket, state, began, scratch / "listing")
         finally:
             requests.write()
-        listing = source_listing.write(self._spark, bucket, ranges, scratch / "listing", versioned=versioned)
-        check_age(listing.store_time, state.store_time, began - state.began_at)
-        run = Run(
-            settings.recorded_bucket,
-            str(lease.stored.source),
-            began,
-            self._clock(),
-            seq,
-            int(settings.grace * 1000),
-            versioned=versioned,
-            remembers=not state.complete and settings.initial == "remember",
-            is_first=not state.complete,
-            by_backfill=by_backfill,
-            behind=max(0, began - listing.store_time) if listing.store_time else 0,
-        )
+        run = replace(run, by_backfill=by_backfill)
         if not run.remembers:
             named = watched.keys_since(run.bucket, settings.prefix, state.seq)
             write_keys(scratch / "recent", "keys", (key for keys in named for key in keys))
@@ -247,6 +241,62 @@ class _Listing:
             f"{getattr(counts, name):,} {name}" for name in ("created", "changed", "removed", "explained")
         )
         return f"{count_noun(counts.objects, 'object')}: {found}, {counts.pending:,} undecided"
+
+    def _list_bucket(
+        self, bucket: SourceBucket, state: Watched, began: int, folder: Folder
+    ) -> tuple[SourceListing, Run]:
+        seq = self._watched.last_seq()
+        sample = [chunk.first for chunk in self._watched.chunks(self._lease)]
+        cores = self._spark.sparkContext.defaultParallelism
+        tasks = max(_TASKS_PER_CORE * cores, min(state.objects // _KEYS_PER_TASK, _MAX_TASKS))
+        with self._describing_store_errors():
+            versioned, ranges = bucket.is_versioned(), s3_listing.divided(bucket, sample=sample, tasks=tasks)
+        listing = source_listing.write(self._spark, bucket, ranges, folder, versioned=versioned)
+        check_age(listing.store_time, state.store_time, began - state.began_at)
+        behind = max(0, began - listing.store_time) if listing.store_time else 0
+        run = self._run(state, began, self._clock(), seq, versioned=versioned, behind=behind)
+        return listing, replace(run, grace=int(self._settings.grace * 1000))
+
+    def _opened(self, bucket: SourceBucket) -> SourceInventory:
+        try:
+            return source_inventory.opened(self._spark, bucket)
+        except s3_client.STORE_ERRORS as error:
+            where = s3_client.describe_place(self._settings)
+            raise NotListed(f"{where}: its inventory {self._settings.inventory} cannot be read: {error}") from error
+
+    def _read(
+        self, taken: SourceInventory, bucket: SourceBucket, state: Watched, began: int, folder: Folder
+    ) -> tuple[SourceListing, Run]:
+        """Read an inventory as a listing of its time: of keys with later events it decides nothing."""
+        is_kept = state.complete and state.due_at > began - RETENTION.overdue_listing_ms  # since the last listing
+        known = (state.store_time or state.began_at) if state.complete else 0
+        taken.check_age(known, began, 0 if is_kept else began - self._config.log_retention)
+        with self._describing_store_errors():
+            versioned = bucket.is_versioned()
+        listing = taken.write(folder, self._settings.prefix, versioned=versioned)
+        seq = max(state.seq, last_seq_before(self._database, taken.time))
+        return listing, self._run(state, taken.begun, taken.written, seq, versioned=versioned, behind=taken.margin)
+
+    @contextmanager
+    def _describing_store_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except s3_client.STORE_ERRORS as error:
+            where = s3_client.describe_place(self._settings)
+            raise NotListed(s3_client.describe_failure(where, error)) from error
+
+    def _run(self, state: Watched, began: int, ended: int, seq: int, *, versioned: bool, behind: int) -> Run:
+        return Run(
+            self._settings.recorded_bucket,
+            str(self._lease.stored.source),
+            began,
+            ended,
+            seq,
+            versioned=versioned,
+            remembers=not state.complete and self._settings.initial == "remember",
+            is_first=not state.complete,
+            behind=behind,
+        )
 
     def _compare(
         self, listing: SourceListing, recent: DataFrame | None, state: Watched, run: Run, most: int, decided: Folder
@@ -332,7 +382,7 @@ def decide(
     # Each task has a connection of its own, and as many tasks run at once as there are cores.
     cores = spark.sparkContext.defaultParallelism
     partitions = len(shares) if cores <= connections else min(len(shares), connections)
-    ordered = rows.repartition(partitions, "share").sortWithinPartitions("share", "listed", "key", "place")
+    ordered = rows.repartition(partitions, "share").sortWithinPartitions("share", "listed", "key", "place", "version")
     decided = ordered.rdd.mapPartitions(lambda some: _decided(some, known, shares, run, most))
     return spark.createDataFrame(decided, _DECIDED, verifySchema=False)
 
@@ -421,8 +471,15 @@ def _decided_share(
 
 
 def _listed(rows: Ahead[Any]) -> Iterator[Listed]:
+    """Yield the entries. Raises `BadListing` for one that is there twice, as in an inventory, which has no order."""
+    last, versions = None, set[str]()
     while rows.next is not None:
         _, _, key, _, version, etag, size, modified, marker, latest = rows.take()
+        if key != last:
+            last, versions = key, set()
+        if version in versions:
+            raise BadListing(f"it has the entry {key[:_SHOWN]!r} twice, with the version {version[:_SHOWN]!r}")
+        versions.add(version)
         yield Listed(key, version, Content(etag, size, modified, marker), latest)
 
 

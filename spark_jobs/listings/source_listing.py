@@ -82,6 +82,10 @@ class SourceBucket(s3_listing.Bucket):
         s3_client.count_requests(client, self.requests.add)
         return client
 
+    def end(self) -> None:
+        """Write how many requests were sent."""
+        self.requests.write()
+
     def is_versioned(self) -> bool:
         """Return whether versions are listed: as the settings say, or if versioning is or was enabled."""
         if self.access.versions != "auto":
@@ -129,7 +133,7 @@ def _rows(bucket: SourceBucket, keys: s3_listing.KeyRange, *, versioned: bool) -
     try:
         yield from _listed_rows(bucket, keys, versioned=versioned)
     finally:
-        bucket.requests.write()
+        bucket.end()
 
 
 def _listed_rows(bucket: SourceBucket, keys: s3_listing.KeyRange, *, versioned: bool) -> Iterator[tuple[Any, ...]]:

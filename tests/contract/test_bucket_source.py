@@ -289,6 +289,10 @@ def test_the_test_of_a_source_lists_the_first_page(minio: services.MinIO, databa
     steps = [*run_source_test(load(BucketSourceSettings, values(minio, bucket.name)), {}, Limits())]
     assert [(step.step, step.ok) for step in steps] == [("open", True), ("list", True)]
     assert "a.txt" in steps[-1].message
+    for place, message in ((f"s3://{bucket.name}/x/", "has no complete report"), ("s3://gone/x/", "NoSuchBucket")):
+        inventory = {"spark": "0 8 * * *", "inventory": place}
+        *_, step = run_source_test(load(BucketSourceSettings, values(minio, bucket.name) | inventory), {}, Limits())
+        assert (step.step, step.ok, message in step.message) == ("inventory", False, True)
     wrong = values(minio, bucket.name) | {"secret_key": "wrong-secret"}
     [step] = run_source_test(load(BucketSourceSettings, wrong), {}, Limits())
     assert not step.ok

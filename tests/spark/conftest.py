@@ -6,7 +6,8 @@ import functools
 import gc
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,13 @@ import botocore.session
 import pytest
 
 from app.cli_common.run import run_command
+from app.outbox.engine.clock import DatabaseClock
 from app.outbox.errors import AlreadyRunning
+from app.outbox.sources.leases import SourceLeases
 from tests import provision, services
 from tests.services import java, spark_classes
-from tests.support.builders import SECRET_KEY
+from tests.support.builders import SECRET_KEY, migrated
+from tests.support.watched_bucket import WatchedBucket
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,6 +49,7 @@ def quickly(more: Mapping[str, str]) -> dict[str, str]:
 
 
 QUICKLY = quickly({})
+NIGHTLY = {"spark": "0 2 * * *"}
 Job = Callable[..., tuple[int, str, str]]  # environment and words: exit code and outputs
 
 
@@ -160,6 +165,33 @@ def job(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     return run
 
 
+@dataclass
+class ListedBucket:
+    """A bucket of a real MinIO, and the job that lists it."""
+
+    bucket: WatchedBucket
+    environment: Mapping[str, str]
+    job: Job
+
+    def run(self) -> tuple[int, str]:
+        """Lease the source, and run the job; exit code and its last words."""
+        database = self.bucket.database
+        leases, now = SourceLeases(database, 60_000), DatabaseClock(database)()
+        [stored] = leases.free(now, by_spark=True)
+        lease = leases.claim(stored, now)
+        assert lease is not None
+        return self.by_lease(lease.token)
+
+    def by_lease(self, token: str) -> tuple[int, str]:
+        code, out, err = self.job(self.environment, "watched-bucket", "--lease", token, "--", "bucket:x")
+        return code, (err or out).strip().splitlines()[-1]
+
+    def again(self) -> tuple[int, str]:
+        """Resume the source, which makes it due, and run the job."""
+        self.bucket.sources.registry.resume(self.bucket.source)
+        return self.run()
+
+
 @pytest.fixture(scope="module")
 def minio() -> Iterator[services.MinIO]:
     """Start a MinIO for the module."""
@@ -180,3 +212,14 @@ def elasticsearch_server() -> Iterator[services.Elasticsearch]:
     """Start an Elasticsearch with TLS, shared by the session: use your own indices."""
     with services.elasticsearch(tls=True) as server:
         yield server
+
+
+@pytest.fixture
+def listed_by_spark(
+    minio: services.MinIO, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ListedBucket]:
+    url = f"sqlite:///{tmp_path}/outbox.db"
+    environment = environment_of(url, tmp_path)
+    monkeypatch.setattr("spark_jobs.shutdown.on_end_of_input", lambda: None)
+    with closing(migrated(url)) as database:
+        yield ListedBucket(WatchedBucket(minio, database, **NIGHTLY), environment, job)

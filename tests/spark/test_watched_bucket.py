@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -24,10 +24,9 @@ from app.listings.differences import Content, Counts, Entry, Listed, Run
 from app.outbox import tables
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.log.append import Log
-from app.outbox.sources.leases import SourceLeases
 from tests import services
 from tests.services import until
-from tests.spark.conftest import QUICKLY, Job, environment_of
+from tests.spark.conftest import NIGHTLY, QUICKLY, ListedBucket, environment_of
 from tests.support.builders import add_target, migrated, registry
 from tests.support.scripted_store import BUCKET, scripted_store
 from tests.support.watched_bucket import Known, Watch, WatchedBucket, counted
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 START = 1_760_000_000_000
 GRACE = 60_000
 MOST = 500
-NIGHTLY = {"spark": "0 2 * * *"}
 
 
 @dataclass
@@ -286,44 +284,6 @@ def test_what_is_new_within_one_chunk_is_divided(spark: SparkSession, outboxes: 
     assert by_spark.by_spark(spark, listing, (), run) == counts
     assert by_spark.log() == worker.log()
     assert by_spark.entries() == worker.entries()
-
-
-@dataclass
-class ListedBucket:
-    """A bucket of a real MinIO, and the job that lists it."""
-
-    bucket: WatchedBucket
-    environment: Mapping[str, str]
-    job: Job
-
-    def run(self) -> tuple[int, str]:
-        """Lease the source, and run the job; exit code and its last words."""
-        database = self.bucket.database
-        leases, now = SourceLeases(database, 60_000), DatabaseClock(database)()
-        [stored] = leases.free(now, by_spark=True)
-        lease = leases.claim(stored, now)
-        assert lease is not None
-        return self.by_lease(lease.token)
-
-    def by_lease(self, token: str) -> tuple[int, str]:
-        code, out, err = self.job(self.environment, "watched-bucket", "--lease", token, "--", "bucket:x")
-        return code, (err or out).strip().splitlines()[-1]
-
-    def again(self) -> tuple[int, str]:
-        """Resume the source, which makes it due, and run the job."""
-        self.bucket.sources.registry.resume(self.bucket.source)
-        return self.run()
-
-
-@pytest.fixture
-def listed_by_spark(
-    minio: services.MinIO, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[ListedBucket]:
-    url = f"sqlite:///{tmp_path}/outbox.db"
-    environment = environment_of(url, tmp_path)
-    monkeypatch.setattr("spark_jobs.shutdown.on_end_of_input", lambda: None)
-    with closing(migrated(url)) as database:
-        yield ListedBucket(WatchedBucket(minio, database, **NIGHTLY), environment, job)
 
 
 @pytest.mark.parametrize("versioned", [False, True])

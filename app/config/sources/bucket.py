@@ -9,6 +9,7 @@ from app.config.fields.aws import Endpoint, Region
 from app.config.fields.cron import Cron
 from app.config.fields.field_types import Choice, Duration, Number, Text
 from app.config.fields.fields import declared, fields_of, setting
+from app.config.fields.inventory import Inventory, catalog_of
 from app.config.sources.base import SourceSettings, Tenant
 from app.events.buckets import TENANT_OF_ARN, name_in
 
@@ -52,6 +53,13 @@ class BucketSourceSettings(
         default="",
         about="when Spark lists it, in place of a worker and of every: for a bucket of millions of objects",
     )
+    inventory: str = setting(
+        Inventory(),
+        default="",
+        about="what Spark reads in place of a listing: the folder of reports of S3 Inventory, as s3://BUCKET/KEY "
+        "or a path, or the ARN or REST catalog of the tables of S3 Metadata",
+        of_host=True,
+    )
     grace: float = setting(
         Duration(0),
         default="5m",
@@ -85,6 +93,16 @@ class BucketSourceSettings(
         yield from super().problems()
         if self.tenant == TENANT_OF_ARN:
             yield Problem("tenant", self.tenant, "is not known of a listing", "write the tenant's name")
+        if self.inventory and not self.spark:
+            yield Problem(
+                "inventory",
+                self.inventory,
+                "is read by Spark alone",
+                "give the times at which it reads it, such as spark=0 6 * * *",
+            )
+        catalog = catalog_of(self.inventory)
+        if catalog is not None and catalog.signing_region and not self.access_key:
+            yield Problem("access_key", "", "is missing", "give the keys that may read the tables of S3 Metadata")
         if not self.endpoint and not self.region:
             yield Problem(
                 "endpoint", "", "is missing", "give the endpoint of the store, or the region of a bucket at AWS"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from random import Random
+from typing import Any
 
 import orjson
 import pytest
@@ -37,6 +38,7 @@ PUT, DELETE, MARKED = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete", "s3:Obj
 GRACE = 60_000
 AT_THE_END = 99  # a run is killed when it has compared everything, and has not noted it
 START = 1_760_000_000_000
+MARGIN, STALE = 4 * 3_600_000, 2 * 3_600_000  # of an inventory: what is allowed, and what it really lacks
 KEYS = ["a", "b", "ü", "\U0001f600"]
 
 
@@ -71,6 +73,7 @@ class Store:
     removed: dict[tuple[str, str], int] = field(default_factory=dict)  # key and version to the last operation
     latest: int = GRACE // 2  # ms after which an event has arrived
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    past: list[tuple[int, str, list[Listed]]] = field(default_factory=list)  # what a key had from a time on
 
     @property
     def clock(self) -> int:
@@ -95,6 +98,16 @@ class Store:
             version, _, _ = layers.pop(self.rng.randrange(len(layers)))
             self.removed[key, version] = number
             self._report(number, DELETE, key, version)
+        self.past.append((self.now, key, self.list_key(key)))
+
+    def inventory(self) -> list[Listed]:
+        """What an inventory of this moment has: each key as it was then, or some time before."""
+        listed = []
+        for key in sorted(KEYS):
+            moment = self.now - self.rng.choice([0, 0, self.rng.randrange(STALE)])
+            states = [state for at, of, state in self.past if of == key and at <= moment]
+            listed += states[-1] if states else []
+        return listed
 
     def _put(self, key: str, layers: list[tuple[str, Content, int]], number: int) -> None:
         version = f"v{number}" if self.versioned else ""
@@ -148,13 +161,16 @@ class Service:
     known: dict[str, list[Entry]] = field(default_factory=dict)
     seq: int = 0  # of the last complete run
     complete: bool = False
+    times: list[int] = field(default_factory=list)  # at which events were recorded
+    known_at: int = 0  # by the store's clock, from when on what is known may lack changes
 
-    def record(self, events: list[Made]) -> None:
+    def record(self, events: list[Made], now: int) -> None:
         for made in events:
             self.repeated += made.id in self.ids
             if made.id not in self.ids:
                 self.ids.add(made.id)
                 self.log.append(made)
+                self.times.append(now)
 
     def logged(self, key: str) -> list[LoggedEvent]:
         return [
@@ -182,7 +198,7 @@ class World:
     runs: int = 0
 
     def receive(self) -> None:
-        self.service.record(self.store.arriving())
+        self.service.record(self.store.arriving(), self.store.now)
 
     def list_bucket(self, *, until_killed: int | None, busy: bool) -> None:
         """List, while the bucket changes if it is `busy`, and compare; a killed run has committed so many keys."""
@@ -204,11 +220,37 @@ class World:
             "images", "bucket:x", began, store.now, seq, GRACE, versioned=store.versioned,
             remembers=first and self.initial == "remember", is_first=first, behind=max(0, store.behind),
         )  # fmt: skip
+        if self._compare(listed, run, until_killed=until_killed, busy=busy):
+            service.known_at = began - store.behind
+
+    def read_inventory(self, *, until_killed: int | None, busy: bool) -> None:
+        """Compare an inventory some time after its own, if it is newer than what is known."""
+        store, service, rng = self.store, self.service, self.store.rng
+        taken, listed = store.clock, store.inventory()
+        for _ in range(rng.choice([0, 0, 1, 4]) if busy else 0):
+            store.change()
+            self.receive()
+        store.now += GRACE + rng.choice([0, 0, MARGIN])
+        self.receive()
+        if taken - MARGIN <= service.known_at:
+            return
+        seq = max(service.seq, sum(at < taken - MARGIN for at in service.times))
+        first = not service.complete
+        run = Run(
+            "images", "bucket:x", taken, taken + 5, seq, versioned=store.versioned,
+            remembers=first and self.initial == "remember", is_first=first, behind=MARGIN,
+        )  # fmt: skip
+        if self._compare(listed, run, until_killed=until_killed, busy=busy):
+            service.known_at = taken - MARGIN
+
+    def _compare(self, listed: list[Listed], run: Run, *, until_killed: int | None, busy: bool) -> bool:
+        """Compare and record; whether it came to its end."""
+        store, service, rng, seq = self.store, self.service, self.store.rng, run.seq
         recent = [] if run.remembers else sorted({made.key for made in service.log[service.seq :]})
         entries = [entry for _, some in sorted(service.known.items()) for entry in some]
         for number, group in enumerate(by_key(entries, Ahead(listed), Ahead(recent), None)):
             if number == until_killed:
-                return
+                return False
             decided = self._decide(group, run)
             if busy and rng.random() < 0.3:  # the append waits for a target's queue, and the bucket changes
                 for _ in range(rng.randrange(3)):
@@ -226,11 +268,12 @@ class World:
                 )
             self.found += made
             self.overtaken += [one for one in made for later in service.log[seq:] if later.key == one.key]
-            service.record(made)
+            service.record(made, store.now)
         if until_killed == AT_THE_END:
-            return
+            return False
         service.seq, service.complete = seq, True
         self.runs += 1
+        return True
 
     def _decide(self, group: Group, run: Run) -> Decided:
         if group.is_recent or differs(group.known, group.listed):
@@ -248,7 +291,7 @@ class World:
 
 def live(
     seed: int, *, versioned: bool, share: float, initial: str = "events", fractions: bool = True, behind: int = 0,
-    latest: int = GRACE // 2,
+    latest: int = GRACE // 2, inventories: float = 0.0,
 ) -> World:  # fmt: skip
     """A bucket's life, after which everything has arrived and was listed often enough."""
     rng = Random(seed)
@@ -261,11 +304,21 @@ def live(
         world.store.now += rng.choice([0, 100, 30_000, GRACE, 3 * GRACE])
         world.receive()
         if rng.random() < 0.6:
-            world.list_bucket(until_killed=rng.choice([None, None, 0, 1, 2, 3, AT_THE_END]), busy=rng.random() < 0.6)
+            more: dict[str, Any] = {
+                "until_killed": rng.choice([None, None, 0, 1, 2, 3, AT_THE_END]),
+                "busy": rng.random() < 0.6,
+            }
+            if rng.random() < inventories:
+                world.store.now += rng.choice([0, MARGIN, 2 * MARGIN])
+                world.receive()
+                world.read_inventory(**more)
+            else:
+                world.list_bucket(**more)
     for _ in range(4):
-        world.store.now += max(latest, 2 * GRACE)
+        world.store.now += max(latest, 2 * (MARGIN if inventories else GRACE))
         world.receive()
-        world.list_bucket(until_killed=None, busy=False)
+        list_once = world.read_inventory if inventories else world.list_bucket
+        list_once(until_killed=None, busy=False)
     return world
 
 
@@ -284,17 +337,22 @@ def truth(world: World, key: str) -> str | None:
 SEEDS = st.integers(0, 2**32)
 SHARES = st.sampled_from([0.0, 0.3, 0.8, 1.0])
 CLOCKS = st.sampled_from([0, 0, 3_600_000, -3_600_000])
+INVENTORIES = st.sampled_from([0.0, 0.5, 1.0])  # of the listings
 
 
 @pytest.mark.parametrize("versioned", [False, True])
 @given(
-    seed=SEEDS, share=SHARES, fractions=st.booleans(), behind=CLOCKS, latest=st.sampled_from([GRACE // 2, 5 * GRACE])
-)
+    seed=SEEDS, share=SHARES, fractions=st.booleans(), behind=CLOCKS, latest=st.sampled_from([GRACE // 2, 5 * GRACE]),
+    inventories=INVENTORIES,
+)  # fmt: skip
 def test_a_mirror_equals_the_bucket_whatever_was_reported(
-    versioned: bool, seed: int, share: float, fractions: bool, behind: int, latest: int
+    versioned: bool, seed: int, share: float, fractions: bool, behind: int, latest: int, inventories: float
 ) -> None:
     """Also if an event comes later than the grace, so that what it reports was found before."""
-    world = live(seed, versioned=versioned, share=share, fractions=fractions, behind=behind, latest=latest)
+    world = live(
+        seed, versioned=versioned, share=share, fractions=fractions, behind=behind, latest=latest,
+        inventories=inventories,
+    )  # fmt: skip
     for key in KEYS:
         assert holding(world, key) == truth(world, key), key
         layers = world.store.layers.get(key, [])
@@ -305,11 +363,11 @@ def test_a_mirror_equals_the_bucket_whatever_was_reported(
 
 
 @pytest.mark.parametrize("versioned", [False, True])
-@given(seed=SEEDS, share=SHARES, behind=CLOCKS)
+@given(seed=SEEDS, share=SHARES, behind=CLOCKS, inventories=INVENTORIES)
 def test_nothing_is_recorded_twice_and_what_is_reported_is_not_found(
-    versioned: bool, seed: int, share: float, behind: int
+    versioned: bool, seed: int, share: float, behind: int, inventories: float
 ) -> None:
-    world = live(seed, versioned=versioned, share=share, behind=behind)
+    world = live(seed, versioned=versioned, share=share, behind=behind, inventories=inventories)
     assert len({made.id for made in world.found}) == len(world.found)
     if share == 1.0:
         assert world.found == []

@@ -1,0 +1,134 @@
+"""Read the bucket of a source from an inventory instead of listing it: a report of S3 Inventory, or S3 Metadata.
+
+An inventory is of a time, and may lack what was written or removed in the `margin` before it. The client is that of a
+listing by the source, which uses nothing of its host.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
+
+from app.config.fields.inventory import catalog_of
+from app.events.effects import NULL
+from app.events.minio_json import timestamp
+from app.events.normalize import MAX_KEY_BYTES, MAX_VERSION
+from app.listings import inventory
+from app.listings.errors import BadListing
+from app.listings.pages import MAX_ETAG
+from spark_jobs.folders import Folder
+from spark_jobs.listings import metadata_table
+from spark_jobs.listings.inventory import listing_of
+from spark_jobs.listings.listing import Listing
+from spark_jobs.listings.source_listing import SCHEMA, SourceBucket, SourceListing, summed_up
+from spark_jobs.reports.report import write_parquet
+
+
+@dataclass(frozen=True, slots=True)
+class SourceInventory:
+    """An inventory of a source's bucket. It was begun and complete at times of its store (ms).
+
+    It has to be newer than the one that is known, unless it `may_repeat`.
+    """
+
+    where: str
+    begun: int
+    written: int
+    margin: int
+    may_repeat: bool
+    read: Callable[[bool], Listing]  # of all versions, or of the current objects
+
+    @property
+    def time(self) -> int:
+        """From when on it may lack changes."""
+        return self.begun - self.margin
+
+    def check_age(self, known: int, now: int, kept_since: int) -> None:
+        """Raise `BadListing` for one that is not newer than what is known (ms of its store, 0 for nothing).
+
+        So for one of a time after `now`, or before `kept_since`, from when on the log has every event.
+        """
+        of = f"{self.where} is of {timestamp(self.begun)}"
+        if self.begun > now + self.margin:
+            raise BadListing(f"{of}, which is yet to come: the clock of its store, or of the database, is wrong")
+        if known and (self.time < known or (self.time == known and not self.may_repeat)):
+            raise BadListing(
+                f"{of}, and not newer than what is known, of {timestamp(known)}: it may lack what changed up to "
+                f"{self.margin // 3_600_000} h before its time; wait for the next one, or see to why there is none"
+            )
+        if self.time < kept_since:
+            raise BadListing(
+                f"{of}, which is too old: events since {timestamp(self.time)} may have left the log, which has those "
+                f"since {timestamp(kept_since)}; wait for the next one, or raise BUCKETWIRE_RETENTION"
+            )
+
+    def write(self, folder: Folder, prefix: str, *, versioned: bool) -> SourceListing:
+        """Write its entries below a prefix to files. Raises `BadListing` also for entries that cannot be read."""
+        listing = self.read(versioned)
+        if unreadable := listing.unreadable_count:
+            [first] = listing.unreadable.limit(1).collect()
+            raise BadListing(
+                f"{self.where}: {unreadable:,} of its lines cannot be read, such as "
+                f"{first['line']!r:.300}; nothing is compared with an inventory that may lack objects"
+            )
+        written = summed_up(write_parquet(_rows(listing, prefix, versioned=versioned), folder))
+        return replace(written, store_time=self.time)
+
+
+def opened(spark: SparkSession, bucket: SourceBucket) -> SourceInventory:
+    """Return the inventory that a source's settings name. Raises `BadListing`, and what S3 and Spark raise."""
+    settings = bucket.access
+    if catalog := catalog_of(settings.inventory):
+        table = metadata_table.opened(spark, catalog, settings)
+        return SourceInventory(
+            table.where, table.committed, table.committed, metadata_table.MARGIN, may_repeat=True,
+            read=lambda versioned: table.listing(versioned=versioned),
+        )  # fmt: skip
+
+    def storage(name: str) -> SourceBucket:
+        return replace(bucket, name=name)
+
+    report = inventory.manifest(settings.inventory, lambda name: storage(name).client())
+    return SourceInventory(
+        report.location, report.begun, report.written, inventory.MARGIN, may_repeat=False,
+        read=lambda versioned: listing_of(spark, report, settings.bucket, storage, versions=versioned),
+    )  # fmt: skip
+
+
+def _rows(listing: Listing, prefix: str, *, versioned: bool) -> DataFrame:
+    """Return the entries as SCHEMA, and a row for each that no event can have."""
+    entries = listing.entries if versioned else listing.single
+    if entries is None:
+        raise RuntimeError("an inventory without entries")  # of our own code
+    version = F.when(F.col("version") == "", NULL).otherwise(F.col("version")) if versioned else F.lit("")
+    columns = {
+        "key": F.col("key"),
+        "place": -F.col("modified"),  # the newest first, as a listing has them
+        "version": version,
+        "etag": F.coalesce("etag", F.lit("")),
+        "size": F.coalesce("size", F.lit(0)),
+        "modified": F.col("modified"),
+        "marker": F.col("marker") if versioned else F.lit(False),
+        "latest": (F.col("ordinal") == 1) if versioned else F.lit(True),
+    }
+    if versioned:
+        columns["etag"], columns["size"] = (
+            F.when(F.col("marker"), nothing).otherwise(columns[name])
+            for name, nothing in (("etag", F.lit("")), ("size", F.lit(0)))
+        )
+    named = entries.where(F.col("key").startswith(prefix)).select(*(one.alias(name) for name, one in columns.items()))
+    no_nul = ~F.col("key").contains("\0") & ~F.col("version").contains("\0")
+    is_recordable = (F.col("key") != "") & (F.octet_length("key") <= MAX_KEY_BYTES) & no_nul
+    is_recordable &= (F.length("version") <= MAX_VERSION) & (F.length("etag") <= MAX_ETAG) & (F.col("size") >= 0)
+    kinds = dict(column.strip().split(" ") for column in SCHEMA.split(","))
+    of_pages = {"answered": F.lit(None), "skipped": F.lit(None), "skipped_key": F.lit(None)}
+    of_skipped = {"answered": F.lit(0), "skipped": F.lit(1), "skipped_key": F.col("key")}
+
+    def row(values: dict[str, Column]) -> list[Column]:
+        return [values[name].cast(kind).alias(name) for name, kind in kinds.items()]
+
+    there = {name: F.col(name) for name in columns}
+    entries = named.where(is_recordable).select(*row(there | of_pages))
+    skipped = named.where(~is_recordable).select(*row(dict.fromkeys(there, F.lit(None)) | of_skipped))
+    return entries.union(skipped)
