@@ -1,4 +1,4 @@
-"""Find what failed and what is overdue: the newest run of each kind, target and bucket decides.
+"""Find what failed and what is overdue: the newest run of each kind, target and bucket that has ended decides.
 
 A run is overdue if its schedule's due time has passed and none has begun. That needs neither beat nor a Spark worker:
 whoever reads the table of runs sees it.
@@ -34,7 +34,7 @@ Key = tuple[str, TargetId, str]  # the kind of the run, its target, and its buck
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What the newest run of a kind, target and bucket says; times are milliseconds since 1970, 0 for none.
+    """What the newest ended run of a kind, target and bucket says; times are milliseconds since 1970, 0 for none.
 
     `problem` is why it failed, "" unless it did. `good` is the newest run that succeeded. `due_at` is since when a run
     is overdue, by `schedule`; `waits` says that it is registered. One that waits while others run is not overdue.
@@ -56,7 +56,7 @@ def read_run_states(connection: sa.Connection, now: int, *, tables_schedule: str
 
     A run that ended before `oldest` (ms) is forgotten, unless it is scheduled.
     """
-    newest, good = newest_runs(connection), newest_runs(connection, successful=True)
+    newest, good = newest_runs(connection, now), newest_runs(connection, now, successful=True)
     schedules = _schedules(connection, tables_schedule)
     t = tables.targets.c
     rows = connection.execute(sa.select(t.type, t.name, t.created_at))

@@ -318,16 +318,21 @@ def latest_results(connection: sa.Connection) -> Sequence[tuple[TargetId, str, i
     return [(run.target, run.bucket, run.finished_at, run.remaining_drift) for run in runs]
 
 
+def _ended(now: int) -> sa.ColumnElement[bool]:
+    r = tables.reconciliations.c
+    return sa.and_(r.state != WAITING, sa.or_(r.finished_at != 0, r.alive_until <= now))
+
+
 def newest_runs(
-    connection: sa.Connection, *, successful: bool = False
+    connection: sa.Connection, now: int, *, successful: bool = False
 ) -> Mapping[tuple[str, TargetId, str], Reconciliation]:
     """Return the run of each kind, target and bucket that began last; of those that succeeded, if it says so.
 
-    A run that waits has not begun. Runs of a part of a bucket are told apart: in place of the bucket's name they have
-    what they are about (`Reconciliation.place`).
+    One that still runs at `now` (ms) says nothing yet: what failed before it stays failed. Runs of a part of a bucket
+    are told apart: in place of the bucket's name they have what they are about (`Reconciliation.place`).
     """
     r = tables.reconciliations.c
-    states = r.state.in_(_SUCCESSFUL) if successful else r.state != WAITING
+    states = r.state.in_(_SUCCESSFUL) if successful else _ended(now)
     kind = sa.case((r.state.in_(_OF_BACKFILLS), BACKFILL), else_=r.job)
     # By the time of the start: a run that waited may have begun after one with a later row.
     order = sa.func.row_number().over(partition_by=(kind, r.type, r.name, r.bucket, r.prefix),

@@ -38,6 +38,11 @@ def test_a_failed_run_is_said_with_what_the_last_good_one_found(cli: Cli, databa
         "the last good one is older: it ended N s ago, and left 3 differences"
     )
     assert "its last reconciliation with images failed" in cli("status").err
+    again = runs.begin(mirror, "images", lease=60_000)
+    assert warnings(cli)["redis:rows"], "one that has only begun mends nothing"
+    runs.end(again, "clean", {})
+    assert warnings(cli) == {}
+    runs.end(runs.begin(mirror, "images", lease=60_000), "failed", {}, problem="MySQL is away.")
     for bucket in ("a", "b", "c", "d", "e", "f", "g"):
         runs.end(runs.begin(mirror, bucket, lease=60_000), "failed", {}, problem="no Java")
     [text] = warnings(cli)["redis:rows"]
