@@ -222,7 +222,9 @@ def _check_queues(service: Service) -> Iterator[Finding]:
     queues = [queue for queue in queues if not queue.refused]
     unserved = [queue for queue in queues if not queue.is_served(now)]
     if len(unserved) > 1 and len(unserved) == len(queues):
-        age = format_age(now - min(queue.heartbeat_age(now) for queue in unserved), now)
+        # Not since the newest target was created.
+        served_at = max(queue.served_at for queue in unserved) or min(queue.created_at for queue in unserved)
+        age = format_age(served_at, now)
         text = f"none has served any target's queue for {age}; is `bucketwire worker` running?"
         yield Finding("workers", "problem", text, ("worker",))
         return

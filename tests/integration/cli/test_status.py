@@ -381,6 +381,24 @@ def test_the_doctor_finds_a_queue_that_no_worker_serves(cli: Cli, database: Data
 
 
 @pytest.mark.usefixtures("working")
+def test_how_long_nothing_is_served_does_not_begin_anew_with_a_new_target(cli: Cli, database: Database) -> None:
+    for name in ("one", "two"):
+        add_target(database, name)
+    with database.writing() as connection:
+        t = tables.targets
+        connection.execute(t.update().where(t.c.name == "one").values(created_at=now_ms() - 7_200_000))
+        connection.execute(t.update().where(t.c.name == "two").values(created_at=now_ms() - 60_000))
+
+    def found() -> list[str]:
+        return [one["text"] for one in cli("doctor", "--json").json["findings"] if one["subject"] == "workers"]
+
+    assert found() == ["none has served any target's queue for 2.0 h; is `bucketwire worker` running?"]
+    record_process(database, Process("here:7:x", "w@here", VERSION, "prefork", ["targets"]), age=300_000)
+    [text] = found()
+    assert text.startswith("none has served any target's queue for 5.0 m"), text
+
+
+@pytest.mark.usefixtures("working")
 def test_an_upgrade_that_is_not_finished_is_found_and_the_workers_are_listed(
     cli: Cli, database: Database, target: TargetId
 ) -> None:
