@@ -104,6 +104,17 @@ def _characters(text: str) -> Markup:
     return Markup("").join(escape(c) if c.isprintable() else odd.format(_ODD.format(ord(c))) for c in text)
 
 
+def with_code(text: object) -> Markup:
+    """Write a text of the service itself, with what stands in backticks, as a command, in the font of commands."""
+    parts = str(text).split("`")
+    if len(parts) % 2 == 0:
+        return visible(text)
+    code = Markup("<code>{}</code>")
+    return Markup("").join(
+        code.format(visible(part)) if n % 2 else visible(part) for n, part in enumerate(parts) if part
+    )
+
+
 def sentence(text: object, most: int = 0) -> Markup:
     """Write a text of unknown origin, such as a remote's answer, as a sentence: with one full stop at its end."""
     return visible(str(text).rstrip(". "), most) + Markup(".")

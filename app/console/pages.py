@@ -355,4 +355,5 @@ def _context() -> dict[str, Any]:
 
 routes.add_app_template_filter(formats.visible, "visible")
 routes.add_app_template_filter(formats.sentence, "sentence")
+routes.add_app_template_filter(formats.with_code, "with_code")
 routes.add_app_template_filter(written_size, "size")

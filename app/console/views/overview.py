@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,10 +26,10 @@ _LINES, _MAX_LINES = 8, 40  # findings above the targets; in all, of which the o
 @page("/")
 def overview() -> Response:
     """Show the state of every target, those with problems first."""
-    rows, limited = _rows(), visitor().is_limited
+    found = [one for one in calls.get("/v1/doctor")["findings"] if one["grade"] in ATTENTION]
+    rows, limited = _rows(found), visitor().is_limited
     targets, curves, times = rows["targets"], rows["curves"], rows["times"]
     status = _sum(targets) | ({} if limited else _service())
-    found = [one for one in calls.get("/v1/doctor")["findings"] if one["grade"] in ATTENTION]
     events = status["events"]
     intake = [] if limited else calls.get("/v1/intake")["intake"]
     rates = [point for curve in curves.values() if (point := newest(curve, time.time()))]
@@ -56,23 +57,37 @@ def overview() -> Response:
 @page("/targets")
 def targets() -> Response:
     """Show the state of every target, as the overview does."""
-    return show("targets.html", here="targets", **_rows())
+    return show("targets.html", here="targets", **_rows(calls.get("/v1/doctor")["findings"]))
 
 
-def _rows() -> dict[str, Any]:
-    """Return the targets, those with problems first, with their curves and delivery times."""
+def _rows(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the targets, those with problems first, with their curves and delivery times.
+
+    One that is not paused, with a problem of its own or without any worker, is not shown as one that runs.
+    """
     targets = calls.get("/v1/targets")["targets"]
+    problems = {one["subject"] for one in found if one["grade"] == "problem"}
+    for target in targets:
+        state, name = target["state"], f"{target['type']}:{target['name']}"
+        if state == "running" and not problems.isdisjoint((name, "workers")):
+            state = "problem" if name in problems else "not served"
+        target["shown"] = state
     minutes = _LONG if len(targets) <= _FEW else _SHORT
     series = _series(minutes) if len(targets) <= _MAX_CURVES else []
-    targets.sort(key=lambda target: (urgency(target["state"]), -target["events"]["dead"], target["arn"]))
+    targets.sort(key=lambda target: (_urgency(target["shown"]), -target["events"]["dead"], target["arn"]))
     curves = {each["target"]: points(each["samples"], width=_WIDTH) for each in series}
     return {
         "targets": targets,
         "minutes": minutes,
         "curves": curves,
         "times": {target: newest_times(curve, time.time()) for target, curve in curves.items()},
-        "states": sorted(Counter(target["state"] for target in targets).items(), key=lambda pair: urgency(pair[0])),
+        "states": sorted(Counter(target["shown"] for target in targets).items(), key=lambda pair: _urgency(pair[0])),
     }
+
+
+def _urgency(shown: str) -> int:
+    """Return the place of what is shown for a target's state; what hinders one comes first."""
+    return urgency(shown) if shown not in ("problem", "not served") else -1
 
 
 def _sum(targets: list[dict[str, Any]]) -> dict[str, Any]:

@@ -290,6 +290,29 @@ def test_a_rule_for_a_hostile_bucket_can_be_added_edited_tried_and_removed(
     assert len(registry(database).rules()) == 1
 
 
+def test_a_target_with_a_problem_is_not_shown_as_one_that_runs(local: Browser, database: Database) -> None:
+    add_target(database, "audit", values={"queue_limit": "1"}, bucket="images")
+    add_target(database, "other", bucket="docs")
+    Log(database).append([[event("a", bucket="images")]])
+    for path in ("", "targets"):
+        text = local.get(path).text
+        assert re.search(r"webhook:audit \S*problem ", text), path
+        assert re.search(r"webhook:other \S*running ", text), path
+    page = local.get("targets/webhook/audit")
+    assert "its queue is full" in page.text
+    assert not re.search(r"\S*running", page.text.partition("its queue is full")[0]), "right above what is wrong"
+
+
+def test_commands_in_findings_are_written_as_commands_and_what_is_well_has_no_button(local: Browser) -> None:
+    page = local.get("doctor")
+    html_text = page.response.get_data(as_text=True)
+    assert "`" not in page.text
+    assert re.search(r"<code>.*bucketwire target set", html_text)
+    well = [line for line in html_text.split("<li ") if ">ok<" in line]
+    assert well
+    assert not [line for line in well if 'class="button"' in line]
+
+
 def test_a_rule_that_is_wrong_is_said_beside_its_field(local: Browser, database: Database) -> None:
     add_target(database, "audit")
     page = local.post("rules/new", bucket="images", events="s3:Nothing", target="webhook:audit", prefix=" a")
