@@ -17,7 +17,12 @@ from tests.support import sample_events
 from workers.targets import payloads
 
 PARTITIONS = 6
-_LATER = (KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.REQUEST_TIMED_OUT, KafkaError._TIMED_OUT)
+_LATER = (
+    KafkaError.INVALID_REPLICATION_FACTOR,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+)
 
 
 class Log(Probe):
