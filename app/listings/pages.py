@@ -201,6 +201,7 @@ class _Listing:
     has_order: bool
     last: dict[str, str] = field(default_factory=dict)  # key of each kind of entry
     empty: int = 0  # pages in a row
+    followed: set[tuple[str, ...]] = field(default_factory=set)  # markers of the pages since the last key advanced
 
     def add(self, page: Mapping[str, Any], asked: Mapping[str, str]) -> Mapping[str, str] | None:
         """Check a page; return what to ask for next, None after the last page."""
@@ -217,6 +218,8 @@ class _Listing:
         is_truncated = page.get("IsTruncated")
         if not isinstance(is_truncated, bool):
             raise self._bad("a page does not say whether it is the last one (IsTruncated)")
+        if max(self.last.values(), default="") > before:
+            self.followed.clear()
         return self._following(page, asked) if is_truncated else None
 
     def _check_order(self, kind: str, entries: Sequence[Mapping[str, Any]], before: str) -> None:
@@ -240,8 +243,10 @@ class _Listing:
         first = next(iter(names))
         if first not in following:
             raise self._bad(f"a page is not the last one (IsTruncated), and does not say what follows ({names[first]})")
-        if following == asked:
+        marker = tuple(following.values())
+        if following == asked or marker in self.followed:
             raise self._bad(f"the page after {following[first][:_SHOWN]!r} is that page again")
+        self.followed.add(marker)
         return following
 
     def _bad(self, problem: str) -> BadListing:

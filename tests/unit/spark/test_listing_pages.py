@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -203,3 +204,14 @@ def test_no_server_is_asked_to_begin_at_what_is_no_key() -> None:
     wrong = ("../k", "a/./b", "a//b", "/a", "k" * 1025, "\0", "a\nb", "\U0001f600", "\ue000", "")
     assert between(["b", *wrong], 50) == [("", "b"), ("b", None)]
     assert all(map(is_bound, ("a", "a/", "a b/日本", "k" * 1024)))
+
+
+def test_markers_that_go_round_among_the_versions_of_a_key_end() -> None:
+    markers = itertools.cycle(["v1", "v2", "v3"])
+
+    def endless(answer: Answer) -> Answer:
+        following = {"IsTruncated": True, "NextKeyMarker": "a", "NextVersionIdMarker": next(markers)}
+        return answer | {"Versions": [{"Key": "a", "Size": 1}], "DeleteMarkers": []} | following
+
+    with pytest.raises(BadListing, match="the page after 'a' is that page again"):
+        listed(Server("a", versioned=True, spoil=endless), versioned=True)
