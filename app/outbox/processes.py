@@ -247,10 +247,10 @@ def _process(row: Any) -> Process:
         # Code from before migration 0021 records workers while they serve.
         served_at=row.at if row.served_at is None else row.served_at,
         ended_at=row.ended_at or 0,
-        certificates=[
+        certificates=tuple(
             MetCertificate(of, name, Validity(begins_at, ends_at), seen_at)
             for of, name, begins_at, ends_at, seen_at in orjson.loads(row.certificates or "[]")
-        ],
+        ),
     )
 
 
