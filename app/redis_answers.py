@@ -3,33 +3,42 @@
 A Redis that sends a byte a second would hold a worker's loop, and each request that waits for the broker.
 """
 
+import contextlib
+import socket
 import time
 from typing import Any
 
 from app import socket_watchdog
 
+_GRACE_SECONDS = 1.0  # beyond the limit of a read: its error says that nothing came, and not that Redis has closed
+
 
 class _Answer:
     """An answer that is read, and cut off when its time is over."""
 
-    def __init__(self, descriptor: int, seconds: float) -> None:
-        self._descriptor = descriptor
-        self.ends = time.monotonic() + seconds
+    def __init__(self, wire: socket.socket, seconds: float) -> None:
+        self._wire = wire
+        self.ends = time.monotonic() + seconds + _GRACE_SECONDS
 
     def cut(self) -> None:
-        """Shut the connection down, so that whoever reads from it goes on."""
-        socket_watchdog.shut_down(self._descriptor)
+        """Shut the connection down, so that whoever reads from it goes on.
+
+        Not by its descriptor: redis-py closes a connection that fails before it is watched no more, and another one may
+        have got the number.
+        """
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._wire, socket.SHUT_RDWR)  # TLS' own would disturb who reads
 
 
 class _Limited:
-    """A connection whose answers take as long together as a read may, `socket_timeout`."""
+    """A connection whose answers take little longer as a whole than a read may, `socket_timeout`."""
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:
         """Read an answer. Raises the connection's errors."""
         wire, seconds = self._sock, self.socket_timeout  # type: ignore[attr-defined]  # of the connection
         if wire is None or not seconds:
             return super().read_response(*arguments, **options)  # type: ignore[misc]  # which it is mixed into
-        answer = _Answer(wire.fileno(), seconds)
+        answer = _Answer(wire, seconds)
         socket_watchdog.add(answer)
         try:
             return super().read_response(*arguments, **options)  # type: ignore[misc]  # as above

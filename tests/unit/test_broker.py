@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from app import broker as task_broker
+from app import redis_answers
 from app.broker import Broker, BrokerUnavailable
 from tests import services
 from tests.support.rogue_server import RogueServer
@@ -51,3 +52,26 @@ def test_a_redis_whose_answer_trickles_is_given_up(monkeypatch: pytest.MonkeyPat
     finally:
         server.ends.set()
         server.close()
+
+
+def test_a_redis_that_says_nothing_is_given_up_for_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = task_broker._REDIS | {"socket_timeout": 0.3, "socket_connect_timeout": 0.3}
+    monkeypatch.setattr(task_broker, "_REDIS", options)
+    with socket.create_server((services.LOOPBACK, 0)) as silent:
+        url = f"redis://{services.LOOPBACK}:{silent.getsockname()[1]}/"
+        for _ in range(3):  # two limits that end at once would each be first now and then
+            with contextlib.closing(Broker(url)) as broker, pytest.raises(BrokerUnavailable, match="Timeout reading"):
+                broker.length("bucketwire")
+
+
+def test_a_late_cut_spares_the_connection_that_has_got_the_descriptor() -> None:
+    """redis-py has closed its own by then."""
+    mine, other_end = socket.socketpair()
+    answer, number = redis_answers._Answer(mine, 0), mine.fileno()
+    mine.close()
+    left, right = socket.socketpair()
+    with contextlib.closing(left), contextlib.closing(right), contextlib.closing(other_end):
+        assert number in (left.fileno(), right.fileno())
+        answer.cut()
+        left.sendall(b"x")
+        assert right.recv(1) == b"x"
