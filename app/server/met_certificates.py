@@ -1,4 +1,6 @@
-"""Ask the servers that an API connects to for their certificates, once an hour: database, broker, OpenID provider.
+"""Ask the servers that an API connects to for their certificates: database, broker, OpenID provider.
+
+It does so once an hour, or if one has a life of less than a day more often, so that none that was renewed seems to end.
 
 Only those that are verified: of the others the end has no effect. One that cannot be asked stays as it was last seen.
 """
@@ -21,6 +23,8 @@ from app.outbox.engine.database import now_ms
 from app.outbox.processes import MetCertificate
 
 _AGAIN_SECONDS = 3600.0
+_AGAIN_SHARE = 24  # or this share of the shortest life, which is renewed after two thirds and late after three quarters
+_LEAST_SECONDS = 60.0
 _BROKER_PORTS = {"amqps": 5671, "rediss": 6379}
 
 
@@ -49,7 +53,12 @@ class MetCertificates:
     def _run(self) -> None:
         while True:
             self.ask()
-            time.sleep(_AGAIN_SECONDS)
+            time.sleep(self.pause())
+
+    def pause(self) -> float:
+        """Return the seconds until they are asked again."""
+        lives = [(one.valid.ends_at - one.valid.begins_at) / 1000 for one in self.all()]
+        return max(_LEAST_SECONDS, min([_AGAIN_SECONDS, *(life / _AGAIN_SHARE for life in lives)]))
 
     def ask(self) -> None:
         """Ask each server once."""

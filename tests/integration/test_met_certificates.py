@@ -11,7 +11,8 @@ import pytest
 
 from app import asked_certificate
 from app.config.settings import Settings
-from app.config.tls import validities_of_file
+from app.config.tls import Validity, validities_of_file
+from app.outbox.processes import MetCertificate
 from app.server.met_certificates import MetCertificates
 from tests import services
 
@@ -94,3 +95,12 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up(begin: Any, monkeyp
         finally:
             ended.set()
             thread.join()
+
+
+@pytest.mark.parametrize(("hours", "seconds"), [(24 * 90, 3600), (24, 3600), (1, 150), (0, 60)])
+def test_one_of_a_short_life_is_asked_for_before_it_seems_to_end(hours: int, seconds: float) -> None:
+    asked = MetCertificates(Settings.from_environ({}))
+    assert asked.pause() == 3600
+    for of, life in (("database", 24 * 365), ("broker", hours)):
+        asked._met[of] = MetCertificate(of, "h:1", Validity(0, life * 3_600_000), 0)
+    assert asked.pause() == seconds
