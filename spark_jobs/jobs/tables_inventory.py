@@ -18,6 +18,7 @@ KEY = ("bucket", "key")
 _GREATEST = ("created", "removed", "marked_last", "marked_high", "cover")
 _LEAST = ("marked_first", "marked_low")
 _OBJECT = tuple(name for name, _ in OBJECT)
+_SECOND, _MILLISECOND = 10**9, 10**6  # in nanoseconds
 _FEW_KEYS, _FEW_BUCKETS = 1_000, 100  # that are named in a statement
 # A row for each version: the places of its newest creation and removal, the first and the last event that named it as a
 # marker, and the least and the greatest sequencer of those. `marked_at` is the time of the last of them. The row with
@@ -111,7 +112,8 @@ def holdings(versions: DataFrame) -> DataFrame:
     created, removed, first, last = (F.col(name) for name in ("created", "removed", "marked_first", "marked_last"))
     is_null_version = F.col("version") == NULL
     newest = F.greatest(created, removed, last)
-    is_undeleted = F.coalesce(F.col("marked_low") != F.col("marked_high"), F.lit(False))
+    low, high = F.col("marked_low"), F.col("marked_high")
+    is_undeleted = F.coalesce((low != high) & ~(_is_time_of(low, high) | _is_time_of(high, low)), F.lit(False))
     layer = F.when(is_null_version, F.when(~F.equal_null(newest, removed), newest)).otherwise(
         F.when(removed.isNull(), F.coalesce(created, F.when(~is_undeleted, first)))
     )
@@ -208,3 +210,11 @@ def _sequencer(place: Column) -> Column:
 
 def _position(place: Column) -> Column:
     return F.conv(F.substring_index(place, " ", -1), 16, 10).cast("bigint")
+
+
+def _is_time_of(value: Column, other: Column) -> Column:
+    """Return whether a marker's sequencer is a listing's time of the other one: `order.is_time_of`."""
+    begin, time = (F.conv(F.rpad(one, 16, "0"), 16, 10).cast("decimal(20)") for one in (value, other))
+    begin = F.when(F.length(value) > 16, begin - begin % _SECOND).otherwise(begin)
+    width = F.when(begin % _SECOND == 0, _SECOND).when(begin % _MILLISECOND == 0, _MILLISECOND).otherwise(0)
+    return (begin <= time) & (time < begin + width)

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from app.config.arn import TargetId
 from app.events.model import Event
-from app.events.order import comparable, from_time
+from app.events.order import comparable, following, from_time
 from app.events.parsing import parse
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
@@ -30,6 +30,7 @@ from tests.support.table_events import (
     GET,
     HEAVY,
     HOUR,
+    MARKER,
     WEEK,
     T,
     folded,
@@ -87,6 +88,26 @@ def test_the_events_of_a_repair_and_of_a_backfill_bring_the_inventory_to_what_wa
     rows = [(key, version, size, tag) for _, key, version, is_latest, size, tag in
             inventory(tables, "is_latest", "size", "e_tag") if is_latest]  # fmt: skip
     assert rows == [("again", "again2", 7, "again's"), ("never told", "never told2", 7, "never told's")]
+
+
+def test_a_marker_that_a_listing_found_is_there_when_its_own_event_comes_late(tables: Tables, outbox: Database) -> None:
+    moment, events = 1_760_002_245_000_000_000, list[Event]()
+    second, found, created, removed = (
+        comparable(from_time(moment + more)) for more in (0, 244_000_000, 244_123_456, 9_244_123_456)
+    )
+    above = following(comparable(from_time(moment + 100_000_000)))  # a version beneath
+    for listed_at in (second, found, above):
+        for sequencers in ((listed_at, created), (created, listed_at), (listed_at, created, removed)):
+            key = f"k{len(events)}"
+            events.append(made(key, PUT, "v1", comparable(from_time(moment - 10**9)), len(events)))
+            for sequencer in sequencers:
+                events.append(made(key, MARKER, "v2", sequencer, len(events)))
+    expected = {place: (marker, latest) for place, (marker, latest, _) in folded(events).items()}
+    assert sum(marker for marker, _ in expected.values()) == 6
+    Log(outbox).append([events])
+    update(tables, outbox, WEEK)
+    rows = inventory(tables, "is_delete_marker", "is_latest")
+    assert {(key, version): tuple(rest) for _, key, version, *rest in rows} == expected
 
 
 Held = dict[tuple[str, str | None], tuple[int | None, str | None, bool, bool]]  # by key and version, as below
