@@ -207,7 +207,7 @@ class _Listing:
     def _list(self, state: Watched, began: int, due_at: int, scratch: Folder) -> str:
         settings, watched, lease = self._settings, self._watched, self._lease
         if by_backfill := not state.complete and settings.initial == "backfill":
-            watched.check_backfill(settings.recorded_bucket, settings.prefix)
+            watched.check_backfill(lease, settings.recorded_bucket, settings.prefix, self._config.log_retention)
         watched.begin(lease, settings.recorded_bucket)
         requests = Requests(self._database.url.render_as_string(hide_password=False), lease)
         bucket = SourceBucket.of(settings, requests)

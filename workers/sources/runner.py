@@ -51,6 +51,7 @@ class SourceRunner(threading.Thread):
             registry=SourceRegistry(self._database, sealer),
             clock=DatabaseClock(self._database),
             lease_ms=lease_ms,
+            retention_ms=int(settings.retention * 1000),
             limits=self._limits,
             wake=self._wake,
         )

@@ -36,6 +36,7 @@ class Outbox:
     registry: SourceRegistry
     clock: DatabaseClock
     lease_ms: int
+    retention_ms: int
     limits: Callable[[], Limits]
     wake: Callable[[Receipt], None]
 

@@ -104,7 +104,8 @@ class Watcher(SourceThread):
     def _list(self, source: Any, settings: BucketSourceSettings, state: Watched) -> None:
         """List the bucket, compare the listing with what is known, and record the differences."""
         if by_backfill := not state.complete and settings.initial == "backfill":
-            self._watched.check_backfill(settings.recorded_bucket, settings.prefix)
+            retention_ms = self._outbox.retention_ms
+            self._watched.check_backfill(self.lease, settings.recorded_bucket, settings.prefix, retention_ms)
         began, seq = self._outbox.clock(), self._watched.last_seq()
         store_time = behind = 0
         skipped = Skipped()

@@ -32,6 +32,7 @@ from app.outbox.log.append import Guard, Log
 from app.outbox.log.batch import QueueFull, Receipt, key_hash
 from app.outbox.log.log_reader import first_seq
 from app.outbox.log.records import TOO_LONG, is_named, within_budget
+from app.outbox.policies import RETENTION
 from app.outbox.reconcile.runs import BACKFILLED
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.leases import SourceLease, fence
@@ -170,16 +171,25 @@ class WatchedBuckets:
             with self._database.reading() as connection:
                 yield {key for key in connection.execute(query).scalars() if key.startswith(prefix)}
 
-    def check_backfill(self, bucket: str, prefix: str) -> None:
-        """Raise `BadListing` unless the log has what a backfill of a bucket, or of some keys of it, has sent."""
+    def check_backfill(self, lease: SourceLease, bucket: str, prefix: str, retention_ms: int) -> None:
+        """Raise `BadListing` unless the log has what a backfill of a bucket, or of some keys of it, has sent.
+
+        It has all events that are younger than its retention, and older ones that it keeps for other reasons.
+        """
         r = tables.reconciliations.c
-        query = sa.select(r.prefix, r.finished_at).where(r.bucket == bucket, r.state == BACKFILLED)
+        query = sa.select(r.prefix, r.started_at, r.finished_at).where(r.bucket == bucket, r.state == BACKFILLED)
+        now = self._clock()
         with self._database.reading() as connection:
-            ended = [row.finished_at for row in connection.execute(query) if prefix.startswith(row.prefix)]
-            first = first_seq(self._database, log_head.read(connection).partitions)
-            since = connection.execute(sa.select(_E.received_at).where(_E.seq == first)).scalar()
-        lacking = "none has ended" if not ended else "its events have left the log"
-        if not ended or since is None or max(ended) < since:
+            runs = [row for row in connection.execute(query) if prefix.startswith(row.prefix)]
+            known, partitions = _read(connection, lease), log_head.read(connection).partitions
+        # For a day after the first try the log keeps what it had then.
+        is_kept = known.bucket and not known.complete and known.began_at > now - RETENTION.overdue_listing_ms
+        kept_since = (known.began_at if is_kept else now) - retention_ms
+        first = (_E.partition.in_(range(partitions)), _E.seq == first_seq(self._database, partitions))
+        with self._database.reading() as connection:
+            begins = connection.execute(sa.select(_E.received_at).where(*first)).scalar()
+        if begins is None or not any(run.started_at >= kept_since and run.finished_at >= begins for run in runs):
+            lacking = "its events may have left the log" if runs else "none has ended"
             raise BadListing(
                 f"there is no backfill of {bucket} to begin with: {lacking}; run `bucketwire backfill {bucket}` again, "
                 "or set initial to events or remember"

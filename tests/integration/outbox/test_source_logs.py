@@ -40,6 +40,7 @@ def test_a_source_that_is_away_for_long_fills_no_log(
         registry=sources.registry,
         clock=DatabaseClock(database),
         lease_ms=60_000,
+        retention_ms=60_000,
         limits=Limits,
         wake=lambda _: None,
     )

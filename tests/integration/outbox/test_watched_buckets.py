@@ -14,17 +14,20 @@ from app.events.own_records import DELETE
 from app.listings import snapshot
 from app.listings.comparison import Chunk, Replacement, compared
 from app.listings.differences import Content, Counts, Entry, Listed, Run
+from app.listings.errors import BadListing
 from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.retention import purge
+from app.outbox.reconcile.runs import BACKFILLED
 from app.outbox.sources import watched
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.watched import read_watched
 from tests.support import databases
 from tests.support.builders import PUT, add_target, event, registry
 from tests.support.pulled_events import recorded
+from tests.support.query_cost import query_cost
 from tests.support.rows_read import rows_read
 from tests.support.watched_bucket import SETTINGS, SOURCE, Known
 
@@ -272,6 +275,47 @@ def test_what_a_first_listing_needs_stays_in_the_log_for_a_day_at_most(known: Kn
             connection.execute(w.update().values(due_at=due_at, began_at=began_at))
         known.watched.begin(known.lease, "images")
         assert purge(known.database, now + HOUR) == removed
+
+
+def test_a_first_listing_begins_with_a_backfill_whose_events_the_log_has_without_doubt(known: Known) -> None:
+    """An event that stays for another reason, such as a dead letter, says nothing of younger ones."""
+    log, now, w = Log(known.database), known.clock(), tables.watched_buckets
+    log.append([[event("old")]])
+    with known.database.writing() as connection:
+        connection.execute(tables.events.update().values(received_at=now - 30 * DAY))
+
+    def backfilled(began: int) -> None:
+        values = {
+            "run": f"{began:032}", "type": "redis", "name": "x", "bucket": "images", "state": BACKFILLED, "report": "",
+            "started_at": began, "alive_until": began, "finished_at": began + HOUR, "problem": "",
+        }  # fmt: skip
+        with known.database.writing() as connection:
+            connection.execute(tables.reconciliations.insert().values(**values))
+
+    def problem(prefix: str = "") -> str:
+        try:
+            known.watched.check_backfill(known.lease, "images", prefix, 7 * DAY)
+        except BadListing as error:
+            return str(error).partition("with: ")[2].partition(";")[0]
+        return ""
+
+    assert problem() == "none has ended"
+    backfilled(now - 7 * DAY - HOUR)
+    assert problem() == "its events may have left the log"
+    known.watched.begin(known.lease, "images")
+    for began_at, found in ((now - 2 * HOUR, ""), (now - DAY - HOUR, "its events may have left the log")):
+        with known.database.writing() as connection:
+            connection.execute(w.update().values(began_at=began_at))
+        assert problem("a/") == found
+    backfilled(now - DAY)
+    assert problem() == ""
+    costs = []
+    for count in (250, 2_500):
+        log.append([[event(f"k{number}") for number in range(count)]])
+        with query_cost(known.database) as cost:
+            assert problem() == ""
+        costs.append(cost.rows)
+    assert costs[1] < costs[0] + 100
 
 
 def test_a_source_that_the_environment_disables_keeps_events_for_a_day_however_often_processes_start(
