@@ -105,7 +105,8 @@ def _verify(source: s3_listing.Bucket | None, file: ReportFile, path: str) -> st
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             client = source.client()
             try:
-                S3Transfer(client).download_file(source.name, file.key, path)
+                with S3Transfer(client) as transfer:  # whose threads end with it
+                    transfer.download_file(source.name, file.key, path)
             finally:
                 client.close()
                 source.end()
