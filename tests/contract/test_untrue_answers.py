@@ -106,6 +106,30 @@ def test_an_answer_of_another_kind_confirms_nothing(probe: Probe, request: pytes
         pytest.skip("elsewhere, or no such answer")
 
 
+# The answer that comes again and again, and what the server does not get then, by the type.
+AGAIN = {"mysql": (_MYSQL_OK, b"INSERT"), "nsq": (_NSQ_OK, b"images/second")}
+
+
+def test_an_answer_that_comes_again_confirms_nothing_that_follows(probe: Probe) -> None:
+    if probe.type not in AGAIN:
+        pytest.skip("elsewhere, or each answer names what it confirms")
+    pattern, held = AGAIN[probe.type]
+    untrue, used = Flag(), Flag()
+    with (
+        services.proxy(probe.port, partial(_changed, pattern, rb"\g<0>" * 3, untrue, used)) as proxy,
+        closing(probe.target(probe.at_port(proxy.port))) as target,
+    ):
+        assert list(target.deliver([sample_events.put("before")], 1)) == [DELIVERED]
+        untrue.set()
+        proxy.hold_next(held)
+        outcomes = attempt(target, [sample_events.put(key, metadata="x" * 600_000) for key in ("first", "second")], 1)
+        untrue.clear()
+        proxy.release()
+        assert used.is_set()
+        assert isinstance(outcomes[1], Unavailable | NotAttempted)
+        assert list(target.deliver([sample_events.put("second")], 1)) == [DELIVERED]
+
+
 # What no server says, of itself or to a first message: a pattern, and what comes in its place.
 IMPOSSIBLE: dict[str, list[tuple[bytes, bytes]]] = {
     "mqtt": [

@@ -52,7 +52,9 @@ PRIVATE = {
     "prometheus-client": {"workers/telemetry/metrics.py": {"_upper_bounds"}},
     "pymysql": {
         "app/outbox/engine/mysql.py": {"_create_ssl_ctx"},
-        "workers/systems/mysql/connection.py": {"_force_close", "_read_bytes", "_write_bytes"},
+        "workers/systems/mysql/connection.py":
+            {"_current_timeout", "_execute_command", "_force_close", "_read_bytes", "_result", "_rfile", "_sock",
+             "_write_bytes"},
     },
     "pyspark": {
         "spark_jobs/folders.py": {"_jsc", "_jvm"},

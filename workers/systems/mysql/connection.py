@@ -161,6 +161,24 @@ class _LimitedConnection(Connection):
 
     _left = MAX_ANSWER_BYTES
 
+    def _execute_command(self, command: int, sql: str | bytes) -> None:
+        if self._has_more():
+            self._force_close()  # type: ignore[attr-defined]  # the stubs lack it, and what follows
+            raise pymysql.OperationalError(0, "the server has answered what nobody asked")
+        super()._execute_command(command, sql)  # type: ignore[misc]  # as above
+
+    def _has_more(self) -> bool:
+        """Return whether something has come that would be taken for the answer to the next statement."""
+        if self._sock is None or (self._result is not None and self._result.has_next):  # type: ignore[attr-defined]
+            return False
+        self._sock.settimeout(0)  # type: ignore[attr-defined]  # as above
+        try:
+            return bool(self._rfile.peek(1))  # type: ignore[attr-defined]  # as above
+        except OSError:  # nothing, or the connection is lost, which the statement will say
+            return False
+        finally:
+            self._sock.settimeout(self._current_timeout)  # type: ignore[attr-defined]  # as above
+
     def _write_bytes(self, data: bytes) -> None:
         self._left = MAX_ANSWER_BYTES
         super()._write_bytes(data)  # type: ignore[misc]  # the stubs lack it, and what follows

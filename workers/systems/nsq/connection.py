@@ -72,6 +72,8 @@ class NsqConnection:
         """Return whether it is unusable: closed by nsqd, which sends nothing unrequested, or opened before a fork."""
         if os.getpid() != self._process:
             return True
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return True
         poll = select.poll()  # select() takes no descriptor beyond 1,023
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))

@@ -91,7 +91,9 @@ class NsqTarget:
         part = batch.begin(part)
         if not part:
             return
-        wire = self._wire or self._connect()
+        wire = self._wire
+        if wire is None or wire.is_stale:  # another answer has come: it would be taken for the one to this command
+            wire = self._connect()
         try:
             wire.publish([bodies[index] for index in part])
             self._is_idle = False
