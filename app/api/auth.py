@@ -206,7 +206,10 @@ def _forwarding_header(names: tuple[str, ...]) -> str:
 
 @lru_cache(maxsize=256)
 def _is_local(host: str, origin: str) -> bool:
-    return is_loopback(urlsplit(f"//{host}").hostname or "") and (not origin or urlsplit(origin).netloc == host)
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "") and (not origin or urlsplit(origin).netloc == host)
+    except ValueError:  # no address is written like that
+        return False
 
 
 def _unauthorized(detail: str, reason: str, actor: str = "", fact: str = "") -> ApiProblem:

@@ -302,7 +302,11 @@ for kind in (*DatabaseUnavailable, sa.exc.ProgrammingError, TokensUnknown, Timeo
 
 def install(app: Flask, write: Callable[[ApiProblem], Response]) -> None:
     """Answer every error of the server's app with a problem, as `write` makes an answer of it."""
-    from gunicorn.http.errors import ParseException  # noqa: PLC0415 - only a server reads from connections
+    from gunicorn.http.errors import NoMoreData, ParseException  # noqa: PLC0415 - only a server reads from connections
+
+    @to_problem.register(NoMoreData)
+    def _cut_off(_error: Exception) -> ApiProblem:  # within chunks
+        return to_problem(ClientGone())
 
     @to_problem.register(ParseException)
     def _bad_chunk(_error: Exception) -> ApiProblem:  # a malformed head gets no further than the server

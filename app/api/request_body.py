@@ -141,9 +141,9 @@ def _parts(packed: bytes | bytearray, limit: int) -> Iterator[bytes]:
 
 def _drain(stream: IO[bytes]) -> None:
     """Read a little more of a refused body; otherwise the server closes the connection, and the next request fails."""
-    from gunicorn.http.errors import ParseException  # noqa: PLC0415 - only a server reads from connections
+    from gunicorn.http.errors import NoMoreData, ParseException  # noqa: PLC0415 - only a server reads from connections
 
-    with contextlib.suppress(ParseException, ClientGone):
+    with contextlib.suppress(NoMoreData, ParseException, ClientGone):
         for _ in range(_DRAINED // _CHUNK):
             if not stream.read(_CHUNK):
                 return

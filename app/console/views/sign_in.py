@@ -30,7 +30,7 @@ _MAX_NEXT_CHARACTERS = 2000  # characters
 def sign_in() -> Response:
     """Ask for a token, and begin a session with it."""
     session = seals().read_session(request)
-    if request.method == "GET":
+    if request.method != "POST":
         return _form(session or new_session(), ended=bool(request.args.get("ended")))
     check_form(session.number if session else "")
     text = request.form.get("token", "").strip()

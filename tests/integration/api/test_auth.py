@@ -236,6 +236,7 @@ def test_without_tokens_a_web_page_in_a_browser_gets_nowhere(plain: Api, plain_l
         {"Host": "evil.example", "Origin": "http://evil.example"},
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
+        {"Origin": "http://["},
     ):
         answer = plain.client.post("/v1/events", content=body("a"), headers=headers)
         problem(answer, 403, "loopback-only")

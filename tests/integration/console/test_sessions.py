@@ -85,6 +85,10 @@ def test_sign_ins_and_refusals_are_in_the_log_and_the_audit_log_with_their_reaso
     assert not {token for token in (revoked, "0a-guess-of-somebody", INGEST, ADMIN) if token in text}
 
 
+def test_the_sign_in_page_may_be_probed(browse: Opened) -> None:
+    assert browse(api_tokens=TOKENS).client.head("/console/sign-in").status_code == 200
+
+
 def test_everything_leads_to_the_sign_in_and_back(browse: Opened, database: Database) -> None:
     add_target(database, "audit")
     browser = browse(api_tokens=TOKENS)
