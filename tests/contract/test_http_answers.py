@@ -16,12 +16,14 @@ import pytest
 
 from app.config import target_settings
 from app.config.sources.sqs import SqsSourceSettings
+from app.events.messages import Message
 from tests import services
 from tests.services.proxy import INTERIM as INTERIM_ANSWERS
 from tests.support import sample_events
 from tests.support.raw_http import ANSWERED, Asked, Pieces, RawServer, settings, written
 from workers import sources
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
+from workers.sources.base import SourceUnavailable
 from workers.targets import create
 from workers.targets.base import Target
 
@@ -552,6 +554,39 @@ def test_messages_that_are_too_much_for_one_answer_are_received_one_by_one() -> 
         with closing(source):
             source.open({})
             assert len(source.pull(10, 1)) == 1
+
+
+ODD_MESSAGES = {
+    "no attributes": {"Attributes": None, "MessageAttributes": None},
+    "no time": {"Attributes": {"SentTimestamp": None}},
+    "an attribute that is none": {"MessageAttributes": {"trace": None}},
+    "an attribute without a text": {"MessageAttributes": {"content-encoding": {"StringValue": None}}},
+}
+
+
+def pulled(answer: object) -> Sequence[Message]:
+    """What a source pulls from a queue whose server answers so."""
+    with RawServer(
+        lambda asked: [written(200, b"{}" if not asked.is_delivery else json.dumps(answer).encode())]
+    ) as server:
+        settings_of = target_settings.load(SqsSourceSettings, settings("sqs", server.port))
+        with closing(sources.create("sqs", settings_of)) as source:
+            source.open({})
+            return list(source.pull(10, 1))
+
+
+@pytest.mark.parametrize("odd", ODD_MESSAGES)
+def test_a_message_of_a_queue_is_pulled_whatever_is_null_in_it(odd: str) -> None:
+    [message] = pulled({"Messages": [{"Body": "one", "ReceiptHandle": "1", **ODD_MESSAGES[odd]}]})
+    assert (message.body, message.headers, message.sent_at) == (b"one", {}, 0)
+
+
+@pytest.mark.parametrize(
+    "found", ["one", {"Body": "one"}, {"ReceiptHandle": "1", "Attributes": {"SentTimestamp": "now"}}]
+)
+def test_an_answer_that_is_no_list_of_messages_is_named(found: object) -> None:
+    with pytest.raises(SourceUnavailable, match="the answer to ReceiveMessage cannot be read"):
+        pulled({"Messages": [found]})
 
 
 # --- a real server

@@ -9,9 +9,9 @@ a group to anybody while one before it is hidden, so the order in a group stays.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import orjson
@@ -88,7 +88,8 @@ class SqsSource:
         Raises `SourceUnavailable`.
         """
         found = self._ask("GetQueueAttributes", {"AttributeNames": list(_COUNTS)}).get("Attributes") or {}
-        return sum(int(found.get(name, 0)) for name in _COUNTS)
+        with self._reading("GetQueueAttributes"):
+            return sum(int(found.get(name, 0)) for name in _COUNTS)
 
     def close(self) -> None:
         """Give back what is not deleted, as far as the queue can be reached, and close the connections."""
@@ -116,7 +117,8 @@ class SqsSource:
             if most == 1 or not isinstance(error.__cause__, TooMuch):
                 raise
             return self._receive(1)  # the others are hidden for a while
-        messages = [_message(found) for found in answer.get("Messages") or ()]
+        with self._reading("ReceiveMessage"):
+            messages = [_message(found) for found in answer.get("Messages") or ()]
         self._hidden |= {str(message.tag): until for message in messages}
         return messages
 
@@ -141,6 +143,14 @@ class SqsSource:
             return self._client.ask(action, asked, wait)
         except _ERRORS as error:
             raise SourceUnavailable(error.reason) from error
+
+    @contextmanager
+    def _reading(self, action: str) -> Iterator[None]:
+        """Raise `SourceUnavailable` where the block finds that an answer is none to the action."""
+        try:
+            yield
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise SourceUnavailable(f"{self._client.where}: the answer to {action} cannot be read") from error
 
     def _in_threads(self, call: Callable[[T], R], values: Iterable[T]) -> list[R]:
         """Call in several threads, and return the results in order. After an error no further call is begun."""
@@ -185,9 +195,10 @@ def _entries(handles: Sequence[str]) -> list[dict[str, Any]]:
 
 def _message(found: Mapping[str, Any]) -> Message:
     named = found.get("MessageAttributes") or {}
+    texts = {name.lower(): (one or {}).get("StringValue") for name, one in named.items()}
     return Message(
-        body=str(found.get("Body", "")).encode(errors="replace"),
+        body=str(found.get("Body") or "").encode(errors="replace"),
         tag=found["ReceiptHandle"],
-        headers={name.lower(): one["StringValue"] for name, one in named.items() if "StringValue" in one},
-        sent_at=int(found.get("Attributes", {}).get("SentTimestamp", 0)),
+        headers={name: text for name, text in texts.items() if isinstance(text, str)},
+        sent_at=int((found.get("Attributes") or {}).get("SentTimestamp") or 0),
     )
