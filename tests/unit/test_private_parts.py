@@ -61,11 +61,12 @@ PRIVATE = {
         "spark_jobs/iceberg/catalog.py": {"_jvm"},
         "spark_jobs/iceberg/table.py": {"_jsparkSession", "_jvm"},
         "spark_jobs/listings/inventory.py": {"_jvm"},
+        "spark_jobs/listings/metadata_table.py": {"_jsparkSession", "_jvm"},
         "spark_jobs/progress.py": {"_jsc"},
         "spark_jobs/jvm.py": {"_ensure_initialized", "_gateway", "_jvm", "_lock"},
         "spark_jobs/session.py": {"_find_spark_home", "_gateway"},
     },
-    "redis": {"workers/systems/redis/connection.py": {"_connect", "_sock"}},
+    "redis": {"app/redis_answers.py": {"_sock"}, "workers/systems/redis/connection.py": {"_connect", "_sock"}},
     "urllib3": {
         "app/console/openid_provider.py": {"_new_conn"},
         "workers/targets/http_connection.py": {"_dns_host", "_new_conn"},
