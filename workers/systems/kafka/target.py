@@ -152,9 +152,12 @@ class KafkaTarget:
         if self._settings.topic.fixed is None:
             return []
         try:
-            return sorted(self._producer.partitions_for(self._settings.topic.fixed))
+            found = sorted(self._producer.partitions_for(self._settings.topic.fixed))
         except KafkaError as error:
             raise TargetUnavailable(self._reason(error)) from error
+        if not found:
+            raise TargetUnavailable(f"{self._where}: the broker says that the topic has no partitions")
+        return found
 
     def _routes(self, batch: Batch) -> list[Route | None]:
         """Return where each event goes; settle those that go nowhere."""
@@ -192,7 +195,7 @@ class KafkaTarget:
                 sender.add_topic(topic)
         while True:
             for topic in list(unknown):
-                if (partitions := metadata.partitions_for_topic(topic)) is not None:
+                if partitions := metadata.partitions_for_topic(topic):
                     known[topic] = sorted(partitions)
                 elif topic in metadata.unauthorized_topics:
                     known[topic] = self._no_topic(topic, TopicAuthorizationFailedError())
