@@ -67,6 +67,7 @@ def test_every_file_that_a_setting_names_is_one_of_the_workers_host(type_name: s
 # Settings by which the workers may use what is their host's, besides those that are paths.
 OF_HOST = {
     "amqp": {"url"},
+    "bucket": {"inventory"},
     "mysql": {"dsn_string"},
     "postgresql": {"connection_string"},
     "redis": {"address"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from hashlib import md5
 from io import BytesIO
@@ -20,6 +19,7 @@ from botocore.awsrequest import AWSResponse
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
+from urllib3 import HTTPResponse
 
 from app.listings.errors import BadListing
 from app.listings.pages import is_bound
@@ -32,11 +32,6 @@ ENDPOINT = "http://s3.example.com"
 TIME = "2026-11-28T21:54:02.123Z"
 LOGIN = ("key", "secret", None)
 ALPHABET = "a/-.~é\ud7ff\ue000\U0001f600"
-
-
-class _Raw(BytesIO):
-    def stream(self, *_: Any, **__: Any) -> Iterator[bytes]:
-        yield self.read()
 
 
 class Model:
@@ -58,7 +53,8 @@ class Model:
         body = b"<Error><Code>SlowDown</Code></Error>" if is_busy else self._page(request.url)
         with self._lock:
             self.in_flight -= 1
-        return AWSResponse(request.url, 503 if is_busy else 200, {}, _Raw(body))
+        status = 503 if is_busy else 200
+        return AWSResponse(request.url, status, {}, HTTPResponse(BytesIO(body), status=status, preload_content=False))
 
     def _page(self, url: str) -> bytes:
         query = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}

@@ -18,6 +18,7 @@ USES = {
     # Start the JVM so that its output is kept, and end it, so that it writes its archive.
     "jvm.py": {"_gateway", "_jvm", "_lock", "_ensure_initialized"},
     "listings/inventory.py": {"_jvm"},  # the time zone in which this JVM reads ORC
+    "listings/metadata_table.py": {"_jvm", "_jsparkSession"},  # the snapshot of a table, and its operation
     "progress.py": {"_jsc"},  # the records that a stage has written so far
     "session.py": {"_gateway"},  # whether this process has a JVM
 }
