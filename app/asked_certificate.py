@@ -5,7 +5,6 @@ So are the certificates known of the connections whose driver does not show them
 
 import socket
 import struct
-import time
 from collections.abc import Callable
 
 from app import socket_watchdog
@@ -23,18 +22,6 @@ class NoCertificate(Exception):
     """The server does not speak TLS."""
 
 
-class _Question:
-    """A connection whose answers take `_SECONDS` together."""
-
-    def __init__(self, wire: socket.socket) -> None:
-        self.wire = wire
-        self.ends = time.monotonic() + _SECONDS
-
-    def cut(self) -> None:
-        """Shut the connection down, so that whoever reads from it goes on."""
-        socket_watchdog.shut_down(self.wire.fileno())
-
-
 def ask(
     host: str, port: int, *, name: str = "", begin: Callable[[socket.socket], None] = lambda _: None
 ) -> tls.Validity:
@@ -45,7 +32,7 @@ def ask(
     """
     context = tls.context(skip_verify=True)
     with socket.create_connection((host, port), timeout=_SECONDS) as wire:
-        question = _Question(wire)
+        question = socket_watchdog.LimitedSocket(wire, _SECONDS)
         socket_watchdog.add(question)
         try:
             begin(wire)

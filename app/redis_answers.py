@@ -3,31 +3,11 @@
 A Redis that sends a byte a second would hold a worker's loop, and each request that waits for the broker.
 """
 
-import contextlib
-import socket
-import time
 from typing import Any
 
 from app import socket_watchdog
 
 _GRACE_SECONDS = 1.0  # beyond the limit of a read: its error says that nothing came, and not that Redis has closed
-
-
-class _Answer:
-    """An answer that is read, and cut off when its time is over."""
-
-    def __init__(self, wire: socket.socket, seconds: float) -> None:
-        self._wire = wire
-        self.ends = time.monotonic() + seconds + _GRACE_SECONDS
-
-    def cut(self) -> None:
-        """Shut the connection down, so that whoever reads from it goes on.
-
-        Not by its descriptor: redis-py closes a connection that fails before it is watched no more, and another one may
-        have got the number.
-        """
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._wire, socket.SHUT_RDWR)  # TLS' own would disturb who reads
 
 
 class _Limited:
@@ -38,7 +18,7 @@ class _Limited:
         wire, seconds = self._sock, self.socket_timeout  # type: ignore[attr-defined]  # of the connection
         if wire is None or not seconds:
             return super().read_response(*arguments, **options)  # type: ignore[misc]  # which it is mixed into
-        answer = _Answer(wire, seconds)
+        answer = socket_watchdog.LimitedSocket(wire, seconds + _GRACE_SECONDS)
         socket_watchdog.add(answer)
         try:
             return super().read_response(*arguments, **options)  # type: ignore[misc]  # as above

@@ -23,6 +23,23 @@ class Limited(Protocol):
         """Cut the connections, or let it last until a later `ends`."""
 
 
+class LimitedSocket:
+    """A socket from which is read until a time from now; then it is shut down, so that the reader goes on.
+
+    Not by its descriptor: a reader that fails may close it before it is watched no more, and another one may have got
+    the number. `wire` may be replaced, such as by the same connection with TLS.
+    """
+
+    def __init__(self, wire: socket.socket, seconds: float) -> None:
+        self.wire = wire
+        self.ends = time.monotonic() + seconds
+
+    def cut(self) -> None:
+        """Shut the socket down."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self.wire, socket.SHUT_RDWR)  # that of TLS would disturb the reader
+
+
 def add(limited: Limited) -> None:
     """Watch this until it is removed or its time is over."""
     _watchdog.add(limited)

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from app import broker as task_broker
-from app import redis_answers
+from app import socket_watchdog
 from app.broker import Broker, BrokerUnavailable
 from tests import services
 from tests.support.rogue_server import RogueServer
@@ -67,7 +67,7 @@ def test_a_redis_that_says_nothing_is_given_up_for_that_reason(monkeypatch: pyte
 def test_a_late_cut_spares_the_connection_that_has_got_the_descriptor() -> None:
     """redis-py has closed its own by then."""
     mine, other_end = socket.socketpair()
-    answer, number = redis_answers._Answer(mine, 0), mine.fileno()
+    answer, number = socket_watchdog.LimitedSocket(mine, 0), mine.fileno()
     mine.close()
     left, right = socket.socketpair()
     with contextlib.closing(left), contextlib.closing(right), contextlib.closing(other_end):
