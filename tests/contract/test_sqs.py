@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -145,6 +146,18 @@ def test_each_answer_to_an_entry_has_its_outcome() -> None:
         ("KMS.DisabledException", True, Unavailable), ("AWS.SimpleQueueService.NonExistentQueue", True, Unavailable),
     ):  # fmt: skip
         assert isinstance(_outcome(code, "because", sender=sender), kind), code
+
+
+def test_a_message_that_the_queue_has_stored_as_another_one_is_not_delivered(queue: Standard) -> None:
+    def changed(answer: bytes) -> bytes:
+        return re.sub(rb'("MD5OfMessageBody":\s*)"[0-9a-f]{32}"', rb'\g<1>"%032d"' % 0, answer, count=1)
+
+    with services.proxy(queue.server.port, changed) as proxy:
+        outcomes = queue.delivered([sample_events.put(key) for key in ("a", "b", "c")], 100, queue.at_port(proxy.port))
+    refused, *others = sorted(outcomes, key=lambda one: one == DELIVERED)
+    assert isinstance(refused, Failed)
+    assert "digest" in refused.reason
+    assert others == [DELIVERED] * 2
 
 
 def test_what_was_confirmed_before_the_server_went_away_is_delivered(

@@ -155,6 +155,23 @@ def test_attributes_are_headers_and_the_time_is_the_queues(queue: Unordered) -> 
     assert message.sent_at > 1_700_000_000_000
 
 
+def test_a_message_that_is_not_what_was_sent_to_the_queue_is_rejected(queue: Unordered) -> None:
+    queue.send([b'{"Records":[1]}', b"two"])
+
+    def changed(answer: bytes) -> bytes:
+        return answer.replace(rb"Records\":[1]", rb"Records\":[2]")
+
+    with (
+        services.proxy(queue.server.port, changed) as proxy,
+        closing(source_of(queue.values() | {"endpoint": f"http://{services.LOOPBACK}:{proxy.port}/"})) as source,
+    ):
+        source.open({})
+        pulled = {message.body: message.problem for message in pull(source, 2)}
+    assert pulled.keys() == {b'{"Records":[2]}', b"two"}
+    assert not pulled[b"two"]
+    assert "digest" in pulled[b'{"Records":[2]}']
+
+
 def test_a_queue_that_is_missing_and_a_login_that_is_refused_are_named(queue: Unordered, database: Database) -> None:
     values = dict(queue.values())
     missing = source_of(values | {"queue_url": f"{values['queue_url']}-not"})

@@ -25,6 +25,7 @@ _MYSQL_ROWS = b"".join(
 )
 _NSQ_OK = rb"\x00\x00\x00\x06\x00\x00\x00\x00OK"
 _STREAMING_ACK = rb"(MSG \S+ \S+ )(?:3\r\n\n\x01.|4\r\n\n\x02..)\r\n"
+_SQS_DIGEST = rb'("MD5OfMessageBody":\s*)"[0-9a-f]{32}"'
 _REDIS_NUMBER = rb":\d+\r\n"
 _REDIS_ID = rb"\$\d+\r\n\d+-\d+\r\n"
 
@@ -73,6 +74,7 @@ UNTRUE: dict[str, list[tuple[bytes, bytes]]] = {
         (_REDIS_NUMBER, b"*five\r\n"),
         (_REDIS_NUMBER, b"-MOVED\r\n"),
     ],
+    "sqs": [(_SQS_DIGEST, rb'\g<1>"' + b"0" * 32 + b'"'), (_SQS_DIGEST, rb"\g<1>" + b"7".ljust(34))],
 }
 
 

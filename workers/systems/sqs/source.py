@@ -8,6 +8,7 @@ A request receives ten messages at most, so several are made at once if there ar
 a group to anybody while one before it is hidden, so the order in a group stays. A standard queue has no order.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -196,9 +197,13 @@ def _entries(handles: Sequence[str]) -> list[dict[str, Any]]:
 def _message(found: Mapping[str, Any]) -> Message:
     named = found.get("MessageAttributes") or {}
     texts = {name.lower(): (one or {}).get("StringValue") for name, one in named.items()}
+    body = str(found.get("Body") or "").encode(errors="replace")
+    digest = hashlib.md5(body, usedforsecurity=False).hexdigest()
+    said = found.get("MD5OfBody")
     return Message(
-        body=str(found.get("Body") or "").encode(errors="replace"),
+        body=body,
         tag=found["ReceiptHandle"],
         headers={name: text for name, text in texts.items() if isinstance(text, str)},
         sent_at=int((found.get("Attributes") or {}).get("SentTimestamp") or 0),
+        problem="" if said in (None, digest) else f"its MD5 digest is {digest}, and SQS says {str(said)!r:.80}",
     )

@@ -8,18 +8,19 @@ deduplication, so that it keeps the order and drops what is sent again within fi
 
 | answer                                                                 | outcome                               |
 |------------------------------------------------------------------------|---------------------------------------|
-| named in Successful                                                    | Delivered                             |
+| named in Successful, with the digest of the message or without one     | Delivered                             |
 | named in Failed: contents, size, attributes                            | Rejected                              |
 | named in Failed: throttled, no permission, the queue or its KMS key    | Unavailable                           |
-| named in Failed: anything else; not named, while others are            | Failed                                |
-| none of the messages named                                             | Unavailable                           |
+| named in Failed: anything else                                         | Failed                                |
+| not named, or with another message's digest, while others are not      | Failed                                |
+| none of the messages named, or all with the digests of others          | Unavailable                           |
 | to the request: contents or size                                       | each alone; Rejected for a single one |
 | to the request: anything else, no answer                               | Unavailable; nothing more is sent     |
 """
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from app.config.targets.sqs import SqsSettings
@@ -51,6 +52,12 @@ class Entry(NamedTuple):
     place: int  # index among the events of the call
     members: dict[str, Any]
     size: int  # bytes that count towards SQS's limit
+
+    @property
+    def digest(self) -> str:
+        """What SQS says of a body that it has stored."""
+        body: str = self.members["MessageBody"]
+        return hashlib.md5(body.encode(), usedforsecurity=False).hexdigest()
 
 
 class SqsTarget:
@@ -115,17 +122,22 @@ class SqsTarget:
             for entry in entries:
                 self._send(batch, [entry])
             return
-        outcomes = self._outcomes(answer)
-        lost: Outcome = Failed(f"{self._where}: the answer does not name the message")
+        outcomes = self._outcomes(answer, {entry.members["Id"]: entry.digest for entry in entries})
+        lost: Outcome = Failed(f"{self._where}: the answer does not name the message, or has another one's digest")
         if not outcomes.keys() & {entry.members["Id"] for entry in entries}:
-            lost = Unavailable(f"{self._where}: the answer names none of the messages of the request")
+            reason = "the answer names none of the messages of the request, or has the digests of others"
+            lost = Unavailable(f"{self._where}: {reason}")
         for entry in entries:
             batch.settle(entry.place, outcomes.get(entry.members["Id"], lost))
 
-    def _outcomes(self, answer: Any) -> dict[str, Outcome]:
-        """Return the outcomes of the messages that an answer names."""
+    def _outcomes(self, answer: Any, digests: Mapping[str, str]) -> dict[str, Outcome]:
+        """Return the outcomes of the messages that an answer names, but of those that SQS has stored as another one."""
         try:
-            outcomes: dict[str, Outcome] = {entry["Id"]: DELIVERED for entry in answer.get("Successful") or ()}
+            outcomes: dict[str, Outcome] = {
+                entry["Id"]: DELIVERED
+                for entry in answer.get("Successful") or ()
+                if entry.get("MD5OfMessageBody") in (None, digests.get(entry["Id"]))
+            }
             for entry in answer.get("Failed") or ():
                 code, words = str(entry.get("Code", "")), str(entry.get("Message") or "")
                 reason = f"{self._where}: {code}: {words}"[:MAX_SHOWN_CHARACTERS]
