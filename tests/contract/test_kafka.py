@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import random
+import re
 import struct
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+from kafka import errors
 
 from app.config.sources.kafka import KafkaSourceSettings
 from app.config.target_settings import load
@@ -254,6 +256,40 @@ def test_a_broker_that_the_cluster_advertises_by_a_wrong_address_is_named(
             reason = outcome.reason
     assert f"at {services.LOOPBACK}:{advertised}, the address that the cluster advertises" in reason
     assert "advertised.listeners" in reason
+
+
+@pytest.mark.parametrize("window", [1, 100])
+def test_only_a_batch_with_an_offset_is_delivered_unless_the_broker_had_it_already(
+    kafka: Log, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    advertised, usual = kafka.server.port, client.inet.KafkaNetSocket.connect_ex
+    said, used = [b""], threading.Event()
+
+    def connect(self: Any, wire: Any, address: Any) -> int:
+        return int(usual(self, wire, (address[0], proxy.port)))
+
+    def changed(answer: bytes) -> bytes:
+        """Of one partition: error code, offset, no time of the broker's."""
+        produced = rb"(\x02\x00{3}.)\x00\x00\x00{7}.(\xff{8}\x00{8})"
+        if not said[0] or not re.search(produced, answer, re.DOTALL):
+            return answer
+        used.set()
+        return re.sub(produced, lambda match: match[1] + said[0] + b"\xff" * 8 + match[2], answer, flags=re.DOTALL)
+
+    monkeypatch.setattr(client.inet.KafkaNetSocket, "connect_ex", connect)
+    with services.proxy(advertised, changed) as proxy, closing(kafka.target(kafka.values())) as target:
+        made = [sample_events.put("a", number=number + 1) for number in range(2)]
+        assert attempt(target, made, window) == [DELIVERED] * 2
+        said[0] = b"\x00\x00"
+        outcomes = attempt(target, made, window)
+        assert used.is_set(), outcomes
+        assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes), outcomes
+        assert "offset -1, which is none" in outcomes[0].reason  # type: ignore[union-attr]  # it is Unavailable
+        assert used.is_set()
+        used.clear()
+        said[0] = struct.pack(">h", errors.DuplicateSequenceNumberError.errno)
+        assert attempt(target, made, window) == [DELIVERED] * 2
+        assert used.is_set()
 
 
 @pytest.mark.parametrize("mechanism", ["sha256", "sha512"])

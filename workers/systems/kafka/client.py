@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kafka import codec
-from kafka.errors import KafkaConnectionError, KafkaTimeoutError, for_code
+from kafka.errors import InvalidRequiredAcksError, KafkaConnectionError, KafkaTimeoutError, for_code
 from kafka.net import inet
 from kafka.net.compat import KafkaNetClient
 from kafka.net.inet import KafkaNetSocket
@@ -124,8 +124,15 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-pytho
         return super().send(request, *positional, **options).add_callback(self._read)
 
     def _read(self, answer: Any) -> None:
-        """Report errors of an answer: for the whole, per topic (metadata), or per partition of a topic (produce)."""
+        """Report errors of an answer: for the whole, per topic (metadata), or per partition of a topic (produce).
+
+        A batch without an offset is in no log; the library would take it for delivered.
+        """
         produced = [part for topic in getattr(answer, "responses", ()) for part in topic.partition_responses]
+        for part in produced:
+            if not part.error_code and part.base_offset < 0:
+                part.error_code = InvalidRequiredAcksError.errno
+                part.error_message = f"the broker confirms messages at offset {part.base_offset}, which is none"
         for part in (answer, *getattr(answer, "topics", ()), *produced):
             if code := getattr(part, "error_code", 0):
                 self._note(for_code(code)(getattr(part, "error_message", None)))

@@ -15,11 +15,12 @@ that was pending alone is blamed; all others are sent again, by a new producer a
 
 | answer                                                           | outcome                               |
 |------------------------------------------------------------------|---------------------------------------|
-| no error                                                         | Delivered                             |
+| no error and an offset, or a batch that the broker has already   | Delivered                             |
 | message too large                                                | Rejected                              |
 | an error that the broker has no name for                         | Failed                                |
 | no topic, no permission for it, where a template names it        | Failed                                |
 | no topic, no leader, too few replicas, no permission, no answer, | Unavailable, and nothing more is sent |
+| no error and no offset,                                          |                                       |
 | refused by the broker's validation, which would refuse all       |                                       |
 """
 
