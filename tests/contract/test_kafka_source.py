@@ -9,12 +9,14 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 from kafka import KafkaProducer
 from kafka.coordinator.consumer import ConsumerCoordinator
+from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 
 from app.config.sources.kafka import KafkaSourceSettings
 from app.config.sources.source_id import SourceId
@@ -39,6 +41,8 @@ from tests.support.pulled_events import (
 )
 from tests.support.reported_senders import RIGHT, logged_facts, reports
 from workers.source_test import run_source_test
+from workers.sources.base import SourceUnavailable
+from workers.systems.kafka.client import Client
 from workers.systems.kafka.source import KafkaSource, read_position
 from workers.targets.answer_limit import MAX_MESSAGE_BYTES
 
@@ -321,6 +325,30 @@ def test_a_partition_that_has_lost_its_end_is_pulled_from_there_also_if_it_has_g
     assert recorded(database) == [one.id for one in events]
     assert "partition 0 has lost its messages from offset 10 on" in stored.notice
     assert (stored.messages, stored.repeated) == (20 + sent, 0)
+
+
+@pytest.mark.parametrize("part", ["topics", "partitions", "number"])
+def test_an_answer_without_the_end_of_an_epoch_is_not_taken_for_a_partition_that_has_all(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    ask = Client.ask
+
+    def asked(self: Client, request: Any, *arguments: Any) -> Any:
+        answer = ask(self, request, *arguments)
+        if isinstance(request, OffsetForLeaderEpochRequest):
+            if part == "topics":
+                answer.topics = []
+            elif part == "partitions":
+                answer.topics[0].partitions = []
+            else:
+                answer.topics[0].partitions[0].partition = 77
+        return answer
+
+    monkeypatch.setattr(Client, "ask", asked)
+    topic.send([b"{}"] * 3)
+    source = KafkaSource(load(KafkaSourceSettings, topic.values()))
+    with closing(source), pytest.raises(SourceUnavailable, match="does not say where the epochs of partition 0 end"):
+        source.open({"0": "2:0"})
 
 
 def test_a_broker_that_does_not_say_where_an_epoch_ends_is_pulled_from_all_the_same(

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from app.config.sources.registry import source_type
 from app.config.sources.source_id import SourceId
+from app.config.target_settings import load
 from app.events.limits import Limits
 from app.events.model import Event
 from app.outbox import tables
@@ -34,6 +35,7 @@ from tests.support.pulled_events import (
     count_recorded,
     messages,
     numbered,
+    pull,
     recorded,
     recorded_by_key,
     running,
@@ -42,6 +44,8 @@ from tests.support.pulled_events import (
 )
 from tests.support.recording_proxy import Wiretap
 from tests.support.service_processes import Role, source_worker, start_all, stop_all
+from workers.sources import create
+from workers.sources.base import SourceUnavailable
 from workers.targets.certificates import SeenCertificates
 
 NIGHTLY = pytest.mark.nightly(
@@ -176,6 +180,19 @@ def test_what_was_recorded_before_a_restart_is_not_recorded_again(probe: SourceP
     assert Sources(database).stored(source).recorded == 60
     if probe.keeps_positions:
         assert Sources(database).stored(source).repeated == 0
+
+
+def test_a_stored_position_that_is_none_is_named(probe: SourceProbe) -> None:
+    if not probe.keeps_positions:
+        pytest.skip("the queue has the positions")
+    probe.send([b"{}"])
+    source = create(probe.type, load(source_type(probe.type), probe.values()))
+    with contextlib.closing(source):
+        source.open({})
+        [message] = pull(source, 1)
+        for position in ("x", {"kafka": "1:2:3", "jetstream": "1:x@3", "redis": "1-2/x"}.get(probe.type, ":1")):
+            with pytest.raises(SourceUnavailable, match=f"the stored position '{position}' is none"):
+                source.open({message.share: position})
 
 
 def test_messages_without_valid_events_are_kept_and_hold_up_nothing(probe: SourceProbe, database: Database) -> None:

@@ -6,12 +6,14 @@
   begins after the positions that it is given, or, where the queue remembers them, after what was committed.
 * What was pulled counts as taken only when it is passed to `commit`.
 
-A queue's library may give bytes that should be UTF-8 and are not: `AnyText` decodes them.
+A queue's library may give bytes that should be UTF-8 and are not: `AnyText` decodes them. What parses a stored
+position is decorated with `parses_position`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import wraps
+from typing import Any, Protocol, TypeVar
 
 from app.events.messages import Message
 
@@ -61,6 +63,23 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Close every connection. Never raises."""
+
+
+P = TypeVar("P")
+
+
+def parses_position(parse: Callable[[str], P]) -> Callable[[str], P]:
+    """Have a function that parses positions raise `SourceUnavailable` for a text that is none of its kind."""
+
+    @wraps(parse)
+    def parsed(text: str) -> P:
+        try:
+            return parse(text)
+        except (ValueError, TypeError) as error:
+            remedy = "remove the source, which deletes its positions, and set it again"
+            raise SourceUnavailable(f"the stored position {text[:80]!r} is none of such a queue; {remedy}") from error
+
+    return parsed
 
 
 class AnyText(bytearray):

@@ -10,7 +10,7 @@ from amqp.exceptions import AMQPError
 
 from app.events.messages import ENCODING_HEADER, Message
 from app.events.minio_json import YEAR_10000
-from workers.sources.base import AnyText
+from workers.sources.base import AnyText, parses_position
 
 STREAM = "stream"  # the share of a stream, which has one order
 OFFSET = "x-stream-offset"  # the header of a stream's message, and the argument with which only a stream is consumed
@@ -21,9 +21,10 @@ def position_of(message: Any, offset: int) -> str:
     return f"{offset}:{hashlib.blake2b(message.body or b'', digest_size=8).hexdigest()}"
 
 
+@parses_position
 def offset_in(position: str) -> int:
     """Return the offset of a position; -1 if there is none."""
-    return int(position.partition(":")[0] or -1)
+    return int(position.partition(":")[0]) if position else -1
 
 
 def read_arrived(arrived: Any, offset: int | None) -> Message:

@@ -40,7 +40,7 @@ from kafka.structs import OffsetAndMetadata
 
 from app.config.sources.kafka import KafkaSourceSettings
 from app.events.messages import KEY_HEADER, Message
-from workers.sources.base import Opened, SourceChanged, SourceUnavailable
+from workers.sources.base import Opened, SourceChanged, SourceUnavailable, parses_position
 from workers.systems.kafka.answers import describe_error
 from workers.systems.kafka.client import Client
 from workers.systems.kafka.config import connection_config
@@ -65,6 +65,7 @@ class Position(NamedTuple):
         return str(self.next) if self.epoch < 0 else f"{self.next}:{self.epoch}"
 
 
+@parses_position
 def read_position(text: str) -> Position:
     """Parse a position."""
     return Position(*map(int, text.split(":")))
@@ -284,10 +285,16 @@ class KafkaSource:
             # Before version 2, of Kafka 2.1, it was for brokers alone, and the library's tuple would ask for epoch -1.
             request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[(self._settings.topic, epochs)], min_version=2)
             with suppress(IncompatibleBrokerVersion):
-                for answer in self._client.ask(request, self._settings.timeout, leader).topics[0].partitions:
+                found: dict[TopicPartition, Any] = {}
+                for topic in self._client.ask(request, self._settings.timeout, leader).topics:
+                    found |= {TopicPartition(topic.topic, answer.partition): answer for answer in topic.partitions}
+                for number, _, _ in epochs:
+                    partition = TopicPartition(self._settings.topic, number)
+                    if partition not in found:
+                        raise KafkaError(f"the broker does not say where the epochs of partition {number} end")
+                    answer = found[partition]
                     if answer.error_code:
                         raise for_code(answer.error_code)
-                    partition = TopicPartition(self._settings.topic, answer.partition)
                     if answer.end_offset < stored[partition].next:  # -1: no such epoch
                         cut[partition] = Position(answer.end_offset, answer.leader_epoch)
         return cut

@@ -15,7 +15,7 @@ from nats.errors import Error as NatsError
 
 from app.config.sources.jetstream import JetstreamSourceSettings
 from app.events.messages import Message
-from workers.sources.base import SourceChanged
+from workers.sources.base import SourceChanged, parses_position
 from workers.systems.nats.connection import CLIENT_NAME, Connection
 from workers.targets.base import TargetUnavailable
 
@@ -61,9 +61,11 @@ class Position(NamedTuple):
         return int(self.last.partition("@")[0] or 0)
 
 
+@parses_position
 def read_position(text: str) -> Position:
     """Parse a position."""
     number, _, last = text.partition(":")
+    int(last.partition("@")[0] or 0)  # as `last_sequence` does
     return Position(int(number), last)
 
 

@@ -21,7 +21,7 @@ from redis.exceptions import ResponseError
 from app.config.sources.redis import RedisSourceSettings
 from app.events.messages import Message
 from app.events.minio_json import YEAR_10000
-from workers.sources.base import Opened, SourceChanged
+from workers.sources.base import Opened, SourceChanged, parses_position
 from workers.systems.redis.reader import Portion, ask
 
 _SHARE = "stream"
@@ -205,6 +205,7 @@ def _id(text: bytes) -> _Id:
     return _Id(int(ms), int(number))
 
 
+@parses_position
 def _parse(text: str) -> _Position:
     entry, slash, given = text.partition("/")
     return _Position(_id(entry.encode()), int(given) if slash else None)
