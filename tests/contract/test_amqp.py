@@ -15,7 +15,7 @@ from pika.exceptions import ChannelClosedByBroker
 from tests import services
 from tests.contract.probes import fixtures
 from tests.contract.probes.amqp import QUEUE, Queue
-from tests.contract.probes.base import LIMIT, assert_no_socket_is_left, attempt
+from tests.contract.probes.base import LIMIT, assert_no_socket_is_left, attempt, unavailable
 from tests.support import cloud_events, sample_events
 from tests.support.doc_consumers import consumers, output
 from tests.support.rabbitmq import evaluated
@@ -251,6 +251,19 @@ def test_an_event_larger_than_the_server_takes_is_rejected_and_the_rest_goes_on(
     finally:
         evaluated(rabbit.server, "application:set_env(rabbit, max_message_size, 134217728)")
     assert {path for path, _ in rabbit.held()} == {event.path for event in batch}
+
+
+@WINDOWS
+def test_a_server_that_takes_no_event_at_all_blames_none(rabbit: Queue, window: int) -> None:
+    batch = [sample_events.put(f"object-{number}") for number in range(3)]
+    evaluated(rabbit.server, "application:set_env(rabbit, max_message_size, 200)")
+    try:
+        with closing(rabbit.target()) as target:
+            outcomes = attempt(target, batch, window)
+            assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes), outcomes
+            assert "larger than configured max size 200" in unavailable(outcomes[0])
+    finally:
+        evaluated(rabbit.server, "application:set_env(rabbit, max_message_size, 134217728)")
 
 
 def test_who_may_only_write_can_use_an_exchange_that_is_there(rabbit: Queue) -> None:

@@ -401,6 +401,7 @@ def test_an_event_that_makes_the_broker_hang_up_fails_and_does_not_stop_the_othe
     [
         ("max_qos 1", {"qos": "2"}, "at most QoS 1"),
         ("retain_available false", {"retain": "on"}, "does not support retained messages"),
+        ("max_packet_size 200", {}, "of up to 200 bytes: no event is so small"),
     ],
 )
 def test_what_the_broker_cannot_do_is_found_out_when_opening(setting: str, changes: dict[str, str], words: str) -> None:

@@ -24,7 +24,7 @@ from tests.support import sample_events
 from tests.support.doc_consumers import consumers, following
 from tests.support.forking import in_a_child
 from tests.support.recording_proxy import Wiretap
-from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Rejected, Unavailable
 from workers.systems.nsq.target import NsqTarget
 from workers.targets.base import TargetUnavailable
 
@@ -109,6 +109,13 @@ def test_messages_beyond_nsqds_limit_are_found_among_the_others(places: Sequence
                 assert outcome == DELIVERED
         left = [number + 1 for number in range(50) if number not in places]
         assert [sample_events.number_of(body) for _, body in probe.held()] == left
+
+
+def test_a_limit_that_no_event_keeps_blames_none() -> None:
+    with services.nsqd(extra=(*DURABLE, "-max-msg-size=200")) as server, closing(at(server).target()) as target:
+        outcomes = attempt(target, [sample_events.put("a"), sample_events.put("b")], 1)
+    assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes), outcomes
+    assert "too big" in unavailable(outcomes[0])
 
 
 def test_a_batch_beyond_nsqds_limit_is_sent_in_parts() -> None:

@@ -139,7 +139,7 @@ IMPOSSIBLE: dict[str, list[tuple[bytes, bytes]]] = {
         (rb"^\x40.(..).*", b"\x40\x05\\1\x87\x01\x7f"),  # with a reason that cannot be read
     ],
     "mysql": [(rb"(max_allowed_packet\x08)\d{8}", rb"\g<1>00000000")],
-    "nats": [(rb'"max_payload":\d+', b'"max_payload":' + said) for said in (b"0", b"-1", b"null", b'"big"')]
+    "nats": [(rb'"max_payload":\d+', b'"max_payload":' + said) for said in (b"0", b"-1", b"200", b"null", b'"big"')]
     + [(rb"INFO [^\r]+", b"INFO []")],
 }
 

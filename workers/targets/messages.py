@@ -13,6 +13,9 @@ from workers.targets.payloads import log, s3_notification
 
 Write = Callable[[Event], str]
 
+# Every event's message has more. A remote that takes less takes none, so its limit is no reason to reject an event.
+LEAST_BYTES = 256
+
 
 class MessageFormat(NamedTuple):
     """What a message has: its body, the body's content type, and the headers of a CloudEvent.

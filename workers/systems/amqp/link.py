@@ -18,7 +18,7 @@ from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 from workers.systems.amqp.connection import limited, make_connection
 from workers.targets import cloudevents
 from workers.targets.batch import Batch
-from workers.targets.messages import message_format
+from workers.targets.messages import LEAST_BYTES, message_format
 from workers.targets.socket_deadline import Deadline
 
 BLOCKED = "the server has blocked this connection, because its memory or disk runs short"
@@ -136,8 +136,8 @@ class AmqpLink:
         return bool(heartbeat) and time.monotonic() - self._used >= heartbeat
 
     def reject_larger(self, limit: int, words: str) -> None:
-        """Reject the unsettled events that are larger than a limit in bytes."""
-        for index in self._batch.unsettled():
+        """Reject the unsettled events that are larger than a limit in bytes; none if every event is."""
+        for index in self._batch.unsettled() if limit >= LEAST_BYTES else ():
             if len(self._format.body(self._batch.events[index]).encode()) > limit:
                 self._batch.settle(index, Rejected(words))
 

@@ -14,7 +14,7 @@ from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unav
 from workers.systems.mqtt.client import make_client, publish_properties
 from workers.targets import cloudevents
 from workers.targets.batch import Batch
-from workers.targets.messages import message_format
+from workers.targets.messages import LEAST_BYTES, message_format
 from workers.targets.socket_deadline import Deadline
 
 MAX_PACKET_BYTES = 268_435_455  # of a packet without its fixed header, in any version
@@ -212,6 +212,8 @@ class MqttLink:
         if self._settings.qos:
             self._window = min(self._window, getattr(properties, "ReceiveMaximum", self._window))
         self._largest = getattr(properties, "MaximumPacketSize", self._largest)
+        if self._largest < LEAST_BYTES:
+            raise Lost(f"the broker says that it takes packets of up to {self._largest} bytes: no event is so small")
         if getattr(properties, "MaximumQoS", 2) < self._settings.qos:
             raise Lost(f"qos: the broker supports at most QoS {properties.MaximumQoS}")
         if self._settings.retain and not getattr(properties, "RetainAvailable", 1):

@@ -33,6 +33,7 @@ from workers.systems.nats.login import login_options
 from workers.targets import tls
 from workers.targets.answer_limit import MAX_MESSAGE_BYTES, AnswerTooLong
 from workers.targets.base import TargetUnavailable
+from workers.targets.messages import LEAST_BYTES
 
 T = TypeVar("T")
 
@@ -130,8 +131,8 @@ class Connection:
         if not self.client.is_connected:  # nats-py treats a closed connection as an answer to its login
             raise TargetUnavailable(f"{self.where}: the server closed the connection during the login")
         most: object = self.client.max_payload
-        if not isinstance(most, int | float) or most <= 0:
-            raise TargetUnavailable(f"{self.where}: the server says max_payload = {most!r:.80}, which no server has")
+        if not isinstance(most, int | float) or most < LEAST_BYTES:
+            raise TargetUnavailable(f"{self.where}: the server says max_payload = {most!r:.80}: no event is so small")
 
     @property
     def is_lost(self) -> bool:

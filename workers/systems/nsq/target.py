@@ -17,6 +17,7 @@ docs/decisions/0010-socket-for-nsq.md explains the reasons and the cost.
 |                                                     | of an earlier call: sent once more by a new one              |
 """
 
+import re
 from collections.abc import Iterator, Sequence
 
 from app.config.targets.nsq import NsqSettings
@@ -26,13 +27,14 @@ from workers.systems.nsq.connection import LostError, NsqConnection, RefusedErro
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
 from workers.targets.endpoint import Endpoint
-from workers.targets.messages import message_format
+from workers.targets.messages import LEAST_BYTES, message_format
 
 # nsqd accepts 5 MB in a command by default, and more than about 500 KB brings no gain.
 BATCH_BYTES = 1_000_000
 
 # nsqd reports the error of a message that is too large and then closes the connection, so the error may get lost.
 _ABOUT_MESSAGES = ("E_BAD_MESSAGE", "E_BAD_BODY")
+_TOO_LARGE = re.compile(r"too big \d+ > (\d+)$")
 MAX_LOSSES = 32  # of connections in a call; more than are needed to find one event among 10,000, twice
 
 
@@ -99,7 +101,8 @@ class NsqTarget:
             self._is_idle = False
         except RefusedError as refused:
             self.close()
-            if refused.code not in _ABOUT_MESSAGES:
+            limit = _TOO_LARGE.search(refused.reason)
+            if refused.code not in _ABOUT_MESSAGES or (limit and int(limit[1]) < LEAST_BYTES):
                 raise TargetUnavailable(refused.reason) from refused
             alone: Outcome = Rejected(refused.reason)
         except LostError as lost:
