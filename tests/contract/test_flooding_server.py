@@ -81,18 +81,10 @@ def floods(probe: Probe) -> dict[str, Flood]:
     return FLOODS[probe.type]
 
 
-def unencrypted(probe: Probe, at: int) -> dict[str, str]:
-    """The probe's settings for this port, without the TLS that libpq would begin by itself."""
-    values = probe.at_port(at)
-    if probe.type == "postgresql":
-        values["connection_string"] += " sslmode=disable"
-    return values
-
-
 @ways.connecting
 def test_opening_takes_no_more_than_a_limit(probe: Probe, floods: dict[str, Flood]) -> None:
     for name, flood in floods.items():
-        with services.proxy(probe.port) as proxy, closing(probe.target(unencrypted(probe, proxy.port))) as target:
+        with services.proxy(probe.port) as proxy, closing(probe.target(probe.in_clear(proxy.port))) as target:
             proxy.flood(flood())
             (outcome,) = attempt(target, [sample_events.put("a")], 1)
             assert isinstance(outcome, Unavailable), (name, outcome)
@@ -105,7 +97,7 @@ def test_a_delivery_takes_no_more_than_a_limit_and_says_so(probe: Probe, floods:
         pytest.skip("its brokers name their own addresses")
     reasons = {}
     for name, flood in floods.items():
-        with services.proxy(probe.port) as proxy, closing(probe.target(unencrypted(probe, proxy.port))) as target:
+        with services.proxy(probe.port) as proxy, closing(probe.target(probe.in_clear(proxy.port))) as target:
             assert list(target.deliver([sample_events.put("before")], 1)) == [DELIVERED]
             proxy.flood(flood())
             outcomes = attempt(target, [sample_events.put("a"), sample_events.put("b")], 1)

@@ -45,10 +45,7 @@ def wire(mirror: Probe) -> Iterator[services.Proxy]:
 
 def opened(mirror: Probe, wire: services.Proxy) -> Target:
     """A target behind the wire, which holds one row already."""
-    settings = mirror.at_port(wire.port)
-    if mirror.type == "postgresql":  # the wire reads what it holds back
-        settings["connection_string"] += " sslmode=disable"
-    target = mirror.target(settings)
+    target = mirror.target(mirror.in_clear(wire.port))  # the wire reads what it holds back
     target.open()
     assert deliver(target, sample_events.put(KEY, number=1)) is DELIVERED
     return target

@@ -240,6 +240,59 @@ def test_the_tables_own_rules_reject_one_event_alone(postgres: Namespace, ddl: s
     assert len(postgres.held()) == 20
 
 
+DISCARDS = """CREATE FUNCTION discard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$;
+    CREATE TRIGGER discard BEFORE {moment} ON bucketevents FOR EACH ROW EXECUTE FUNCTION discard()"""
+
+
+@pytest.mark.parametrize("kind", [Namespace, Access])
+@pytest.mark.parametrize("moment", ["INSERT", "INSERT OR UPDATE"])
+def test_a_row_that_a_trigger_discards_is_not_delivered(
+    postgres: Namespace, journal: Access, kind: type[Namespace], moment: str
+) -> None:
+    probe = postgres if kind is Namespace else journal
+    beast = "value" if kind is Namespace else "event_data"
+    made = [sample_events.put(f"object-{number}", number=number + 1) for number in range(5)]
+    hidden = sample_events.put("object-beast", number=666)
+    probe.target().open()
+    probe.ask(
+        DISCARDS.format(
+            moment=moment,
+            body=f"IF NEW.{beast}::text LIKE '%beast%' THEN RETURN NULL; END IF; RETURN NEW;",
+        )
+    )
+    try:
+        outcomes = probe.delivered([*made[:3], hidden, *made[3:]])
+        alone = probe.delivered([hidden])
+    finally:
+        probe.ask("DROP FUNCTION discard CASCADE")
+    assert [index for index, outcome in enumerate(outcomes) if outcome != DELIVERED] == [3]
+    assert isinstance(outcomes[3], Rejected)
+    assert "the table has kept 0 of 1 rows" in outcomes[3].reason
+    assert isinstance(alone[0], Unavailable)
+    assert len(probe.held()) == 5
+
+
+def test_a_row_that_is_the_same_already_or_is_written_elsewhere_by_a_trigger_is_delivered(
+    postgres: Namespace, journal: Access
+) -> None:
+    event = sample_events.put("a")
+    assert postgres.delivered([event]) == [DELIVERED]
+    postgres.ask(
+        "CREATE TRIGGER same BEFORE UPDATE ON bucketevents FOR EACH ROW "
+        "EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+    )
+    assert postgres.delivered([event, sample_events.put("b")]) == [DELIVERED] * 2
+    postgres.renew()
+    journal.target().open()
+    journal.ask("CREATE TABLE later () INHERITS (bucketevents)")
+    journal.ask(DISCARDS.format(moment="INSERT", body="INSERT INTO later VALUES (NEW.*); RETURN NULL;"))
+    try:
+        assert journal.delivered([event, sample_events.put("b")]) == [DELIVERED] * 2
+        assert len(journal.held()) == 2
+    finally:
+        journal.ask("DROP FUNCTION discard CASCADE; DROP TABLE later")
+
+
 def test_any_mix_with_poison_leaves_what_its_events_leave_one_by_one(postgres: Namespace) -> None:
     sql_cases.a_mix_leaves_what_its_events_leave_one_by_one(postgres, rounds=15)
 

@@ -23,6 +23,7 @@ _MYSQL_ROWS = b"".join(
     struct.pack("<HBB", len(packet), 0, number) + packet
     for number, packet in enumerate((b"\x01", _MYSQL_COLUMN, _MYSQL_END, b"\x011", _MYSQL_END), 1)
 )
+_MYSQL_INSERTED = rb"(\x00\x00\x01\x00)\x03(.+Records: 3)"
 _NSQ_OK = rb"\x00\x00\x00\x06\x00\x00\x00\x00OK"
 _STREAMING_ACK = rb"(MSG \S+ \S+ )(?:3\r\n\n\x01.|4\r\n\n\x02..)\r\n"
 _SQS_DIGEST = rb'("MD5OfMessageBody":\s*)"[0-9a-f]{32}"'
@@ -47,6 +48,7 @@ UNTRUE: dict[str, list[tuple[bytes, bytes]]] = {
         (_MYSQL_OK, b"\x06\x00\x00\x01\xfb/file"),  # send this file
         (_MYSQL_OK, _MYSQL_ROWS),
     ],
+    "mysql-access": [(_MYSQL_INSERTED, b"\\1\x00\\2")],
     "nats-jetstream": [
         (rb'"seq":(\d)', rb'"sEq":\1'),
         (rb'"seq":\d', b'"seq":0'),
@@ -74,6 +76,7 @@ UNTRUE: dict[str, list[tuple[bytes, bytes]]] = {
         (_REDIS_NUMBER, b"*five\r\n"),
         (_REDIS_NUMBER, b"-MOVED\r\n"),
     ],
+    "postgresql-access": [(rb"COPY \d", b"COPY 0")],
     "sqs": [(_SQS_DIGEST, rb'\g<1>"' + b"0" * 32 + b'"'), (_SQS_DIGEST, rb"\g<1>" + b"7".ljust(34))],
 }
 
@@ -93,7 +96,7 @@ def test_an_answer_of_another_kind_confirms_nothing(probe: Probe, request: pytes
         untrue, used = Flag(), Flag()
         with (
             services.proxy(probe.port, partial(_changed, pattern, instead, untrue, used)) as proxy,
-            closing(probe.target(probe.at_port(proxy.port))) as target,
+            closing(probe.target(probe.in_clear(proxy.port))) as target,
         ):
             assert list(target.deliver([sample_events.put("before")], 1)) == [DELIVERED]
             untrue.set()
@@ -119,7 +122,7 @@ def test_an_answer_that_comes_again_confirms_nothing_that_follows(probe: Probe) 
     untrue, used = Flag(), Flag()
     with (
         services.proxy(probe.port, partial(_changed, pattern, rb"\g<0>" * 3, untrue, used)) as proxy,
-        closing(probe.target(probe.at_port(proxy.port))) as target,
+        closing(probe.target(probe.in_clear(proxy.port))) as target,
     ):
         assert list(target.deliver([sample_events.put("before")], 1)) == [DELIVERED]
         untrue.set()
@@ -152,7 +155,7 @@ def test_no_event_is_to_blame_for_what_no_server_says(probe: Probe) -> None:
         untrue.set()
         with (
             services.proxy(probe.port, partial(_changed, pattern, instead, untrue, used)) as proxy,
-            closing(probe.target(probe.at_port(proxy.port))) as target,
+            closing(probe.target(probe.in_clear(proxy.port))) as target,
         ):
             outcomes = attempt(target, [sample_events.put(key) for key in ("a", "a", "b")], 1)
             untrue.clear()

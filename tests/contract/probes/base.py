@@ -55,6 +55,10 @@ class Probe(ABC):
     def at_port(self, port: int) -> dict[str, str]:
         """The same settings with another port."""
 
+    def in_clear(self, port: int) -> dict[str, str]:
+        """The same settings with another port, without the TLS that a driver would begin by itself."""
+        return self.at_port(port)
+
     @abstractmethod
     def as_stranger(self) -> dict[str, str]:
         """Settings with a password that the server does not take, which is `wrong-s3cret`."""

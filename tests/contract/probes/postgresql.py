@@ -33,6 +33,10 @@ class _Postgres(Probe):
         dsn = self.server.dsn().replace(f"port={self.server.port}", f"port={port}")
         return self.values() | {"connection_string": dsn}
 
+    def in_clear(self, port: int) -> dict[str, str]:
+        values = self.at_port(port)
+        return values | {"connection_string": f"{values['connection_string']} sslmode=disable"}
+
     def as_stranger(self) -> dict[str, str]:
         dsn = self.server.dsn().replace(f"password={services.PASSWORD}", "password=wrong-s3cret")
         return self.values() | {"connection_string": dsn}

@@ -66,12 +66,13 @@ class MysqlConnection:
         """Whether the server is MariaDB."""
         return "mariadb" in self.version.lower()
 
-    def run(self, statement: str) -> None:
-        """Execute a statement that returns no rows."""
+    def run(self, statement: str) -> int:
+        """Execute a statement that returns no rows; return how many it has changed."""
         with self._limited(), self.connection.cursor() as cursor:
-            cursor.execute(statement)
+            changed = cursor.execute(statement)
             if cursor.description is not None:
                 raise pymysql.OperationalError(0, f"the server answered {statement[:20]!r} with rows")
+            return changed
 
     def ask(self, query: str, *values: str) -> list[Row]:
         """Return the rows of a query."""

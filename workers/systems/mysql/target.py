@@ -1,7 +1,7 @@
 """MySQL and MariaDB: a table that mirrors the buckets or one that records every event (reference §4.11).
 
-Delivered means: the server answered the COMMIT. Whether the server waited for the disk depends on its
-`innodb_flush_log_at_trx_commit`, which no client can change for itself.
+Delivered means: the server has inserted as many rows as an `access` table was given, and answered the COMMIT. Whether
+it waited for the disk depends on its `innodb_flush_log_at_trx_commit`, which no client can change for itself.
 
 A call is one transaction of a few statements with many rows, whatever the window. COMMIT is sent after the answers to
 these: a statement that arrives late is rolled back, and a late COMMIT still holds the locks of its rows, so that newer
@@ -13,7 +13,7 @@ server's message. A refusal by a rule of the table, which may be one that no eve
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pymysql
 
@@ -79,9 +79,10 @@ class MysqlTarget(SqlTarget[Session, pymysql.MySQLError]):
     def _write(self, session: Session, lease: LeaseCheck, events: Sequence[Event]) -> Sequence[Outcome]:
         statements = self._statements(session, events)
         try:
-            for statement in ["BEGIN", *statements, "COMMIT"] if statements else ():
-                lease.check()  # the last one commits
-                session.server.run(statement)
+            if statements:
+                self._run(session, ["BEGIN", *statements], events, lease.check)
+                lease.check()
+                session.server.run("COMMIT")
         except pymysql.MySQLError as error:
             if not _is_data(error):
                 raise
@@ -99,8 +100,7 @@ class MysqlTarget(SqlTarget[Session, pymysql.MySQLError]):
         """Apply all of the events or, if the server refuses their data, none."""
         session.server.run("SAVEPOINT part")
         try:
-            for statement in self._statements(session, events):
-                session.server.run(statement)
+            self._run(session, self._statements(session, events), events)
         except pymysql.MySQLError as error:
             if not _is_data(error):
                 raise
@@ -110,6 +110,21 @@ class MysqlTarget(SqlTarget[Session, pymysql.MySQLError]):
             )
             return Rejected(reason(error)) if is_certain else Doubt(reason(error))
         return None
+
+    def _run(
+        self,
+        session: Session,
+        statements: Sequence[str],
+        events: Sequence[Event],
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Execute the statements of these events. Of a row that is replaced the server counts what has changed."""
+        changed = 0
+        for statement in statements:
+            check()
+            changed += session.server.run(statement)
+        if self._settings.format == "access" and changed != len(events):
+            raise pymysql.OperationalError(0, f"the server says that it has inserted {changed} of {len(events)} rows")
 
     def _statements(self, session: Session, events: Sequence[Event]) -> list[str]:
         if self._settings.format == "access":

@@ -20,6 +20,8 @@ SELECT a.attname, format_type(a.atttypid, a.atttypmod),
 FROM pg_attribute a WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
 """
 
+_INHERITED = "SELECT 1 FROM pg_inherits WHERE inhparent = %s"
+
 _UNIQUE = """
 SELECT 1 FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
 WHERE i.indrelid = %s AND a.attname = %s AND i.indisunique AND i.indisvalid AND i.indimmediate
@@ -35,6 +37,8 @@ class Table:
     key: str
     value: str
     value_type: str
+    # Before PostgreSQL 10 tables were partitioned by a trigger, which writes a row elsewhere, where it is not counted.
+    is_inherited: bool
 
 
 def take_table(cursor: extensions.cursor, name: str, format: str) -> Table:  # noqa: A002 (the setting's name)
@@ -88,7 +92,8 @@ def _checked(cursor: extensions.cursor, name: str, format: str, number: int, kin
             f"PostgreSQL: table {name} has no unique index on {key} alone, so a row cannot be replaced; "
             f'ALTER TABLE … ADD PRIMARY KEY ("{key}")'
         )
-    return Table(name, key, value, columns[value][0])
+    is_inherited = kind == "r" and _has_row(cursor, _INHERITED, (number,))
+    return Table(name, key, value, columns[value][0], is_inherited)
 
 
 def _has_row(cursor: extensions.cursor, query: str, values: tuple[Any, ...]) -> bool:
