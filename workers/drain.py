@@ -19,7 +19,9 @@ from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS, time_limit
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.engine.reachability import outbox_state
 from app.outbox.targets import UnknownTarget
+from app.outbox.upkeep import DRAIN
 from workers.resources import Resources
+from workers.telemetry import metrics
 from workers.upkeep import Upkeep
 
 _LIMITS_KNOWN_SECONDS = 5.0  # for which a target's time limit is cached
@@ -72,7 +74,8 @@ class Drain:
         """
         began = time.time_ns()
         try:
-            published = self._wake_workers(publish, queued)
+            with metrics.counted_drain(), self._upkeep.records.running(DRAIN):
+                published = self._wake_workers(publish, queued)
         except DatabaseUnavailable as error:
             outbox_state.failed(error)
             return 0

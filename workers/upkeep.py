@@ -44,7 +44,7 @@ class Upkeep:
         self._head_repair = HeadRepair(held.database)
         self._repaired = 0.0
         self._notice_recorder: NoticeRecorder | None = None
-        self._records = TaskRecords(held.database, held.clock)
+        self.records = TaskRecords(held.database, held.clock)
 
     def continue_work(self) -> None:
         """Go on with a purge that was interrupted, and repair parked objects and times, each when it is due."""
@@ -65,7 +65,7 @@ class Upkeep:
         """
         self._next_purge = math.inf
         try:
-            with self._records.running("purge"):
+            with self.records.running("purge"):
                 older, progress = self._held.clock() - int(self._held.settings.retention * 1000), self._purge_progress
                 removed = purge(self._held.database, older, seconds=_MAX_PURGE_SECONDS, progress=progress)
         except DatabaseUnavailable as error:
@@ -74,7 +74,7 @@ class Upkeep:
         else:
             is_behind = self._purge_progress.is_behind
             if not is_behind:
-                self._records.succeed("retention")
+                self.records.succeed("retention")
         self._tidy_tables()
         if is_behind or self._audit_is_behind or not self._unused_progress.ended:
             self._next_purge = time.monotonic() + _PURGE_PAUSE_SECONDS
@@ -87,10 +87,10 @@ class Upkeep:
         With `service_events`, also record what the sample shows as events about the service.
         """
         try:
-            with self._records.running("samples"):
+            with self.records.running("samples"):
                 is_stored = series.take_sample(self._held.database)
             if is_stored and self._held.settings.service_events:
-                with self._records.running(NOTICES):
+                with self.records.running(NOTICES):
                     if self._notices().record():
                         self._held.wakeups.request()
         except DatabaseUnavailable as error:
@@ -104,7 +104,7 @@ class Upkeep:
         Returns how many, 0 while the database is away.
         """
         try:
-            with self._records.running("schedule"):
+            with self.records.running("schedule"):
                 runs = wake_ups.publish_due(self._held.database, publish)
                 return runs + listings.publish_due(self._held.database, self._held.clock, publish_listing)
         except DatabaseUnavailable as error:
@@ -140,7 +140,7 @@ class Upkeep:
     def _run_alone(self, name: str, job: Callable[[], object]) -> bool:
         """Run a task whose failure must not stop what follows; return whether it succeeded."""
         try:
-            with self._records.running(name):
+            with self.records.running(name):
                 job()
         except DatabaseUnavailable as error:
             outbox_state.failed(error)

@@ -37,6 +37,7 @@ from app.outbox.sources.stored import INVALID_SETTINGS, read_sources
 from app.outbox.sources.watched import Watched, read_watched
 from app.outbox.targets import OPENING_FAILED
 from app.outbox.tokens import Tokens, check_listen
+from app.outbox.upkeep import DRAIN, read_tasks
 from app.quantities import count_noun, format_age, format_seconds
 from app.release import VERSION
 from app.resources.service import FINDING_GRADES
@@ -199,7 +200,13 @@ def _check_drain(service: Service) -> Iterator[Finding]:
     with service.database.reading() as connection:
         at = heartbeats.last_drain(connection)
         now = database_now(connection)
-    if at is None:
+        tasks = {one.name: one for one in read_tasks(connection, now, service_events=False)}
+    task = tasks.get(DRAIN)
+    if task is not None and task.has_failed and heartbeats.drain_stopped(at, now):
+        good = f"last succeeded {format_age(at, now)} ago" if at else "never succeeded"
+        failed = f"failed {format_age(task.failed_at, now)} ago: {clause(task.problem)}"
+        yield Finding("drain", "problem", f"{good}, and {failed}: {_NOT_DRAINED}", ("process", "ls"))
+    elif at is None:
         text = f"has never run: {_NOT_DRAINED}; start `bucketwire up`, or `bucketwire beat` and a worker"
         yield Finding("drain", "problem", text, ("beat",))
     elif heartbeats.drain_stopped(at, now):

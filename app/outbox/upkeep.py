@@ -24,9 +24,10 @@ class Task(NamedTuple):
     interval_seconds: int
 
 
-NOTICES = "notices"
+DRAIN, NOTICES = "drain", "notices"
 TASKS: Mapping[str, Task] = MappingProxyType(
     {
+        DRAIN: Task("waking workers for due work", 10),
         "schedule": Task("registering the reconciliations that are due", 5),
         "purge": Task("removing events older than BUCKETWIRE_RETENTION", 10),
         # Each purge is short: one alone need not remove everything.

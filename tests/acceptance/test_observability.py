@@ -152,6 +152,29 @@ def test_a_worker_tells_its_figures_and_they_are_so(watched: Watched) -> None:
     assert watched.figures("away")["bucketwire_worker_breaker_openings_total"] == 1
 
 
+def test_drains_that_fail_are_counted_and_found_while_the_database_answers(watched: Watched) -> None:
+    def drains(outcome: str) -> float:
+        return watched.figures()[f"bucketwire_worker_drains_total|{outcome}"]
+
+    def found() -> str:
+        findings = watched.whole.ask("GET", "/v1/doctor").json()["findings"]
+        return next((one["text"] for one in findings if one["subject"] in ("upkeep", "drain")), "")
+
+    until(lambda: drains("succeeded") > 0, PATIENCE, what="a drain")
+    with watched.whole.database.writing() as connection:
+        connection.execute(sa.text("ALTER TABLE redeliveries RENAME TO redeliveries_gone"))
+    try:
+        until(lambda: drains("unexpected") > 0, PATIENCE, what="a drain that failed")
+        until(lambda: "failed " in found(), PATIENCE, what="the finding")
+        assert "unexpected ProgrammingError; the worker's log says more" in found()
+    finally:
+        with watched.whole.database.writing() as connection:
+            connection.execute(sa.text("ALTER TABLE redeliveries_gone RENAME TO redeliveries"))
+    before = drains("succeeded")
+    until(lambda: drains("succeeded") > before, PATIENCE, what="a drain again")
+    until(lambda: "failed " not in found(), PATIENCE, what="the end of the finding")
+
+
 def test_attempts_and_delivery_times_of_a_real_worker_are_on_record(watched: Watched) -> None:
     key = uuid4().hex
     for name in ("good", "failing"):

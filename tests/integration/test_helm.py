@@ -223,6 +223,13 @@ def test_monitors_find_the_services_and_their_ports() -> None:
         jobs += [each["replacement"] for each in endpoint["relabelings"] if each.get("targetLabel") == "job"]
         assert len(endpoint["relabelings"]) > 1, "the values' own follow"
     assert jobs == ["bucketwire-api", "bucketwire-workers"], "by which an alert knows the processes"
+    pods = {each["metadata"]["name"]: each["spec"]["template"] for each in every if each["kind"] == "Deployment"}
+    measured = {name for name, pod in pods.items() if "bucketwire/metrics" in pod["metadata"]["labels"]}
+    assert {"bw-bucketwire-drain"} < measured
+    for name in measured:
+        [container] = pods[name]["spec"]["containers"]
+        assert {"name": "metrics", "containerPort": 9100} in container["ports"]
+        assert {"name": "BUCKETWIRE_METRICS_LISTEN", "value": "0.0.0.0:9100"} in container["env"]
 
 
 def test_the_migration_comes_first_and_needs_nothing_that_comes_later() -> None:

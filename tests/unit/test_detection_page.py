@@ -70,6 +70,10 @@ HELD = [
         "test_the_doctor_says_what_does_not_run_and_is_content_when_all_does",
     ),
     (
+        "the drain", "runs and fails each time: a statement, the database or the broker",
+        "acceptance/test_observability.py", "test_drains_that_fail_are_counted_and_found_while_the_database_answers",
+    ),
+    (
         "the backlog of a target", "delayed for 5 minutes", STATUS,
         "test_a_delay_is_said_unless_something_that_causes_it_is",
     ),

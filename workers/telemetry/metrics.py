@@ -1,24 +1,28 @@
 """Export the worker metrics that the database does not hold, such as attempts and end-to-end latency, to Prometheus.
 
-A worker process records them once per settled batch, in files that it shares with the pool's parent, which serves the
-sums. Each position in the pool has its own files, and a replacement process continues with the files of its
-predecessor: nothing is lost or counted twice, and the number of files is bounded by the size of the pool. (There are no
-gauges, so no files of dead processes need to be removed.) Nothing is recorded if `PROMETHEUS_MULTIPROC_DIR` is not set.
+A worker process records them once per settled batch and per drain, in files that it shares with the pool's parent,
+which serves the sums. Each position in the pool has its own files, and a replacement process continues with the files
+of its predecessor: nothing is lost or counted twice, and the number of files is bounded by the size of the pool. (There
+are no gauges, so no files of dead processes need to be removed.) Nothing is recorded if `PROMETHEUS_MULTIPROC_DIR` is
+not set.
 """
 
 import logging
 import os
 from bisect import bisect_right
 from collections import Counter as Tally
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, make_wsgi_app, values
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from app.broker import BrokerUnavailable
 from app.config.arn import TargetId, parse_target
 from app.config.fields.addresses import HostPort
 from app.metrics_folder import VARIABLE
+from app.outbox.engine.database import DatabaseUnavailable
 from workers.delivery.batch_record import BatchRecord, Observer, TargetCall
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Rejected, Unavailable
 from workers.targets.base import LeaseExpired
@@ -28,6 +32,7 @@ log = logging.getLogger("bucketwire.worker")
 
 FOLDER = VARIABLE
 _OUTCOMES = {Delivered: "delivered", Failed: "failed", Rejected: "rejected", Unavailable: "unavailable"}
+DRAIN_OUTCOMES = ("succeeded", "broker", "database", "unexpected")  # which of them did not do its work
 _AGES = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 21600, 86400)
 _CALLS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
@@ -127,6 +132,8 @@ class WorkerMetrics:
             labels,
             registry=None,
         )
+        drains = Counter("bucketwire_worker_drains", "Drains by what came of them.", ["outcome"], registry=None)
+        self.drains = {outcome: drains.labels(outcome) for outcome in DRAIN_OUTCOMES}
         self._of: dict[str, TargetMetrics] = {}
 
     def of(self, arn: str) -> TargetMetrics:
@@ -159,6 +166,24 @@ def begin(place: int) -> None:
 def of(arn: str) -> TargetMetrics | None:
     """Return the metrics of a target, None if nothing is recorded."""
     return None if _recorded is None else _recorded.of(arn)
+
+
+@contextmanager
+def counted_drain() -> Iterator[None]:
+    """Count a drain by what comes of it; raise what it raises. This needs neither the database nor the broker."""
+    outcome = "unexpected"
+    try:
+        yield
+        outcome = "succeeded"
+    except BrokerUnavailable:
+        outcome = "broker"
+        raise
+    except DatabaseUnavailable:
+        outcome = "database"
+        raise
+    finally:
+        if _recorded is not None:
+            _recorded.drains[outcome].inc()
 
 
 def pool_registry(folder: str) -> CollectorRegistry:

@@ -102,7 +102,7 @@ def worker(targets: str | None, only: str | None, concurrency: int | None, name:
         "BUCKETWIRE_WORKER_TARGETS": "" if not delivers else parse_served_targets(targets) if targets else "*"
     }
     has_metrics = bool(settings.metrics_listen.host) or telemetry.exports_metrics()
-    if has_metrics and delivers and not os.environ.get(metrics_folder.VARIABLE):
+    if has_metrics and (delivers or only == "drain") and not os.environ.get(metrics_folder.VARIABLE):
         try:
             environment[metrics_folder.VARIABLE] = str(metrics_folder.own_folder(settings.folder))
         except OSError as error:

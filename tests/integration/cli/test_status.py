@@ -17,7 +17,7 @@ from app.api.services import Services
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.doctor.checks import SHORT_CHECKS, check_carried, run_checks
-from app.outbox import tables
+from app.outbox import tables, upkeep
 from app.outbox.admin.replays import Replays, Selection
 from app.outbox.beat_pauses import Pause, record_pause
 from app.outbox.column_values import NEVER
@@ -139,6 +139,11 @@ def test_the_doctor_says_what_does_not_run_and_is_content_when_all_does(
     with database.writing() as connection:
         connection.execute(tables.heartbeats.update().values(at=now_ms() - 60_000))
     assert "last ran 1.0 m ago" in cli("doctor").out
+    upkeep.begin_all(database, now_ms() - 60_000)
+    upkeep.record_failure(database, upkeep.DRAIN, now_ms() - 2_000, "unexpected KeyError; the worker's log says more")
+    text = cli("doctor").out
+    assert "last succeeded 1.0 m ago, and failed " in text
+    assert "unexpected KeyError; the worker's log says more: retries, backlogs" in text
 
 
 @pytest.mark.usefixtures("working")

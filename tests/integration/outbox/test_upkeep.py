@@ -147,14 +147,14 @@ def test_every_task_is_run_by_the_drains_process_and_recorded(tmp_path: Path, ou
         if turn:
             for name in upkeep.TASKS:
                 age(database, name, 100_000_000)
-            context.upkeep._records._recorded.clear()
+            context.upkeep.records._recorded.clear()
             context.upkeep._next_tidying = context.upkeep._repaired = 0.0
             with database.writing() as connection:
                 connection.execute(tables.series.delete())  # a sample is due again
         context.upkeep.purge()
         context.upkeep.sample()
         context.upkeep.publish_runs(lambda _: None, lambda _: None)
-        context.upkeep.continue_work()
+        context.drain.run(lambda _: None)
     late = {name for name, one in states(database, service_events=True).items() if one.succeeded_at < began}
     assert late == set()
     context.close()
