@@ -33,9 +33,9 @@ from app.outbox.registry import Registry
 from app.outbox.schema import schema_version
 from app.outbox.schema.schema_version import encoding_problem
 from app.outbox.sources.rejected import read_kept
-from app.outbox.sources.stored import INVALID_SETTINGS, read_sources
+from app.outbox.sources.stored import INVALID_SETTINGS, StoredSource, read_sources
 from app.outbox.sources.watched import Watched, read_watched
-from app.outbox.targets import OPENING_FAILED
+from app.outbox.targets import OPENING_FAILED, StoredTarget
 from app.outbox.tokens import Tokens, check_listen
 from app.outbox.upkeep import DRAIN, read_tasks
 from app.quantities import count_noun, format_age, format_seconds
@@ -303,8 +303,8 @@ def _check_state(status: TargetStatus, *, is_named: bool) -> Iterator[Finding]:
             yield Finding(subject, "problem", text, show)
         case "paused":
             waits = f"; {count_noun(counters.undelivered, 'event')} waiting" if counters.undelivered else ""
-            text = "paused" + (f": {reason}" if reason else "") + waits
-            yield Finding(subject, "warning", text, ("target", "resume", subject))
+            text, grade = _describe_pause(stored, reason)
+            yield Finding(subject, grade, text + waits, ("target", "resume", subject))
         case "disabled":
             yield Finding(subject, "note", f"disabled: {reason}" if reason else "disabled")
         case _ if stored.opening == OPENING_FAILED:
@@ -314,6 +314,13 @@ def _check_state(status: TargetStatus, *, is_named: bool) -> Iterator[Finding]:
             yield Finding(subject, "note", text)
         case _:
             yield Finding(subject, "ok", _GETS_EVENTS)
+
+
+def _describe_pause(stored: StoredTarget | StoredSource, reason: str) -> tuple[str, str]:
+    """Return why a target or a source is paused, and how bad that is: nobody need know of one that paused itself."""
+    if stored.paused_itself:
+        return f"has paused itself, until it is resumed: {reason}", "problem"
+    return (f"paused: {reason}" if reason else "paused"), "warning"
 
 
 def _check_queue_limit(subject: str, settings: TargetSettings, counters: TargetCounters) -> Iterator[Finding]:
@@ -382,8 +389,8 @@ def _check_sources(service: Service) -> Iterator[Finding]:
             yield Finding(subject, "problem", text, mend)
         elif state == "paused":
             keeps += "" if stored.lists else ", as long as it keeps them"
-            text = f"{f'paused: {reason}' if reason else 'paused'}; {keeps}"
-            yield Finding(subject, "warning", text, ("source", "resume", str(stored.source)))
+            text, grade = _describe_pause(stored, reason)
+            yield Finding(subject, grade, f"{text}; {keeps}", ("source", "resume", str(stored.source)))
         elif state == "running":
             does, waits = ("lists", "undecided difference") if stored.lists else ("pulls from", "waiting message")
             waiting = "" if stored.lag is None else f"; {count_noun(stored.lag, waits)}"

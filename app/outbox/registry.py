@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from app.outbox.bucket_settings import BucketRegistry
     from app.outbox.sources.registry import SourceRegistry
 
+_CLOSED = {"breaker": "closed", "failures": 0, "resume_at": 0}
 _BEING_REMOVED = "it is being removed; if that was stopped, remove it once more"
 
 
@@ -255,7 +256,7 @@ class Registry(SealedSettings[TargetSettings]):
         No batch is begun half a second later. One that is being delivered goes on until its lease may not be used any
         more (`lease_max_work`): to revoke the lease would have it delivered again.
         """
-        self._update(target, "pause", paused=True, reason=clean_reason(reason))
+        self._update(target, "pause", paused=True, reason=clean_reason(reason), **_CLOSED)
 
     def resume(self, target: TargetId) -> None:
         """End a pause, close the circuit breaker, and have retried events tried at once. Raises `UnknownTarget`.
@@ -263,8 +264,7 @@ class Registry(SealedSettings[TargetSettings]):
         Failed attempts in a row are counted again.
         """
         again = {"revision": tables.targets.c.revision + 1}  # of which the mark of failures is made
-        closed = {"breaker": "closed", "failures": 0, "resume_at": 0}
-        self._try_all_now(self._update(target, "resume", paused=False, reason="", **closed, **again))
+        self._try_all_now(self._update(target, "resume", paused=False, reason="", **_CLOSED, **again))
 
     @repeated_after_deadlock
     def acknowledge_discards(self, target: TargetId, discarded: int) -> None:

@@ -80,6 +80,11 @@ class StoredTarget(EnvironmentRow):
         return "running" if self.failing is None else "failing"
 
     @property
+    def paused_itself(self) -> bool:
+        """Whether its own answer has paused it: an operator who pauses it closes the circuit breaker."""
+        return self.state == "paused" and self.breaker != "closed"
+
+    @property
     def state_reason(self) -> str:
         """Why the target is in its state; empty for `running`."""
         if self.state == "failing" and self.failing is not None:

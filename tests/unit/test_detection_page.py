@@ -126,11 +126,19 @@ HELD = [
         "test_a_watched_bucket_shows_its_listings_and_what_its_frontend_does_not_send",
     ),
     (
-        "a source", "paused by itself or by hand", SOURCES,
+        "a source", "has paused itself", SOURCES,
+        "test_a_source_that_paused_itself_is_a_problem_and_one_that_an_operator_paused_a_warning",
+    ),
+    (
+        "the same", "paused by hand", SOURCES,
         "test_a_source_is_paused_resumed_and_removed",
     ),
     (
-        "a target", "paused by hand, or by its answer (410)", STATUS,
+        "a target", "has paused itself, by its answer (410)", STATUS,
+        "test_a_target_that_paused_itself_is_a_problem_until_an_operator_pauses_or_resumes_it",
+    ),
+    (
+        "the same", "paused by hand", STATUS,
         "test_the_doctor_tells_a_target_that_waits_from_one_that_is_broken",
     ),
     (

@@ -268,6 +268,8 @@ def source_metrics(sources: Sequence[StoredSource], kept: Mapping[int, int], now
     )
     text = "1 for the source's state, 0 for the others."
     states = GaugeMetricFamily("bucketwire_source_state", text, labels=[*labels, "state"])
+    text = "Whether it is paused by what pulls or lists it, until an operator resumes it."
+    paused = GaugeMetricFamily("bucketwire_source_paused_itself", text, labels=labels)
     for stored in sources:
         place = [stored.source.type, stored.source.name]
         for name, counter in counters.items():
@@ -279,7 +281,8 @@ def source_metrics(sources: Sequence[StoredSource], kept: Mapping[int, int], now
             age.add_metric(place, stored.answer_age(now) / 1000)
         for each in SOURCE_STATES:
             states.add_metric([*place, each], int(stored.state(now) == each))
-    yield from (*counters.values(), lag, rejected, age, states)
+        paused.add_metric(place, int(stored.paused_itself))
+    yield from (*counters.values(), lag, rejected, age, states, paused)
 
 
 def listing_metrics(sources: Sequence[StoredSource], watched: Mapping[int, Watched], now: int) -> Iterator[Metric]:

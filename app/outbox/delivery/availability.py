@@ -33,7 +33,7 @@ def open_breaker(
     pause: bool = False,
     revision: int | None = None,
 ) -> bool:
-    """Open the circuit breaker until `resume_at` (ms); with `pause`, also pause the target.
+    """Open the circuit breaker until `resume_at` (ms), unless it is paused; with `pause`, pause the target.
 
     With a `revision`, only if the target still has it: a failure of earlier settings, or of one that was resumed since,
     must not delay the next attempt.
@@ -45,7 +45,7 @@ def open_breaker(
     with database.committing() as connection:
         changed = connection.execute(
             tables.targets.update()
-            .where(t.id == target_id, *([] if probing else [t.breaker == "closed"]))
+            .where(t.id == target_id, sa.not_(t.paused), *([] if probing else [t.breaker == "closed"]))
             .where(*([] if revision is None else [t.revision == revision]))
             .values(
                 breaker="open",

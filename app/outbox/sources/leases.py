@@ -13,7 +13,7 @@ from app.outbox.column_values import clean_reason
 from app.outbox.delivery.leases import LeaseLost, at_least, new_token
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.locks import repeated_after_deadlock
-from app.outbox.sources.stored import StoredSource, read_positions, stored_source
+from app.outbox.sources.stored import StoredSource, paused_itself, read_positions, stored_source
 
 _S = tables.sources.c
 _PULLS = (_S.enabled.is_(sa.true()), _S.paused.is_(sa.false()))
@@ -93,7 +93,7 @@ class SourceLeases:
 
     def pause(self, lease: SourceLease, reason: str) -> None:
         """Release a source and pause it until an operator resumes it. Raises `LeaseLost`."""
-        self._set(lease, lease_token="", leased_until=0, paused=True, reason=clean_reason(reason), error="")
+        self._set(lease, lease_token="", leased_until=0, **paused_itself(reason))
 
     def rest(self, lease: SourceLease, until: int) -> None:
         """Give a source back that is not due before a time. Raises `LeaseLost`."""

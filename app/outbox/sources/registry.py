@@ -166,7 +166,7 @@ class SourceRegistry(SealedSettings[SourceSettings]):
 
     def pause(self, source: SourceId, reason: str) -> None:
         """Stop pulling until the source is resumed; its messages wait in the queue. Raises `UnknownSource`."""
-        self._update(source, "pause", paused=True, reason=clean_reason(reason))
+        self._update(source, "pause", paused=True, reason=clean_reason(reason), error="")
 
     def resume(self, source: SourceId) -> None:
         """End a pause, forget what was lost, and try again at once. Raises `UnknownSource`."""

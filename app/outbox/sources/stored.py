@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from app.config.sources.registry import SOURCE_TYPES
 from app.config.sources.source_id import SourceId
 from app.outbox import tables
+from app.outbox.column_values import clean_reason
 from app.outbox.declared_rows import EnvironmentRow, converted, read_row, read_rows, some_names
 from app.outbox.engine.database import Database
 from app.outbox.errors import UnknownSource
@@ -88,6 +89,11 @@ class StoredSource(EnvironmentRow):
         rests = self.by_spark and now < self._queued_until
         return "running" if is_leased or rests else "waiting"
 
+    @property
+    def paused_itself(self) -> bool:
+        """Whether what it was pulled or listed by has paused it, and no operator."""
+        return self.enabled and self.paused and bool(self.error)
+
     def state_reason(self, now: int) -> str:
         """Return why it is in this state; for `running` by which settings of the queue messages are lost unnoticed."""
         match self.state(now):
@@ -105,6 +111,11 @@ class StoredSource(EnvironmentRow):
     def holder(self) -> str:
         """The process that has leased it, as HOST:PID; empty if none has."""
         return self.lease_token.rpartition(":")[0]
+
+
+def paused_itself(reason: str) -> dict[str, Any]:
+    """Return the columns of a source that is paused by what pulls or lists it: with an error."""
+    return {"paused": True, "reason": clean_reason(reason), "error": clean_reason(reason)}
 
 
 def stored_source(row: Any) -> StoredSource:

@@ -36,6 +36,7 @@ from app.outbox.policies import RETENTION
 from app.outbox.reconcile.runs import BACKFILLED
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.leases import SourceLease, fence
+from app.outbox.sources.stored import paused_itself
 from app.quantities import count_noun
 
 _S, _W, _C, _E = tables.sources.c, tables.watched_buckets.c, tables.watched_chunks.c, tables.events.c
@@ -333,7 +334,7 @@ class WatchedBuckets:
     def ask(self, lease: SourceLease, removals: int, reason: str) -> None:
         """Pause the source until an operator approves so many removals by resuming it. Raises `LeaseLost`."""
         with self._database.committing() as connection:
-            fence(connection, lease, lease_token="", leased_until=0, paused=True, reason=clean_reason(reason), error="")
+            fence(connection, lease, lease_token="", leased_until=0, **paused_itself(reason))
             _write(connection, lease.stored.row_id, {"asked": removals}, {})
 
 

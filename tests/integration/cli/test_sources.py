@@ -11,7 +11,7 @@ from app.api.routes.metrics import listing_metrics, source_metrics
 from app.config.sources.source_id import SourceId
 from app.outbox import tables
 from app.outbox.engine.clock import database_now
-from app.outbox.engine.database import Database
+from app.outbox.engine.database import Database, now_ms
 from app.outbox.sources.leases import SourceLeases
 from app.outbox.sources.rejected import read_kept
 from app.outbox.sources.stored import read_sources
@@ -96,6 +96,32 @@ def test_a_source_is_paused_resumed_and_removed(cli: Cli) -> None:
     assert cli("source", "rm", "kafka:minio", "--json").json == {"rejected_messages": 0}
     gone = cli("source", "show", "kafka:minio")
     assert (gone.code, "there is no source kafka:minio" in gone.err) == (1, True)
+
+
+def test_a_source_that_paused_itself_is_a_problem_and_one_that_an_operator_paused_a_warning(
+    cli: Cli, database: Database
+) -> None:
+    cli(*SET, "sasl_password=x")
+
+    def state() -> tuple[str, str, float]:
+        [finding] = [one for one in cli("doctor", "--json").json["findings"] if one["subject"] == "source kafka:minio"]
+        with database.reading() as connection:
+            metrics = source_metrics(read_sources(connection), {}, now_ms())
+        [sample] = [s for one in metrics for s in one.samples if s.name == "bucketwire_source_paused_itself"]
+        return finding["grade"], finding["text"].partition(";")[0], sample.value
+
+    leases = SourceLeases(database, 60_000)
+    with database.reading() as connection:
+        [stored] = read_sources(connection)
+    lease = leases.claim(stored, now_ms())
+    assert lease is not None
+    leases.pause(lease, "100 messages were rejected")
+    assert state() == ("problem", "has paused itself, until it is resumed: 100 messages were rejected", 1)
+    assert cli("doctor").code == 1
+    cli("source", "pause", "kafka:minio", "--reason", "I know")
+    assert state() == ("warning", "paused: I know", 0)
+    cli("source", "resume", "kafka:minio")
+    assert state()[2] == 0
 
 
 def test_the_doctor_and_the_metrics_report_a_source_that_nobody_pulls_and_its_rejected_messages(

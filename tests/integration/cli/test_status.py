@@ -13,15 +13,18 @@ import pytest
 import sqlalchemy as sa
 
 from app.api.routes import health
+from app.api.routes.metrics import target_metrics
 from app.api.services import Services
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.doctor.checks import SHORT_CHECKS, check_carried, run_checks
 from app.outbox import tables, upkeep
+from app.outbox.admin.counters import read_status
 from app.outbox.admin.replays import Replays, Selection
 from app.outbox.beat_pauses import Pause, record_pause
 from app.outbox.column_values import NEVER
 from app.outbox.delivery import heartbeats
+from app.outbox.delivery.availability import open_breaker
 from app.outbox.delivery.leases import Leases
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
@@ -575,6 +578,31 @@ def test_the_doctor_tells_a_target_that_waits_from_one_that_is_broken(cli: Cli, 
     assert (found["webhook:waits"]["grade"], found["webhook:waits"]["text"]) == ("warning", "paused: a new disk")
     assert found["webhook:broken"]["grade"] == "problem"
     assert "endpoint" in found["webhook:broken"]["text"]
+
+
+def test_a_target_that_paused_itself_is_a_problem_until_an_operator_pauses_or_resumes_it(
+    cli: Cli, database: Database
+) -> None:
+    add_target(database, "gone")
+
+    def open_it(reason: str, *, pause: bool = False) -> bool:
+        return open_breaker(database, 1, reason, now_ms() + 60_000, probing=False, pause=pause)
+
+    def state() -> tuple[str, str, float]:
+        finding = next(one for one in cli("doctor", "--json").json["findings"] if one["subject"] == "webhook:gone")
+        with database.reading() as connection:
+            metrics = target_metrics(read_status(connection), now_ms())
+        [sample] = [s for one in metrics for s in one.samples if s.name == "bucketwire_target_breaker_open"]
+        return finding["grade"], finding["text"], sample.value
+
+    assert open_it("HTTP 410", pause=True)
+    assert state() == ("problem", "has paused itself, until it is resumed: HTTP 410", 1)
+    cli("target", "pause", "webhook:gone", "--reason", "I know")
+    assert state() == ("warning", "paused: I know", 0)
+    assert not open_it("connection refused"), "a batch that was under way says nothing new of one that is paused"
+    assert state() == ("warning", "paused: I know", 0)
+    cli("target", "resume", "webhook:gone")
+    assert all(one["subject"] != "webhook:gone" for one in cli("doctor", "--json").json["findings"]), "nothing to say"
 
 
 def test_a_token_is_seen_once_and_revoked(cli: Cli, database: Database) -> None:
