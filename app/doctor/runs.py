@@ -15,6 +15,7 @@ from app.outbox.reconcile.run_states import RunState, read_run_states
 from app.outbox.reconcile.runs import BACKFILL, INCREMENTAL, RECONCILE, RUNNING, SCAN, TABLES, Reconciliations
 from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
 from app.quantities import format_age
+from app.resources.drift import describe_drift
 
 if TYPE_CHECKING:
     from app.doctor.checks import Service
@@ -88,10 +89,7 @@ def _describe_good(state: RunState, now: int) -> str:
         return "none before it is known to have succeeded"
     result = ""
     if state.kind in (RECONCILE, INCREMENTAL):
-        left = state.good.remaining_drift
-        result = (
-            f", and left {left:,} {'difference' if left == 1 else 'differences'}" if left else ", and left no drift"
-        )
+        result = f", and left {describe_drift(state.good.remaining_drift, state.good.counts['in_flight'])}"
     return f"the last good one is older: it ended {format_age(state.good.finished_at, now)} ago{result}"
 
 

@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import quote
 
+from app.quantities import count_noun
+
 
 class DriftKind(StrEnum):
     """How a target's row and an object of its bucket differ. The value has at most 16 characters, `about` is for docs.
@@ -37,6 +39,15 @@ DRIFT_KINDS = tuple(kind.value for kind in DriftKind)
 def drift_of(counts: Mapping[str, int]) -> int:
     """Return how many differences a run found, of all kinds."""
     return sum(counts[kind] for kind in DRIFT_KINDS)
+
+
+def describe_drift(drift: int, in_flight: int) -> str:
+    """Return what a comparison has left: differences, and keys of which it could not say whether they differ."""
+    left = count_noun(drift, "difference") if drift else "no drift"
+    if not in_flight:
+        return left
+    waits = "key with events in flight is" if in_flight == 1 else "keys with events in flight are"
+    return f"{left}; {in_flight:,} {waits} left to the next run"
 
 
 CSV, CSV_VERSIONS, COMBINED = "csv", "csv-versions", "combined"

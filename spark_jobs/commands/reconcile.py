@@ -12,8 +12,7 @@ from app.config.targets.base import NamespaceSettings
 from app.outbox.errors import AlreadyRunning
 from app.outbox.reconcile.runs import Progress, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
-from app.quantities import count_noun
-from app.resources.drift import FORMATS
+from app.resources.drift import FORMATS, describe_drift
 from spark_jobs import java_options, redaction, shutdown
 from spark_jobs.commands import options
 from spark_jobs.repair_limits import RepairLimits
@@ -98,7 +97,8 @@ def run(
     part = f" below {config.prefix!r} of the bucket" if config.prefix else ""
     if result.is_incremental:
         part = " among the keys of events since the last run"
-    sentence = f"{result.state}{part}: {count_noun(result.drift, 'difference')} ({counts}); {result.page}"
+    left = describe_drift(result.drift, result.counts["in_flight"])
+    sentence = f"{result.state}{part}: {left} ({counts}); {result.page}"
     if result.problem:
         click.echo(result.problem, err=True)
     context.done(sentence, state=result.state, page=result.page, problem=result.problem, **result.counts)

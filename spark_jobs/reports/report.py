@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.resources.drift import COMBINED, CONTROLS, CSV_VERSIONS, DRIFT_KINDS, PICTURES, SIGNS
+from app.resources.drift import COMBINED, CONTROLS, CSV_VERSIONS, DRIFT_KINDS, PICTURES, SIGNS, describe_drift
 from spark_jobs.errors import root_cause
 from spark_jobs.folders import Folder, NotShared
 from spark_jobs.jobs.comparison import UNMATCHED
@@ -131,9 +131,11 @@ def write_page(findings: DataFrame, header: ReportHeader, folder: Folder) -> Non
             ("Drift by age of the object (of the row if there is no object)", html_report.bars(ages, _COLOURS)),
         ]
     verdict = (
-        "No drift: the target's rows match the bucket's objects."
-        if not total
-        else f"{total:,} differences, {header.counts['repaired']:,} repaired."
+        f"{total:,} differences, {header.counts['repaired']:,} repaired."
+        if total
+        else describe_drift(0, header.counts["in_flight"]).capitalize() + "."
+        if header.counts["in_flight"]
+        else "No drift: the target's rows match the bucket's objects."
     )
     figures = [("objects", "objects"), ("target rows", "target_rows"), *((kind, kind) for kind in DRIFT_KINDS)]
     figures += [

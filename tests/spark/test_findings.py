@@ -272,6 +272,11 @@ def test_a_report_shows_hostile_names_as_names(spark: SparkSession, tmp_path: Pa
         page = (folder / PAGE).read_text()
         assert "&lt;script&gt;" in page
         assert "<script" not in page
+    for in_flight, verdict in ((0, "the target&#39;s rows match"), (3, "3 keys with events in flight are left to the")):
+        of_none = dict.fromkeys(COUNTS, 0) | {"in_flight": in_flight}
+        folder = tmp_path / "0" / str(in_flight)
+        write_page(findings, ReportHeader("r" * 32, "b", "redis:x", "mirror", False, T, of_none, ""), Folder.of(folder))
+        assert verdict in (folder / PAGE).read_text()
     assert {path.name for path in tmp_path.iterdir()} == {*map(str, range(len(NAMES))), FOLDER, LINES}
 
 

@@ -10,7 +10,7 @@ from app.config.targets.registry import is_namespace
 from app.console import calls
 from app.console.formats import command, short_id, short_target
 from app.console.pages import FormRefusal, action, done, form_values, page, show, visitor
-from app.resources.drift import DRIFT_KINDS, drift_of
+from app.resources.drift import DRIFT_KINDS, describe_drift, drift_of
 
 _NOTED = (*DRIFT_KINDS, "unmatched", "unreadable")  # numbers of a run that are worth a look
 _TILES = ("objects", "target_rows", *DRIFT_KINDS, "in_flight", "repaired")
@@ -119,6 +119,7 @@ def run(run: str) -> Response:
         run=shown,
         name=_NAMES[shown["job"]],
         compared=shown["state"] in _COMPARED,
+        left=describe_drift(remaining_drift(shown), shown["in_flight"]),
         findings=findings,
         kinds=DRIFT_KINDS,
         tiles=_TILES,

@@ -40,9 +40,11 @@ def test_a_failed_run_is_said_with_what_the_last_good_one_found(cli: Cli, databa
     assert "its last reconciliation with images failed" in cli("status").err
     again = runs.begin(mirror, "images", lease=60_000)
     assert warnings(cli)["redis:rows"], "one that has only begun mends nothing"
-    runs.end(again, "clean", {})
+    runs.end(again, "clean", {"in_flight": 2})
     assert warnings(cli) == {}
     runs.end(runs.begin(mirror, "images", lease=60_000), "failed", {}, problem="MySQL is away.")
+    [text] = warnings(cli)["redis:rows"]
+    assert text.endswith(", and left no drift; 2 keys with events in flight are left to the next run")
     for bucket in ("a", "b", "c", "d", "e", "f", "g"):
         runs.end(runs.begin(mirror, bucket, lease=60_000), "failed", {}, problem="no Java")
     [text] = warnings(cli)["redis:rows"]

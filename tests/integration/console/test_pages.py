@@ -1063,6 +1063,19 @@ def test_the_record_of_an_event_is_whole(busy: Browser, database: Database) -> N
     assert orjson.loads(html.unescape(text))["s3"]["object"]["key"] == "late"
 
 
+def test_a_clean_run_says_what_it_could_not_judge(local: Browser, database: Database) -> None:
+    _with_mirror(local, database)
+    runs = Reconciliations(database)
+    run = runs.begin(TargetId("redis", "mirror"), "images", lease=60_000)
+    runs.end(run, "clean", {"objects": 9, "target_rows": 9, "in_flight": 1})
+    assert "No drift; 1 key with events in flight is left to the next run." in local.get(f"reconciliations/{run}").text
+    assert "1 in flight, left to the next run" in local.get("reconciliations").text
+    run = runs.begin(TargetId("redis", "mirror"), "images", lease=60_000)
+    runs.end(run, "clean", {"objects": 9, "target_rows": 9})
+    text = local.get(f"reconciliations/{run}").text
+    assert ("No drift." in text, "in flight is left" in text) == (True, False)
+
+
 def test_a_reconciliation_is_started_shown_repaired_and_cancelled(local: Browser, database: Database) -> None:
     if "Compare a bucket" not in _with_mirror(local, database).text:
         pytest.skip("this version of the API lists reconciliations, and starts none")
