@@ -26,9 +26,23 @@ class _Limited:
             socket_watchdog.remove(answer)
 
 
+def limited(connection: type[Any]) -> type[Any]:
+    """Return a class of such connections with limited answers."""
+    return connection if issubclass(connection, _Limited) else type(connection.__name__, (_Limited, connection), {})
+
+
 def limit_answers(channel: Any) -> None:
     """Have the connections be limited that this class of kombu's channels makes from now on in this process."""
-    for name in ("connection_class", "connection_class_ssl"):
-        connection = getattr(channel, name)
-        if not issubclass(connection, _Limited):
-            setattr(channel, name, type(connection.__name__, (_Limited, connection), {}))
+    if channel in _CHANNELS:
+        return
+    _CHANNELS.add(channel)
+    usual: Any = channel._connparams  # kombu has no other place for the class of a socket file
+
+    def parameters(self: Any, asynchronous: bool = False) -> dict[str, Any]:
+        chosen: dict[str, Any] = usual(self, asynchronous)
+        return chosen | {"connection_class": limited(chosen["connection_class"])}
+
+    channel._connparams = parameters
+
+
+_CHANNELS = set[type]()  # whose connections are limited

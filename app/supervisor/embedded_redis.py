@@ -5,7 +5,9 @@ from typing import cast
 
 import redis
 
+from app.broker import POLICY
 from app.config.settings import Settings
+from app.redis_answers import limited
 from app.supervisor.embedded_broker import SAMPLE_DB, SAMPLE_KEEPS, SAMPLE_KEY
 
 
@@ -16,7 +18,7 @@ class RedisNotResponding(Exception):
 def answers(settings: Settings) -> bool:
     """Return whether the embedded Redis answers commands."""
     try:
-        with redis.Redis(unix_socket_path=str(settings.broker_socket)) as client:
+        with _client(settings) as client:
             return bool(client.ping())
     except (redis.RedisError, OSError):
         return False
@@ -25,7 +27,7 @@ def answers(settings: Settings) -> bool:
 def sample(settings: Settings, limit: int) -> Sequence[bytes]:
     """Return the newest entries of the sample, oldest first. Raises `RedisNotResponding`."""
     try:
-        with redis.Redis(unix_socket_path=str(settings.broker_socket), db=SAMPLE_DB) as client:
+        with _client(settings, SAMPLE_DB) as client:
             return cast(Sequence[bytes], client.lrange(SAMPLE_KEY, -limit, -1))
     except redis.RedisError as error:
         raise RedisNotResponding(str(error)) from None
@@ -34,7 +36,15 @@ def sample(settings: Settings, limit: int) -> Sequence[bytes]:
 def trim_sample(settings: Settings) -> None:
     """Keep only the newest entries of the sample."""
     try:
-        with redis.Redis(unix_socket_path=str(settings.broker_socket), db=SAMPLE_DB) as client:
+        with _client(settings, SAMPLE_DB) as client:
             client.ltrim(SAMPLE_KEY, -SAMPLE_KEEPS, -1)
     except (redis.RedisError, OSError):
         return  # the caller tries again soon
+
+
+def _client(settings: Settings, database: int = 0) -> redis.Redis:
+    """Return a client that waits for an answer as long as those of the broker do."""
+    connection = limited(redis.UnixDomainSocketConnection)
+    seconds = POLICY.timeout_seconds
+    pool = redis.ConnectionPool(connection, path=str(settings.broker_socket), db=database, socket_timeout=seconds)
+    return redis.Redis.from_pool(pool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 from tests.services.server_process import LOOPBACK
 
@@ -12,9 +13,14 @@ from tests.services.server_process import LOOPBACK
 class RogueServer:
     """Listens from its creation on until it is closed; `talk` has the conversation with one client."""
 
-    def __init__(self) -> None:
-        self._listener = socket.create_server((LOOPBACK, 0))
-        self.port: int = self._listener.getsockname()[1]
+    def __init__(self, file: Path | None = None) -> None:
+        """With `file` it listens on that socket file, and else on `port`."""
+        self.port = 0
+        if file is None:
+            self._listener = socket.create_server((LOOPBACK, 0))
+            self.port = int(self._listener.getsockname()[1])
+        else:
+            self._listener = socket.create_server(str(file), family=socket.AF_UNIX)
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 

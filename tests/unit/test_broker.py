@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
 from app import broker as task_broker
 from app import socket_watchdog
 from app.broker import Broker, BrokerUnavailable
+from app.config.settings import Settings
+from app.supervisor import embedded_redis
 from tests import services
 from tests.support.rogue_server import RogueServer
 
@@ -18,9 +21,9 @@ from tests.support.rogue_server import RogueServer
 class Trickling(RogueServer):
     """A Redis whose answer has no end: it sends a byte more often than a read of its client may take."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: Path | None = None) -> None:
         self.ends = threading.Event()
-        super().__init__()
+        super().__init__(file)
 
     def talk(self, client: socket.socket) -> None:
         client.sendall(b"-")
@@ -39,16 +42,30 @@ def test_a_broker_that_is_down_is_found_out_without_a_pause(scheme: str, monkeyp
     assert sum(slept) == 0
 
 
-def test_a_redis_whose_answer_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_redis_whose_answer_trickles_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_file: bool
+) -> None:
     options = task_broker._REDIS | {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
     monkeypatch.setattr(task_broker, "_REDIS", options)
-    server = Trickling()
+    file = tmp_path / "redis.sock"
+    server = Trickling(file if is_file else None)
+    url = f"redis+socket://{file}" if is_file else f"redis://{services.LOOPBACK}:{server.port}/"
     try:
-        with (
-            contextlib.closing(Broker(f"redis://{services.LOOPBACK}:{server.port}/")) as broker,
-            pytest.raises(BrokerUnavailable),
-        ):
+        with contextlib.closing(Broker(url)) as broker, pytest.raises(BrokerUnavailable):
             broker.length("bucketwire")
+    finally:
+        server.ends.set()
+        server.close()
+
+
+def test_an_embedded_redis_whose_answer_trickles_is_given_up(tmp_path: Path) -> None:
+    settings = Settings.from_environ({"BUCKETWIRE_DATA_DIR": str(tmp_path)})
+    server = Trickling(settings.broker_socket)
+    try:
+        assert not embedded_redis.answers(settings)
+        with pytest.raises(embedded_redis.RedisNotResponding):
+            embedded_redis.sample(settings, 10)
     finally:
         server.ends.set()
         server.close()

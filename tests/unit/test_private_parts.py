@@ -40,7 +40,7 @@ PRIVATE = {
         "workers/systems/kafka/client.py": {"_scram_client", "_sock", "_sock_recv"},
         "workers/systems/kafka/target.py": {"_metadata", "_sender"},
     },
-    "kombu": {"app/broker.py": {"_size"}},
+    "kombu": {"app/broker.py": {"_size"}, "app/redis_answers.py": {"_connparams"}},
     "nats-py": {"workers/systems/nats/connection.py": {"_build_message", "_server_info"}},
     "opentelemetry-exporter-otlp-proto-http": {"app/telemetry/otlp/exports.py": {"_log_exporter"}},
     "opentelemetry-sdk": {"app/telemetry/otlp/exports.py": {"_logs"}, "app/telemetry/otlp/log_records.py": {"_logs"}},
