@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import closing
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import click
@@ -16,7 +18,7 @@ from app.cli.groups import Group, summary
 from app.config.sources.registry import SOURCE_TYPES
 from app.config.targets.registry import TYPES
 from app.outbox.delivery import heartbeats
-from app.outbox.engine.database import now_ms
+from app.outbox.engine.database import Database, now_ms
 from tests.support.builders import migrated
 from tests.support.commands import EVERY
 from tests.support.properties import times
@@ -99,8 +101,29 @@ def test_status_connects_to_no_broker_that_has_just_carried_the_drain(
     with closing(migrated(f"sqlite:///{tmp_path}/bucketwire.db")) as database:
         ages = ((0, False), (25_000, True), (-600_000, True))  # the last: the clock was set back
         for age, connects in ages[: times(2, 3)]:
+            with _drained(database, age):
+                assert bool(imported("status") & {"kombu", "redis", "amqp"}) is connects
+
+
+@contextmanager
+def _drained(database: Database, age: int) -> Iterator[None]:
+    """Within the block the last drain is of so many milliseconds ago, however long the block takes."""
+    ends = threading.Event()
+
+    def beat() -> None:
+        while True:
             heartbeats.record(database, heartbeats.DRAIN, now_ms() - age)
-            assert bool(imported("status") & {"kombu", "redis", "amqp"}) is connects
+            if ends.wait(0.5):
+                return
+
+    heartbeats.record(database, heartbeats.DRAIN, now_ms() - age)
+    beating = threading.Thread(target=beat)
+    beating.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        beating.join()
 
 
 @pytest.mark.nightly(
