@@ -171,6 +171,11 @@ def when(text: str | None, *, ago: bool = False, due: bool = False) -> Markup:
     return Markup('<time datetime="{}" title="{}">{}</time>').format(text, exact, shown)
 
 
+def took(began: str, ended: str) -> str:
+    """Write how long something took, from times of the API."""
+    return duration((datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds())
+
+
 def iso(at: int) -> str:
     """Write seconds since 1970 as the API writes a time."""
     return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
@@ -277,6 +282,7 @@ TEMPLATE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "duration": duration,
     "when": when,
     "has_passed": has_passed,
+    "took": took,
     "iso": iso,
     "state": state,
     "command": command,

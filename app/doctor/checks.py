@@ -281,14 +281,14 @@ def _check_target(service: Service, status: TargetStatus, named: Collection[Targ
     except BadSettings as error:
         yield Finding(subject, "problem", str(error), ("target", "show", subject))
     else:
-        yield from _check_state(status, is_named=stored.target in named)
+        yield from _check_state(status, now, is_named=stored.target in named)
     if settings is not None and stored.enabled:  # what a disabled one would get is neither recorded nor discarded
         yield from _check_queue_limit(subject, settings, status.counters)
     retention, has_rows = int(service.settings.retention * 1000), getattr(settings, "format", "") == "namespace"
     yield from _check_losses(status, now, retention=retention, has_rows=has_rows)
 
 
-def _check_state(status: TargetStatus, *, is_named: bool) -> Iterator[Finding]:
+def _check_state(status: TargetStatus, now: int, *, is_named: bool) -> Iterator[Finding]:
     stored, counters = status.stored, status.counters
     subject, reason = str(stored.target), clause(stored.state_reason)
     show = ("target", "show", subject)
@@ -296,7 +296,11 @@ def _check_state(status: TargetStatus, *, is_named: bool) -> Iterator[Finding]:
         case "broken":
             yield Finding(subject, "problem", f"its settings are invalid: {reason}; its events wait", show)
         case "unavailable":
-            text = f"unavailable: {reason}; its events wait, and a worker tries it again"
+            waits = "its events wait"
+            if counters.undelivered:
+                age = format_age(counters.oldest, now)
+                waits = f"{count_noun(counters.undelivered, 'event')} waiting, the oldest {age} old"
+            text = f"unavailable: {reason}; {waits}, and a worker tries it again"
             yield Finding(subject, "problem", text, ("target", "test", subject))
         case "failing":
             text = f"failing: {reason}; what it does not accept becomes a dead letter: pause it, mend it, resume it"

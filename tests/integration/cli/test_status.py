@@ -578,6 +578,10 @@ def test_the_doctor_tells_a_target_that_waits_from_one_that_is_broken(cli: Cli, 
     assert (found["webhook:waits"]["grade"], found["webhook:waits"]["text"]) == ("warning", "paused: a new disk")
     assert found["webhook:broken"]["grade"] == "problem"
     assert "endpoint" in found["webhook:broken"]["text"]
+    Log(database).append([[event("one"), event("two")]])
+    found = {one["subject"]: one for one in cli("doctor", "--json").json["findings"]}
+    waiting = r"unavailable: connection refused; 2 events waiting, the oldest [0-9.]+ [sm] old, and a worker"
+    assert re.match(waiting, found["webhook:away"]["text"])
 
 
 def test_a_target_that_paused_itself_is_a_problem_until_an_operator_pauses_or_resumes_it(

@@ -572,6 +572,15 @@ def test_an_events_page_has_the_request_and_the_answer_of_the_last_failure(
     assert "Answer HTTP 422 No Server: <b>x</b> <script>alert(1)</script> no" in page.text
 
 
+def test_an_events_page_says_when_a_target_has_confirmed_it(local: Browser, database: Database) -> None:
+    target, recorder = add_target(database, "audit"), AttemptRecorder(database)
+    Log(database).append([[event("good")]])
+    Courier(database, target, ScriptedTarget(lambda _: DELIVERED), recorder=recorder).run()
+    recorder.close()
+    page = local.get(f"events/{_event_id(database, 'good')}")
+    assert re.search(r"The target has confirmed it\. [0-9-]{10} [0-9:]{8} UTC recorded", page.text)
+
+
 def test_an_events_page_says_by_what_it_came(busy: Browser, database: Database) -> None:
     pulled = event("pulled")._replace(origin="source kafka:minio minio 1235 3")
     posted = event("posted")._replace(origin="request minio-1 minio")
@@ -1068,6 +1077,8 @@ def test_a_clean_run_says_what_it_could_not_judge(local: Browser, database: Data
     runs = Reconciliations(database)
     run = runs.begin(TargetId("redis", "mirror"), "images", lease=60_000)
     runs.end(run, "clean", {"objects": 9, "target_rows": 9, "in_flight": 1})
+    for path in ("reconciliations", f"reconciliations/{run}"):
+        assert re.search(r"took [0-9.]+ m?s, ended", local.get(path).text)
     assert "No drift; 1 key with events in flight is left to the next run." in local.get(f"reconciliations/{run}").text
     assert "1 in flight, left to the next run" in local.get("reconciliations").text
     run = runs.begin(TargetId("redis", "mirror"), "images", lease=60_000)
@@ -1194,8 +1205,12 @@ def test_the_workers_page_shows_who_is_there_and_does_what(busy: Browser, databa
     assert [text.split()[0] for text in texts] == ["gone@there", "&lt;b&gt;@there", "targets@here"], "the wrong first"
     assert "✕ silent" in texts[0]
     assert "A silent process was killed, hangs, or has no connection to the database." in page.text
-    assert re.search("there process 1 ✓ running .* reconcile redis:x images spark thread 0.0.1 other version", texts[1])
-    assert re.search(rf"here process 7 ✓ running .*:paused 3 partitions targets prefork of 2 {VERSION}", texts[2])
+    assert re.search(
+        "there process 1, started .* ✓ running .* reconcile redis:x images spark thread 0.0.1 other version", texts[1]
+    )
+    assert re.search(
+        rf"here process 7, started .* ✓ running .*:paused 3 partitions targets prefork of 2 {VERSION}", texts[2]
+    )
 
 
 def test_the_workers_page_says_first_what_a_broker_that_is_away_means(busy: Browser) -> None:
