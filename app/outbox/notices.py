@@ -15,7 +15,7 @@ from app.config.arn import TargetId, parse_target
 from app.events import service_events as names
 from app.events.model import Event
 from app.outbox import log_head, series, tables
-from app.outbox.delivery.failing import read_failing
+from app.outbox.delivery.availability import read_failing
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks

@@ -168,7 +168,7 @@ cursors = sa.Table(
     sa.Column("folded", sa.BigInteger, nullable=False, default=0),
     sa.Column("delivered_at", sa.BigInteger),  # when the target last confirmed an event here; NULL: never
     # Attempts here that failed since the target last accepted an event, anywhere, and when the first of them did. They
-    # count while the mark is the target's: any success changes that without writing these (`delivery.failing`).
+    # count while the mark is the target's: any success changes that without writing these (`delivery.availability`).
     sa.Column("failed_in_row", sa.Integer),
     sa.Column("failed_since", sa.BigInteger),
     sa.Column("failed_mark", sa.BigInteger),

@@ -37,7 +37,7 @@ class Failing:
 class StoredTarget(EnvironmentRow):
     """A row of the table of targets; `values` are its settings as texts, with sealed secrets.
 
-    `failing` is there if the reader has looked (`app.outbox.delivery.failing`), which workers do not.
+    `failing` is there if the reader has looked (`app.outbox.delivery.availability`), which workers do not.
     """
 
     row_id: int

@@ -24,7 +24,7 @@ from app.api.services import Services
 from app.config.errors import BadSettings
 from app.outbox import audit
 from app.outbox.buckets import count_buckets
-from app.outbox.delivery.failing import with_failing
+from app.outbox.delivery.availability import with_failing
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from app.outbox.targets import OPENED, UnknownTarget
 from app.resources.refusal import ADMIN_ROUTE

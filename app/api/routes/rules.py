@@ -11,7 +11,7 @@ from app.api.errors import ApiProblem
 from app.api.services import services
 from app.api.token_scopes import ADMIN, READ, needs
 from app.config.errors import BadSettings
-from app.outbox.delivery.failing import with_failing
+from app.outbox.delivery.availability import with_failing
 from app.outbox.rules import StoredRule, matching_rules, rule_resource
 from app.outbox.targets import UnknownTarget
 from app.resources import rule as resources

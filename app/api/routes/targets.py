@@ -30,7 +30,7 @@ from app.config.targets.base import (
 from app.config.targets.registry import settings_type
 from app.outbox import audit
 from app.outbox.admin.counters import TargetCounters, read_status
-from app.outbox.delivery.failing import with_failing
+from app.outbox.delivery.availability import with_failing
 from app.outbox.engine.database import now_ms
 from app.outbox.registry import ReadOnlyTarget
 from app.outbox.service_settings import read_api_settings

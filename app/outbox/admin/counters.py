@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.column_values import WHOLE_LOG
-from app.outbox.delivery.failing import with_failing
+from app.outbox.delivery.availability import with_failing
 from app.outbox.delivery.parked import PartitionOf, first_parked
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks, search_each

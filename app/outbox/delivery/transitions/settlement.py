@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from app.outbox import log_head, tables
 from app.outbox.column_values import UNSTORABLE_REASON, WHOLE_LOG
-from app.outbox.delivery.failing import read_mark
+from app.outbox.delivery.availability import read_mark
 from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
 from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.parked import ObjectHash
