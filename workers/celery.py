@@ -64,11 +64,9 @@ from app.outbox.policies import HEARTBEATS
 from app.outbox.processes import DRAIN, SOURCES, SPARK
 from app.outbox.targets import enabled_targets
 from workers import reconcile_jobs, runtime
-from workers.heartbeat import BeatHeartbeat, WorkerHeartbeat
+from workers.heartbeat import BeatHeartbeat, ServedTargets, WorkerHeartbeat
 from workers.idle_processes import processes
-from workers.reachability import broker_state
-from workers.readiness import readiness
-from workers.served_targets import ServedTargets
+from workers.readiness import broker_state, readiness
 from workers.sources import role as source_runs
 from workers.telemetry import metrics
 from workers.telemetry.http_server import BackgroundServer

@@ -24,8 +24,7 @@ from app.outbox.engine.clock import elapsed
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.engine.reachability import outbox_state
 from app.outbox.targets import OPENED, StoredTarget, UnknownTarget
-from workers.delivery.event_wait import EventWait
-from workers.delivery.lease_guard import LeaseGuard
+from workers.delivery.lease_term import EventWait, LeaseGuard
 from workers.delivery.outcomes import Unavailable
 from workers.delivery.partition_worker import LeaseSummary, PartitionWorker
 from workers.delivery.pooled_target import PooledTarget

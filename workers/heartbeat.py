@@ -1,6 +1,7 @@
 """Record heartbeats: a worker's main process from its loop, beat by a thread that knows when its loop last turned."""
 
 import logging
+import os
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox import beat_pauses
 from app.outbox.beat_pauses import Pause, read_beat_at
@@ -21,9 +23,10 @@ from app.outbox.policies import HEARTBEATS
 from app.outbox.processes import ALL_TARGETS, BEAT, Process, end_process, record_process
 from app.quantities import format_seconds
 from app.release import VERSION
-from workers.served_targets import ALL, ServedTargets
 
 log = logging.getLogger("bucketwire.beat")
+
+ALL, VARIABLE = "*", "BUCKETWIRE_WORKER_TARGETS"
 
 _STOPPED = ("T", "t")  # states of a process in Linux's /proc
 _END_SECONDS = 1.0  # that beat waits at most to record its end
@@ -158,3 +161,21 @@ class BeatHeartbeat:
     def _open(self) -> Database:
         patience = min(HEARTBEATS.patience_seconds, self._settings.database_timeout)
         return Database(self._settings.database_url, pool_size=1, patience=patience)
+
+
+class ServedTargets:
+    """The targets that this process's worker serves, as `bucketwire worker --targets` says; by default all of them."""
+
+    def __init__(self) -> None:
+        self._wanted = frozenset(filter(None, os.environ.get(VARIABLE, ALL).split(",")))
+
+    @property
+    def names(self) -> list[str]:
+        """The types and names that it was told, sorted; `ALL` for every target."""
+        return sorted(self._wanted)
+
+    def __bool__(self) -> bool:
+        return bool(self._wanted)
+
+    def __contains__(self, target: TargetId) -> bool:
+        return not self._wanted.isdisjoint({ALL, target.type, str(target)})

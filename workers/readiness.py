@@ -1,10 +1,15 @@
-"""Whether this process serves at the moment: systemd learns of the first time, and a probe can ask at any time."""
+"""Whether this process serves at the moment, and whether it reaches the task broker.
 
+Systemd learns of the first time that it serves, a probe can ask at any time; a loss of the broker is logged once.
+"""
+
+import logging
 import time
 from collections.abc import Iterable
 from typing import Any
 
 from app import service_manager
+from app.broker import BrokerState
 from app.config.fields.addresses import HostPort
 from app.outbox.policies import HEARTBEATS
 from workers.telemetry.http_server import BackgroundServer
@@ -55,3 +60,9 @@ class Readiness:
 
 
 readiness = Readiness()
+
+
+log = logging.getLogger("bucketwire.worker")
+
+# All that use the broker share it.
+broker_state = BrokerState(log, "no work is begun until it works again")

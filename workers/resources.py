@@ -9,7 +9,7 @@ from app.outbox.registry import open_registry
 from app.wakeups import WakeUps
 from workers.delivery.redelivery_requests import RedeliveryRequests
 from workers.pool_shares import PoolShares
-from workers.reachability import broker_state
+from workers.readiness import broker_state
 from workers.target_pool import TargetPool
 from workers.telemetry.attempt_recorder import AttemptRecorder
 

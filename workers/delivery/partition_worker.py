@@ -21,7 +21,7 @@ from app.outbox.engine.db_errors import may_be_a_value
 from app.outbox.policies import REDELIVERY
 from workers.delivery import policy
 from workers.delivery.batch_record import BatchRecord, Delivery, Observer, oldest_by_object
-from workers.delivery.event_wait import NO_WAIT, EventWait
+from workers.delivery.lease_term import NO_WAIT, EventWait
 from workers.delivery.namespace_policy import Policy, SkipReason, decide, decide_others, newest_sent
 from workers.delivery.outcomes import Delivered, Unavailable
 from workers.delivery.pooled_target import PooledTarget

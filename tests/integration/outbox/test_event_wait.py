@@ -23,8 +23,8 @@ from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier, assert_counters_balance, assert_in_order
-from workers.delivery import event_wait, policy
-from workers.delivery.event_wait import EventWait
+from workers.delivery import lease_term, policy
+from workers.delivery.lease_term import EventWait
 from workers.delivery.outcomes import DELIVERED, Failed
 
 pytestmark = databases.TWO
@@ -193,7 +193,7 @@ def goes_on(wait: EventWait, reader: Reader, events: int, *, at_end: bool = True
 
 def test_where_no_process_is_idle_a_worker_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = [0.0]
-    monkeypatch.setattr(event_wait.time, "monotonic", lambda: moments[0])
+    monkeypatch.setattr(lease_term.time, "monotonic", lambda: moments[0])
     wait = EventWait(lambda: False, pause=lambda _: None)
     assert not goes_on(wait, reader := Reader(new=1), 3)
     assert goes_on(wait, Reader(work=True), 3)
@@ -205,7 +205,7 @@ def test_where_no_process_is_idle_a_worker_does_not_wait(monkeypatch: pytest.Mon
 
 def test_a_wait_ends_after_some_time_without_events_and_after_the_longest_time(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = [0.0]
-    monkeypatch.setattr(event_wait.time, "monotonic", lambda: moments[0])
+    monkeypatch.setattr(lease_term.time, "monotonic", lambda: moments[0])
     wait = EventWait(lambda: True, pause=lambda seconds: moments.append(moments.pop() + seconds))
     assert not goes_on(wait, reader := Reader(), 3)
     assert reader.looks == pytest.approx(policy.WAIT_PATIENCE_SECONDS / policy.WAIT_PAUSE_SECONDS, abs=1)
@@ -230,7 +230,7 @@ def test_of_a_backlog_that_others_could_share_the_lease_is_given_up_after_some_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     moments = [0.0]
-    monkeypatch.setattr(event_wait.time, "monotonic", lambda: moments[0])
+    monkeypatch.setattr(lease_term.time, "monotonic", lambda: moments[0])
     wait, alone = EventWait(lambda: True, pause=lambda _: None), EventWait(lambda: False)
     moments[0] = policy.MAX_BEHIND_SECONDS / 2
     assert wait.wants_next_batch(Reader(), 1000, at_end=False, shares=True)  # type: ignore[arg-type]
@@ -306,7 +306,7 @@ def test_a_changed_target_ends_the_lease_also_while_there_is_a_backlog(
 
 def test_during_a_backlog_the_target_is_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     moments, looks = [0.0], list[float]()
-    monkeypatch.setattr(event_wait.time, "monotonic", lambda: moments[0])
+    monkeypatch.setattr(lease_term.time, "monotonic", lambda: moments[0])
     wait = EventWait(lambda: False, lambda: not looks.append(moments[0]), pause=lambda _: None)
     for number in range(1, 41):
         moments[0] = number / 16

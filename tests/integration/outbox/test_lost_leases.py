@@ -222,7 +222,7 @@ def test_a_worker_whose_lease_was_taken_sends_nothing_more_of_its_batch(two: Two
 def test_a_lease_that_ran_out_but_was_not_taken_goes_on(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     record(two, event("a"), event("b"))
     monkeypatch.setattr(
-        "workers.delivery.lease_guard.LeaseGuard._keep", lambda _: None
+        "workers.delivery.lease_term.LeaseGuard._keep", lambda _: None
     )  # as if the whole process stood still
 
     def stands_still() -> None:

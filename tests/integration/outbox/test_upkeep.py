@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,8 @@ from app.outbox.engine.database import Database
 from app.outbox.policies import UPKEEP
 from tests.support import databases
 from tests.support.builders import migrated, registry
-from workers import task_records
 from workers.runtime import Runtime
-from workers.task_records import TaskRecords
+from workers.upkeep import TaskRecords
 
 pytestmark = databases.TWO
 
@@ -55,7 +55,7 @@ def test_a_task_fails_succeeds_and_becomes_overdue(database: Database, monkeypat
     with records.running("samples"):
         pass
     assert not states(database)["samples"].has_failed, "a success after a failure is recorded at once"
-    monkeypatch.setattr(task_records.upkeep, "record_success", lambda *_: pytest.fail("it was recorded just now"))
+    monkeypatch.setattr(upkeep, "record_success", lambda *_: pytest.fail("it was recorded just now"))
     records.succeed("samples")
     due = upkeep.TASKS["purge"].interval_seconds * 1000 + UPKEEP.grace_ms
     assert [states(database, later)["purge"].due_at > 0 for later in (due - 5_000, due + 5_000)] == [False, True]
@@ -78,7 +78,7 @@ def test_what_fails_for_want_of_the_database_is_recorded_once_it_answers_with_it
             raise sa.exc.OperationalError("UPDATE", None, Exception("it does not answer"))
         record_failure(to, name, at, problem)
 
-    monkeypatch.setattr(task_records.upkeep, "record_failure", record)
+    monkeypatch.setattr(upkeep, "record_failure", record)
     lost = sa.exc.OperationalError("DELETE", None, Exception("it does not answer"))
     for name in ("audit", "rates"):
         with pytest.raises(sa.exc.OperationalError), records.running(name):
@@ -88,7 +88,7 @@ def test_what_fails_for_want_of_the_database_is_recorded_once_it_answers_with_it
         pass
     assert recorded == ["audit"], "what has succeeded since is no failure any more"
     assert not states(database)["audit"].has_failed
-    monkeypatch.setattr(task_records.time, "monotonic", lambda at=task_records.time.monotonic: at() + 40)
+    monkeypatch.setattr(time, "monotonic", lambda at=time.monotonic: at() + 40)
     with records.running("purge"):
         pass
     failed = states(database)["audit"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workers.delivery import lease_guard, policy
-from workers.delivery.lease_guard import LeaseGuard
+from workers.delivery import lease_term, policy
+from workers.delivery.lease_term import LeaseGuard
 from workers.targets.base import LeaseExpired
 
 LEASE = 10.0  # seconds
@@ -16,7 +16,7 @@ class Renewals:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.moment, self.takes, self.succeeds = 0.0, 0.0, True
-        monkeypatch.setattr(lease_guard, "elapsed", lambda: self.moment)
+        monkeypatch.setattr(lease_term, "elapsed", lambda: self.moment)
 
     def renew(self, *_: object) -> bool:
         self.moment += self.takes
