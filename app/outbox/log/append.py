@@ -1,7 +1,7 @@
 """Append events to the log: many requests in one transaction; record each event once and count it for each target.
 
 The transaction locks the head row first. From then on it is the only writer, so everything it reads (rules, limits,
-recorded ids) is exact until the commit. On PostgreSQL a small append is tried in one round trip first (`pg_append`).
+recorded ids) is exact until the commit. On PostgreSQL a small append is tried in one round trip first.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -23,8 +23,8 @@ from app.outbox.engine.database import Database
 from app.outbox.engine.db_errors import Unstorable
 from app.outbox.engine.locks import after_deadlocks
 from app.outbox.engine.many_rows import chunks, insert
-from app.outbox.log import arrivals, pg_append
-from app.outbox.log.batch import Batch, QueueFull, Receipt
+from app.outbox.log import arrivals
+from app.outbox.log.batch import APPEND_EVENTS, Batch, QueueFull, Receipt, array, call_parameters
 from app.outbox.log.routing import Matches, Routing, load_routing
 from app.outbox.policies import APPEND
 
@@ -138,8 +138,8 @@ class Log:
             for target in batch.recorded.keys() & self._routing.limits.keys()
             if not (promised and target in self._routing.rejecting)
         }
-        parameters = pg_append.parameters(batch, self._routing.version, ceilings)
-        self._expects_all = bool(self._database.in_one_trip(pg_append.CALL, parameters))
+        parameters = call_parameters(batch, self._routing.version, ceilings)
+        self._expects_all = bool(self._database.in_one_trip(APPEND_EVENTS, parameters))
         return self._expects_all
 
     def _record(
@@ -262,7 +262,7 @@ def _known(connection: sa.Connection, ids: Iterable[str]) -> set[str]:
     if (
         connection.dialect.name == "postgresql"
     ):  # an array: parsing a thousand values would take longer than finding them
-        return set(connection.exec_driver_sql(_KNOWN_OF_ARRAY, (pg_append.array(ids),)).scalars())
+        return set(connection.exec_driver_sql(_KNOWN_OF_ARRAY, (array(ids),)).scalars())
     known: set[str] = set()
     for some in chunks(list(ids)):
         known.update(connection.execute(_SELECT_KNOWN, {"ids": some}).scalars())
