@@ -78,7 +78,7 @@ def names(*changes: ContentChange) -> list[str]:
 
 def selectors(*changes: ContentChange) -> list[str]:
     """Return the names of the events with one of these changes, and the aggregates of families whose unknown members
-    may have one, for `app.outbox.log.records.is_named`.
+    may have one, for `app.outbox.log.reading.is_named`.
     """
     return names(*changes) + [family for family, change in OPEN_FAMILIES.items() if _may_be(change, changes)]
 

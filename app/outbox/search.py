@@ -21,7 +21,7 @@ from app.outbox.column_values import NEVER
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks, search_each
 from app.outbox.log.arrivals import unread_of_targets
-from app.outbox.log.records import is_discarded_for, is_for, is_named
+from app.outbox.log.reading import is_discarded_for, is_for, is_named
 from app.outbox.policies import SEARCH
 from app.outbox.targets import find_target
 

@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from app.events.frontends import order_of
 from app.outbox.engine.database import Database
-from app.outbox.log.log_reader import ids_between, journal_rows
+from app.outbox.log.reading import ids_between, journal_rows
 
 # As the log stores them, each with its comparable sequencer; times are milliseconds since 1970.
 RECORDED = (

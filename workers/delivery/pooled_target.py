@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from app.events.limits import MAX_EVENT_BYTES
 from app.events.model import Event
 from app.outbox.delivery.leases import ReplayPartition
-from app.outbox.log.records import TOO_LONG
+from app.outbox.log.reading import TOO_LONG
 from workers.delivery import policy
 from workers.delivery.batch_record import Observer, TargetCall
 from workers.delivery.namespace_policy import Policy

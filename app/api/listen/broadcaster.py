@@ -29,7 +29,7 @@ from app.api.listen.tls_bridge import decrypt
 from app.api.listen.wire_format import Line, event_line
 from app.outbox.engine.database import Database
 from app.outbox.engine.reachability import outbox_state
-from app.outbox.log.log_reader import events_between, first_seq, ids_between, last_kept, log_state
+from app.outbox.log.reading import events_between, first_seq, ids_between, last_kept, log_state
 from app.outbox.log_head import LogHead, LogState
 from app.rules.matching import Matcher, compile_rules
 

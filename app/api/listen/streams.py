@@ -10,7 +10,7 @@ from app.api.listen.broadcaster import Broadcaster
 from app.api.listen.query import RESUME, StreamQuery
 from app.api.s3.errors import S3Error
 from app.outbox.engine.database import Database
-from app.outbox.log.log_reader import log_end, position_of
+from app.outbox.log.reading import log_end, position_of
 
 MAX_STREAMS = 10_000  # per process
 MAX_TLS_STREAMS = 500  # per process: each has a thread and three descriptors

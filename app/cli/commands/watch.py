@@ -13,7 +13,7 @@ from app.cli_common.output import printable
 from app.cli_common.param_types import TIME
 from app.config.arn import TargetId
 from app.events.names import EVERY
-from app.outbox.log.log_reader import LogReader
+from app.outbox.log.reading import LogReader
 from app.resources.declaration import format_time
 from app.rules.matching import compile_rules
 from app.rules.model import EVERY_BUCKET, Rule, check

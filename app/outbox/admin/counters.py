@@ -22,7 +22,7 @@ from app.outbox.delivery.parked import PartitionOf, first_parked
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks, search_each
 from app.outbox.log.arrivals import CURSOR, CURSORS, IN_WINDOW, LogWindow, unread, unread_of_targets
-from app.outbox.log.records import is_for
+from app.outbox.log.reading import is_for
 from app.outbox.targets import StoredTarget, find_target, stored_target
 
 # The counters that are sums over a target's cursors, and their columns.

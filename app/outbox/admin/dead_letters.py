@@ -14,7 +14,7 @@ from app.outbox import audit, tables
 from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
-from app.outbox.log.records import Reserve, reserve_nothing, small_record, within_budget
+from app.outbox.log.reading import Reserve, reserve_nothing, small_record, within_budget
 from app.outbox.policies import DEAD_LETTERS
 from app.resources.dead_letter import (
     MAX_COUNTED,

@@ -15,7 +15,7 @@ from app.outbox.column_values import NEVER, NO_LIMIT, WHOLE_LOG
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log.batch import key_hash
-from app.outbox.log.records import Reserve, reserve_nothing, small_record, within_budget
+from app.outbox.log.reading import Reserve, reserve_nothing, small_record, within_budget
 
 PENDING, PARKED, DEAD, SETTLED = STATES = ("pending", "parked", "dead", "settled")
 DISCARDED = "discarded"  # of an event that was never recorded for the target, because its queue was full

@@ -16,7 +16,7 @@ from app.outbox.delivery.leases import ReplayPartition
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.engine.many_rows import search_each
 from app.outbox.log.arrivals import LogWindow
-from app.outbox.log.records import is_for, is_named, small_record, within_budget
+from app.outbox.log.reading import is_for, is_named, small_record, within_budget
 from app.outbox.versions.object_versions import ObjectKey, ObjectVersions
 
 LogPosition = tuple[int, int]  # partition and seq of an event in the log

@@ -30,7 +30,7 @@ from app.outbox.delivery.parked import ObjectHash, PartitionOf, Refusals, first_
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log import arrivals
 from app.outbox.log.arrivals import LogWindow, unread_after
-from app.outbox.log.records import first_within_budget, is_for, readable
+from app.outbox.log.reading import first_within_budget, is_for, readable
 from app.outbox.policies import PARTITION_READS
 from app.outbox.versions.object_versions import ObjectVersions
 

@@ -18,7 +18,7 @@ from app.outbox.engine.many_rows import chunks
 from app.outbox.log.append import Guard
 from app.outbox.log.arrivals import unread_of_targets
 from app.outbox.log.batch import key_hash
-from app.outbox.log.records import is_for, is_named
+from app.outbox.log.reading import is_for, is_named
 from app.outbox.reconcile.runs import LogPosition
 from app.outbox.targets import find_target
 from app.outbox.versions.object_versions import ObjectKey, key_state

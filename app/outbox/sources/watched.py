@@ -30,8 +30,7 @@ from app.outbox.engine.locks import repeated_after_deadlock, write_alone
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log.append import Guard, Log
 from app.outbox.log.batch import QueueFull, Receipt, key_hash
-from app.outbox.log.log_reader import first_seq
-from app.outbox.log.records import TOO_LONG, is_named, within_budget
+from app.outbox.log.reading import TOO_LONG, first_seq, is_named, within_budget
 from app.outbox.policies import RETENTION
 from app.outbox.reconcile.runs import BACKFILLED
 from app.outbox.sources.intake import TargetFull

@@ -25,7 +25,7 @@ from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks
-from app.outbox.log.records import is_for, is_named, readable
+from app.outbox.log.reading import is_for, is_named, readable
 from app.outbox.policies import RETENTION
 
 _V = tables.object_versions.c

@@ -11,7 +11,7 @@ import pytest
 
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from app.outbox.log.log_reader import LogReader
+from app.outbox.log.reading import LogReader
 from tests.integration.cli.conftest import Cli
 from tests.services import until
 from tests.support.builders import DELETE, event

@@ -17,7 +17,7 @@ from app.outbox.delivery.due_work import DueWork
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import arrivals
 from app.outbox.log.append import Log
-from app.outbox.log.records import is_for
+from app.outbox.log.reading import is_for
 from app.outbox.log.retention import purge
 from app.outbox.policies import ARRIVALS
 from tests.support.builders import add_target, event, registry

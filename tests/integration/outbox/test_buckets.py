@@ -9,7 +9,7 @@ from app.outbox import tables
 from app.outbox.buckets import every_bucket, is_bucket, remove_bucket
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from app.outbox.log.log_reader import events_between, log_end, position_of
+from app.outbox.log.reading import events_between, log_end, position_of
 from tests.support import databases
 from tests.support.builders import add_target, event
 

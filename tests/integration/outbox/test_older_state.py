@@ -16,7 +16,7 @@ from app.outbox.audit import AuditFilter, entries
 from app.outbox.delivery.leases import LeaseLost, Leases
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from app.outbox.log.log_reader import log_state
+from app.outbox.log.reading import log_state
 from app.rules.model import Rule
 from tests.support import databases
 from tests.support.builders import add_target, event, registry

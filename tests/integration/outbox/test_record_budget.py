@@ -9,9 +9,9 @@ from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.event_states import object_history
 from app.outbox.admin.replays import Replays, Selection
 from app.outbox.engine.database import Database
-from app.outbox.log import records
+from app.outbox.log import reading
 from app.outbox.log.append import Log
-from app.outbox.log.log_reader import LogReader
+from app.outbox.log.reading import LogReader
 from app.resources.dead_letter import DeadLetterFilter
 from tests.support import builders, databases
 from tests.support.builders import add_target, event
@@ -29,7 +29,7 @@ _LONG = 90_000  # two of them are within the budget, three are not
 
 @pytest.fixture(autouse=True)
 def _small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    tune(monkeypatch, records, "READ", batch_bytes=_BUDGET)
+    tune(monkeypatch, reading, "READ", batch_bytes=_BUDGET)
 
 
 class _Measured(ScriptedTarget):

@@ -11,9 +11,9 @@ from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.event_states import find_event, object_history
 from app.outbox.admin.replays import Replays, Selection
 from app.outbox.engine.database import Database
-from app.outbox.log import records
+from app.outbox.log import reading
 from app.outbox.log.append import Log
-from app.outbox.log.log_reader import LogReader, journal_rows
+from app.outbox.log.reading import LogReader, journal_rows
 from app.outbox.log.spool import Spool
 from app.outbox.log.spool_feeder import SpoolFeeder
 from app.resources.dead_letter import DeadLetterFilter
@@ -28,7 +28,7 @@ _MOST = 100_000
 
 @pytest.fixture(autouse=True)
 def _low_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (limits, records):
+    for module in (limits, reading):
         monkeypatch.setattr(module, "MAX_EVENT_BYTES", _MOST)
 
 
@@ -63,11 +63,11 @@ def test_one_that_was_parked_or_is_replayed_becomes_a_dead_letter_too(
     target = ScriptedTarget(lambda _: Failed("later") if failing else DELIVERED)
     courier = Courier(database, add_target(database), target)
     one = long_event("k", _MOST + 1)
-    monkeypatch.setattr(records, "MAX_EVENT_BYTES", 10 * _MOST)
+    monkeypatch.setattr(reading, "MAX_EVENT_BYTES", 10 * _MOST)
     Log(database).append([[one, event("k")]])
     courier.run(turns=3)
     failing = False
-    monkeypatch.setattr(records, "MAX_EVENT_BYTES", _MOST)
+    monkeypatch.setattr(reading, "MAX_EVENT_BYTES", _MOST)
     target.got.clear()
     courier.run()
     assert [got.key for got in target.got] == ["k"]

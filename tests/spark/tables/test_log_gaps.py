@@ -9,7 +9,7 @@ from app.events.model import Event
 from app.outbox import log_head
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from app.outbox.log.log_reader import log_state
+from app.outbox.log.reading import log_state
 from app.outbox.reconcile.run_states import RunState, read_run_states
 from app.outbox.tables import events as events_table
 from app.outbox.tables import log_head as head_table
