@@ -1,5 +1,6 @@
 """Tell which release of Bucketwire this is, and of which commit it was built."""
 
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,3 +21,8 @@ def describe() -> str:
     """Return the version and the commit in one line."""
     built_from = f"commit {commit()}" if commit() else "a checkout, or built without git"
     return f"bucketwire {VERSION} ({built_from})"
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to this installation; as Bucketwire is there, no index is asked for it."""
+    return f"{sys.executable} -m pip install 'bucketwire[{extra}]'"

@@ -24,7 +24,7 @@ from app.outbox.log.append import Log
 from bench.report import Aim, show
 from spark_jobs.iceberg.catalog import Warehouse
 from spark_jobs.jobs import tables as job
-from spark_jobs.jobs.tables_maintenance import maintain
+from spark_jobs.jobs.tables import maintain
 from spark_jobs.session import session
 from tests import provision, services
 from tests.support.builders import DELETE, PUT, migrated

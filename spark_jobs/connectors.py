@@ -2,11 +2,18 @@
 
 MySQL's driver reads both MySQL and MariaDB: with MariaDB's driver and a `jdbc:mariadb:` URL Spark quotes columns so
 that the server reads them as string literals, and every row comes back wrong without an error.
+
+A JDBC driver's properties name Java classes to load and files to read or to write, and one in a URL may win over the
+same one beside it. So a URL has a host, a port and a database, and everything else is passed as a property: no part of
+a target's settings can become one.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import quote
+
+from app.config.fields.addresses import check_host
 
 POSTGRESQL = "org.postgresql:postgresql:42.7.14"
 MYSQL = "com.mysql:mysql-connector-j:9.4.0"
@@ -19,6 +26,25 @@ SHA256 = {
     MYSQL: "49ed93c8b2bea9cb0929b85a8a28837b191d0f8eac6919fdcef16e36e2cd53b3",
     ICEBERG: "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82",
     ICEBERG_S3: "dd7e49ffa4ac9b215bed846581991259e3aec9bb2fa08d6cec029c46cd66d957",
+}
+# What a server may ask of MySQL's driver, and what the driver may load or read besides: all of it off.
+MYSQL_SAFE = {
+    "allowLoadLocalInfile": "false",
+    "allowUrlInLocalInfile": "false",
+    "allowLoadLocalInfileInPath": "",
+    "autoDeserialize": "false",
+    "allowMultiQueries": "false",
+    "useConfigs": "",
+    "propertiesTransform": "",
+    "queryInterceptors": "",
+    "connectionLifecycleInterceptors": "",
+    "exceptionInterceptors": "",
+    "authenticationPlugins": "",
+    "fallbackToSystemKeyStore": "false",  # whose certificates identify this host
+    # They sign or send what they find in files of the host, or call a directory that the server names.
+    "disabledAuthenticationPlugins": ",".join(
+        f"authentication_{name}_client" for name in ("kerberos", "ldap_sasl", "oci", "openid_connect", "webauthn")
+    ),
 }
 
 
@@ -48,3 +74,18 @@ def options(folder: str, libraries: Sequence[str] = DRIVERS) -> Mapping[str, str
         if not file.is_file():
             raise FileNotFoundError(f"BUCKETWIRE_SPARK_JARS: {file} does not exist; add it, or unset the setting")
     return {"spark.jars": ",".join(map(str, files))}
+
+
+def mysql_url(host: str, port: int, database: str) -> str:
+    """Return the URL of a database of MySQL or MariaDB. Raises `BadValue` for anything but a host."""
+    return f"jdbc:mysql://{_place(host, port)}/{quote(database, safe='')}"
+
+
+def postgresql_url(host: str, port: int, database: str) -> str:
+    """Return the URL of a database of PostgreSQL. Raises `BadValue` for anything but a host."""
+    return f"jdbc:postgresql://{_place(host, port)}/{quote(database, safe='')}"
+
+
+def _place(host: str, port: int) -> str:
+    check_host(host)  # a driver does not decode it, so it cannot be encoded
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

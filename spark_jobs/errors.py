@@ -1,13 +1,20 @@
-"""Describe errors in one sentence, including errors that were raised inside a Spark task."""
+"""Describe errors in one sentence, also those that were raised inside a Spark task, without this process's secrets.
 
+Spark, Java, drivers and servers repeat what they were given.
+"""
+
+import os
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from app.cli_common.describe_errors import describe_exception
 from app.config.errors import REDACTED
+from app.config.fields.fields import Declared
+from app.config.redaction import MIN_CHARACTERS
+from app.config.secret_texts import SecretTexts
 from app.listings.errors import BadListing
 from app.outbox.errors import AlreadyRunning
-from spark_jobs.redaction import hide
 
 _MAX_CAUSES = 20  # a chain may be a circle
 _LOGIN = re.compile(r"//[^/@\s]+@")
@@ -15,6 +22,9 @@ _ASSIGNMENT = re.compile(r"\b(\w+)=[^\s&;,)]+")
 _OF_A_SECRET = re.compile(r"(?i)password|passwd|pwd|secret|token|accesskey")
 # Spark passes on the traceback of a Python task as text; its last line is the error.
 _TASK_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+[\w.]+: (.+)")
+_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "BUCKETWIRE_TOKEN")  # that no setting declares
+
+_secrets = set[str]()
 
 
 def root_cause(error: BaseException) -> str:
@@ -71,3 +81,25 @@ def _describe(error: Exception) -> str | None:
     if package in ("pyspark", "py4j"):
         return f"Spark: {root_cause(error)}; BUCKETWIRE_DEBUG=1 shows the stack trace"
     return None
+
+
+def forget() -> None:
+    """Begin without secrets: a process that runs several jobs, as a test does, has those of one at a time."""
+    _secrets.clear()
+
+
+def remember(*settings: Declared) -> None:
+    """Hide the secrets of settings from now on."""
+    remember_texts(secret for one in settings for secret in one.secrets())
+
+
+def remember_texts(secrets: Iterable[str | None]) -> None:
+    """Hide these from now on, also the parts of a login such as `id:secret`."""
+    for secret in filter(None, secrets):
+        _secrets.update((secret, secret.partition(":")[2]))
+
+
+def hide(text: str) -> str:
+    """Return a text without any of them."""
+    known = _secrets.union(os.environ.get(name, "") for name in _VARIABLES)
+    return SecretTexts(secret for secret in known if len(secret) >= MIN_CHARACTERS).hide(text)

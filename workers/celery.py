@@ -53,9 +53,9 @@ from app.broker import (
 )
 from app.config.arn import TargetId
 from app.config.broker import is_rabbitmq
-from app.config.fields.cron import last_moment
+from app.config.fields.times import last_moment
 from app.config.settings import Settings
-from app.metrics_folder import remove
+from app.folders import remove
 from app.outbox import log_head, series
 from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS
 from app.outbox.engine.database import Database, DatabaseUnavailable

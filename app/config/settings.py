@@ -22,11 +22,11 @@ from app.config.fields.addresses import (
     secrets_in_url,
     split_url,
 )
-from app.config.fields.cron import Cron
 from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Size, Switch, Text, Toggle
 from app.config.fields.fields import Declared, declared, fields_of, parse, setting
 from app.config.fields.openid import ConsoleUrl, Issuer, Values
 from app.config.fields.secret_refs import SECRETS_DIR
+from app.config.fields.times import Cron
 from app.config.networks import is_loopback
 from app.config.secrets import parse_key
 from app.events.buckets import is_fixed, is_in

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import orjson
 import sqlalchemy as sa
 
-from app.config.fields.cron import last_moment
+from app.config.fields.times import last_moment
 from app.outbox import tables
 from app.outbox.delivery import heartbeats
 from app.outbox.engine.database import Database

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
-from app.extras import install_command
+from app.release import install_command
 from app.telemetry.switch import Signals, signals
 from app.telemetry.tracing import NO_SPAN, Span, Tracing, Value
 

@@ -16,10 +16,10 @@ from app.config.bucket_settings import BucketSettings
 from app.config.errors import BadValue
 from app.config.fields.field_types import Duration, FieldType, Size
 from app.config.settings import Settings
-from app.extras import install_command
 from app.listings.inventory import manifest
 from app.outbox.reconcile.runs import check_prefix
-from spark_jobs import connectors, redaction
+from app.release import install_command
+from spark_jobs import connectors, errors
 from spark_jobs.repair_limits import RepairLimits
 
 if TYPE_CHECKING:
@@ -56,13 +56,13 @@ class JobContext(ServiceContext):
 
     def __init__(self, *, as_json: bool) -> None:
         super().__init__(as_json=as_json)
-        redaction.forget()
+        errors.forget()
 
     @cached_property
     def settings(self) -> Settings:
         """The service's settings. Raises `BadSettings`."""
         settings = super().settings
-        redaction.remember(settings)
+        errors.remember(settings)
         return settings
 
 
@@ -96,7 +96,7 @@ class ListingOptions:
 
         Raises `click.UsageError` where the options contradict each other, `BadListing`, and what S3 raises.
         """
-        redaction.remember(access)
+        errors.remember(access)
         if self.listing_of and not self.listing:
             raise click.UsageError("--listing-of says what the file of --listing is; give both, or neither")
         if bool(self.listing) != bool(self.listed_at):

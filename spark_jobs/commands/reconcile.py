@@ -13,7 +13,7 @@ from app.outbox.errors import AlreadyRunning
 from app.outbox.reconcile.runs import Progress, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.resources.drift import FORMATS, describe_drift
-from spark_jobs import java_options, redaction, shutdown
+from spark_jobs import errors, java_options, shutdown
 from spark_jobs.commands import options
 from spark_jobs.repair_limits import RepairLimits
 
@@ -58,7 +58,7 @@ def run(
         raise click.UsageError("--incremental asks S3 for single keys; leave out --prefix, --listing and --inventory")
     source = listing.source(bucket, context.registry.buckets.access(bucket))
     stored = context.registry.target(target)  # fail before Spark starts if the target is unknown
-    redaction.remember(context.registry.settings(stored))
+    errors.remember(context.registry.settings(stored))
     session_name = f"bucketwire reconcile {bucket}"
     known = Reconciliations(context.database).last_size(target, bucket)
     size = java_options.estimated_size(known, listing.listing)

@@ -26,8 +26,8 @@ def tables(context: ServiceContext, maintain: bool | None, scheduled: bool) -> N
     """
     with options.spark_imports():
         from spark_jobs.iceberg.catalog import Warehouse  # noqa: PLC0415 - --help needs no Spark
+        from spark_jobs.jobs import tables  # noqa: PLC0415 - as above
         from spark_jobs.jobs import tables as job  # noqa: PLC0415 - as above
-        from spark_jobs.jobs import tables_maintenance  # noqa: PLC0415 - as above
         from spark_jobs.runs import recorded_tables  # noqa: PLC0415 - as above
     if scheduled:
         shutdown.on_end_of_input()
@@ -40,8 +40,8 @@ def tables(context: ServiceContext, maintain: bool | None, scheduled: bool) -> N
             opened = job.Tables(spark, connections=settings.spark_connections)
             result = job.update(opened, database, int(settings.retention * 1000))
             report(job.describe_gaps(result.gaps) if result.gaps else "")
-            if maintain or (maintain is None and tables_maintenance.is_due(opened, now_ms())):
-                tables_maintenance.maintain(opened, int(settings.tables_history * 1000))
+            if maintain or (maintain is None and tables.is_due(opened, now_ms())):
+                tables.maintain(opened, int(settings.tables_history * 1000))
     sentence = f"{count_noun(result.events, 'event')} added, {count_noun(result.keys, 'key')} changed"
     context.done(
         f"{sentence}; up to position {result.position} of the log; {warehouse.place}",

@@ -17,7 +17,7 @@ from app.outbox.registry import open_sealer
 from app.outbox.sources.leases import SourceLease
 from app.outbox.sources.registry import SourceRegistry
 from app.wakeups import WakeUps
-from spark_jobs import connectors, redaction, shutdown
+from spark_jobs import connectors, errors, shutdown
 from spark_jobs.commands import options
 
 
@@ -32,7 +32,7 @@ def watched_bucket(context: ServiceContext, source: SourceId, token: str) -> Non
     if stored.lease_token != token:
         raise AlreadyRunning(f"the source {source} was leased by another process, or was changed")
     settings = cast(BucketSourceSettings, registry.settings(stored))
-    redaction.remember(settings)
+    errors.remember(settings)
     session_name = f"bucketwire listing of {source}"
     libraries = (connectors.ICEBERG, connectors.ICEBERG_S3) if catalog_of(settings.inventory) else ()
     end_java = options.launch_spark(context, session_name, libraries)

@@ -19,7 +19,7 @@ from app.config.fields.addresses import redacted_url
 from app.config.settings import Settings
 from app.outbox.errors import AlreadyRunning
 from spark_jobs import connectors
-from spark_jobs.jdbc import postgresql_url
+from spark_jobs.connectors import postgresql_url
 from spark_jobs.listings.s3_listing import Bucket
 
 CATALOG, NAMESPACE = "bucketwire", "s3"

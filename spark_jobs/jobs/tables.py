@@ -5,6 +5,10 @@ was killed is continued by the next one, without a lost or a doubled row. The ot
 same way, each with a position of its own. Of two runs at once the later one cannot commit to the journal; in the other
 tables it changes nothing for the worse, because versions merge in any order, what is folded again is left out or the
 same, and the inventory follows from them.
+
+The maintenance keeps the tables fast and small: larger files, no snapshots older than a time, no files of killed runs.
+A rewrite of files says nothing of the event log, and the snapshots before it are expired in the end. So each table gets
+a commit with its mark in between.
 """
 
 from collections.abc import Sequence
@@ -16,8 +20,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.outbox.engine.clock import database_now
-from app.outbox.engine.database import Database
+from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.reading import first_seq, log_end, log_state
+from spark_jobs.iceberg.catalog import CATALOG
 from spark_jobs.iceberg.table import BEGINNING, IcebergTable, Mark
 from spark_jobs.jobs.recorded_events import ids_recorded_between, recorded_between
 from spark_jobs.jobs.tables_inventory import (
@@ -39,6 +44,11 @@ GAP = "bucketwire.gap."  # a property of the journal, with the position before t
 _MARGIN = 3_600_000  # ms; a tenth of the retention if that is less
 _REMARK = 4  # marks of a log without new events are renewed after a fourth of the retention
 _MAX_POSITIONS = 5_000_000  # positions of one commit: a run over a long log that is killed has lost no more than that
+MAINTAINED_AT = "bucketwire.maintained-at"  # a property of the journal: milliseconds since 1970
+_EVERY = 86_400_000  # ms
+_ORPHAN_AGE = 3 * 86_400_000  # ms; a younger file may belong to a run that has not committed yet
+# Of each group of files; fewer are left alone.
+_MIN_FILES = 5
 
 
 class LogMovedBack(Exception):
@@ -223,3 +233,40 @@ def _follow_versions(tables: Tables) -> None:
 def _changes_between(tables: Tables, after: int, until: int) -> DataFrame:
     rows = tables.journal.frame().where((F.col("log_position") > after) & (F.col("log_position") <= until))
     return content_changes(rows)
+
+
+def is_due(tables: Tables, now: int) -> bool:
+    """Return whether the tables were last maintained a day ago or longer."""
+    return now - int(tables.journal.properties().get(MAINTAINED_AT, "0")) >= _EVERY
+
+
+def maintain(tables: Tables, history: int, now: int | None = None) -> None:
+    """Rewrite small files, expire snapshots older than `history` (ms), and delete files that no snapshot names."""
+    now = now_ms() if now is None else now
+    for table in tables.all:
+        _maintain(tables, table, now - history, now - _ORPHAN_AGE)
+    tables.journal.set_property(MAINTAINED_AT, str(now))
+
+
+def _maintain(tables: Tables, table: IcebergTable, snapshots_before: int, orphans_before: int) -> None:
+    strategy = "strategy => 'sort', " if table.ordered_by else ""
+    _call(
+        tables, "rewrite_data_files", table,
+        f"{strategy}options => map('min-input-files', '{_MIN_FILES}', 'delete-file-threshold', '1', "
+        "'remove-dangling-deletes', 'true')",
+    )  # fmt: skip
+    _call(tables, "rewrite_manifests", table, "use_caching => false")
+    table.repeat_mark()
+    _call(tables, "expire_snapshots", table, f"older_than => {_timestamp(snapshots_before)}, retain_last => 1")
+    # Spark lists folders by Hadoop, which has no library for buckets here; Iceberg has its own.
+    listing = ", prefix_listing => true" if table.is_in_bucket() else ""
+    _call(tables, "remove_orphan_files", table, f"older_than => {_timestamp(orphans_before)}{listing}")
+
+
+def _call(tables: Tables, procedure: str, table: IcebergTable, arguments: str) -> None:
+    tables.spark.sql(f"CALL {CATALOG}.system.{procedure}(table => '{table.local_name}', {arguments})")
+
+
+def _timestamp(at: int) -> str:
+    """Return a time as a literal of SQL; the session's time zone is UTC."""
+    return f"TIMESTAMP '{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M:%S.%f}'"

@@ -25,7 +25,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.config.fields.cron import next_moment
+from app.config.fields.times import next_moment
 from app.config.sources.bucket import BucketSourceSettings
 from app.events.model import Event
 from app.listings import s3_client, snapshot

@@ -25,7 +25,7 @@ from app.config.bucket_settings import BucketSettings
 from app.listings import s3_client
 from app.listings.errors import BadListing
 from app.listings.pages import PAGE_KEYS, is_bound, pages
-from spark_jobs import redaction
+from spark_jobs import errors
 from spark_jobs.frames import ENTRIES, LISTING
 from spark_jobs.listings.bisection import divide
 from spark_jobs.listings.listing import Listing
@@ -116,7 +116,7 @@ class Bucket:
             expiry = ""
         else:
             login, expiry = _login(session)
-        redaction.remember_texts(login[1:] if login else ())
+        errors.remember_texts(login[1:] if login else ())
         client = session.client("s3", endpoint_url=endpoint or None, region_name=region)
         unset = session.client("s3", region_name=region, config=Config(ignore_configured_endpoint_urls=True))
         try:

@@ -11,8 +11,8 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j 
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config.targets.mysql import MysqlSettings
+from spark_jobs.connectors import MYSQL_SAFE, mysql_url
 from spark_jobs.frames import PATHS
-from spark_jobs.jdbc import MYSQL_SAFE, mysql_url
 from spark_jobs.stores import CannotRead, NoTable
 
 HAS_SINGLE_ROWS = True  # whether one reading probably finds each key once

@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.postgresql_dsn import explicit, parameters
+from spark_jobs.connectors import postgresql_url
 from spark_jobs.frames import PATHS
-from spark_jobs.jdbc import postgresql_url
 from spark_jobs.jobs.comparison import documents
 from spark_jobs.stores import CannotRead, NoTable
 

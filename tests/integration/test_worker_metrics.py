@@ -19,7 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.config.fields.addresses import HostPort
-from app.metrics_folder import VARIABLE, fresh_folder, own_folder, remove
+from app.folders import VARIABLE, fresh_folder, own_folder, remove
 from tests import services
 from tests.services import until
 from workers.telemetry import http_server
@@ -49,7 +49,7 @@ time.sleep(60)
 KEEPER = """
 import sys, time
 from pathlib import Path
-from app.metrics_folder import own_folder
+from app.folders import own_folder
 print(own_folder(Path(sys.argv[1])), flush=True)
 time.sleep(60)
 """

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from app.config.errors import BadValue
 from app.config.targets.mysql import MysqlSettings
 from app.config.targets.postgresql import PostgresSettings
-from spark_jobs.jdbc import mysql_url, postgresql_url
+from spark_jobs.connectors import mysql_url, postgresql_url
 from spark_jobs.stores import CannotRead, rows
 from tests import services
 from tests.support.asking_postgres import Asking

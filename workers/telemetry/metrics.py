@@ -21,7 +21,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from app.broker import BrokerUnavailable
 from app.config.arn import TargetId, parse_target
 from app.config.fields.addresses import HostPort
-from app.metrics_folder import VARIABLE
+from app.folders import VARIABLE
 from app.outbox.engine.database import DatabaseUnavailable
 from workers.delivery.batch_record import BatchRecord, Observer, TargetCall
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Rejected, Unavailable

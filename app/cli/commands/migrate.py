@@ -3,10 +3,10 @@
 import click
 
 from app.cli_common.context import ServiceContext, pass_context
+from app.folders import make_private
 from app.outbox import log_head
 from app.outbox.engine.locks import write_alone
 from app.outbox.schema import migration, schema_version
-from app.private_folder import make_private
 
 
 @click.command()

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 
 import click
 
-from app import logs, metrics_folder, telemetry
+from app import folders, logs, telemetry
 from app.broker import SERVICE_QUEUE, SOURCES_QUEUE, SPARK_QUEUE
 from app.cli.errors import describe_exception
 from app.cli_common import CommandError
@@ -23,9 +23,9 @@ from app.cli_common.output import printable
 from app.cli_common.param_types import parse_served_targets
 from app.config.networks import is_loopback
 from app.config.settings import Settings
-from app.extras import install_command
+from app.folders import create_files_for_this_user_only
 from app.outbox.engine.database import DatabaseUnavailable
-from app.private_folder import create_files_for_this_user_only
+from app.release import install_command
 from app.supervisor import fork_server
 from app.supervisor.start import sync_environment
 
@@ -102,9 +102,9 @@ def worker(targets: str | None, only: str | None, concurrency: int | None, name:
         "BUCKETWIRE_WORKER_TARGETS": "" if not delivers else parse_served_targets(targets) if targets else "*"
     }
     has_metrics = bool(settings.metrics_listen.host) or telemetry.exports_metrics()
-    if has_metrics and (delivers or only == "drain") and not os.environ.get(metrics_folder.VARIABLE):
+    if has_metrics and (delivers or only == "drain") and not os.environ.get(folders.VARIABLE):
         try:
-            environment[metrics_folder.VARIABLE] = str(metrics_folder.own_folder(settings.folder))
+            environment[folders.VARIABLE] = str(folders.own_folder(settings.folder))
         except OSError as error:
             problem = f"cannot create a metrics folder in {settings.folder}: {error.strerror}"
             if settings.metrics_listen.host:

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import click
 
-from app import logs, metrics_folder
+from app import folders, logs
 from app.api_answer import problem_of
 from app.cli import main
 from app.cli.commands.processes import PRELOADED, check_schema, check_spark, say
 from app.cli_common import CommandError
 from app.cli_common.context import ServiceContext
 from app.config.settings import Settings
+from app.folders import make_private
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.schema.migration import migrate
 from app.outbox.sources.stored import any_by_spark, any_source
 from app.outbox.tokens import check_listen
-from app.private_folder import make_private
 from app.supervisor import embedded_redis, start
 from app.supervisor.children import broker, puller, reconciler, service
 from app.supervisor.embedded_broker import SAMPLE
@@ -92,8 +92,8 @@ class _Service:
         await asyncio.to_thread(self._prepare)
         flower = start.remembered_port(settings.folder / "flower.port")
         # With one worker on one machine the API can serve its metrics too, unless they have their own address.
-        own = settings.metrics_listen.host or os.environ.get(metrics_folder.VARIABLE)
-        shared = {} if own else {metrics_folder.VARIABLE: str(metrics_folder.fresh_folder(settings.folder, "up"))}
+        own = settings.metrics_listen.host or os.environ.get(folders.VARIABLE)
+        shared = {} if own else {folders.VARIABLE: str(folders.fresh_folder(settings.folder, "up"))}
         supervisor.keep(
             service(concurrency=self._concurrency, flower_port=flower, flower_url=settings.flower_url, shared=shared)
         )

@@ -5,9 +5,9 @@ from types import MappingProxyType
 from typing import ClassVar, Literal, Self, TypeVar
 
 from app.config.errors import BadValue, Problem
-from app.config.fields.cron import Cron
 from app.config.fields.field_types import Choice, Duration, Number, Path, Switch, Text, Toggle
 from app.config.fields.fields import Declared, Field, declared, fields_of, setting
+from app.config.fields.times import Cron
 
 P = TypeVar("P", bound=str)
 

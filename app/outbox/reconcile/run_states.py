@@ -11,7 +11,7 @@ import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.config.fields.cron import next_moment
+from app.config.fields.times import next_moment
 from app.outbox import processes, tables
 from app.outbox.policies import HEARTBEATS, RECONCILIATIONS
 from app.outbox.reconcile.runs import (

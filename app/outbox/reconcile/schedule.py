@@ -17,7 +17,7 @@ import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.config.fields.cron import last_moment
+from app.config.fields.times import last_moment
 from app.events.buckets import is_bucket_name
 from app.events.names import EVERY, expand
 from app.outbox import log_head, tables

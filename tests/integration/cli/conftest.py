@@ -13,9 +13,9 @@ import pytest
 from app.cli import main
 from app.config.arn import TargetId
 from app.events.model import Event
+from app.folders import make_private
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from app.private_folder import make_private
 from tests.support.builders import migrated
 from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected

@@ -15,7 +15,7 @@ from app.outbox.log.append import Log
 from spark_jobs.iceberg.catalog import Warehouse
 from spark_jobs.iceberg.table import IcebergTable
 from spark_jobs.jobs import tables as job_of_tables
-from spark_jobs.jobs import tables_maintenance
+from spark_jobs.jobs import tables as tables_job
 from spark_jobs.jobs.tables import Tables, update
 from tests import provision, services
 from tests.spark.conftest import QUICKLY
@@ -86,13 +86,13 @@ def _journal_alone_in_make_test(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def _inventory_alone_is_maintained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the other two out: each table is maintained by the same statements."""
-    maintain = tables_maintenance._maintain
+    maintain = tables_job._maintain
 
     def maintained(tables: Tables, table: IcebergTable, *until: int) -> None:
         if table is tables.inventory:
             maintain(tables, table, *until)
 
-    monkeypatch.setattr(tables_maintenance, "_maintain", maintained)
+    monkeypatch.setattr(tables_job, "_maintain", maintained)
 
 
 def environment(folder: Path, database: Database) -> dict[str, str]:

@@ -15,8 +15,7 @@ from app.outbox.log.append import Log
 from spark_jobs.errors import describe_error
 from spark_jobs.iceberg.catalog import BadCatalog, Warehouse
 from spark_jobs.iceberg.table import IcebergTable
-from spark_jobs.jobs.tables import update
-from spark_jobs.jobs.tables_maintenance import maintain
+from spark_jobs.jobs.tables import maintain, update
 from tests import services
 from tests.spark.tables.conftest import Merged
 from tests.support.builders import add_target, migrated

@@ -11,9 +11,8 @@ from pyspark.sql import Row, SparkSession
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from spark_jobs.iceberg.table import IcebergTable
-from spark_jobs.jobs import tables_maintenance
-from spark_jobs.jobs.tables import Tables, update
-from spark_jobs.jobs.tables_maintenance import is_due, maintain
+from spark_jobs.jobs import tables as tables_job
+from spark_jobs.jobs.tables import Tables, is_due, maintain, update
 from tests.spark.tables.conftest import Merged
 from tests.support.builders import DELETE, PUT
 from tests.support.properties import times
@@ -63,7 +62,7 @@ def check_maintained(tables: Tables, maintained: Sequence[IcebergTable]) -> None
 
 @pytest.mark.usefixtures("_inventory_alone_is_maintained")
 def test_maintenance_changes_nothing_that_is_read(merged: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables_maintenance, "_MIN_FILES", 2)
+    monkeypatch.setattr(tables_job, "_MIN_FILES", 2)
     check_maintained(merged.tables, [merged.tables.inventory])
 
 
@@ -71,8 +70,8 @@ def test_maintenance_changes_nothing_that_is_read(merged: Merged, monkeypatch: p
 def test_an_earlier_state_is_queried_and_maintenance_forgets_it_and_nothing_else(
     tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    enough = min(COMMITS, tables_maintenance._MIN_FILES)
-    monkeypatch.setattr(tables_maintenance, "_MIN_FILES", enough)  # each table has as many small files
+    enough = min(COMMITS, tables_job._MIN_FILES)
+    monkeypatch.setattr(tables_job, "_MIN_FILES", enough)  # each table has as many small files
     states = []
     for number in range(COMMITS):
         Log(outbox).append([[made(f"k{number}", number=number), made("k", number=10 + number, sequencer=f"A{number}")]])

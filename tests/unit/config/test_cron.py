@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from app.config.errors import BadValue
-from app.config.fields.cron import Cron, last_moment
+from app.config.fields.times import Cron, last_moment
 from app.config.target_settings import BadSettings, load
 from app.config.targets.postgresql import PostgresSettings
 from app.outbox.policies import RECONCILIATIONS
