@@ -1,4 +1,4 @@
-"""Tell which release of Bucketwire this is, and of which commit it was built."""
+"""Tell which release of Bucketwire this is, of which commit it was built, and how to install an extra of it."""
 
 import sys
 from importlib.metadata import version

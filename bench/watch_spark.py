@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from app.events.own_records import CLOCK_SKEW
+from app.events.own_events import CLOCK_SKEW
 from app.listings.differences import Counts, Run
 from bench.reconcile import cpu_seconds, peak, spark_session
 from bench.report import show

@@ -3,7 +3,7 @@
 `bucketwire target test` executes this program, and so does the API, with `--settings`: then settings that are not
 stored are read from standard input, as JSON, `{"settings": {…}, "allow_private": false, "limited": false}`; `limited`
 says that a limited token has asked, for which no link-local address is reached. It uses neither the event log
-nor rules: it opens the adapter as a worker does, and passes it the test events (`app.events.test_events`). The exit
+nor rules: it opens the adapter as a worker does, and passes it the test events (`app.events.own_events`). The exit
 code is 0 if the target confirmed them, else 1.
 """
 
@@ -27,7 +27,7 @@ from app.config.settings import Settings
 from app.config.target_settings import BadSettings, load
 from app.config.targets.base import TargetSettings
 from app.events.model import Event
-from app.events.test_events import make_test_events
+from app.events.own_events import make_test_events
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error, now_ms
 from app.outbox.registry import open_registry
 from app.outbox.targets import UnknownTarget

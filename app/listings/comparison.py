@@ -11,7 +11,7 @@ from operator import itemgetter
 
 from app.events.effects import NULL
 from app.events.model import Event
-from app.events.own_records import DELETE
+from app.events.own_events import DELETE
 from app.listings import snapshot
 from app.listings.differences import (
     Counts,

@@ -19,7 +19,7 @@ from app.events.effects import NULL, is_concrete
 from app.events.model import Event
 from app.events.order import comparable, from_time
 from app.events.origin import by_listing
-from app.events.own_records import (
+from app.events.own_events import (
     CLOCK_SKEW,
     DELETE,
     MARKED,

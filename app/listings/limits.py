@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from app.events.minio_json import timestamp
-from app.events.own_records import CLOCK_SKEW
+from app.events.own_events import CLOCK_SKEW
 from app.listings.differences import Counts
 from app.listings.errors import BadListing
 from app.quantities import count_noun

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from app.events.buckets import is_bucket_name
-from app.events.service_events import SERVICE_BUCKET
+from app.events.own_events import SERVICE_BUCKET
 from app.outbox import audit, log_head, tables
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock

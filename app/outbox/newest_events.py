@@ -12,7 +12,7 @@ from app.events.frontends.json_path import find
 from app.events.frontends.registry import is_own
 from app.events.frontends.unknown import GUESSED
 from app.events.names import KNOWN
-from app.events.test_events import NAME as TEST_EVENT
+from app.events.own_events import TEST_EVENT
 from app.outbox import log_head, tables
 
 NEWEST = 10_000  # events that are looked at: the log has no index by name or origin

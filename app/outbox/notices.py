@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import sqlalchemy as sa
 
 from app.config.arn import TargetId, parse_target
-from app.events import service_events as names
+from app.events import own_events as names
 from app.events.model import Event
 from app.outbox import log_head, series, tables
 from app.outbox.delivery.availability import read_failing

@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from app.config.errors import Problem
 from app.events.names import EVERY, families, family_of
-from app.events.service_events import SERVICE_BUCKET
+from app.events.own_events import SERVICE_BUCKET
 from app.rules.conditions import Candidates, Condition, EventFacts
 from app.rules.filters import MAX_PROGRAMS, literal_beginning, regex_size
 from app.rules.model import EVERY_BUCKET, BadRules, Rule, event_names

@@ -9,7 +9,7 @@ from app.config.arn import TargetId
 from app.config.errors import BadSettings, Problem
 from app.events.names import UnknownEventName, expand, nearest
 from app.events.normalize import MAX_KEY_BYTES
-from app.events.service_events import SERVICE_BUCKET
+from app.events.own_events import SERVICE_BUCKET
 from app.rules.filters import NO_FILTERS, Filters, filter_problems
 
 EVERY_BUCKET = "*"

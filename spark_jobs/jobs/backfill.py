@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.arn import TargetId
 from app.events.effects import ContentChange, selectors
-from app.events.own_records import MULTIPART, PUT
+from app.events.own_events import MULTIPART, PUT
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile import log_queries
 from app.outbox.reconcile import runs as r

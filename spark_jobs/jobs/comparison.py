@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.effects import ContentChange
-from app.events.own_records import CLOCK_SKEW
+from app.events.own_events import CLOCK_SKEW
 from app.resources.drift import DRIFT_KINDS, DriftKind
 from app.rules.model import Rule
 from spark_jobs.event_names import REMOVALS, change_of, is_change

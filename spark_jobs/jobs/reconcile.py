@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
-from app.events.own_records import CLOCK_SKEW
+from app.events.own_events import CLOCK_SKEW
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile import log_queries

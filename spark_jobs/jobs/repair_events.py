@@ -1,6 +1,6 @@
 """Make events that repair drift, and events for objects that were never reported: ordinary records for one target.
 
-What orders them is in `app.events.own_records`. The record depends on nothing but the finding, so the same finding is
+What orders them is in `app.events.own_events`. The record depends on nothing but the finding, so the same finding is
 the same event, whose id is recorded once.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from app.config.arn import TargetId
 from app.events.order import MAX_SEQUENCER_CHARACTERS, comparable
-from app.events.own_records import (
+from app.events.own_events import (
     CLOCK_SKEW,
     DELETE,
     creation_name,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.config import target_settings
-from app.events import test_events as marks
+from app.events import own_events as marks
 from tests import services
 from tests.contract import ways
 from tests.contract.probes.base import TIMEOUT, Probe
@@ -46,7 +46,7 @@ def test_a_target_that_works_confirms_a_marked_event_and_a_namespace_keeps_none(
     else:
         ((path, document),) = probe.held()
         assert path.startswith(f"{marks.TEST_BUCKET}/")
-        assert marks.NAME in document
+        assert marks.TEST_EVENT in document
         assert path in steps[-1].message
 
 

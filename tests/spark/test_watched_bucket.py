@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from app.events.model import Event
 from app.events.normalize import event_of
 from app.events.order import from_time
-from app.events.own_records import DELETE, MARKED, PUT, object_members, own_record
+from app.events.own_events import DELETE, MARKED, PUT, object_members, own_record
 from app.listings import snapshot
 from app.listings.comparison import Replacement, compared
 from app.listings.differences import Content, Counts, Entry, Listed, Run

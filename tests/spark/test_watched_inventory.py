@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from app.events.model import Event
 from app.events.normalize import event_of
 from app.events.order import from_time
-from app.events.own_records import DELETE, object_members, own_record
+from app.events.own_events import DELETE, object_members, own_record
 from app.outbox import tables
 from app.outbox.engine.database import now_ms
 from app.outbox.log.append import Log

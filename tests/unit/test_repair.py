@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.events.order import MAX_SEQUENCER_CHARACTERS, comparable, from_time
-from app.events.own_records import CLOCK_SKEW, sequencer
+from app.events.own_events import CLOCK_SKEW, sequencer
 from app.events.parsing import parse
 from app.events.version_history import Absent, Entry, Present
 from spark_jobs.jobs.repair_events import repair_event, request_body

@@ -9,7 +9,7 @@ from app.api.description import answers, target_of
 from app.api.errors import ApiProblem, check_active
 from app.api.services import services
 from app.api.token_scopes import ADMIN, needs
-from app.events.test_events import TEST_BUCKET, make_test_events
+from app.events.own_events import TEST_BUCKET, make_test_events
 from app.outbox.engine.database import now_ms
 from app.outbox.log.batch import QueueFull
 from app.outbox.log.recorder import Recorder

@@ -1,4 +1,8 @@
-"""Times, durations and cron expressions. The latter are in UTC, so that they mean the same on every machine."""
+"""Times and cron expressions, as commands, the API and the console take them.
+
+A time is RFC 3339, milliseconds, or how long ago or from now. A cron expression is in UTC, so that it means the same on
+every machine.
+"""
 
 from datetime import UTC, datetime, timedelta
 

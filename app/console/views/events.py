@@ -12,7 +12,7 @@ from app.console.formats import command, options, short_target
 from app.console.pages import FormRefusal, action, done, form_values, page, show, visitor, within_limits
 from app.events.model import EVENT_ID
 from app.events.names import AGGREGATES, KNOWN
-from app.events.test_events import TEST_BUCKET
+from app.events.own_events import TEST_BUCKET
 from app.resources.event import STATES, describe_origin
 
 _FILTERS = ("bucket", "prefix", "key", "events", "target", "state", "since", "before")

@@ -11,8 +11,7 @@ from app.config.arn import TargetId
 from app.events.model import Event
 from app.events.order import comparable, states_content
 from app.events.origin import is_posted
-from app.events.service_events import SERVICE_BUCKET
-from app.events.test_events import TEST_BUCKET
+from app.events.own_events import SERVICE_BUCKET, TEST_BUCKET
 from app.outbox import tables
 from app.outbox.buckets import REMOVED
 from app.outbox.log.routing import Matches, Targets

@@ -9,7 +9,7 @@ from pathlib import Path
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
-from app.events import test_events
+from app.events import own_events
 from app.events.model import Event
 from tests import services
 from tests.contract.probes.base import Probe, path_of
@@ -19,7 +19,7 @@ from workers.targets import payloads
 QUEUE = "bucketevents"
 ROUTED = sorted(
     {event.name for _, event in sample_events.captured()}
-    | {sample_events.PUT, sample_events.DELETE, "s3:ObjectAccessed:Head", test_events.NAME}
+    | {sample_events.PUT, sample_events.DELETE, "s3:ObjectAccessed:Head", own_events.TEST_EVENT}
 )
 
 

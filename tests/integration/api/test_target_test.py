@@ -10,7 +10,7 @@ from app.api import settings_test
 from app.api.errors import ApiProblem
 from app.config.arn import TargetId
 from app.config.secrets import Sealer
-from app.events.test_events import DELETE, NAME, PUT, TEST_BUCKET
+from app.events.own_events import DELETE, PUT, TEST_BUCKET, TEST_EVENT
 from app.outbox.engine.database import Database
 from app.outbox.registry import Registry
 from tests import services
@@ -23,7 +23,7 @@ REDIS = {"address": "127.0.0.1:9", "key": "k"}
 
 
 @pytest.mark.parametrize(
-    ("policy", "sent"), [(Policy.LOG, [NAME]), (Policy.COMPATIBLE, [PUT, DELETE]), (Policy.MIRROR, [DELETE])]
+    ("policy", "sent"), [(Policy.LOG, [TEST_EVENT]), (Policy.COMPATIBLE, [PUT, DELETE]), (Policy.MIRROR, [DELETE])]
 )
 def test_a_test_event_goes_to_one_target_alone_and_its_history_tells(
     plain: Api, plain_log: Database, policy: Policy, sent: list[str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from app.events import test_events
+from app.events import own_events
 from app.outbox import tables
 from app.outbox.buckets import every_bucket, is_bucket, remove_bucket
 from app.outbox.engine.database import Database
@@ -39,7 +39,7 @@ def test_buckets_are_known_by_events_and_rules_and_each_once(database: Database)
 
 
 def test_the_bucket_of_trials_is_none(database: Database) -> None:
-    Log(database).append([[event(bucket=test_events.TEST_BUCKET), event(bucket="b")]])
+    Log(database).append([[event(bucket=own_events.TEST_BUCKET), event(bucket="b")]])
     assert names(database) == ["b"]
 
 

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from sqlalchemy import event as sa_event
 
 from app.config.arn import TargetId
-from app.events import service_events
+from app.events import own_events
 from app.events.model import Event
-from app.events.service_events import SERVICE_BUCKET
+from app.events.own_events import SERVICE_BUCKET
 from app.outbox import notices, series, tables
 from app.outbox.buckets import count_buckets, every_bucket, is_bucket
 from app.outbox.delivery.availability import close_breaker, open_breaker
@@ -93,12 +93,12 @@ def test_a_target_that_is_unavailable_and_available_again_is_reported_to_rules_f
     close_breaker(database, row_id(database, target))
     assert (watch.look(), watch.look()) == (1, 0)
     key = "webhook%3Aaudit"
-    assert watch.told() == [(service_events.UNAVAILABLE, key), (service_events.AVAILABLE, key)]
+    assert watch.told() == [(own_events.UNAVAILABLE, key), (own_events.AVAILABLE, key)]
     first = watch.recorded()[0]["responseElements"]
     assert first == {"x-bucketwire-reason": "refused: 503", "x-bucketwire-target": "webhook:audit"}
     got = ScriptedTarget(lambda _: DELIVERED)
     Courier(database, ops, got).run()
-    assert [one.name for one in got.got] == [service_events.UNAVAILABLE, service_events.AVAILABLE]
+    assert [one.name for one in got.got] == [own_events.UNAVAILABLE, own_events.AVAILABLE]
     assert Courier(database, everything).run().counts == {}
     assert_counters_balance(database)
 
@@ -108,13 +108,13 @@ def test_a_target_that_begins_to_fail_and_delivers_again_is_reported(watch: Watc
     watch.look()
     rejected_by(target, database, *[event(f"a{number}") for number in range(5)])
     watch.look()
-    assert watch.told() == [(service_events.DEAD, "webhook%3Aaudit"), (service_events.FAILING, "webhook%3Aaudit")]
+    assert watch.told() == [(own_events.DEAD, "webhook%3Aaudit"), (own_events.FAILING, "webhook%3Aaudit")]
     facts = {"x-bucketwire-attempts": "5", "x-bucketwire-reason": "", "x-bucketwire-target": "webhook:audit"}
     assert watch.recorded()[1]["responseElements"] == facts
     Log(database).append([[event("b")]])
     Courier(database, target).run()
     assert (watch.look(), watch.look()) == (1, 0)
-    assert watch.told()[2:] == [(service_events.RECOVERED, "webhook%3Aaudit")]
+    assert watch.told()[2:] == [(own_events.RECOVERED, "webhook%3Aaudit")]
 
 
 @databases.TWO
@@ -158,7 +158,7 @@ def test_one_that_is_stopped_after_it_has_looked_records_nothing_that_is_out_of_
 
     monkeypatch.setattr(Log, "append", after_a_while)
     assert watch.recorder.record() == 0
-    assert [name for name, _ in watch.told()] == [service_events.UNAVAILABLE, service_events.AVAILABLE]
+    assert [name for name, _ in watch.told()] == [own_events.UNAVAILABLE, own_events.AVAILABLE]
 
 
 def test_many_dead_events_make_one_report_in_an_interval(watch: Watch, database: Database) -> None:
@@ -170,7 +170,7 @@ def test_many_dead_events_make_one_report_in_an_interval(watch: Watch, database:
     rejected_by(target, database, event("more"), event("most"))
     assert (watch.look(), watch.look()) == (0, 0)
     assert watch.look(INTERVAL) == 1
-    dead = [record for record in watch.recorded() if record["eventName"] == service_events.DEAD]
+    dead = [record for record in watch.recorded() if record["eventName"] == own_events.DEAD]
     assert [record["responseElements"]["x-bucketwire-count"] for record in dead] == ["40", "2"]
     assert watch.look(INTERVAL) == 0
 
@@ -199,7 +199,7 @@ def test_an_unavailable_target_gets_the_report_about_itself_in_order(watch: Watc
     watch.look()
     got = ScriptedTarget(lambda _: DELIVERED)
     Courier(database, target, got).run()
-    assert [one.name for one in got.got] == [service_events.UNAVAILABLE, service_events.AVAILABLE]
+    assert [one.name for one in got.got] == [own_events.UNAVAILABLE, own_events.AVAILABLE]
 
 
 def test_a_backlog_above_its_bound_is_reported_and_its_end(watch: Watch, database: Database) -> None:
@@ -211,7 +211,7 @@ def test_a_backlog_above_its_bound_is_reported_and_its_end(watch: Watch, databas
     assert watch.look() == 1
     Courier(database, target).run()
     assert watch.look() == 1
-    assert [name for name, _ in watch.told()] == [service_events.BACKLOG_HIGH, service_events.BACKLOG_NORMAL]
+    assert [name for name, _ in watch.told()] == [own_events.BACKLOG_HIGH, own_events.BACKLOG_NORMAL]
     assert watch.recorded()[0]["responseElements"]["x-bucketwire-backlog"] == "6"
 
 
@@ -228,7 +228,7 @@ def test_drift_is_reported_with_its_counts_whichever_run_ends_last(watch: Watch,
     [record] = watch.recorded()
     facts = record["responseElements"]
     assert (record["eventName"], facts["x-bucketwire-bucket"], facts["x-bucketwire-missing"]) == (
-        service_events.DRIFT, "a", "3",
+        own_events.DRIFT, "a", "3",
     )  # fmt: skip
 
 
@@ -239,7 +239,7 @@ def test_a_pause_of_the_drain_is_reported_by_the_one_that_goes_on(watch: Watch, 
     Log(database).append([[event("a")._replace(origin="request  minio")]])  # the first request of all comes meanwhile
     assert watch.look(300_000, paused=True) == 1
     assert (watch.look(), watch.look()) == (0, 0)
-    assert watch.told() == [(service_events.RESUMED, "drain")]
+    assert watch.told() == [(own_events.RESUMED, "drain")]
     assert watch.recorded()[0]["responseElements"] == {"x-bucketwire-seconds": "290"}
 
 
@@ -269,7 +269,7 @@ def test_a_source_that_nobody_pulls_and_its_end_are_reported(watch: Watch, datab
     leases.report(lease, watch.now, 0)
     assert (watch.look(), watch.look()) == (1, 0)
     key = "source%3Akafka%3Aminio"
-    assert watch.told() == [(service_events.SOURCE_UNAVAILABLE, key), (service_events.SOURCE_AVAILABLE, key)]
+    assert watch.told() == [(own_events.SOURCE_UNAVAILABLE, key), (own_events.SOURCE_AVAILABLE, key)]
     facts = watch.recorded()[0]["responseElements"]
     assert facts["x-bucketwire-source"] == "kafka:minio"
     assert "no worker pulls it" in facts["x-bucketwire-reason"]
@@ -291,8 +291,8 @@ def test_a_source_that_is_paused_or_has_lost_messages_is_reported_and_forgotten_
     assert (watch.look(), watch.look()) == (2, 0)
     facts = {record["eventName"]: record["responseElements"] for record in watch.recorded()}
     assert facts == {
-        service_events.SOURCE_UNAVAILABLE: {"x-bucketwire-reason": "full", "x-bucketwire-source": "kafka:minio"},
-        service_events.MESSAGES_LOST: {
+        own_events.SOURCE_UNAVAILABLE: {"x-bucketwire-reason": "full", "x-bucketwire-source": "kafka:minio"},
+        own_events.MESSAGES_LOST: {
             "x-bucketwire-notice": "2 messages were removed", "x-bucketwire-source": "kafka:minio",
         },
     }  # fmt: skip
@@ -318,7 +318,7 @@ def test_a_full_queue_and_a_disabled_target_are_no_obstacle(watch: Watch, databa
             tables.targets.update().where(tables.targets.c.id == row_id(database, off)).values(breaker="open")
         )
     assert watch.look() == 1
-    assert watch.told() == [(service_events.UNAVAILABLE, "webhook%3Adown")]
+    assert watch.told() == [(own_events.UNAVAILABLE, "webhook%3Adown")]
 
 
 @databases.TWO

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from app.config.sources.source_id import SourceId
 from app.events.model import Event
 from app.events.order import comparable
-from app.events.own_records import DELETE
+from app.events.own_events import DELETE
 from app.listings import snapshot
 from app.listings.comparison import Chunk, Replacement, compared
 from app.listings.differences import Content, Counts, Entry, Listed, Run

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.events.own_records import DELETE
+from app.events.own_events import DELETE
 from app.listings import snapshot
 from app.listings.comparison import Chunk, Replacement, compared, put_off
 from app.listings.differences import Content, Counts, Entry, Listed, LoggedEvent, Run

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from app.events.order import comparable, from_time
-from app.events.own_records import DELETE, MARKED, MULTIPART, PUT
+from app.events.own_events import DELETE, MARKED, MULTIPART, PUT
 from app.events.version_history import Entry as LogEntry
 from app.listings.differences import Content, Decided, Entry, Listed, LoggedEvent, Pending, Run, decide, differs
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.events import names, service_events
+from app.events import names, own_events
 from app.events.minio_json import load
 from app.outbox.notices import AVAILABILITY, BACKLOG, DEAD, DRAIN, DRIFT, Known, Observation, decide
 
@@ -35,8 +35,8 @@ class Watched:
 @pytest.mark.parametrize(
     ("kind", "high", "low"),
     [
-        (AVAILABILITY, service_events.UNAVAILABLE, service_events.AVAILABLE),
-        (BACKLOG, service_events.BACKLOG_HIGH, service_events.BACKLOG_NORMAL),
+        (AVAILABILITY, own_events.UNAVAILABLE, own_events.AVAILABLE),
+        (BACKLOG, own_events.BACKLOG_HIGH, own_events.BACKLOG_NORMAL),
     ],
 )
 def test_a_level_is_reported_when_it_changes_also_on_the_first_look(kind: str, high: str, low: str) -> None:
@@ -52,17 +52,17 @@ def test_trouble_that_comes_and_goes_is_reported_once_in_an_interval_and_the_las
     watched, now = Watched(AVAILABILITY), INTERVAL * 100
     reports = [(at, watched.see(at // MINUTE % 2, at)) for at in range(now, now + 60 * MINUTE, MINUTE)]
     told = [(at, name) for at, names_ in reports for name, _ in names_]
-    downs = [at for at, name in told if name == service_events.UNAVAILABLE]
+    downs = [at for at, name in told if name == own_events.UNAVAILABLE]
     assert all(later - earlier >= INTERVAL for earlier, later in pairwise(downs))
     assert len(downs) == 6
-    assert [name for _, name in told] == [service_events.UNAVAILABLE, service_events.AVAILABLE] * 6
+    assert [name for _, name in told] == [own_events.UNAVAILABLE, own_events.AVAILABLE] * 6
     assert watched.see(1, downs[-1] + INTERVAL - 1) == []
-    assert watched.see(1, downs[-1] + INTERVAL) == [(service_events.UNAVAILABLE, 0)]
+    assert watched.see(1, downs[-1] + INTERVAL) == [(own_events.UNAVAILABLE, 0)]
 
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(DEAD, service_events.DEAD), (DRIFT, service_events.DRIFT), (DRAIN, service_events.RESUMED)],
+    [(DEAD, own_events.DEAD), (DRIFT, own_events.DRIFT), (DRAIN, own_events.RESUMED)],
 )
 def test_a_total_is_reported_with_all_that_was_added_and_the_past_is_not_news(kind: str, name: str) -> None:
     watched, now = Watched(kind), INTERVAL * 100
@@ -78,14 +78,14 @@ def test_a_total_is_reported_with_all_that_was_added_and_the_past_is_not_news(ki
 def test_what_happened_to_a_target_that_was_added_later_is_news() -> None:
     watched = Watched(DEAD, new=False)
     assert watched.see(0, INTERVAL) == []
-    assert watched.see(7, 2 * INTERVAL) == [(service_events.DEAD, 7)]
+    assert watched.see(7, 2 * INTERVAL) == [(own_events.DEAD, 7)]
 
 
 def test_a_clock_that_was_set_back_silences_nothing() -> None:
     watched = Watched(DEAD)
     watched.see(0, 0)
-    assert watched.see(1, 1000 * INTERVAL) == [(service_events.DEAD, 1)]
-    assert watched.see(2, 2 * INTERVAL) == [(service_events.DEAD, 1)]
+    assert watched.see(1, 1000 * INTERVAL) == [(own_events.DEAD, 1)]
+    assert watched.see(2, 2 * INTERVAL) == [(own_events.DEAD, 1)]
 
 
 @given(
@@ -102,7 +102,7 @@ def test_there_is_one_report_of_trouble_in_an_interval_and_no_more_good_news_tha
         now += minutes * MINUTE
         total += value
         for name, _ in watched.see(value % 2 if kind in (AVAILABILITY, BACKLOG) else total, now):
-            if name in (service_events.AVAILABLE, service_events.BACKLOG_NORMAL):
+            if name in (own_events.AVAILABLE, own_events.BACKLOG_NORMAL):
                 good += 1
             else:
                 bad.append(now)
@@ -111,8 +111,8 @@ def test_there_is_one_report_of_trouble_in_an_interval_and_no_more_good_news_tha
 
 
 def test_an_event_about_the_service_is_a_record_like_minios() -> None:
-    event = service_events.make_service_event(
-        service_events.UNAVAILABLE, "webhook:audit", 1_795_000_000_123, {"reason": "<down>", "target": "webhook:audit"}
+    event = own_events.make_service_event(
+        own_events.UNAVAILABLE, "webhook:audit", 1_795_000_000_123, {"reason": "<down>", "target": "webhook:audit"}
     )
     record = load(event.record.encode())
     assert (event.bucket, event.key, event.name) == ("bucketwire:service", "webhook:audit", record["eventName"])
@@ -120,7 +120,7 @@ def test_an_event_about_the_service_is_a_record_like_minios() -> None:
     assert record["s3"]["object"]["key"] == "webhook%3Aaudit"
     assert record["responseElements"] == {"x-bucketwire-reason": "<down>", "x-bucketwire-target": "webhook:audit"}
     assert len(event.sequencer) <= 64
-    assert {name for name in vars(service_events).values() if str(name).startswith("bucketwire:")} == {
+    assert {name for name in vars(own_events).values() if str(name).startswith("bucketwire:")} == {
         *names.SERVICE,
-        service_events.SERVICE_BUCKET,
+        own_events.SERVICE_BUCKET,
     }

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.events.names import AGGREGATES, expand
-from app.events.service_events import SERVICE_BUCKET
+from app.events.own_events import SERVICE_BUCKET
 from app.rules.matching import Automaton, Matcher, Stars, compile_rules, pattern
 from app.rules.model import Rule
 from tests.support.properties import thorough, times
